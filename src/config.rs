@@ -3,6 +3,7 @@
 //! Every fault is reported at once, with its place, the nearest known key and what to do, before a
 //! port is bound. Secrets come from the environment or files, never from the config text.
 
+mod built_in;
 pub mod faults;
 mod granted;
 pub mod hosts;
@@ -191,7 +192,7 @@ fn say_variables(
             leaves.iter().find(|(path, _)| schema::variable(path) == *name)
         {
             let path: Vec<_> = path.iter().map(String::as_str).collect();
-            raw.set(&path, layers::from_text(leaf, value), place);
+            raw.set(&path, schema::from_text(leaf, value), place);
         } else {
             let known: Vec<_> = leaves.iter().map(|(path, _)| schema::variable(path)).collect();
             let near = faults::nearest(name, known.iter().map(String::as_str));
@@ -225,7 +226,7 @@ fn say(
     }
     let leaves = schema::leaves(schema);
     let leaf = leaves.iter().find(|(path, _)| path.join(".") == key);
-    let value = leaf.map_or_else(|| value.into(), |(_, leaf)| layers::from_text(leaf, value));
+    let value = leaf.map_or_else(|| value.into(), |(_, leaf)| schema::from_text(leaf, value));
     raw.set(&key.split('.').collect::<Vec<_>>(), value, place);
 }
 

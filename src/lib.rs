@@ -23,7 +23,7 @@
 //!
 //! # Reading order
 //! [`wire::json`], [`dialect`], [`context`], [`context::budget`], [`context::plan`],
-//! `proxy/exchange.rs`.
+//! `proxy/exchange/mod.rs`.
 
 #![forbid(unsafe_code)]
 

@@ -24,7 +24,7 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
     ("what is read of requests, in all", &[("src/config/raw.rs", "analysis_bytes:")]),
     (
         "what is read of one request",
-        &[("src/proxy/analysis.rs", "TIMES"), ("src/proxy/analysis.rs", "SMALL")],
+        &[("src/proxy/plan/body_reader.rs", "TIMES"), ("src/proxy/plan/body_reader.rs", "SMALL")],
     ),
     ("parts of one request", &[("core/src/dialect/size.rs", "MOST_PARTS")]),
     ("a request body", &[("src/config/raw.rs", "body_bytes:")]),
@@ -34,7 +34,10 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
     ("values of one JSON text", &[("core/src/wire/json/most.rs", "SHORT")]),
     (
         "requests on a WebSocket at once",
-        &[("src/proxy/frames.rs", "MAX_OPEN"), ("src/proxy/frames.rs", "MAX_READ")],
+        &[
+            ("src/proxy/exchange/websocket/frames.rs", "MAX_OPEN"),
+            ("src/proxy/exchange/websocket/frames.rs", "MAX_READ"),
+        ],
     ),
     ("a model's name", &[("core/src/dialect/size.rs", "LONGEST_NAME")]),
     (
@@ -61,7 +64,7 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
         "what waits to be written to the store",
         &[("src/store/sqlite/writer.rs", "QUEUE_BYTES"), ("src/store/sqlite/writer.rs", "QUEUE")],
     ),
-    ("summaries being written", &[("src/proxy/compaction.rs", "AT_ONCE")]),
+    ("summaries being written", &[("src/proxy/compaction/scheduler.rs", "AT_ONCE")]),
     ("signs that find sessions again", &[("src/store/ledgers/fingerprints.rs", "IN_MEMORY")]),
     (
         "look-ups of a session that are under way and remembered",
@@ -69,7 +72,7 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
     ),
     (
         "models of which counting has learned, of an upstream",
-        &[("src/proxy/by_model.rs", "MODELS")],
+        &[("src/proxy/learning/by_model.rs", "MODELS")],
     ),
     (
         "models (or users of an operator's credential) of which the store keeps what counting has learned",
@@ -84,39 +87,42 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
     ("headers of a request", &[("src/config/raw.rs", "header_bytes:")]),
     ("client connections, tunnels included", &[("src/config/raw.rs", "connections:")]),
     ("memory of connections", &[("src/config/granted.rs", "WHOLE * 7 / 32")]),
-    ("quiet tunnels", &[("src/proxy/tunnel.rs", "half_closed:")]),
-    ("HTTP/1 buffers of a connection, each way", &[("src/proxy/mod.rs", "BUFFER")]),
-    ("HTTP/2: streams of a client's connection", &[("src/proxy/mod.rs", "STREAMS")]),
+    ("quiet tunnels", &[("src/proxy/http/tunnel_timeouts.rs", "half_closed:")]),
+    ("HTTP/1 buffers of a connection, each way", &[("src/proxy/http/transport.rs", "BUFFER")]),
+    ("HTTP/2: streams of a client's connection", &[("src/proxy/server/builder.rs", "STREAMS")]),
     (
         "HTTP/2: what waits for a slow upstream",
         &[
-            ("src/proxy/mod.rs", "STREAM_WINDOW"),
-            ("src/proxy/mod.rs", "WIDE_WINDOW"),
-            ("src/proxy/mod.rs", "NARROW_WINDOW"),
+            ("src/proxy/server/builder.rs", "STREAM_WINDOW"),
+            ("src/proxy/server/builder.rs", "WIDE_WINDOW"),
+            ("src/proxy/server/builder.rs", "NARROW_WINDOW"),
         ],
     ),
     (
         "HTTP/2: what waits for a slow client",
-        &[("src/proxy/upstream/http2.rs", "STREAM_WINDOW"), ("src/proxy/mod.rs", "SEND_BUFFER")],
+        &[
+            ("src/proxy/upstream/http2.rs", "STREAM_WINDOW"),
+            ("src/proxy/server/builder.rs", "SEND_BUFFER"),
+        ],
     ),
     ("HTTP/2 streams of a connection", &[("src/proxy/upstream/http2.rs", "STREAMS")]),
     ("HTTP/2 connections", &[("src/proxy/upstream/http2.rs", "CONNECTIONS")]),
     (
         "how often a request is sent that its upstream surely did not work on (below)",
-        &[("src/proxy/upstream/mod.rs", "ATTEMPTS")],
+        &[("src/proxy/upstream/limits.rs", "ATTEMPTS")],
     ),
     (
         "idle HTTP/2 connections",
         &[
             ("src/proxy/upstream/http2.rs", "IDLE_CONNECTIONS"),
-            ("src/proxy/upstream/mod.rs", "IDLE"),
+            ("src/proxy/upstream/limits.rs", "IDLE"),
         ],
     ),
     (
         "idle HTTP/1.1 connections",
         &[
             ("src/proxy/upstream/http1.rs", "IDLE_CONNECTIONS"),
-            ("src/proxy/upstream/mod.rs", "IDLE"),
+            ("src/proxy/upstream/limits.rs", "IDLE"),
         ],
     ),
 ];

@@ -1,4 +1,9 @@
-//! Fuzzes `dialect::anthropic` by the function beside its code.
+//! Fuzzes `dialect::anthropic` by the function beside its code, and the reader of replies in that dialect.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| plimsoll::dialect::anthropic::fuzz(bytes));
+use plimsoll::dialect::{Dialect, anthropic, reading};
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    anthropic::fuzz(bytes);
+    reading::fuzz(Dialect::Anthropic, bytes);
+});

@@ -1,4 +1,9 @@
-//! Fuzzes `dialect::gemini` by the function beside its code.
+//! Fuzzes `dialect::gemini` by the function beside its code, and the reader of replies in that dialect.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| plimsoll::dialect::gemini::fuzz(bytes));
+use plimsoll::dialect::{Dialect, gemini, reading};
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    gemini::fuzz(bytes);
+    reading::fuzz(Dialect::Gemini, bytes);
+});

@@ -1,4 +1,9 @@
-//! Fuzzes `dialect::openai_responses` by the function beside its code.
+//! Fuzzes `dialect::openai_responses` by the function beside its code, and the reader of replies in that dialect.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| plimsoll::dialect::openai_responses::fuzz(bytes));
+use plimsoll::dialect::{Dialect, openai_responses, reading};
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    openai_responses::fuzz(bytes);
+    reading::fuzz(Dialect::OpenaiResponses, bytes);
+});

@@ -2,6 +2,8 @@
 //!
 //! Every answer forbids caching and sniffing; an error says whose fault it is and what to do.
 
+use crate::dialect::percent::decoded;
+use http_body_util::combinators::UnsyncBoxBody;
 use std::fmt::Display;
 use std::io;
 use std::time::Duration;
@@ -21,7 +23,6 @@ use serde::Serialize;
 use tokio::sync::{broadcast, watch};
 
 use super::explain::Explanation;
-use super::routes::{AdminBody, decoded};
 use super::savings::{SavingsPage, SessionSums};
 use super::view::{
     self, CompactionRequest, CompactionStart, DeleteOutcome, DryRun, ServerInfo, SessionLine,
@@ -79,6 +80,9 @@ impl From<StoreError> for AdminError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "store", message)
     }
 }
+
+/// An answer's body.
+pub(super) type AdminBody = UnsyncBoxBody<Bytes, std::io::Error>;
 
 pub(super) type AdminAnswer = Result<Response<AdminBody>, AdminError>;
 
@@ -223,7 +227,7 @@ pub(super) async fn forget(admin: &Admin, id: &str) -> AdminAnswer {
 pub(super) async fn compact(admin: &Admin, id: &str, query: Option<&str>) -> AdminAnswer {
     let scope = scope(admin, id).await?;
     let dry = is_asked(query, "dry_run")?;
-    let focus = parameter(query, "focus").and_then(decoded);
+    let focus = parameter(query, "focus").map(|focus| decoded(focus).into_owned());
     let focus = focus.filter(|focus| !focus.trim().is_empty()).map(String::into_boxed_str);
     if focus.as_ref().is_some_and(|focus| focus.len() > FOCUS_BYTES) {
         let what = format!("focus is longer than {FOCUS_BYTES} bytes; make it shorter.");

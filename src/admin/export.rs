@@ -13,6 +13,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde::Serialize;
 
+pub(super) use self::content::ExportThreads;
 use self::content::LineContent;
 use crate::context::content::TranscriptPart;
 use crate::context::{Estimate, Millis, Outcome, Place, SketchPart, ThreadId, Turn};
@@ -72,9 +73,6 @@ struct ExportUsage<'l> {
     #[serde(flatten)]
     usage: &'l Usage,
 }
-
-/// A session's turns, by thread.
-pub(super) type ExportThreads = Vec<(ThreadId, Vec<Arc<Turn>>)>;
 
 /// A session's turns, thread after thread, a line each: each is made when there is room to send it, so that
 /// an export takes no more memory than its longest line.

@@ -4,20 +4,16 @@
 
 use std::time::Instant;
 
-use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode};
-use http_body_util::combinators::UnsyncBoxBody;
 use hyper::body::Incoming;
 use tokio::sync::watch;
 
-use super::answers::{self, AdminError};
+use super::answers::{self, AdminBody, AdminError};
 use super::guard::{self, AdminPeer, AdminRole};
 use super::{Access, Admin, count, lessons, say};
+use crate::dialect::percent::decoded;
 use crate::telemetry::AdminRefusal;
 use crate::telemetry::log::clean;
-
-/// An answer's body.
-pub(super) type AdminBody = UnsyncBoxBody<Bytes, std::io::Error>;
 
 /// A question: what it asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -248,29 +244,13 @@ fn fit(template: &str, path: &str) -> Option<Vec<String>> {
         match (wanted.next(), given.next()) {
             (None, None) => return Some(names),
             (Some(wanted), Some(given)) if wanted.starts_with('{') => {
-                names.push(decoded(given).filter(|name| !name.is_empty())?);
+                let name = decoded(given).into_owned();
+                names.push(Some(name).filter(|name| !name.is_empty())?);
             }
             (Some(wanted), Some(given)) if wanted == given => {}
             _ => return None,
         }
     }
-}
-
-/// A segment with its `%xx` undone; clients choose session ids, so anything can stand in them.
-pub(super) fn decoded(segment: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(segment.len());
-    let mut rest = segment.as_bytes();
-    while let Some((first, after)) = rest.split_first() {
-        rest = after;
-        if *first == b'%' {
-            let (pair, after) = rest.split_at_checked(2)?;
-            bytes.push(u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?);
-            rest = after;
-        } else {
-            bytes.push(*first);
-        }
-    }
-    String::from_utf8(bytes).ok()
 }
 
 /// A name as one path segment.
@@ -363,7 +343,7 @@ mod tests {
     #[test]
     fn what_is_encoded_comes_back() {
         for name in ["plain", "a/b c", "{\"x\":1}", "Ünï", "%2F"] {
-            assert_eq!(decoded(&encoded(name)).as_deref(), Some(name));
+            assert_eq!(&*decoded(&encoded(name)), name);
         }
     }
 }

@@ -10,7 +10,6 @@ use toml::Spanned;
 use toml::de::{DeString, DeTable, DeValue};
 
 use super::faults::{ConfigFaults, ConfigPlace};
-use super::schema;
 
 /// A value or a table, and where it was said.
 #[derive(Clone, Debug)]
@@ -171,17 +170,5 @@ fn leaf_of(value: &DeValue<'_>) -> Value {
             .iter()
             .map(|(key, item)| (key.get_ref().to_string(), leaf_of(item.get_ref())))
             .collect(),
-    }
-}
-
-/// A value given as bare text (a variable, a flag), as the schema wants it; text that does not
-/// read as its kind stays text, and is then found not to fit.
-pub(super) fn from_text(schema: &Value, text: &str) -> Value {
-    match schema::type_of(schema) {
-        "integer" => text.parse::<u64>().map_or_else(|_| Value::from(text), Value::from),
-        "number" => text.parse::<f64>().map_or_else(|_| Value::from(text), Value::from),
-        "boolean" => text.parse::<bool>().map_or_else(|_| Value::from(text), Value::from),
-        "array" => text.split(',').map(|item| Value::from(item.trim())).collect(),
-        _ => Value::from(text),
     }
 }

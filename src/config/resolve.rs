@@ -22,35 +22,8 @@ use super::raw::{LogForm, RawConfig};
 use super::{
     Config, ContentSettings, LessonSettings, Retention, Secret, ServerLimits, Sources, permissions,
 };
-use crate::dialect::Dialect;
 use crate::dialect::models::ModelOverride;
 pub(super) use clients::oddities;
-
-/// An upstream that is there without being said.
-pub(super) struct BuiltIn {
-    pub(super) name: &'static str,
-    pub(super) base_url: &'static str,
-    pub(super) dialects: &'static [Dialect],
-}
-
-/// The providers that are always there.
-pub(super) const BUILT_IN: [BuiltIn; 3] = [
-    BuiltIn {
-        name: "anthropic",
-        base_url: "https://api.anthropic.com",
-        dialects: &[Dialect::Anthropic],
-    },
-    BuiltIn {
-        name: "openai",
-        base_url: "https://api.openai.com/v1",
-        dialects: &[Dialect::OpenaiChat, Dialect::OpenaiResponses],
-    },
-    BuiltIn {
-        name: "gemini",
-        base_url: "https://generativelanguage.googleapis.com",
-        dialects: &[Dialect::Gemini],
-    },
-];
 
 /// How long a lesson may hold, days.
 const LESSON_DAYS: std::ops::RangeInclusive<u64> = 1..=90;

@@ -8,10 +8,10 @@ use std::fmt::Write as _;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value};
 
+use super::built_in::BUILT_IN;
 use super::faults::{ConfigFaults, nearest};
 use super::layers::{Entry, Tree};
 use super::raw::RawConfig;
-use super::resolve::BUILT_IN;
 
 /// The JSON Schema, for editors.
 pub fn schema() -> Value {
@@ -162,6 +162,18 @@ fn words(schema: &Value) -> Vec<&str> {
         option.get("const").into_iter().chain(option["enum"].as_array().into_iter().flatten())
     });
     listed.chain(each).filter_map(Value::as_str).collect()
+}
+
+/// A value given as bare text (a variable, a flag), as the schema wants it; text that does not
+/// read as its kind stays text, and is then found not to fit.
+pub(super) fn from_text(schema: &Value, text: &str) -> Value {
+    match type_of(schema) {
+        "integer" => text.parse::<u64>().map_or_else(|_| Value::from(text), Value::from),
+        "number" => text.parse::<f64>().map_or_else(|_| Value::from(text), Value::from),
+        "boolean" => text.parse::<bool>().map_or_else(|_| Value::from(text), Value::from),
+        "array" => text.split(',').map(|item| Value::from(item.trim())).collect(),
+        _ => Value::from(text),
+    }
 }
 
 /// The plain type: `string`, `integer`, `boolean`, `number`, `array`.

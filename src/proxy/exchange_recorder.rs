@@ -15,13 +15,14 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use super::body::{OutgoingBody, UploadProgress};
-use super::memory::{HeldMemory, MemoryShare};
-use super::progress::InFlightGuard;
-use super::{Phase, Proxy, now};
 use crate::dialect::Note;
 use crate::dialect::credentials::redact;
+use crate::proxy::http::body::{OutgoingBody, UploadProgress};
+use crate::proxy::http::memory::{HeldMemory, MemoryShare};
+use crate::proxy::http::progress::InFlightGuard;
+use crate::proxy::state::{Phase, Proxy};
 use crate::store::lessons::LessonSource;
+use crate::telemetry::clock::now;
 use crate::telemetry::{Exchange, FailOpen, MemoryKind, Open};
 use crate::wire::memory::Memory as _;
 

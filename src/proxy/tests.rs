@@ -4,6 +4,7 @@ use crate::config::{
     ServerLimits, Tenants, Upgrades, Upstream,
 };
 use crate::dialect::Dialect;
+use std::sync::Arc;
 
 /// One upstream that speaks everything, and nothing that could hold a test up.
 pub(super) fn config(commit_ms: u64) -> Config {

@@ -15,6 +15,7 @@ use super::transcript::{CallKey, History, Line};
 use super::{answer_of, in_order, turn_of};
 use crate::config::Config;
 use crate::context::budget::{self, Anchor, MeasuredEstimate};
+use crate::context::cache::is_cold;
 use crate::context::compact::{self, CompactionNeed};
 use crate::context::ledger::{Ledger, marks};
 use crate::context::lineage::place;
@@ -480,7 +481,7 @@ fn written(
     }
     // Whoever writes it reads all that was sent; of another model, or a cold cache, nothing is cached.
     let input = measured.estimate.tokens;
-    let own = request.policy.compact.model.is_none() && !prune::is_cold(request, known);
+    let own = request.policy.compact.model.is_none() && !is_cold(request, known);
     let held = known.parent.as_ref().filter(|_| own).and_then(|parent| parent.usage.input);
     let spent = Usage {
         input: Some(input),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use foldhash::{HashMap, HashMapExt as _};
 
-use super::{Record, Scope};
+use super::record::{Record, Scope};
 
 /// How long an instance may be silent that has exchanges on their way. It writes once a second.
 pub const LEASE: Duration = Duration::from_secs(15);

@@ -8,11 +8,14 @@
 mod drafts;
 mod facts;
 mod legacy;
+mod migration;
 mod packing;
 mod readers;
+mod retention;
 mod schema;
 mod tombstones;
 mod upkeep;
+mod views;
 mod writer;
 
 use std::io::Read as _;
@@ -38,9 +41,10 @@ use drafts::FolderLock;
 use legacy::Legacy;
 pub(super) use legacy::RekeyFact;
 use readers::{MakeWay, ReaderLimits, Readers};
-use upkeep::RetentionRule;
+use retention::RetentionRule;
+use upkeep::LOCKED;
 pub use writer::QUEUE_BYTES;
-use writer::{LOCKED, Writer, WriterJob};
+use writer::{Writer, WriterJob};
 
 /// How long a connection waits for another process; the writer, once it is open, for [`LOCKED`].
 const BUSY: Duration = Duration::from_secs(5);

@@ -14,7 +14,8 @@ use serde::Serialize;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::reload;
 
-use super::{Exchange, terminal};
+use super::event::Exchange;
+use super::terminal;
 
 use crate::context::budget::grouped;
 use crate::context::overflow::OverflowReport;

@@ -9,44 +9,40 @@ mod compacting;
 mod memory;
 
 mod handles;
+mod make;
 mod rewriting;
 mod store;
+mod traffic;
 mod upstreams;
 mod zero;
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use prometheus::core::Collector;
 use prometheus::{
-    Counter, CounterVec, Encoder, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter,
-    IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+    Counter, Encoder, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
+    Registry, TextEncoder,
 };
 
 use self::accuracy::Accuracy;
 use self::compacting::Compacting;
 use self::handles::{Labelled, OfModel, OfUpstream, handles, known};
+pub use self::make::Row;
+use self::make::{Make, NONE, SECONDS};
 use self::memory::MemoryMetrics;
 use self::rewriting::Rewriting;
+use self::traffic::{Spent, Traffic, TrafficKey};
 use self::upstreams::UpstreamConnections;
 pub use self::upstreams::UpstreamMetrics;
+use super::event::{Compaction, Exchange};
+use super::labels::{AdminRefusal, ClientTimeout, CountOutcome, LessonOutcome, Turned};
 use super::log::word;
-use super::{
-    AdminRefusal, ClientTimeout, Compaction, CountOutcome, Exchange, LessonOutcome, Turned,
-};
-use crate::context::Outcome;
-use crate::dialect::Dialect;
 
 /// How many model names are labels; any more are `other`.
 pub const MODELS: usize = 50;
 /// Longest model name that is a label; a longer one is `other`.
 const LONGEST: usize = 80;
-/// The label of what is not known.
-const NONE: &str = "none";
 
-/// From 1 ms to 5 min: what providers take.
-const SECONDS: &[f64] =
-    &[0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0];
 /// From 10 µs to 1 s: what we take.
 const FAST: &[f64] =
     &[1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1, 0.25, 1.0];
@@ -57,19 +53,6 @@ const FIRST_LOAD: &[f64] =
 const EVENT: &[f64] = &[1e-7, 5e-7, 1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 1e-3];
 /// Of the window.
 const FILL: &[f64] = &[0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0];
-
-/// One line of the table of metrics.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Row {
-    /// Its name.
-    pub name: &'static str,
-    /// `counter`, `gauge` or `histogram`.
-    pub kind: &'static str,
-    /// Its labels.
-    pub labels: &'static [&'static str],
-    /// What it says.
-    pub help: &'static str,
-}
 
 /// All metrics of the process.
 pub(super) struct Metrics {
@@ -91,9 +74,6 @@ pub(super) struct Metrics {
     upstreams: Labelled<String, OfUpstream>,
     models: Mutex<HashSet<Box<str>>>,
 }
-
-/// Dialect, outcome and class of status.
-type TrafficKey = (Option<Dialect>, Outcome, Option<u16>);
 
 /// The metrics with labels.
 struct Families {
@@ -130,29 +110,6 @@ struct Families {
     client_timeouts: IntCounterVec,
     log_dropped: IntCounter,
     admin_refusals: IntCounterVec,
-}
-
-/// Handles for one upstream, dialect, outcome and class of status.
-struct Traffic {
-    requests: IntCounter,
-    first_byte: Histogram,
-    duration: Histogram,
-    request_bytes: IntCounter,
-    response_bytes: IntCounter,
-    overhead: Histogram,
-}
-
-/// Handles for one upstream and model.
-struct Spent {
-    input: IntCounter,
-    output: IntCounter,
-    reasoning: IntCounter,
-    cache_read: IntCounter,
-    cache_write: IntCounter,
-    aside: IntCounter,
-    cache_reported: IntCounter,
-    cache_hits: IntCounter,
-    fill: Histogram,
 }
 
 impl Metrics {
@@ -458,123 +415,5 @@ impl Families {
             cache_hits: self.cache_hits.with_label_values(of),
             fill: self.fill.with_label_values(of),
         }
-    }
-}
-
-/// Registers metrics and keeps the table of them.
-struct Make {
-    registry: Registry,
-    table: Vec<Row>,
-}
-
-type Labels = &'static [&'static str];
-
-impl Make {
-    fn keep<C: Collector + Clone + 'static>(
-        &mut self,
-        row: Row,
-        made: C,
-    ) -> Result<C, prometheus::Error> {
-        self.registry.register(Box::new(made.clone()))?;
-        self.table.push(row);
-        Ok(made)
-    }
-
-    fn counters(
-        &mut self,
-        name: &'static str,
-        labels: Labels,
-        help: &'static str,
-    ) -> Result<IntCounterVec, prometheus::Error> {
-        let made = IntCounterVec::new(Opts::new(name, help), labels)?;
-        self.keep(Row { name, kind: "counter", labels, help }, made)
-    }
-
-    fn counter(
-        &mut self,
-        name: &'static str,
-        help: &'static str,
-    ) -> Result<IntCounter, prometheus::Error> {
-        let made = IntCounter::with_opts(Opts::new(name, help))?;
-        self.keep(Row { name, kind: "counter", labels: &[], help }, made)
-    }
-
-    fn seconds(
-        &mut self,
-        name: &'static str,
-        help: &'static str,
-    ) -> Result<Counter, prometheus::Error> {
-        let made = Counter::with_opts(Opts::new(name, help))?;
-        self.keep(Row { name, kind: "counter", labels: &[], help }, made)
-    }
-
-    fn gauge(
-        &mut self,
-        name: &'static str,
-        help: &'static str,
-    ) -> Result<IntGauge, prometheus::Error> {
-        let made = IntGauge::with_opts(Opts::new(name, help))?;
-        self.keep(Row { name, kind: "gauge", labels: &[], help }, made)
-    }
-
-    fn counted(
-        &mut self,
-        name: &'static str,
-        labels: Labels,
-        help: &'static str,
-    ) -> Result<IntGaugeVec, prometheus::Error> {
-        let made = IntGaugeVec::new(Opts::new(name, help), labels)?;
-        self.keep(Row { name, kind: "gauge", labels, help }, made)
-    }
-
-    fn gauges(
-        &mut self,
-        name: &'static str,
-        labels: Labels,
-        help: &'static str,
-    ) -> Result<GaugeVec, prometheus::Error> {
-        let made = GaugeVec::new(Opts::new(name, help), labels)?;
-        self.keep(Row { name, kind: "gauge", labels, help }, made)
-    }
-
-    fn histograms(
-        &mut self,
-        name: &'static str,
-        labels: Labels,
-        buckets: &[f64],
-        help: &'static str,
-    ) -> Result<HistogramVec, prometheus::Error> {
-        let options = HistogramOpts::new(name, help).buckets(buckets.to_vec());
-        let made = HistogramVec::new(options, labels)?;
-        self.keep(Row { name, kind: "histogram", labels, help }, made)
-    }
-
-    fn histogram(
-        &mut self,
-        name: &'static str,
-        buckets: &[f64],
-        help: &'static str,
-    ) -> Result<Histogram, prometheus::Error> {
-        let made = Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets.to_vec()))?;
-        self.keep(Row { name, kind: "histogram", labels: &[], help }, made)
-    }
-
-    fn dollars(
-        &mut self,
-        name: &'static str,
-        labels: Labels,
-        help: &'static str,
-    ) -> Result<CounterVec, prometheus::Error> {
-        let made = CounterVec::new(Opts::new(name, help), labels)?;
-        self.keep(Row { name, kind: "counter", labels, help }, made)
-    }
-
-    /// A gauge that is always 1, with the version as its label.
-    fn build_info(&mut self) -> Result<(), prometheus::Error> {
-        let (name, help) = ("plimsoll_build_info", "Always 1; which build this is.");
-        let made = IntGaugeVec::new(Opts::new(name, help), &["version"])?;
-        made.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
-        self.keep(Row { name, kind: "gauge", labels: &["version"], help }, made)?;
-        Ok(())
     }
 }

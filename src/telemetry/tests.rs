@@ -1,5 +1,9 @@
 //! What is told comes out as metrics, lines and live events, and nothing private with it.
 
+use crate::context::Outcome;
+use crate::context::budget::Classic;
+use crate::dialect::Dialect;
+use crate::dialect::Purpose;
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
 

@@ -4,30 +4,30 @@
 //! `estimate = anchor's actual input + its reply + Σ parts added − Σ parts removed`; without an
 //! anchor the sum over all parts, and it says so. Breakdowns always sum to their total. Pure.
 
-mod begins;
 mod carry;
 mod classic;
 mod contents;
 mod decided;
 mod hidden;
 mod limits;
+mod line;
 mod reply;
 mod sections;
 mod sums;
 mod view;
 
-pub(super) use begins::is_persons;
 pub use carry::{CarryOutlook, CarryOver};
 pub use classic::{Classic, classic};
 pub use contents::{Contents, ToolTokens};
 pub use decided::estimate;
 pub use hidden::HiddenInput;
 pub use limits::{Limits, Point, Thresholds};
+pub use line::grouped;
 pub use reply::reply;
 pub use sections::Sections;
-pub use view::{Basis, ContextView, RewriteView, grouped};
+pub use view::{Basis, ContextView, RewriteView};
 
-use begins::{spoke, turn_began};
+use super::begins::{is_persons, spoke, turn_began};
 use foldhash::{HashMap, HashSet};
 use sums::{
     FEW, Sums, floored, grown, moved, places, reasoning_of, reported_reasoning, rescaled, thoughts,

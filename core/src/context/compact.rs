@@ -14,7 +14,7 @@ pub use quotes::most_quoted;
 
 use foldhash::{HashMap, HashSet};
 
-use super::budget::is_persons;
+use super::begins::is_persons;
 use super::plan::{DecisionReason, PlanRequest, RecordedDecisions};
 use super::policy::{EchoRule, Mode, SummaryAuthor, SummaryEngine, ThresholdBasis};
 use super::{CompactionRecord, Fact, SketchPart, reasoning, trim};

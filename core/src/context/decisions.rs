@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use foldhash::HashMap;
 
-use super::ledger::{block, entry, text};
+use super::footprint::{block, entry, text};
 use super::{
     CompactionRecord, Cut, Fact, InjectionState, Millis, ReasoningAction, ReasoningDecision,
     Replacement,

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use foldhash::{HashMap, HashSet};
 
 use super::decisions::Decisions;
+use super::footprint::{block, entry, list, text};
 use super::{
     CompactionRecord, Cut, Fact, InjectedMessage, InjectionPlace, InjectionState, Outcome,
     QueuedMessage, Reasoning, ReasoningDecision, Revoked, Sketch, SketchPart, Suspended, ThreadId,
@@ -484,24 +485,6 @@ fn bytes_of(turn: &Turn) -> usize {
     let found = 3 * entry::<(Box<str>, usize)>() + ways * (entry::<(Chain, Vec<usize>)>() + 48);
     let own = block(size_of::<Turn>() + 16) + 2 * size_of::<Arc<Turn>>();
     own + words + base + lists + steps + found
-}
-
-/// What an allocator takes for a block of so many bytes: sizes are rounded up, by an eighth at most.
-pub(super) fn block(bytes: usize) -> usize {
-    if bytes == 0 { 0 } else { (bytes + bytes / 16).next_multiple_of(16) }
-}
-
-pub(super) fn text(words: &str) -> usize {
-    block(words.len())
-}
-
-fn list<T>(list: &Vec<T>) -> usize {
-    block(list.capacity() * size_of::<T>())
-}
-
-/// What an entry of a hash map takes: at most seven in eight places are taken, and a map that grows doubles.
-pub(super) const fn entry<T>() -> usize {
-    (size_of::<T>() + 1) * 12 / 7
 }
 
 /// Whether a turn occupies its parent: an attempt that failed, or a question beside the

@@ -4,11 +4,14 @@
 //! Pure: no sockets, no clock, no store; `now` and policy are arguments.
 
 pub mod attempt;
+mod begins;
 pub mod budget;
+pub mod cache;
 pub mod compact;
 pub mod content;
 mod decisions;
 pub mod editing;
+mod footprint;
 pub mod inject;
 pub mod ledger;
 pub mod lineage;

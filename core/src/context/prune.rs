@@ -8,19 +8,17 @@ mod rescue;
 
 pub use rescue::make_room;
 
-use std::borrow::Cow;
-
 use foldhash::HashMap;
 
-use super::budget::is_persons;
+use super::begins::is_persons;
+use super::cache::is_cold;
 use super::plan::{self, Change, DecisionReason, PlanRequest, PlanStep, RecordedDecisions};
 use super::policy::{ProtectUnit, PruneGate, PruneMethod, PrunePolicy};
-use super::trim::{self, Trim};
+use super::trim::{self, Trim, words_at};
 use super::{Cut, Fact, Replacement, SketchPart, compact, reasoning, savings};
-use crate::dialect::{Message, Part, PartKey, PartKind, Purpose, Role, Span};
+use crate::dialect::{Message, Part, PartKey, PartKind, Purpose, Role};
 use crate::tokens::Counter;
 use crate::tokens::classic::Rules;
-use crate::wire::json::Document;
 
 /// What a request costs, as far as it was measured.
 #[derive(Clone, Copy)]
@@ -64,23 +62,6 @@ pub fn propose(
     }
     (facts, refused)
 }
-
-/// Whether the provider's cache of what the request grew from is cold: another model read it, its
-/// time is over, or the provider said that it holds nothing.
-pub fn is_cold(request: &PlanRequest<'_>, known: &RecordedDecisions) -> bool {
-    let Some(parent) = &known.parent else { return false };
-    let usage = &parent.usage;
-    let long = usage.cache_write_long.is_some_and(|tokens| tokens > 0);
-    let ttl = if long { LONG_TTL_S } else { request.model.cache_ttl_s.max(SHORT_TTL_S) };
-    let idle = request.now.saturating_sub(parent.ended);
-    let large = usage.input.is_some_and(|input| input >= request.model.cache_min);
-    let empty = usage.cache_read == Some(0) && usage.cache_write.unwrap_or(0) == 0 && large;
-    *parent.model != *request.name || idle > ttl * 1000 || empty
-}
-
-/// What providers keep at least, and with the long marker (`docs/protocols.md` 7).
-const SHORT_TTL_S: u64 = 300;
-const LONG_TTL_S: u64 = 3600;
 
 /// One result that may be cut.
 struct Candidate<'a> {
@@ -458,16 +439,4 @@ fn names<'a>(request: &PlanRequest<'a>) -> HashMap<&'a str, &'a str> {
 /// (`docs/protocols.md` 1.3, 3.3).
 fn is_summary(part: &Part) -> bool {
     part.kind == PartKind::Opaque && part.name.as_deref() == Some("compaction")
-}
-
-/// The words of a string literal, or the bytes of another value.
-pub(super) fn words_at(span: Span, body: &[u8]) -> String {
-    let raw = span.of(body);
-    let document = Document::read(raw);
-    let text = document
-        .as_ref()
-        .ok()
-        .and_then(|document| document.root(raw))
-        .and_then(|v| v.text().map(Cow::into_owned));
-    text.unwrap_or_else(|| String::from_utf8_lossy(raw).into_owned())
 }

@@ -8,11 +8,11 @@ mod order;
 
 pub use order::{chosen, literal, newest, seal};
 
+use super::cache::is_cold;
 use super::plan::{
     Change, DecisionReason, Overlay, PlanRequest, PlanStep, RecordedDecisions, ReturnedReply,
 };
 use super::policy::{EchoRule, Reinject, StripPolicy};
-use super::prune::is_cold;
 use super::{Fact, Millis, Reasoning, ReasoningAction, ReasoningDecision, Thought, ledger};
 use crate::dialect::{Chain, Dialect, Part, PartKey, PartKind, Purpose, Reply, Span};
 

@@ -4,9 +4,11 @@
 //! from the request each time, and come out the same to the byte for ever. Where a request holds other
 //! words at that place, nothing of it is trimmed. Pure.
 
+use crate::dialect::Span;
+use crate::wire::json::Document;
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 
-use super::prune::words_at;
 use crate::dialect::{Part, PartKey};
 
 /// Which of a result's words stay. Ranges are bytes of [`words`].
@@ -73,6 +75,18 @@ impl Trim {
 pub fn head_and_tail(part: &Part, body: &[u8], tokens: u64, target: u64) -> Option<String> {
     let words = words(part, body);
     Trim::new(&words, tokens, target)?.apply(&words)
+}
+
+/// The words of a string literal, or the bytes of another value.
+pub(super) fn words_at(span: Span, body: &[u8]) -> String {
+    let raw = span.of(body);
+    let document = Document::read(raw);
+    let text = document
+        .as_ref()
+        .ok()
+        .and_then(|document| document.root(raw))
+        .and_then(|v| v.text().map(Cow::into_owned));
+    text.unwrap_or_else(|| String::from_utf8_lossy(raw).into_owned())
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ mod reply;
 pub use reply::Stream;
 
 use super::key::{Arguments, Keyer};
-use super::reading::note_once;
+use super::note::note_once;
 use super::{
     Conversation, Dialect, HeldHistory, Media, Message, Note, Part, PartKey, PartKind, Purpose,
     Role,
@@ -324,7 +324,6 @@ pub fn fuzz(bytes: &[u8]) {
         assert!(part.span.end <= bytes.len());
         assert!(part.texts.iter().all(|text| text.end <= bytes.len()));
     }
-    super::reading::fuzz(Dialect::Anthropic, bytes);
 }
 
 #[cfg(test)]

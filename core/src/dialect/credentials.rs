@@ -11,7 +11,7 @@ use std::borrow::Cow;
 use http::header::{AUTHORIZATION, COOKIE};
 use http::{HeaderMap, HeaderName};
 
-use super::paths::decoded;
+use super::percent::decoded;
 use harmless::{is_harmless_header, is_harmless_parameter};
 
 /// Whose memory a request may use.

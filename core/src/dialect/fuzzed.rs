@@ -3,7 +3,7 @@
 //! The same functions are fuzzed for longer elsewhere; here they run over bytes like the real ones.
 
 use super::recordings::{DIALECTS, data, files};
-use super::{Dialect, anthropic, gemini, openai_chat, openai_responses, paths, rewrite};
+use super::{Dialect, anthropic, gemini, openai_chat, openai_responses, paths, reading, rewrite};
 use crate::wire::{encoding, json, splice, sse, websocket};
 
 /// Longest file that is fuzzed: the functions read their bytes a hundred times over.
@@ -56,6 +56,7 @@ fn attack(dialect: Dialect, bytes: &[u8]) {
     websocket::fuzz(bytes);
     rewrite::fuzz(bytes);
     paths::fuzz(bytes);
+    reading::fuzz(dialect, bytes);
     match dialect {
         Dialect::Anthropic => anthropic::fuzz(bytes),
         Dialect::OpenaiChat => openai_chat::fuzz(bytes),

@@ -13,7 +13,7 @@ use std::borrow::Cow;
 pub use reply::Stream;
 
 use super::key::{Arguments, Keyer};
-use super::reading::note_once;
+use super::note::note_once;
 use super::{
     Conversation, Dialect, HeldHistory, Media, Message, Note, Part, PartKey, PartKind, Purpose,
     Role,
@@ -376,7 +376,6 @@ pub fn fuzz(bytes: &[u8]) {
         assert!(part.span.end <= bytes.len());
         assert!(part.texts.iter().all(|text| text.end <= bytes.len()));
     }
-    super::reading::fuzz(Dialect::Gemini, bytes);
 }
 
 #[cfg(test)]

@@ -6,8 +6,9 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::paths::{Transport, decoded};
+use super::paths::Transport;
 use super::{Conversation, Purpose};
+use crate::dialect::percent::decoded;
 use crate::wire::json::{Document, Value, members};
 
 /// Longest name that is taken, bytes. The longest seen is 90.

@@ -18,10 +18,12 @@ pub mod identity;
 pub mod key;
 pub mod lesson;
 pub mod models;
+mod note;
 pub mod openai_chat;
 pub mod openai_responses;
 pub mod overflow;
 pub mod paths;
+pub mod percent;
 mod progress;
 mod purpose;
 pub mod reading;
@@ -32,6 +34,7 @@ pub mod rewrite;
 pub mod size;
 pub mod summary;
 
+pub use self::note::Note;
 use serde::{Deserialize, Serialize};
 
 pub use crate::wire::json::Span;
@@ -537,31 +540,4 @@ impl Reply {
             }
         })
     }
-}
-
-/// Something strange that was met while reading; a closed set, so that it can be counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Note {
-    /// The body is not JSON.
-    NotJson,
-    /// JSON, but not the shape of this dialect.
-    UnknownShape,
-    /// A part of a kind that is not known; it is opaque.
-    UnknownPart,
-    /// A stream event of a kind that is not known; it was passed on.
-    UnknownEvent,
-    /// An event's data is not JSON.
-    BrokenEvent,
-    /// Total is not input plus output; the larger reading was taken.
-    UsageMismatch,
-    /// Several responses in one stream; the last one counts.
-    SeveralReplies,
-    /// The reading gave up at its size limit.
-    TooLong,
-    /// The response's encoding cannot be read.
-    UnknownEncoding,
-    /// The provider kept part of what was sent from the model, reasoning above all
-    /// (`input_transformations`, `docs/protocols.md` 1.5, 3.5).
-    InputWithheld,
 }

@@ -12,7 +12,7 @@ mod usage;
 pub use reply::Stream;
 
 use super::key::{Arguments, Keyer};
-use super::reading::note_once;
+use super::note::note_once;
 use super::{Conversation, Dialect, Media, Message, Note, Part, PartKind, Purpose, Role, Span};
 use crate::wire::json::{Document, Kind, Value, first, members};
 
@@ -395,7 +395,6 @@ pub fn fuzz(bytes: &[u8]) {
         assert!(part.span.end <= bytes.len());
         assert!(part.texts.iter().all(|text| text.end <= bytes.len()));
     }
-    super::reading::fuzz(Dialect::OpenaiChat, bytes);
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ pub use reply::Stream;
 pub use socket::Socket;
 
 use super::key::Keyer;
-use super::reading::note_once;
+use super::note::note_once;
 use super::{Conversation, Dialect, HeldHistory, Message, Note, Part, Purpose, Role, identity};
 use crate::wire::json::{Document, Kind, Value, first, members};
 
@@ -211,7 +211,6 @@ pub fn fuzz(bytes: &[u8]) {
         assert!(part.span.end <= bytes.len());
         assert!(part.texts.iter().chain(&part.sealed).all(|text| text.end <= bytes.len()));
     }
-    super::reading::fuzz(Dialect::OpenaiResponses, bytes);
     let mut socket = Socket::new(1 << 20);
     for line in bytes.split(|byte| *byte == b'\n') {
         let _ = (socket.request(line), socket.event(line));

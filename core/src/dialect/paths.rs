@@ -7,6 +7,7 @@
 mod inference;
 mod known;
 
+use super::percent;
 use std::borrow::Cow;
 
 use http::{HeaderMap, Method, header};
@@ -121,30 +122,6 @@ fn query_key(target: &str) -> Option<&str> {
     query.split('&').find_map(|pair| pair.strip_prefix("key=")).filter(|key| !key.is_empty())
 }
 
-/// Percent-escapes resolved; what is no escape stays.
-pub(super) fn decoded(text: &str) -> Cow<'_, str> {
-    if !text.contains('%') {
-        return Cow::Borrowed(text);
-    }
-    let bytes = text.as_bytes();
-    let mut out = Vec::with_capacity(bytes.len());
-    let mut at = 0;
-    while let Some(&byte) = bytes.get(at) {
-        let digit = |i: usize| bytes.get(i).and_then(|b| (*b as char).to_digit(16));
-        match (byte, digit(at + 1), digit(at + 2)) {
-            (b'%', Some(high), Some(low)) => {
-                out.push((high * 16 + low) as u8);
-                at += 3;
-            }
-            _ => {
-                out.push(byte);
-                at += 1;
-            }
-        }
-    }
-    Cow::Owned(String::from_utf8_lossy(&out).into_owned())
-}
-
 /// The path's segments, without empty ones: doubled slashes come from base URLs that end in one.
 fn segments(target: &str) -> Vec<&str> {
     let path = target.split_once('?').map_or(target, |(path, _)| path);
@@ -168,7 +145,7 @@ fn anthropic<'p>(segments: &[&'p str]) -> Option<Endpoint<'p>> {
 fn openai<'p>(segments: &[&'p str]) -> Option<Endpoint<'p>> {
     match segments {
         [.., "deployments", deployment, "chat", "completions"] => Some(Endpoint {
-            model: Some(decoded(deployment)),
+            model: Some(percent::decoded(deployment)),
             ..plain(Dialect::OpenaiChat, Purpose::Turn)
         }),
         [.., "chat", "completions"] => Some(plain(Dialect::OpenaiChat, Purpose::Turn)),
@@ -182,7 +159,7 @@ fn openai<'p>(segments: &[&'p str]) -> Option<Endpoint<'p>> {
 /// `/model/{id}/invoke…` where the id names a Claude; other models have bodies of their own.
 fn bedrock<'p>(segments: &[&'p str]) -> Option<Endpoint<'p>> {
     let [.., "model", id, action] = segments else { return None };
-    let model = decoded(id);
+    let model = percent::decoded(id);
     if !model.contains("anthropic") && !model.contains("claude") {
         return None;
     }
@@ -232,7 +209,7 @@ fn vertex_claude<'p>(name: Cow<'p, str>, method: &str) -> Option<Endpoint<'p>> {
 
 /// `name:method`.
 fn verb<'p>(segment: &'p str) -> Option<(Cow<'p, str>, Cow<'p, str>)> {
-    match decoded(segment) {
+    match percent::decoded(segment) {
         Cow::Borrowed(text) => {
             let (name, method) = text.rsplit_once(':')?;
             Some((Cow::Borrowed(name), Cow::Borrowed(method)))
@@ -326,7 +303,7 @@ pub fn fuzz(bytes: &[u8]) {
             assert!(method != Method::HEAD || found.is_none());
         }
         let _ = (provider(target, &HeaderMap::new()), hinted(target, &HeaderMap::new()));
-        assert!(decoded(target).chars().count() <= target.chars().count());
+        assert!(percent::decoded(target).chars().count() <= target.chars().count());
         let shown = super::credentials::redact(target).into_owned();
         assert!(shown.starts_with(path));
         assert_eq!(super::credentials::redact(&shown), shown);

@@ -5,6 +5,7 @@
 //! what events mean is each dialect's own.
 
 use super::error_kind::ErrorKind;
+use super::note::note_once;
 use super::{
     Dialect, Note, Progress, ProviderError, Reply, Stop, anthropic, gemini, openai_chat,
     openai_responses,
@@ -344,13 +345,6 @@ impl ReplyBuilder {
 
     fn note(&mut self, note: Note) {
         note_once(&mut self.reply.notes, note);
-    }
-}
-
-/// Adds a note that is not there yet.
-pub fn note_once(notes: &mut Vec<Note>, note: Note) {
-    if !notes.contains(&note) {
-        notes.push(note);
     }
 }
 

@@ -7,11 +7,13 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::ExportThreads;
-use crate::context::Turn;
 use crate::context::content::{ContentLink, ExchangeContent, TranscriptPart};
+use crate::context::{ThreadId, Turn};
 use crate::store::ledgers::Ledgers;
 use crate::store::{Scope, StoreError};
+
+/// A session's turns, by thread.
+pub(in crate::admin) type ExportThreads = Vec<(ThreadId, Vec<Arc<Turn>>)>;
 
 /// Most bytes of text that one export tells again, for calls that did not grow from the one before.
 const REPEATED: usize = 64 << 20;

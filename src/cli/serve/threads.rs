@@ -1,7 +1,7 @@
 //! The runtime that serves: workers, as many as there are cores, and a few threads for what takes long.
 //!
 //! Those few are bounded: past it such work waits for its turn. What waits for others than this machine,
-//! the names of hosts, has a bound of its own (`proxy/names.rs`), and the store has threads of its own.
+//! the names of hosts, has a bound of its own (`proxy/upstream/names.rs`), and the store has threads of its own.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

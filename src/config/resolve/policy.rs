@@ -245,5 +245,6 @@ impl Resolver<'_> {
 
 /// Whether an upstream of that name is said or built in.
 fn is_there(said: &RawConfig, name: &str) -> bool {
-    said.upstream.contains_key(name) || super::BUILT_IN.iter().any(|one| one.name == name)
+    said.upstream.contains_key(name)
+        || crate::config::built_in::BUILT_IN.iter().any(|one| one.name == name)
 }

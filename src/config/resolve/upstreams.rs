@@ -6,7 +6,8 @@ use std::net::SocketAddr;
 
 use http::{HeaderName, Uri};
 
-use super::{BUILT_IN, LONGEST_NAME, Resolver};
+use super::{LONGEST_NAME, Resolver};
+use crate::config::built_in::BUILT_IN;
 use crate::config::raw::{RawConfig, RawUpstream};
 use crate::config::{Secret, Upstream};
 use crate::dialect::Dialect;

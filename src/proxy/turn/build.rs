@@ -3,16 +3,27 @@
 //! The draft is the turn without its reply, and the turn is made of it: what is known of an exchange that
 //! was interrupted has the form of any other.
 
-use super::open::ForwardedPrefix;
-use super::{PendingExchange, RequestInfo};
 use crate::context::reasoning::{self, ReplyOrigin};
 use crate::context::{Fact, Millis, Outcome, Turn, budget, ledger};
+use crate::dialect::Chain;
+use crate::dialect::PartKey;
 use crate::dialect::{Reply, Usage};
-use crate::proxy::now;
-use crate::proxy::planned_request::{PlannedRequest, PreparedRequest};
+use crate::proxy::learning::request_info::RequestInfo;
+use crate::proxy::plan::planned_request::PlannedRequest;
+use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::store::ledgers::OpenedSession;
 use crate::telemetry::Exchange;
+use crate::telemetry::clock::now;
 use crate::tokens::Tokenizer;
+
+/// What reasoning is bound to.
+#[derive(Clone, Copy)]
+pub(super) struct ForwardedPrefix {
+    /// The chain of all that is forwarded.
+    pub(super) prefix: Chain,
+    /// The newest reasoning in it.
+    pub(super) order: Option<PartKey>,
+}
 
 /// How an exchange ended, by its account.
 pub(super) struct ExchangeEnding {
@@ -86,19 +97,6 @@ pub(super) fn draft(
         reply: Vec::new(),
         marks: Vec::new(),
         carry: None,
-    }
-}
-
-impl PendingExchange {
-    /// The draft says what was sent in the end.
-    pub(super) fn revise_draft(&self) {
-        let Self { opened, subject, planned, draft, .. } = self;
-        draft.revise(|turn| {
-            let is_same = turn.done == planned.done
-                && turn.estimate.as_ref() == self.estimate()
-                && turn.standing == opened.placed.standing;
-            (!is_same).then(|| self::draft((opened, subject, planned), turn.at))
-        });
     }
 }
 

@@ -5,15 +5,16 @@
 //! the request does not hold its words. What is not known stays absent; a store that fails costs the turn
 //! after a restart, never the client its answer.
 
+use crate::proxy::response::request_body::RequestBody;
+use crate::proxy::turn::build::ForwardedPrefix;
 use std::panic::resume_unwind;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use bytes::Bytes;
 use http::StatusCode;
 use tokio::task::JoinHandle;
 
 use super::build::{ExchangeEnding, facts};
-use super::{PendingExchange, RequestInfo};
+use super::pending::PendingExchange;
 use crate::context::budget::CarryOutlook;
 use crate::context::content::ExchangeContent;
 use crate::context::overflow::{self, OverflowEvidence, OverflowReport, OverflowSign, PartSums};
@@ -24,40 +25,23 @@ use crate::dialect::lesson::{Lesson, LessonMatch};
 use crate::dialect::models::Model;
 use crate::dialect::overflow::{Answered, overflow as told_overflow};
 use crate::dialect::refusal::{self, Cause};
-use crate::dialect::{Chain, PartKey, ProviderError, Purpose, Reply};
-use crate::proxy::analysis::long_work;
-use crate::proxy::counting::PendingCount;
-use crate::proxy::planned_request::OFF_THREAD;
-use crate::proxy::retry::may_not_fit;
-use crate::proxy::tap::Settle;
-use crate::proxy::undelivered::{UndeliveredMessage, wait_again};
-use crate::proxy::{Proxy, calibration, lessons, now};
+use crate::dialect::{ProviderError, Purpose, Reply};
+use crate::proxy::learning::counting::PendingCount;
+use crate::proxy::learning::request_info::RequestInfo;
+use crate::proxy::learning::{calibration, lessons};
+use crate::proxy::offload::{OFF_THREAD, long_work};
+use crate::proxy::plan::undelivered::{UndeliveredMessage, wait_again};
+use crate::proxy::response::status::may_not_fit;
+use crate::proxy::response::tap::Settle;
+use crate::proxy::state::Proxy;
 use crate::store::ledgers::{DraftGuard, Latest, OpenedSession};
+use crate::telemetry::clock::now;
 use crate::telemetry::{Exchange, FailOpen};
 use crate::tokens::learn::{Learned, Observation};
 
 /// Replies of more bytes than this are counted off the async threads: with an exact vocabulary that
 /// takes 1 ms and more, and other streams must not wait meanwhile.
 const LARGE: usize = 32 * 1024;
-
-/// A request's body, until nothing can ask for it any more.
-#[derive(Default)]
-pub(crate) struct RequestBody(Mutex<Option<Bytes>>);
-
-impl RequestBody {
-    fn of(body: Bytes) -> Arc<Self> {
-        Arc::new(Self(Mutex::new(Some(body))))
-    }
-
-    /// The answer has begun: what it says from now on is no refusal.
-    pub(crate) fn release(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    }
-
-    fn take(&self) -> Option<Bytes> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
-}
 
 /// A turn whose answer is on its way.
 pub(crate) struct OpenTurn {
@@ -83,15 +67,6 @@ pub(crate) struct OpenTurn {
     /// What was said in the request that was not said in the turn before it, where words are kept: the
     /// answer does not wait for them.
     words: Option<JoinHandle<ExchangeContent>>,
-}
-
-/// What reasoning is bound to.
-#[derive(Clone, Copy)]
-pub(super) struct ForwardedPrefix {
-    /// The chain of all that is forwarded.
-    pub(super) prefix: Chain,
-    /// The newest reasoning in it.
-    pub(super) order: Option<PartKey>,
 }
 
 impl PendingExchange {

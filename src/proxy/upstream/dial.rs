@@ -24,11 +24,12 @@ use rustls::pki_types::pem::PemObject;
 use tokio::net::TcpStream;
 use tower_service::Service;
 
-use super::{ConnectionError, SIGN_OF_LIFE, SILENCE};
+use super::limits::{SIGN_OF_LIFE, SILENCE};
+use super::names::Names;
 use crate::config::Config;
-use crate::proxy::memory::MemoryBudget;
-use crate::proxy::names::Names;
-use crate::proxy::transport::{self, TransportPeer};
+use crate::proxy::http::body::ConnectionError;
+use crate::proxy::http::memory::MemoryBudget;
+use crate::proxy::http::transport::{self, TransportPeer};
 use crate::telemetry::{Open, UpstreamMetrics};
 
 /// An open connection, TLS included, whose reads are bounded by the memory that is left.

@@ -1,7 +1,7 @@
 //! HTTP/1.1 to upstreams: connections that are kept between requests, and which request is sent again.
 //!
 //! A request is sent again where it surely was not read: it never left, or a kept connection closed in the
-//! time in which a close and a request cross ([`crate::proxy::close`]). Nothing else is, whatever fails. A
+//! time in which a close and a request cross ([`crate::proxy::http::close`]). Nothing else is, whatever fails. A
 //! connection that was opened to learn what an upstream speaks is used here, not thrown away.
 
 use std::collections::{HashMap, VecDeque};
@@ -20,10 +20,11 @@ use tokio::task::JoinHandle;
 use tower_service::Service as _;
 
 use super::dial::{Connector, UpstreamGauges, UpstreamTransport, round_trip};
-use super::{ATTEMPTS, ConnectionError, IDLE, UpstreamError, unanswered};
-use crate::proxy::body::OutgoingBody;
-use crate::proxy::close::{CloseTimer, CloseWatch, crossing_time, may_have_crossed};
-use crate::proxy::{BUFFER, LEAST_HEADER};
+use super::error::{UpstreamError, unanswered};
+use super::limits::{ATTEMPTS, IDLE};
+use crate::proxy::http::body::{ConnectionError, OutgoingBody};
+use crate::proxy::http::close::{CloseTimer, CloseWatch, crossing_time, may_have_crossed};
+use crate::proxy::http::transport::{BUFFER, LEAST_HEADER};
 use crate::telemetry::{Open, RepeatCause, UpstreamMetrics};
 
 /// Idle connections that are kept to one upstream; more are closed.

@@ -24,11 +24,12 @@ use tokio::sync::oneshot;
 use tower_service::Service;
 
 use super::dial::{Connector, UpstreamTransport, round_trip};
+use super::error::{UpstreamError, unanswered};
 use super::http1::Spares;
 use super::lanes::{Bounds, LaneActions, LaneId, LanePlacement, Lanes, Ticket};
-use super::{ATTEMPTS, ConnectionError, IDLE, SIGN_OF_LIFE, SILENCE, UpstreamError, unanswered};
-use crate::proxy::body::OutgoingBody;
-use crate::proxy::close::crossing_time;
+use super::limits::{ATTEMPTS, IDLE, SIGN_OF_LIFE, SILENCE};
+use crate::proxy::http::body::{ConnectionError, OutgoingBody};
+use crate::proxy::http::close::crossing_time;
 use crate::telemetry::{Open, RepeatCause, UpstreamMetrics};
 
 /// Most bytes of one response that wait for a slow client.
@@ -124,7 +125,7 @@ impl Http2 {
             let (head, body) = request.into_parts();
             let again = body.copy().map(|body| Request::from_parts(head.clone(), body));
             // Until both are done with, the stream counts for the peer.
-            let body = body.of_stream(stream.clone());
+            let body = body.of_stream(stream.0.clone());
             let sent = Instant::now();
             let Sender { mut requests, answered, crossing_time } = sender;
             let sending = requests.try_send_request(Request::from_parts(head, body));
@@ -133,7 +134,7 @@ impl Http2 {
             let mut failed = match sending.await {
                 Ok(response) => {
                     answered.store(true, Ordering::Relaxed);
-                    let body = |body| OutgoingBody::through(body).of_stream(stream);
+                    let body = |body| OutgoingBody::through(body).of_stream(stream.0);
                     return Ok(SendOutcome::Answered(response.map(body)));
                 }
                 Err(failed) => failed,
@@ -291,7 +292,7 @@ fn is_broken(error: &hyper::Error) -> bool {
 
 /// A stream that is counted for its connection, until the last copy is dropped.
 #[derive(Clone)]
-pub(crate) struct CountedStream(Arc<StreamCount>);
+struct CountedStream(Arc<StreamCount>);
 
 struct StreamCount {
     upstream: Arc<Http2>,
@@ -310,9 +311,9 @@ impl CountedStream {
     }
 }
 
-impl fmt::Debug for CountedStream {
+impl fmt::Debug for StreamCount {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
-        to.debug_tuple("Stream").field(&self.0.id).finish()
+        to.debug_tuple("Stream").field(&self.id).finish()
     }
 }
 

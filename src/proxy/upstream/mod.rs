@@ -5,13 +5,17 @@
 //! error says whether the provider could not be reached in time or failed.
 
 mod dial;
+pub(super) mod error;
 mod http1;
 mod http2;
 mod lanes;
+mod limits;
+mod names;
+pub(super) mod relays;
+pub(super) mod route;
 
+use crate::proxy::upstream::error::UpstreamError;
 use std::collections::HashMap;
-use std::error::Error;
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,41 +24,13 @@ use http::uri::Authority;
 use http::{Request, Response, Uri};
 use hyper_util::client::proxy::matcher::Matcher;
 
-use self::dial::{AlpnOffer, Connector, Dialer, UpstreamGauges};
-use self::http1::{Http1, SendError};
-use self::http2::{Http2, SendOutcome};
-use super::body::OutgoingBody;
-use super::memory::MemoryBudget;
 use crate::config::Config;
+use crate::proxy::http::body::OutgoingBody;
+use crate::proxy::http::memory::MemoryBudget;
+use crate::proxy::upstream::dial::{AlpnOffer, Connector, Dialer, UpstreamGauges};
+use crate::proxy::upstream::http1::{Http1, SendError};
+use crate::proxy::upstream::http2::{Http2, SendOutcome};
 use crate::telemetry::Telemetry;
-
-pub(crate) use self::http2::CountedStream;
-
-/// What any part of a connection can fail with.
-pub(crate) type ConnectionError = Box<dyn Error + Send + Sync>;
-
-/// A peer that is silent this long is asked whether it is still there; connections die unnoticed
-/// (NAT, sleeping machines), and thinking models are silent for minutes.
-const SILENCE: Duration = Duration::from_secs(30);
-/// How long it may take to answer that.
-const SIGN_OF_LIFE: Duration = Duration::from_secs(15);
-/// How often a request is sent, at most. It is sent again only where the upstream surely did not work on it.
-const ATTEMPTS: usize = 3;
-/// Idle connections are kept this long.
-const IDLE: Duration = Duration::from_secs(60);
-
-/// Why an upstream gave no response.
-#[derive(Clone, Debug)]
-pub(crate) enum UpstreamError {
-    /// The client broke off the request's body.
-    RequestBroken,
-    /// It accepted no connection in time, or had no room for a stream.
-    TooSlow(String),
-    /// There is no memory for another connection.
-    NoMemory,
-    /// It could not be reached, or broke off before its headers.
-    Failed(String),
-}
 
 /// Pooled connections to all upstreams.
 pub(crate) struct Pool {
@@ -163,28 +139,4 @@ fn credentials(config: &Config, matcher: &Matcher) -> Vec<(Authority, HeaderValu
         Some((base.authority()?.clone(), relay.basic_auth()?.clone()))
     };
     plain.filter_map(credential).collect()
-}
-
-fn unanswered(error: &(dyn Error + 'static)) -> UpstreamError {
-    let mut words = String::new();
-    let mut slow = false;
-    let mut cause = Some(error);
-    while let Some(error) = cause {
-        let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
-        if error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_user) {
-            return UpstreamError::RequestBroken;
-        }
-        if kind == Some(io::ErrorKind::OutOfMemory) {
-            return UpstreamError::NoMemory;
-        }
-        slow |= kind == Some(io::ErrorKind::TimedOut);
-        let more = error.to_string();
-        if words.is_empty() {
-            words = more;
-        } else if !words.ends_with(&more) {
-            words = format!("{words}: {more}");
-        }
-        cause = error.source();
-    }
-    if slow { UpstreamError::TooSlow(words) } else { UpstreamError::Failed(words) }
 }

@@ -77,18 +77,12 @@ pub(super) fn put(
             facts::code(record.kind),
         ])?;
     }
-    ended.iter().try_for_each(|key| remove(connection, *key))?;
+    ended.iter().try_for_each(|key| facts::remove_draft(connection, *key))?;
     let mut beat = connection.prepare_cached(
         "INSERT INTO instances VALUES (?1, 1) ON CONFLICT (id) DO UPDATE SET beat = beat + 1",
     )?;
     beat.execute([instance.cast_signed()])?;
     Ok(())
-}
-
-/// Takes one away.
-pub(super) fn remove(connection: &Connection, key: u128) -> rusqlite::Result<()> {
-    let mut delete = connection.prepare_cached("DELETE FROM drafts WHERE key = ?1")?;
-    delete.execute([blob(key)]).map(drop)
 }
 
 /// Takes those of a session away.

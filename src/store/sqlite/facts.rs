@@ -12,7 +12,7 @@ use rusqlite::{Connection, OptionalExtension, Row, ToSql, params};
 use serde::Deserialize;
 
 use super::packing::{Packing, pack, unpack};
-use super::{blob, bytes_in, drafts, legacy, scope_in, upkeep};
+use super::{blob, bytes_in, legacy, scope_in, tombstones};
 use crate::context::Millis;
 use crate::store::drafts::INTERRUPTED;
 use crate::store::{
@@ -228,7 +228,7 @@ pub(super) fn put(
             None => WriteOutcome::Existed(value_at(connection, id, record)?.unwrap_or_default()),
         });
         if record.kind == RecordKind::Turn {
-            drafts::remove(connection, record.key)?;
+            remove_draft(connection, record.key)?;
         }
     }
     tally.add_to(connection, id)?;
@@ -337,6 +337,12 @@ fn replace(
     insert(connection, scope, record, None, tally)
 }
 
+/// Takes one away.
+pub(super) fn remove_draft(connection: &Connection, key: u128) -> rusqlite::Result<()> {
+    let mut delete = connection.prepare_cached("DELETE FROM drafts WHERE key = ?1")?;
+    delete.execute([blob(key)]).map(drop)
+}
+
 /// A number as the file can hold it.
 fn number(number: Option<u64>) -> Option<i64> {
     number.and_then(|number| i64::try_from(number).ok())
@@ -395,7 +401,7 @@ fn forget_series(connection: &Connection, now: Millis) -> rusqlite::Result<()> {
     let too_many = series.len().saturating_sub(MOST_SERIES);
     let too_old = series.partition_point(|(used, _)| *used < before);
     let mut unused = series.iter().take(too_many.max(too_old));
-    unused.try_for_each(|(_, id)| upkeep::doom(connection, *id, false).map(drop))
+    unused.try_for_each(|(_, id)| tombstones::doom(connection, *id, false).map(drop))
 }
 
 fn value_at(

@@ -8,7 +8,8 @@ use std::path::Path;
 
 use rusqlite::{Connection, TransactionBehavior};
 
-use super::{legacy, trouble_with, unusable};
+use super::views::{TURNS, turns_view};
+use super::{legacy, migration, trouble_with, unusable};
 use crate::store::StoreError;
 use crate::store::memory::random;
 
@@ -178,28 +179,6 @@ const WITH_VIEWS: usize = 2;
 /// Those after which the view of turns is as it is made here.
 const WITH_ERRORS: usize = 5;
 
-/// The columns of `turns` that `facts` holds.
-pub(super) const TURNS: &str = "
-SELECT
-    datetime(facts.at / 1000, 'unixepoch') AS time,
-    scopes.session AS session, thread, request, upstream, model, purpose, outcome, method,
-    estimated, facts.input AS input,
-    estimated - facts.input AS error,
-    facts.output AS output, reasoning, facts.cache_read AS cache_read, cache_write, window,
-    ended - facts.at AS milliseconds, tenants.name AS tenant, facts.at AS at
-FROM facts JOIN scopes ON scopes.id = facts.scope JOIN tenants ON tenants.id = scopes.tenant
-WHERE facts.kind = 1";
-
-/// A view as it always was, over these turns.
-pub(super) fn turns_view(turns: &str) -> String {
-    format!(
-        "CREATE VIEW turns AS SELECT
-            time, session, thread, request, upstream, model, purpose, outcome, method, estimated,
-            input, error, output, reasoning, cache_read, cache_write, window, milliseconds, tenant
-        FROM ({turns}) ORDER BY at;"
-    )
-}
-
 const SUMS: &str = "
 CREATE VIEW threads AS SELECT
     session, thread, min(time) AS began, max(time) AS latest, count(*) AS turns,
@@ -240,7 +219,7 @@ pub(super) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), St
             }
             if known < WITH_VIEWS {
                 change.execute_batch(SUMS)?;
-                legacy::finish(&change)?;
+                migration::finish(&change)?;
             }
             change.execute("INSERT OR IGNORE INTO secrets VALUES ('tenant_key', ?1)", [key])?;
             change.pragma_update(None, "user_version", STEPS.len() as u32)?;

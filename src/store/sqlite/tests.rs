@@ -126,8 +126,8 @@ async fn the_error_of_a_cut_stream_is_in_the_view() {
     // As the version before wrote the view.
     let connection = Connection::open(&path).unwrap();
     let before = "CASE WHEN lower_bound THEN NULL ELSE estimated - facts.input END AS error";
-    let before = schema::TURNS.replace("estimated - facts.input AS error", before);
-    connection.execute_batch(&format!("DROP VIEW turns; {}", schema::turns_view(&before))).unwrap();
+    let before = views::TURNS.replace("estimated - facts.input AS error", before);
+    connection.execute_batch(&format!("DROP VIEW turns; {}", views::turns_view(&before))).unwrap();
     connection.pragma_update(None, "user_version", 4).unwrap();
     connection.close().unwrap();
     let store = Sqlite::open(&path).unwrap();
@@ -254,7 +254,7 @@ pub(in crate::store) fn move_some(path: &Path, count: usize, seal: &RekeyFact) {
     let connection = connect(path).unwrap();
     tune(&connection).unwrap();
     let rule = RetentionRule { before: 0, max_bytes: u64::MAX };
-    let step = || legacy::step(&connection, rule, false, count, seal);
+    let step = || migration::step(&connection, rule, false, count, seal);
     upkeep::in_transaction(&connection, step).unwrap();
 }
 

@@ -68,6 +68,17 @@ fn micros(time: std::time::Duration) -> i64 {
     i64::try_from(time.as_micros()).unwrap_or(i64::MAX)
 }
 
+/// Forgets a session: from now on nobody finds it. Answers how many records went.
+pub(super) fn doom(connection: &Connection, id: i64, urgent: bool) -> rusqlite::Result<u64> {
+    let mut delete =
+        connection.prepare_cached("DELETE FROM scopes WHERE id = ?1 RETURNING records, bytes")?;
+    let gone = delete.query_row([id], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?)));
+    let Some((records, bytes)) = gone.optional()? else { return Ok(0) };
+    let mut insert = connection.prepare_cached("INSERT INTO doomed VALUES (?1, ?2, ?3)")?;
+    insert.execute(params![id, bytes, urgent])?;
+    Ok(u64::try_from(records).unwrap_or(0))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

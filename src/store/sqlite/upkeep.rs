@@ -10,12 +10,16 @@ use std::time::{Duration, Instant};
 
 use rusqlite::{CachedStatement, Connection, OptionalExtension, params};
 
-use super::legacy::{self, Legacy, RekeyFact};
-use super::writer::LOCKED;
+use super::legacy::{Legacy, RekeyFact};
+use super::migration;
+use super::retention::RetentionRule;
 use super::{beside, scope_in, tombstones};
 use crate::context::Millis;
 use crate::store::{Scope, SweepStep};
 
+/// How long a transaction waits for another program that writes to the file: for longer than the end of a reply
+/// waits by default (`limits.commit_ms`), so that a turn that is late is kept all the same.
+pub(super) const LOCKED: Duration = Duration::from_secs(30);
 /// How long a step should take; the next one does more or less accordingly.
 const STEP: Duration = Duration::from_millis(2);
 /// Fewest and most rows or pages of a step.
@@ -30,14 +34,6 @@ const FREE_PAGES: u64 = 512;
 const AHEAD: Millis = 2 * 24 * 3600 * 1000;
 /// How long a step waits for those who read what is in the log.
 const PATIENCE: Duration = Duration::from_millis(20);
-
-/// What is forgotten: sessions last used before a time, then the ones used longest ago until the rest
-/// takes no more than so many bytes.
-#[derive(Clone, Copy)]
-pub(super) struct RetentionRule {
-    pub(super) before: Millis,
-    pub(super) max_bytes: u64,
-}
 
 /// Work between writes, and how far it is.
 pub(super) struct Upkeep {
@@ -99,7 +95,7 @@ impl Upkeep {
                 let is_full = self.moved(connection)? >= self.rule.max_bytes;
                 let (rule, count, seal) = (self.rule, self.count, &self.seal);
                 let moved = in_transaction(connection, || {
-                    legacy::step(connection, rule, is_full, count, seal)
+                    migration::step(connection, rule, is_full, count, seal)
                 })?;
                 // The log has it as it was.
                 self.unclean = true;
@@ -310,17 +306,6 @@ fn delete(connection: &Connection, doomed: &DoomedSession, count: usize) -> rusq
     Ok(())
 }
 
-/// Forgets a session: from now on nobody finds it. Answers how many records went.
-pub(super) fn doom(connection: &Connection, id: i64, urgent: bool) -> rusqlite::Result<u64> {
-    let mut delete =
-        connection.prepare_cached("DELETE FROM scopes WHERE id = ?1 RETURNING records, bytes")?;
-    let gone = delete.query_row([id], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?)));
-    let Some((records, bytes)) = gone.optional()? else { return Ok(0) };
-    let mut insert = connection.prepare_cached("INSERT INTO doomed VALUES (?1, ?2, ?3)")?;
-    insert.execute(params![id, bytes, urgent])?;
-    Ok(u64::try_from(records).unwrap_or(0))
-}
-
 /// Sessions that may be forgotten, the one used longest ago first. The one used last always stays.
 const UNUSED: &str = "
 SELECT tenants.name, scopes.session, scopes.id, scopes.bytes, scopes.used FROM scopes
@@ -346,7 +331,7 @@ fn forget_while(
         if !is_next(used, bytes) {
             break;
         }
-        expired.records += doom(connection, id, false)?;
+        expired.records += tombstones::doom(connection, id, false)?;
         expired.scopes.push(scope);
     }
     Ok(expired)

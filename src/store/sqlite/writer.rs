@@ -18,7 +18,8 @@ use tokio::sync::oneshot;
 
 use super::legacy::{self, Legacy, RekeyFact};
 use super::readers::MakeWay;
-use super::upkeep::{self, RetentionRule, Upkeep, in_transaction};
+use super::retention::RetentionRule;
+use super::upkeep::{self, Upkeep, in_transaction};
 use super::{drafts, facts, failed, tombstones};
 use crate::store::drafts::{BeatWatch, Draft};
 use crate::store::precondition::{Precondition, WriteToken};
@@ -52,9 +53,6 @@ const PAUSE: (Duration, Duration) = (Duration::from_micros(500), Duration::from_
 const AFTER_FAILURE: Duration = Duration::from_secs(1);
 /// The start has the disk to itself for so long.
 const AT_START: Duration = Duration::from_secs(1);
-/// How long a transaction waits for another program that writes to the file: for longer than the end of a reply
-/// waits by default (`limits.commit_ms`), so that a turn that is late is kept all the same.
-pub(super) const LOCKED: Duration = Duration::from_secs(30);
 /// With nothing to do, the writer sleeps this long at a time.
 const IDLE: Duration = Duration::from_secs(3600);
 
@@ -545,7 +543,7 @@ impl Write {
                 drafts::drop_scope(connection, scope)?;
                 tombstones::add(connection, scope)?;
                 let mut gone = match facts::scope_id(connection, scope)? {
-                    Some(id) => upkeep::doom(connection, id, true)?,
+                    Some(id) => tombstones::doom(connection, id, true)?,
                     None => 0,
                 };
                 if is_moving {

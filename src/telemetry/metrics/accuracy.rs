@@ -5,14 +5,16 @@
 
 use std::sync::Mutex;
 
-use prometheus::{Gauge, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec};
+use prometheus::{GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec};
 use serde::Serialize;
 
 use super::handles::{Labelled, OfModel, handles};
-use super::{Make, word};
+use super::make::Make;
+use super::traffic::{Compared, Taught};
 use crate::context::Method;
 use crate::dialect::models::Family;
-use crate::telemetry::Exchange;
+use crate::telemetry::event::Exchange;
+use crate::telemetry::log::word;
 use crate::tokens::learn::Expert;
 
 /// Signed: below 0 the estimate was too low.
@@ -81,18 +83,6 @@ struct Known {
     error_ratio: Histogram,
     error_tokens: Histogram,
     new_error_ratio: Histogram,
-}
-
-/// Handles for one upstream and model.
-pub(super) struct Compared {
-    missed: IntCounter,
-    compared: IntCounter,
-}
-
-/// As [`Compared`].
-pub(super) struct Taught {
-    lessons: Gauge,
-    band: Gauge,
 }
 
 impl Accuracy {

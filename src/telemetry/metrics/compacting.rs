@@ -6,8 +6,9 @@
 
 use prometheus::{HistogramVec, IntCounterVec};
 
-use super::{Make, SECONDS, word};
-use crate::telemetry::{Compaction, Exchange};
+use super::make::{Make, SECONDS};
+use crate::telemetry::event::{Compaction, Exchange};
+use crate::telemetry::log::word;
 
 /// All metrics of compaction.
 pub(super) struct Compacting {

@@ -9,9 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use foldhash::HashMap;
 
-use super::accuracy::{Compared, Taught};
-use super::rewriting::Cached;
-use super::{Spent, Traffic, TrafficKey};
+use super::traffic::{Cached, Compared, Spent, Taught, Traffic, TrafficKey};
 
 /// What has a label, by that label.
 pub(super) type Labelled<K, V> = Mutex<HashMap<K, Arc<V>>>;

@@ -4,9 +4,9 @@
 
 use prometheus::{Gauge, GaugeVec, IntGauge};
 
-use super::Make;
+use super::make::Make;
+use crate::telemetry::labels::{KeptKind, MemoryKind};
 use crate::telemetry::log::word;
-use crate::telemetry::{KeptKind, MemoryKind};
 
 /// Gauges of memory.
 pub(in crate::telemetry) struct MemoryMetrics {

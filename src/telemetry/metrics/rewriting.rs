@@ -3,15 +3,17 @@
 //! Shadow and active stand side by side under one name, told apart by `mode`. A replayed change has
 //! no reason here: it was counted with its reason when it was new.
 
-use prometheus::{CounterVec, IntCounter, IntCounterVec};
+use prometheus::{CounterVec, IntCounterVec};
 use serde::Serialize;
 
 use super::handles::OfModel;
-use super::{Make, NONE, word};
+use super::make::{Make, NONE};
+use super::traffic::Cached;
 use crate::context::overflow::OverflowReport;
 use crate::context::plan::{Change, ChangeCounts, Decision, RewriteSummary};
 use crate::dialect::Note;
-use crate::telemetry::Exchange;
+use crate::telemetry::event::Exchange;
+use crate::telemetry::log::word;
 
 /// Whether an exchange was sent changed; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -52,12 +54,6 @@ pub(super) struct Rewriting {
     overflows: IntCounterVec,
     cleared_uses: IntCounterVec,
     cleared_tokens: IntCounterVec,
-}
-
-/// Handles for one upstream, model and whether it was edited.
-pub(super) struct Cached {
-    input: IntCounter,
-    read: IntCounter,
 }
 
 impl Rewriting {

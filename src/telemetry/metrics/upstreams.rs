@@ -8,8 +8,10 @@ use std::time::Duration;
 use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 use strum::IntoEnumIterator as _;
 
-use super::{Make, SECONDS, word};
-use crate::telemetry::{Open, RepeatCause};
+use super::make::{Make, SECONDS};
+use crate::telemetry::labels::RepeatCause;
+use crate::telemetry::log::word;
+use crate::telemetry::open::Open;
 
 /// All metrics of connections to upstreams.
 pub(in crate::telemetry) struct UpstreamConnections {

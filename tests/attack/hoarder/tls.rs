@@ -13,7 +13,7 @@ use super::connections::SETTLES;
 use super::{PATIENCE, PROMISED, resident_of, status_of};
 use crate::support::h2;
 
-/// What is counted of a connection with TLS, and of nothing else: `OPEN` and `TLS` of `proxy/transport.rs`.
+/// What is counted of a connection with TLS, and of nothing else: `OPEN` and `TLS` of `proxy/http/transport.rs`.
 const COUNTED: u64 = (16 + 40) << 10;
 /// Clients that have room, whatever else is held.
 const SOME: usize = 800;

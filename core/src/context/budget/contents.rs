@@ -8,8 +8,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::grouped;
-use super::view::line;
+use super::line::{grouped, line};
 use crate::context::SketchPart;
 use crate::dialect::{Part, PartKind, Reply, Role};
 

@@ -7,7 +7,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::grouped;
+use super::line::grouped;
 use crate::context::compact;
 use crate::context::plan::PlanRequest;
 use crate::context::policy::{PruneGate, SummaryEngine};

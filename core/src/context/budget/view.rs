@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::HiddenInput;
 use super::contents::Contents;
 use super::limits::{Limits, Point, Thresholds, percent};
+use super::line::{grouped, line};
 use crate::context::overflow::OverflowReport;
 use crate::context::plan::{ChangeCounts, RewriteSummary};
 use crate::context::policy::{Mode, SummaryAuthor};
@@ -399,34 +400,6 @@ impl fmt::Display for RewriteView {
             _ => Ok(()),
         }
     }
-}
-
-pub(super) fn line(
-    f: &mut fmt::Formatter<'_>,
-    name: &str,
-    width: usize,
-    tokens: u64,
-    how: Option<&str>,
-) -> fmt::Result {
-    let (tokens, width) = (grouped(tokens), width.saturating_sub(name.len() + 1));
-    write!(f, "  {name} {tokens:>width$} tokens")?;
-    match how {
-        Some(how) => writeln!(f, " ({how})"),
-        None => writeln!(f),
-    }
-}
-
-/// With a comma at every third digit: `52,100`.
-pub fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::with_capacity(digits.len() * 4 / 3);
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }
 
 #[cfg(test)]

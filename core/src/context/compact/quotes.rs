@@ -5,8 +5,9 @@
 //! there, nor the summaries that a client writes itself. What a client sends as the user's text otherwise is the
 //! user's: it stood in the history as that. Pure.
 
+use crate::context::InjectionState;
 use crate::context::plan::{PlanRequest, RecordedDecisions};
-use crate::context::{InjectionState, prune};
+use crate::context::trim::words_at;
 use crate::dialect::summary::frame::{CONTINUED, Quote, Speaker};
 use crate::dialect::{Message, PartKind, ReplyPart, Role};
 
@@ -109,7 +110,7 @@ fn own_words(message: &Message, body: &[u8]) -> Option<(String, bool)> {
             // What stands in a result follows it.
             PartKind::Text if part.role == Role::User && part.span.start >= results => {
                 for text in &part.texts {
-                    let text = prune::words_at(*text, body);
+                    let text = words_at(*text, body);
                     let own = without_blocks(&text);
                     is_whole &= own.len() == text.len();
                     words.push(own);

@@ -7,7 +7,8 @@ use super::compaction_key;
 use crate::dialect::cache::CacheMiss;
 use crate::dialect::editing::Cleared;
 use crate::dialect::key::{Arguments, Keyer};
-use crate::dialect::reading::{MOST_KEPT, error_in, note_once};
+use crate::dialect::note::note_once;
+use crate::dialect::reading::{MOST_KEPT, error_in};
 use crate::dialect::{LastCall, Note, PartKind, Reply, ReplyPart, Role, Stop, Usage};
 use crate::wire::json::{Kind, Value, first, members};
 

@@ -9,7 +9,8 @@ use serde_json::{Value as Json, json};
 use super::usage::Counted;
 use super::{Data, arguments, data, file_media, hosted_key, hosted_words, inline_media, signature};
 use crate::dialect::key::{Arguments, Keyer};
-use crate::dialect::reading::{MOST_KEPT, error_in, note_once};
+use crate::dialect::note::note_once;
+use crate::dialect::reading::{MOST_KEPT, error_in};
 use crate::dialect::{Note, PartKind, Reply, ReplyPart, Role, Stop, Usage};
 use crate::wire::json::{Kind, Value, first, members};
 

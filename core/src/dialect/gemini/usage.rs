@@ -3,7 +3,7 @@
 //! It comes with every chunk and is cumulative: later numbers replace earlier ones, and what a later
 //! chunk leaves out stays. What was not said stays unknown.
 
-use crate::dialect::reading::note_once;
+use crate::dialect::note::note_once;
 use crate::dialect::{LastCall, Note, Usage};
 use crate::wire::json::{Value, first, members};
 

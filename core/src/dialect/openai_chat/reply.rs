@@ -8,7 +8,8 @@ use super::reasoning::Thoughts;
 use super::usage::Counted;
 use super::{known, signature, think};
 use crate::dialect::key::{Arguments, Keyer};
-use crate::dialect::reading::{MOST_KEPT, error_in, note_once};
+use crate::dialect::note::note_once;
+use crate::dialect::reading::{MOST_KEPT, error_in};
 use crate::dialect::{Note, PartKind, Reply, ReplyPart, Role, Stop, Usage};
 use crate::wire::json::{Document, Kind, Value, first, members};
 

@@ -3,7 +3,7 @@
 //! Later numbers replace earlier ones, because where they come more than once they are cumulative;
 //! details that a later report leaves out stay. What was not said stays unknown.
 
-use crate::dialect::reading::note_once;
+use crate::dialect::note::note_once;
 use crate::dialect::{Note, Usage};
 use crate::wire::json::{Value, first, members};
 

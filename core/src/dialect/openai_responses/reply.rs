@@ -10,7 +10,8 @@ use std::collections::BTreeMap;
 use super::items;
 use crate::dialect::cache::CacheMiss;
 use crate::dialect::key::Keyer;
-use crate::dialect::reading::{MOST_KEPT, error_in, note_once};
+use crate::dialect::note::note_once;
+use crate::dialect::reading::{MOST_KEPT, error_in};
 use crate::dialect::{Note, Part, PartKind, Reply, ReplyPart, Role, Span, Stop, Usage};
 use crate::wire::json::{Value, first, members, text_of};
 

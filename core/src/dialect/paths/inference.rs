@@ -6,7 +6,8 @@
 use http::Method;
 
 use super::known::{are_roots, before_end};
-use super::{decoded, endpoint, segments, verb};
+use super::{endpoint, segments, verb};
+use crate::dialect::percent::decoded;
 
 /// Ends of paths that are posted to and hold no conversation, but ask a model and keep nothing.
 const POSTED: &[&[&str]] = &[&["completions"], &["embeddings"], &["moderations"], &["rerank"]];

@@ -1,0 +1,29 @@
+//! The upstreams that are there without any configuration.
+
+use crate::dialect::Dialect;
+
+/// An upstream that is there without being said.
+pub(super) struct BuiltIn {
+    pub(super) name: &'static str,
+    pub(super) base_url: &'static str,
+    pub(super) dialects: &'static [Dialect],
+}
+
+/// The providers that are always there.
+pub(super) const BUILT_IN: [BuiltIn; 3] = [
+    BuiltIn {
+        name: "anthropic",
+        base_url: "https://api.anthropic.com",
+        dialects: &[Dialect::Anthropic],
+    },
+    BuiltIn {
+        name: "openai",
+        base_url: "https://api.openai.com/v1",
+        dialects: &[Dialect::OpenaiChat, Dialect::OpenaiResponses],
+    },
+    BuiltIn {
+        name: "gemini",
+        base_url: "https://generativelanguage.googleapis.com",
+        dialects: &[Dialect::Gemini],
+    },
+];

@@ -1,0 +1,359 @@
+//! When a history is compacted, and who waits for it (`docs/rewriting.md` "Compaction").
+//!
+//! A summary is written in the background from the prepare mark on, one at a time in a thread, also
+//! across replicas; the request that crosses the threshold takes it into use. A request that would
+//! not fit waits for it, so long and no longer. A client that leaves cancels the wait alone.
+
+use crate::proxy::compaction::scheduler::CompactionKey;
+use crate::proxy::compaction::scheduler::SummaryGuard;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::request;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::scheduler::waited;
+
+use super::summarize::{self, SummaryJob};
+use crate::config::Mode;
+use crate::context::Fact;
+use crate::context::compact::{self, CompactionNeed, CutPoint, HistoryChunk};
+use crate::context::plan::{Change, DecisionReason, PlanStep};
+use crate::context::policy::SummaryAuthor;
+use crate::dialect::lesson::Lesson;
+use crate::dialect::{Chain, Span};
+use crate::proxy::plan::planned_request::{self, PlannedRequest};
+use crate::proxy::plan::prepared_request::PreparedRequest;
+use crate::proxy::state::Proxy;
+use crate::store::ledgers::OpenedSession;
+use crate::telemetry::clock::now;
+
+/// How often a request is compacted before it goes on as it is: a summary that is used may still leave
+/// too much, because much came since it was written.
+const MOST_IN_A_ROW: usize = 2;
+/// How long giving claims back may take at a stop.
+const GIVING_BACK: Duration = Duration::from_secs(1);
+
+/// Begins to write for a thread; `None` where that is under way, or enough others are.
+pub(crate) fn begin_summary(proxy: &Proxy, key: &CompactionKey) -> Option<SummaryGuard> {
+    proxy.compacting.begin(key, proxy.config.policy.compact.cool_down_s * 1000)
+}
+
+/// What a request needs besides its plan.
+pub(crate) struct CompactionContext<'a> {
+    proxy: &'a Arc<Proxy>,
+    subject: &'a Arc<PreparedRequest>,
+    opened: &'a mut OpenedSession,
+    planned: &'a mut PlannedRequest,
+    /// The request's head as it goes out, with its credentials: copied only where a summary is asked.
+    head: &'a request::Parts,
+    /// How long it waited for a summary.
+    pub(crate) waited: Option<Duration>,
+}
+
+impl<'a> CompactionContext<'a> {
+    /// Of a request that did not wait yet.
+    pub(crate) fn new(
+        proxy: &'a Arc<Proxy>,
+        subject: &'a Arc<PreparedRequest>,
+        opened: &'a mut OpenedSession,
+        planned: &'a mut PlannedRequest,
+        head: &'a request::Parts,
+    ) -> Self {
+        Self { proxy, subject, opened, planned, head, waited: None }
+    }
+
+    /// Compacts a request where policy says so: a written summary is taken into use, a missing one is
+    /// waited for where the request would not fit. Answers who is to write one once the request was
+    /// answered.
+    pub(crate) async fn attend(&mut self) -> Option<SummaryJob> {
+        if self.due(CompactionNeed::No) == CompactionNeed::No {
+            self.forgive();
+            return None;
+        }
+        // Few need one: the others' way is not made longer by it.
+        Box::pin(self.compact(CompactionNeed::No, self.patience())).await
+    }
+
+    /// Compacts the request now, if that can be done within `wait`; answers whether it was. `must`: it
+    /// does not fit, whatever the estimate says.
+    pub(crate) async fn compact_now(&mut self, wait: Duration, must: bool) -> bool {
+        let before = self.in_use();
+        let least = if must { CompactionNeed::Must } else { CompactionNeed::No };
+        drop(self.compact(least, Instant::now() + wait).await);
+        self.in_use() != before
+    }
+
+    fn patience(&self) -> Instant {
+        Instant::now() + Duration::from_secs(self.subject.policy.compact.wait_s)
+    }
+
+    fn max_failures(&self) -> u32 {
+        self.subject.policy.compact.max_failures
+    }
+
+    fn in_use(&self) -> Option<Chain> {
+        self.planned.known.compact().map(|(_, compact)| compact.about)
+    }
+
+    fn key(&self) -> CompactionKey {
+        (self.opened.scope.clone(), self.opened.placed.standing.thread.clone())
+    }
+
+    fn forgive(&self) {
+        self.proxy.compacting.forgive(|| self.key());
+    }
+
+    /// How much it needs a summary, at least `least`.
+    fn due(&self, least: CompactionNeed) -> CompactionNeed {
+        let measured = self.planned.measured.as_ref();
+        let tokens = measured.map(|measured| self.subject.cost(measured).tokens);
+        let due = tokens.map_or(CompactionNeed::No, |tokens| {
+            compact::due(&self.subject.request(), &self.planned.known, tokens)
+        });
+        let request = self.subject.request();
+        let due = if compact::may(&request) { due.max(least) } else { due };
+        let due = due.min(compact::at_most(&request));
+        // What somebody asked for is written now, and used as soon as it is there.
+        let summaries = &self.planned.known.summaries;
+        let asked = summaries.iter().any(|(_, one)| one.why == DecisionReason::Asked);
+        match compact::can(&request) {
+            true if asked => due.max(CompactionNeed::Swap),
+            true if self.is_wished() && !summaries.is_empty() => due.max(CompactionNeed::Swap),
+            true if self.is_wished() => due.max(CompactionNeed::Prepare),
+            _ => due,
+        }
+    }
+
+    /// Whether somebody wants the conversation compacted: its main line, not a sub-agent's.
+    fn is_wished(&self) -> bool {
+        self.proxy.ledgers.is_wished(&self.opened.scope) && self.opened.is_main_line()
+    }
+
+    /// What was asked for is done, or it is told why it cannot be.
+    fn wish_is_over(&self) {
+        if self.is_wished()
+            && let Some(mut wish) = self.proxy.ledgers.take_wish(self.opened.room())
+        {
+            wish.is_over();
+        }
+    }
+
+    async fn compact(&mut self, least: CompactionNeed, until: Instant) -> Option<SummaryJob> {
+        let (mut rounds, mut is_fresh) = (0, false);
+        loop {
+            let asked = if rounds == 0 { least } else { CompactionNeed::No };
+            let due = self.due(asked);
+            if due == CompactionNeed::No || rounds == MOST_IN_A_ROW {
+                if rounds == 0 && due == CompactionNeed::No {
+                    self.forgive();
+                }
+                return None;
+            }
+            match self.subject.mode {
+                Mode::Active if self.subject.may_decide() => {}
+                Mode::Shadow if due >= CompactionNeed::Swap => {
+                    return self.refuse(DecisionReason::Shadow);
+                }
+                Mode::Active | Mode::Shadow | Mode::Observe => return None,
+            }
+            if due < CompactionNeed::Swap && !self.planned.known.summaries.is_empty() {
+                return None;
+            }
+            if due >= CompactionNeed::Swap {
+                match compact::propose(&self.subject.request(), &self.planned.known, due) {
+                    Ok(facts) => {
+                        if !self.takes(facts).await {
+                            return self.refuse(DecisionReason::NotKept);
+                        }
+                        if !self.proxy.ledgers.has_focus(&self.opened.scope) {
+                            self.wish_is_over();
+                        }
+                        rounds += 1;
+                        continue;
+                    }
+                    Err(DecisionReason::NotReady) => {}
+                    Err(why) => return self.refuse(why),
+                }
+            }
+            if !is_fresh {
+                is_fresh = true;
+                if self.asks_others(due).await {
+                    continue;
+                }
+            }
+            if let Some(writing) = self.proxy.compacting.writing(&self.key()) {
+                if due < CompactionNeed::Must || !self.waits(writing, until).await {
+                    return self.refuse_late(due);
+                }
+                self.look_again().await;
+                // Not written after all: nothing more to wait for.
+                if self.planned.known.summaries.is_empty() {
+                    return self.refuse(DecisionReason::NotReady);
+                }
+                continue;
+            }
+            if self.proxy.compacting.rests(&self.key(), self.max_failures()) {
+                return self.refuse_late(due);
+            }
+            let writer = match self.writer(due).await {
+                Ok(writer) => writer,
+                Err(why) => {
+                    let asked = self.is_wished();
+                    // Nobody waits for what cannot be; the exchange says why.
+                    if why != DecisionReason::NotReady {
+                        self.wish_is_over();
+                    }
+                    return if due < CompactionNeed::Swap && !asked {
+                        None
+                    } else {
+                        self.refuse(why)
+                    };
+                }
+            };
+            if due < CompactionNeed::Must {
+                return Some(writer);
+            }
+            writer.begin();
+            if self.proxy.compacting.writing(&self.key()).is_none() {
+                return self.refuse(DecisionReason::NotReady);
+            }
+        }
+    }
+
+    /// Looks for what another replica wrote; answers whether anything new is known.
+    async fn asks_others(&mut self, due: CompactionNeed) -> bool {
+        if !self.proxy.compacting.may_be_elsewhere(&self.key(), self.max_failures(), due) {
+            return false;
+        }
+        let refreshing = self.proxy.ledgers.refresh(&self.opened.scope);
+        let _ = self.opened.reads.wait(refreshing).await;
+        self.look_again().await
+    }
+
+    async fn waits(&mut self, writing: watch::Receiver<()>, until: Instant) -> bool {
+        let began = Instant::now();
+        let is_done = waited(writing, until).await;
+        *self.waited.get_or_insert_default() += began.elapsed();
+        is_done
+    }
+
+    /// Who would write a summary of the request.
+    async fn writer(&self, due: CompactionNeed) -> Result<SummaryJob, DecisionReason> {
+        let choices = self.choices().await?;
+        let measured = self.planned.measured.as_ref().ok_or(DecisionReason::NothingToCut)?;
+        let writing = begin_summary(self.proxy, &self.key()).ok_or(DecisionReason::NotReady)?;
+        let room = self.opened.room();
+        let wish = self.is_wished().then(|| self.proxy.ledgers.take_wish(room.clone())).flatten();
+        let cached = self.cached(due, &choices).await;
+        let reads = cached.as_ref().unwrap_or(self.planned);
+        let parts = reads.measured.as_ref().unwrap_or(measured).parts.clone();
+        Ok(SummaryJob {
+            wish,
+            room,
+            proxy: self.proxy.clone(),
+            subject: self.subject.clone(),
+            known: reads.known.clone(),
+            parts,
+            tokens: measured.estimate.tokens,
+            edits: reads.edits.clone(),
+            head: self.head.clone(),
+            choices,
+            due,
+            writing,
+        })
+    }
+
+    /// The request as its provider's cache has it, where a summary is written before it is sent, by its own
+    /// model, and what would go fits the window so, too.
+    async fn cached(
+        &self,
+        due: CompactionNeed,
+        choices: &[(SummaryAuthor, CutPoint)],
+    ) -> Option<PlannedRequest> {
+        let policy = &self.subject.policy.compact;
+        if due < CompactionNeed::Must || policy.model.is_some() || policy.upstream.is_some() {
+            return None;
+        }
+        let cached = self.planned.as_cached(self.subject).await?;
+        let parts = &cached.measured.as_ref()?.parts;
+        let request = self.subject.request();
+        let fits = choices.iter().all(|(_, choice)| {
+            let piece = HistoryChunk { from: 0, through: choice.cut };
+            let history = compact::weigh(&request, &cached.known, parts, piece);
+            summarize::head_tokens(parts).saturating_add(history) <= compact::usable(&request)
+        });
+        fits.then_some(cached)
+    }
+
+    /// Who may write it, and where each would cut, the first choice first.
+    async fn choices(&self) -> Result<Vec<(SummaryAuthor, CutPoint)>, DecisionReason> {
+        let measured = self.planned.measured.as_ref().ok_or(DecisionReason::NothingToCut)?;
+        let refused = self.proxy.knows(&self.subject.source(), Lesson::CompactionRefused);
+        let request = self.subject.request();
+        let is_told = self.is_wished() && self.proxy.ledgers.has_focus(&self.opened.scope);
+        let is_told = is_told || self.subject.policy.compact.focus.is_some();
+        let writers = compact::writers(&request, refused, is_told);
+        if writers.is_empty() {
+            return Err(DecisionReason::Provider);
+        }
+        let (known, parts) = (&self.planned.known, &measured.parts);
+        let choose =
+            |by: &SummaryAuthor| Some((*by, compact::choose(&request, known, parts, *by)?));
+        let choices: Vec<_> = writers.iter().filter_map(choose).collect();
+        if choices.is_empty() { Err(DecisionReason::NothingToCut) } else { Ok(choices) }
+    }
+
+    /// Takes a summary into use; answers whether it is.
+    async fn takes(&mut self, facts: Vec<Fact>) -> bool {
+        let before = self.in_use();
+        let aside = self.planned.known.aside;
+        let Ok(saved) = planned_request::save(self.proxy, self.opened, facts, aside).await else {
+            return false;
+        };
+        self.planned.adds(self.subject, saved).await;
+        self.in_use() != before
+    }
+
+    /// What others wrote meanwhile is known; answers whether anything new is.
+    async fn look_again(&mut self) -> bool {
+        let is_shadow = self.subject.request().is_shadow();
+        let mut known = self.opened.look_again(&self.subject.conversation, is_shadow);
+        known.keeps_what_was_taken_over(&self.planned.known);
+        let of = |known: &crate::context::plan::RecordedDecisions| {
+            (known.compact().map(|(_, one)| one.about), known.summaries.len())
+        };
+        let is_new = of(&known) != of(&self.planned.known);
+        if is_new {
+            self.planned.knows(self.subject, known).await;
+        }
+        is_new
+    }
+
+    /// No summary is written yet, which is told where one should have been in use by now.
+    fn refuse_late(&mut self, due: CompactionNeed) -> Option<SummaryJob> {
+        if due < CompactionNeed::Swap { None } else { self.refuse(DecisionReason::NotReady) }
+    }
+
+    fn refuse(&mut self, why: DecisionReason) -> Option<SummaryJob> {
+        let tokens = self.planned.measured.as_ref().map_or(0, |it| it.estimate.tokens);
+        let first = self.subject.conversation.messages.first();
+        let span = first.map_or(Span::new(0, 0), |message| message.span);
+        let step = PlanStep::refused(Change::Compacted, why, (0, 0), span, tokens);
+        self.planned.refuses(step);
+        None
+    }
+}
+
+/// What this process had claimed and will not write any more is free for others, and for its next start.
+pub(crate) async fn finish(proxy: &Proxy) {
+    let claims = std::mem::take(&mut *proxy.compacting.claims());
+    let giving_back = async {
+        for what in claims {
+            // What cannot be given back runs out in its time.
+            let _ = proxy.ledgers.release(&what, proxy.run, now()).await;
+        }
+    };
+    let _ = tokio::time::timeout(GIVING_BACK, giving_back).await;
+}

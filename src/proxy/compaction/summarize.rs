@@ -1,0 +1,599 @@
+//! A summary, written: the request that asks for it, sent and read, judged and kept (`docs/rewriting.md`
+//! "Compaction").
+//!
+//! Runs on a task of its own, with the client's credentials only as long as the call lasts; bounded in
+//! time and size. What fails costs the compaction, never the client: it sees nothing of any of this.
+
+mod provider;
+mod sums;
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_LENGTH, HeaderValue};
+use http::{Request, Response, StatusCode, Uri, request};
+use http_body::Body;
+use http_body_util::{BodyExt as _, Limited};
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::scheduler::SummaryGuard;
+use crate::config::Upstream;
+use crate::context::compact::{self, CompactionNeed, CutPoint, HistoryChunk, SummaryMessage};
+use crate::context::plan::{DecisionReason, RecordedDecisions};
+use crate::context::policy::SummaryAuthor;
+use crate::context::{CompactionRecord, Fact, ForwardedHistory, SketchPart};
+use crate::dialect::lesson::Lesson;
+use crate::dialect::refusal::{self, Cause};
+use crate::dialect::summary::{self, NoSummary, Question};
+use crate::dialect::{Dialect, PartKind, ReplyPart, Usage, rewrite};
+use crate::proxy::http::body::OutgoingBody;
+use crate::proxy::http::headers;
+use crate::proxy::learning::{lessons, questions};
+use crate::proxy::offload::{OFF_THREAD, off_thread};
+use crate::proxy::plan::prepared_request::PreparedRequest;
+use crate::proxy::response::observe::ResponseObserver;
+use crate::proxy::state::Proxy;
+use crate::proxy::upstream::route::{self, Route};
+use crate::store::Scope;
+use crate::store::ledgers::{ClaimedCompaction, SessionRoom};
+use crate::store::lessons::LessonSource;
+use crate::telemetry::clock::now;
+use crate::telemetry::{Compaction, Ended};
+use crate::tokens::Tokenizer;
+use crate::wire::splice::{Edit, splice};
+use sums::add;
+pub(super) use sums::head_tokens;
+
+/// Output tokens that a summary needs at most.
+const OUTPUT: u64 = 8192;
+/// What a stream weighs beside the words it carries, at most, times.
+const FRAMING: usize = 64;
+/// How often another replica's summary is looked for.
+const ASK_AGAIN: Duration = Duration::from_millis(250);
+
+/// A summary that is to be written.
+pub(crate) struct SummaryJob {
+    pub(crate) proxy: Arc<Proxy>,
+    pub(crate) subject: Arc<PreparedRequest>,
+    /// Where it goes.
+    pub(crate) room: SessionRoom,
+    /// What is known of the request, as the question reads it: as it is sent, or as its provider's cache has it.
+    pub(crate) known: Arc<RecordedDecisions>,
+    /// What it consists of so.
+    pub(crate) parts: Vec<SketchPart>,
+    /// What it costs as it is sent.
+    pub(crate) tokens: u64,
+    /// What is changed in it for the question.
+    pub(crate) edits: Vec<Edit>,
+    /// Its head, with its credentials.
+    pub(crate) head: request::Parts,
+    /// Who may write it, and where each would cut, the first choice first.
+    pub(crate) choices: Vec<(SummaryAuthor, CutPoint)>,
+    pub(crate) due: CompactionNeed,
+    /// Somebody asked for it. Where it is not written, that waits again.
+    pub(crate) wish: Option<ClaimedCompaction>,
+    pub(crate) writing: SummaryGuard,
+}
+
+/// A question for the summary of a piece.
+struct SummaryRequest<'a> {
+    piece: HistoryChunk,
+    /// What the pieces before it came to.
+    before: Option<&'a str>,
+    /// The instruction.
+    words: &'a str,
+    /// Output tokens that it may take.
+    output: u64,
+    /// Tokens that the question may have, where the piece is too large for it.
+    room: Option<u64>,
+}
+
+/// What came of a call.
+struct SummaryResponse {
+    words: String,
+    usage: Usage,
+}
+
+/// Why there is no summary.
+#[derive(Debug)]
+enum SummaryError {
+    /// The upstream refused, failed or could not be reached.
+    Upstream,
+    /// It took too long.
+    TimedOut,
+    /// It binds reasoning to what stood before it, and something else stands there now.
+    Bound {
+        /// It said so in words that teach.
+        is_taught: bool,
+    },
+    /// What it answered is no summary.
+    Rejected,
+    /// The provider does not compact by itself.
+    NotOffered,
+    /// It is no smaller than what it stands for, or leaves too much.
+    TooLarge,
+    /// Another replica writes one, or the store does not say.
+    NotOurs,
+    /// The store did not keep it.
+    NotKept,
+}
+
+impl SummaryJob {
+    /// Begins to write. The client may leave meanwhile.
+    pub(crate) fn begin(mut self) {
+        self.writing.begins();
+        tokio::spawn(self.write());
+    }
+
+    async fn write(mut self) {
+        let (began, at) = (Instant::now(), now());
+        let until = Duration::from_secs(self.subject.policy.compact.timeout_s);
+        let deadline = tokio::time::Instant::now() + until;
+        let what = self.work();
+        let until = at + until.as_millis() as u64;
+        let kept = match self.proxy.ledgers.claim(&what, self.proxy.run, at, until).await {
+            Ok(true) => {
+                self.proxy.compacting.has_claimed(what.clone());
+                let kept = self.first_that_can(at, deadline).await;
+                self.proxy.compacting.is_done_with(&what);
+                kept
+            }
+            Ok(false) => {
+                self.writing.is_elsewhere();
+                self.others(deadline).await
+            }
+            // Nobody knows whether somebody else writes: with the next request it is tried again.
+            Err(_) => Err(SummaryError::NotOurs),
+        };
+        if let (Err(SummaryError::NotOurs), Some((by, choice))) = (&kept, self.choices.first()) {
+            self.tells(*by, choice, (&kept, Usage::default()), began);
+        }
+        // What others wrote is used first.
+        if let (Ok(Some(_)) | Err(SummaryError::TooLarge), Some(wish)) = (&kept, &mut self.wish) {
+            wish.is_over();
+            if kept.is_err() {
+                let session = &self.room.scope.session;
+                tracing::warn!(
+                    "session {session} is not compacted although somebody asked: its summary is no smaller"
+                );
+            }
+        }
+        drop(self.wish);
+        self.writing.ended(match kept {
+            Ok(_) => Some(true),
+            // Nobody failed here.
+            Err(SummaryError::NotOurs) => None,
+            Err(_) => Some(false),
+        });
+    }
+
+    /// Has the summary written by the first of the choices that can, and keeps it.
+    async fn first_that_can(
+        &self,
+        at: u64,
+        deadline: tokio::time::Instant,
+    ) -> Result<Option<CompactionRecord>, SummaryError> {
+        let mut kept = Err(SummaryError::Rejected);
+        for (by, choice) in &self.choices {
+            let (began, mut spent) = (Instant::now(), Usage::default());
+            let writing = async {
+                match by {
+                    SummaryAuthor::Provider => self.by_provider(choice, &mut spent).await,
+                    SummaryAuthor::Summary => self.written(choice, &mut spent).await,
+                }
+            };
+            let written = tokio::time::timeout_at(deadline, writing).await;
+            kept = match written.unwrap_or(Err(SummaryError::TimedOut)) {
+                Ok(compact) => {
+                    let took = now().saturating_sub(at);
+                    let compact = CompactionRecord { spent: spent.clone(), took, ..compact };
+                    let fact = Fact::Summary(Box::new(compact.clone()));
+                    let kept = self.proxy.ledgers.settle(&self.room, fact).await;
+                    kept.map(|_| Some(compact)).map_err(|_| SummaryError::NotKept)
+                }
+                Err(failed) => Err(failed),
+            };
+            self.tells(*by, choice, (&kept, spent), began);
+            if matches!(kept, Ok(_) | Err(SummaryError::TimedOut | SummaryError::NotKept)) {
+                break;
+            }
+        }
+        kept
+    }
+
+    /// Tells how one attempt ended, and what it cost.
+    fn tells(
+        &self,
+        by: SummaryAuthor,
+        choice: &CutPoint,
+        (kept, usage): (&Result<Option<CompactionRecord>, SummaryError>, Usage),
+        began: Instant,
+    ) {
+        let (_, upstream, model) = self.asked(by);
+        self.proxy.telemetry.compacted(&Compaction {
+            upstream: upstream.into(),
+            model: model.into(),
+            engine: by,
+            why: self.why(),
+            outcome: match kept {
+                Ok(_) => Ended::Written,
+                Err(SummaryError::Upstream | SummaryError::Bound { .. }) => Ended::UpstreamFailed,
+                Err(SummaryError::TimedOut) => Ended::TimedOut,
+                Err(SummaryError::Rejected) => Ended::Rejected,
+                Err(SummaryError::NotOffered) => Ended::NotOffered,
+                Err(SummaryError::TooLarge) => Ended::TooLarge,
+                Err(SummaryError::NotOurs | SummaryError::NotKept) => Ended::NotKept,
+            },
+            before: choice.was,
+            after: kept.as_ref().ok().and_then(|it| it.as_ref().map(|it| it.tokens.into())),
+            seconds: began.elapsed().as_secs_f64(),
+            usage,
+        });
+    }
+
+    fn why(&self) -> DecisionReason {
+        match self.due {
+            _ if self.wish.is_some() => DecisionReason::Asked,
+            CompactionNeed::Must => DecisionReason::Window,
+            CompactionNeed::No | CompactionNeed::Prepare | CompactionNeed::Swap => {
+                DecisionReason::Threshold
+            }
+        }
+    }
+
+    /// What is claimed: one at a time writes it, for all that grows from the same beginning.
+    fn work(&self) -> String {
+        let last = self.known.compact().map(|(_, compact)| compact.about).unwrap_or_default();
+        let begins = self.subject.conversation.chains().next().unwrap_or_default();
+        let Scope { tenant, session } = &self.room.scope;
+        let what = format!("{tenant} {session} {begins} {last}");
+        format!("summary {:032x}", xxh3_128(what.as_bytes()))
+    }
+
+    /// Waits for what another replica writes.
+    async fn others(
+        &self,
+        until: tokio::time::Instant,
+    ) -> Result<Option<CompactionRecord>, SummaryError> {
+        while tokio::time::Instant::now() < until {
+            tokio::time::sleep(ASK_AGAIN).await;
+            if self.proxy.ledgers.refresh(&self.room.scope).await.is_err() {
+                break;
+            }
+            let last = self.known.compact().map(|(_, compact)| compact.at).unwrap_or_default();
+            let is_new = self.proxy.ledgers.look(&self.room.scope, |ledger| {
+                ledger.summaries(false).any(|summary| summary.at > last)
+            });
+            if is_new.await.unwrap_or(false) {
+                return Ok(None);
+            }
+        }
+        Err(SummaryError::NotOurs)
+    }
+
+    /// The upstream and model that are asked, by name. What a provider writes is for its own model.
+    fn asked(&self, by: SummaryAuthor) -> (Option<&Upstream>, &str, &str) {
+        if by == SummaryAuthor::Provider {
+            return (None, &self.subject.upstream, self.subject.name());
+        }
+        let policy = &self.subject.policy.compact;
+        let other = policy.upstream.as_deref().and_then(|name| self.proxy.upstream(Some(name)));
+        let dialect = self.subject.conversation.dialect;
+        let other = other.filter(|upstream| upstream.dialects.contains(&dialect));
+        let upstream = other.map_or(&*self.subject.upstream, |upstream| &*upstream.name);
+        (other, upstream, policy.model.as_deref().unwrap_or(self.subject.name()))
+    }
+
+    /// Asks for the summary, in pieces where the history is too long for one request.
+    async fn written(
+        &self,
+        choice: &CutPoint,
+        spent: &mut Usage,
+    ) -> Result<CompactionRecord, SummaryError> {
+        let request = self.subject.request();
+        let window = self.subject.model.window;
+        let words = self.instruction();
+        let counted = self.count(&words);
+        let output = OUTPUT.min(window / 6);
+        let room = window.saturating_sub(output).saturating_sub(counted);
+        let whole = HistoryChunk { from: 0, through: self.subject.conversation.messages.len() };
+        let fits = self.tokens <= room && self.due < CompactionNeed::Must;
+        let head = head_tokens(&self.parts);
+        let before = output.saturating_add(compact::most_quoted(&request));
+        let history = room.saturating_sub(head).saturating_sub(before).max(room / 4);
+        let pieces = match fits {
+            // As the provider has it in its cache.
+            true => vec![whole],
+            false => compact::pieces(&request, &self.known, &self.parts, choice.cut, history),
+        };
+        // Nothing is shortened where it fits: what was sent before is in the cache as it was.
+        let is_too_large =
+            |piece| !fits && compact::weigh(&request, &self.known, &self.parts, piece) > history;
+        let mut summary: Option<String> = None;
+        for piece in pieces {
+            let before = summary.as_deref();
+            let room = is_too_large(piece).then_some(room);
+            let answer =
+                self.told(&SummaryRequest { piece, before, words: &words, output, room }).await?;
+            add(spent, &answer.usage);
+            summary = Some(answer.words);
+        }
+        let words = summary.unwrap_or_default();
+        let (known, is_asked) = (&self.known, self.wish.is_some());
+        let written = compact::lay_out(&request, known, choice.cut, &words, seed()?, is_asked);
+        let tokens = self.count(&written.raw);
+        self.judged(choice, (written, tokens), None)
+    }
+
+    /// Asks for a summary of a piece. Where its reasoning turns out to be bound to what stood before it, that
+    /// is learned, and it is asked for once more without.
+    async fn told(&self, asking: &SummaryRequest<'_>) -> Result<SummaryResponse, SummaryError> {
+        let (_, upstream, model) = self.asked(SummaryAuthor::Summary);
+        let source = LessonSource { upstream, model, ..self.subject.source() };
+        // An earlier piece may have taught it.
+        let is_bound =
+            self.subject.request().is_bound() || self.proxy.knows(&source, Lesson::ReasoningBound);
+        let body = self.body(asking, is_bound).await.ok_or(SummaryError::Rejected)?;
+        match self.call(body).await {
+            Err(SummaryError::Bound { is_taught }) if asking.before.is_some() && !is_bound => {
+                if is_taught {
+                    self.proxy.learn(&source, Lesson::ReasoningBound, None).await;
+                }
+                self.call(self.body(asking, true).await.ok_or(SummaryError::Rejected)?).await
+            }
+            answer => answer,
+        }
+    }
+
+    /// What to look at above all.
+    fn focuses(&self) -> impl Iterator<Item = &str> {
+        let wished = self.wish.as_ref().and_then(ClaimedCompaction::focus);
+        let focus = [self.subject.policy.compact.focus.as_deref(), wished];
+        focus.into_iter().flatten().filter(|focus| !focus.trim().is_empty())
+    }
+
+    fn instruction(&self) -> String {
+        let mut words = self.subject.policy.compact.prompt.clone();
+        for focus in self.focuses() {
+            words.push_str(&format!("\n\nLook above all at this: {}", focus.trim()));
+        }
+        format!("{words}\n\n{}", summary::RECORD)
+    }
+
+    fn count(&self, words: &str) -> u64 {
+        let part = ReplyPart { text: words.to_owned(), ..ReplyPart::of(PartKind::Text) };
+        u64::from(Tokenizer::now(self.subject.model.family).reply().said(&part)) + STRUCTURE
+    }
+
+    /// The body that asks for a summary of a piece, after what the pieces before it came to. `bound`: the
+    /// model binds its reasoning to what stood before it.
+    async fn body(&self, asking: &SummaryRequest<'_>, bound: bool) -> Option<Bytes> {
+        let SummaryRequest { piece, before, words, output, room } = *asking;
+        let edits = self.edits_of(piece, before, room)?;
+        let begins_anew = before.is_some();
+        let (subject, words) = (self.subject.clone(), words.to_owned());
+        let model = self.subject.policy.compact.model.clone();
+        let target = self.target();
+        let ends = piece.through;
+        let marks = !begins_anew && self.is_of_its_model();
+        let made = off_thread(self.subject.body.len().max(OFF_THREAD + 1), move || {
+            let slices = splice(&subject.body, edits).ok()?;
+            let mut body = Bytes::from(slices.concat());
+            let dialect = subject.conversation.dialect;
+            if begins_anew {
+                body = summary::without_signed(dialect, &target, body, bound);
+            }
+            let model = model.as_deref();
+            let marker = marks.then(|| summary::marker(&subject.conversation, &subject.body, ends));
+            let marker = marker.flatten();
+            let marker = marker.as_deref();
+            let question = Question { words: &words, model, output, usage: true, marker };
+            summary::ask(dialect, &target, &body, &question)
+        });
+        made.await.ok().flatten()
+    }
+
+    /// Whether the model that is asked is the request's own, which has it in its cache.
+    fn is_of_its_model(&self) -> bool {
+        let policy = &self.subject.policy.compact;
+        policy.model.is_none() && policy.upstream.is_none()
+    }
+
+    /// The request's own path and query.
+    fn target(&self) -> String {
+        let target = self.head.uri.path_and_query();
+        target.map_or("/", |target| target.as_str()).to_owned()
+    }
+
+    /// What is changed in the request's body so that it holds this piece alone.
+    fn edits_of(
+        &self,
+        piece: HistoryChunk,
+        before: Option<&str>,
+        room: Option<u64>,
+    ) -> Option<Vec<Edit>> {
+        let conversation = &self.subject.conversation;
+        let body = &self.subject.body[..];
+        let messages = &conversation.messages;
+        let begins = messages.first()?.span.start;
+        let from = messages.get(piece.from)?.span.start;
+        let ends = messages.get(piece.through).map_or(usize::MAX, |message| message.span.start);
+        let history_ends = messages.last()?.span.end;
+        let stays = |edit: &&Edit| {
+            let is_within = edit.at.start >= from && edit.at.end <= ends;
+            is_within || edit.at.end < begins || edit.at.start > history_ends
+        };
+        let mut edits: Vec<Edit> = match before {
+            None => {
+                let within = |edit: &&Edit| edit.at.end <= ends || edit.at.start > history_ends;
+                self.edits.iter().filter(within).cloned().collect()
+            }
+            Some(_) => self.edits.iter().filter(stays).cloned().collect(),
+        };
+        if let Some(before) = before {
+            let (request, seed) = (self.subject.request(), seed().ok()?);
+            let raw = compact::lay_out(&request, &self.known, piece.from, before, seed, false).raw;
+            edits.extend(rewrite::compact(conversation, body, piece.from, &raw)?);
+        }
+        if piece.through < messages.len() {
+            edits.extend(rewrite::end_before(conversation, body, piece.through)?);
+        }
+        if let Some(room) = room {
+            let request = self.subject.request();
+            edits.extend(compact::shorten(&request, &self.known, &self.parts, piece, room / 4));
+        }
+        Some(edits)
+    }
+
+    /// Sends it, and reads the answer to its end.
+    async fn call(&self, body: Bytes) -> Result<SummaryResponse, SummaryError> {
+        let (other, ..) = self.asked(SummaryAuthor::Summary);
+        let uri = self.address(other).ok_or(SummaryError::Upstream)?;
+        let response = self.sent(SummaryAuthor::Summary, other, uri, body).await?;
+        let status = response.status();
+        if status != StatusCode::OK {
+            return Err(self.why_refused(response).await);
+        }
+        let dialect: Dialect = self.subject.conversation.dialect;
+        let most = usize::try_from(self.subject.policy.compact.max_bytes).unwrap_or(usize::MAX);
+        let limit = most.saturating_mul(FRAMING);
+        let (status, memory) = (status.as_u16(), self.proxy.memory.share());
+        let mut reading =
+            ResponseObserver::new(dialect, status, response.headers(), limit, &memory);
+        let (mut body, mut read) = (response.into_body(), 0usize);
+        loop {
+            let next = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await;
+            let Some(frame) = next else { break };
+            let data = frame.map_err(|_| SummaryError::Upstream)?.into_data().unwrap_or_default();
+            read = read.saturating_add(data.len());
+            if read > limit {
+                return Err(SummaryError::Rejected);
+            }
+            if reading.saw(&data) {
+                break;
+            }
+        }
+        let reply = reading.finish(true).reply.ok_or(SummaryError::Rejected)?;
+        // Half a summary is better than a conversation that ends here.
+        match summary::words(&reply, self.due == CompactionNeed::Must) {
+            Ok(words) if words.len() <= most => Ok(SummaryResponse { words, usage: reply.usage }),
+            Err(NoSummary::Refused) => Err(SummaryError::Upstream),
+            Ok(_) | Err(_) => Err(SummaryError::Rejected),
+        }
+    }
+
+    /// Why a question was refused, as far as that matters. The words themselves go nowhere.
+    async fn why_refused(&self, response: Response<OutgoingBody>) -> SummaryError {
+        let status = response.status().as_u16();
+        let body = Limited::new(response.into_body(), REFUSAL_BYTES).collect().await;
+        let body = body.map(http_body_util::Collected::to_bytes).unwrap_or_default();
+        if refusal::cause(&body) != Cause::Bound {
+            return SummaryError::Upstream;
+        }
+        let error = lessons::RefusalResponse::Refused { status, body: &body };
+        let taught = lessons::taught(error, self.subject.quotable(), Some(&self.head)).await;
+        SummaryError::Bound { is_taught: taught.holds(Lesson::ReasoningBound) }
+    }
+
+    /// Sends a question with what its host may see of the client's headers.
+    async fn sent(
+        &self,
+        by: SummaryAuthor,
+        other: Option<&Upstream>,
+        uri: Uri,
+        body: Bytes,
+    ) -> Result<Response<OutgoingBody>, SummaryError> {
+        let mut head = self.head.clone();
+        head.uri = uri;
+        let from =
+            self.proxy.upstream(Some(&self.subject.upstream)).ok_or(SummaryError::Upstream)?;
+        let (to, credentials) = (other.unwrap_or(from), &self.proxy.credentials);
+        head.headers = questions::headers(&head.headers, from, to, credentials);
+        let is_block = |compact: &CompactionRecord| compact.by == SummaryAuthor::Provider;
+        let holds_block = self.known.compact().is_some_and(|(_, compact)| is_block(compact));
+        let is_anthropic = self.subject.conversation.dialect == Dialect::Anthropic;
+        if is_anthropic && (holds_block || by == SummaryAuthor::Provider) {
+            headers::list_beta(&mut head.headers, summary::provider::BETA);
+        }
+        head.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        head.headers
+            .insert(ACCEPT, HeaderValue::from_static("text/event-stream, application/json"));
+        head.headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
+        let request = Request::from_parts(head, OutgoingBody::slices(vec![body], None));
+        self.proxy.pool.send(request).await.map_err(|_| SummaryError::Upstream)
+    }
+
+    /// Where it is sent: the request's own address, or the same path at the configured upstream.
+    fn address(&self, other: Option<&Upstream>) -> Option<Uri> {
+        let dialect = self.subject.conversation.dialect;
+        let (_, _, model) = self.asked(SummaryAuthor::Summary);
+        let own = self.target();
+        let own = match (other, dialect) {
+            (None, _) => own,
+            (Some(_), Dialect::Anthropic) => "/v1/messages".to_owned(),
+            (Some(_), Dialect::OpenaiChat) => "/v1/chat/completions".to_owned(),
+            (Some(_), Dialect::OpenaiResponses) => "/v1/responses".to_owned(),
+            (Some(_), Dialect::Gemini) => format!("/v1beta/models/{model}:generateContent"),
+        };
+        let target = summary::target(dialect, &own, Some(model).filter(|model| !model.is_empty()));
+        match other {
+            Some(upstream) => {
+                let route = Route { upstream, path: &target };
+                route::address(&route, None, &self.proxy.credentials)
+            }
+            None => {
+                let mut parts = self.head.uri.clone().into_parts();
+                parts.path_and_query = Some(target.parse().ok()?);
+                Uri::from_parts(parts).ok()
+            }
+        }
+    }
+
+    /// The summary as a fact, if it is worth its place.
+    fn judged(
+        &self,
+        choice: &CutPoint,
+        (written, tokens): (SummaryMessage, u64),
+        carries: Option<ForwardedHistory>,
+    ) -> Result<CompactionRecord, SummaryError> {
+        let why = self.why();
+        let sizes = (self.tokens, choice.was, tokens);
+        let needed = if self.due == CompactionNeed::Must { DecisionReason::Window } else { why };
+        if !compact::is_accepted(&self.subject.request(), sizes, needed) {
+            return Err(SummaryError::TooLarge);
+        }
+        let (_, upstream, model) = self.asked(written.by);
+        Ok(CompactionRecord {
+            about: choice.about,
+            near: choice.near.clone(),
+            is_own: choice.is_own,
+            at: now(),
+            request: self.subject.id.clone(),
+            raw: written.raw.into(),
+            was: choice.was,
+            tokens: u32::try_from(tokens).unwrap_or(u32::MAX),
+            by: written.by,
+            why,
+            upstream: upstream.into(),
+            model: model.into(),
+            spent: Usage::default(),
+            took: 0,
+            carries,
+            shadow: false,
+            after: self.known.aside,
+        })
+    }
+}
+
+/// What nobody can guess who wrote a summary before it was drawn.
+fn seed() -> Result<u32, SummaryError> {
+    getrandom::u32().map_err(|_| SummaryError::Rejected)
+}
+
+/// Most bytes of a refusal that are read for its cause.
+const REFUSAL_BYTES: usize = 64 * 1024;
+
+/// What stands around one message, tokens, roughly.
+const STRUCTURE: u64 = 8;

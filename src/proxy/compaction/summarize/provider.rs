@@ -1,0 +1,128 @@
+//! A summary by the provider itself: asked for, judged, and what its refusal teaches.
+//!
+//! It reads what was forwarded before the cut, unchanged, because reasoning after the cut stays bound
+//! to that (`docs/protocols.md` 1.5.7).
+
+use bytes::Bytes;
+use http::{StatusCode, Uri};
+use http_body_util::{BodyExt as _, Limited};
+
+use super::{FRAMING, OUTPUT, SummaryError, SummaryJob, add, head_tokens};
+use crate::context::CompactionRecord;
+use crate::context::compact::{self, CutPoint, HistoryChunk, SummaryMessage};
+use crate::context::policy::SummaryAuthor;
+use crate::dialect::Usage;
+use crate::dialect::lesson::Lesson;
+use crate::dialect::overflow::{Answered, overflow};
+use crate::dialect::refusal::{self, Cause};
+use crate::dialect::summary::{NoSummary, provider};
+use crate::proxy::learning::lessons;
+use crate::proxy::offload::{OFF_THREAD, off_thread};
+use crate::wire::splice::splice;
+
+impl SummaryJob {
+    /// Asks the provider to compact what is before the cut.
+    pub(super) async fn by_provider(
+        &self,
+        choice: &CutPoint,
+        spent: &mut Usage,
+    ) -> Result<CompactionRecord, SummaryError> {
+        let window = self.subject.model.window;
+        let output = OUTPUT.min(window / 6);
+        // Its share of the whole, as the whole is known to count.
+        let all: u64 = self.parts.iter().map(|part| u64::from(part.tokens)).sum();
+        let piece = HistoryChunk { from: 0, through: choice.cut };
+        let history = compact::weigh(&self.subject.request(), &self.known, &self.parts, piece);
+        let reads = head_tokens(&self.parts).saturating_add(history);
+        let reads = self.tokens as f64 * reads as f64 / all.max(1) as f64;
+        let reads = (reads as u64).saturating_add(output);
+        if reads > window {
+            return Err(SummaryError::TooLarge);
+        }
+        let body = self.body_before(choice, output).await.ok_or(SummaryError::Rejected)?;
+        let answer = self.asked_provider(body).await?;
+        let dialect = self.subject.conversation.dialect;
+        let written = match provider::read(dialect, &answer) {
+            Ok(written) => written,
+            Err(NoSummary::NotAsked) => return self.offers_none().await,
+            Err(_) => return Err(SummaryError::Rejected),
+        };
+        add(spent, &written.usage);
+        if written.raw.len() as u64 > self.subject.policy.compact.max_bytes.saturating_mul(ENVELOPE)
+        {
+            return Err(SummaryError::Rejected);
+        }
+        // What cannot be read costs what was generated.
+        let sealed = written.usage.output.filter(|_| written.is_sealed);
+        let tokens = self.count(&written.words).saturating_add(sealed.unwrap_or(0));
+        let written = SummaryMessage { raw: written.raw, by: SummaryAuthor::Provider };
+        self.judged(choice, (written, tokens), Some(self.known.carried(choice.cut)))
+    }
+
+    /// The request with nothing of its history but what is before the cut, as it is forwarded.
+    async fn body_before(&self, choice: &CutPoint, output: u64) -> Option<Bytes> {
+        let piece = HistoryChunk { from: 0, through: choice.cut };
+        let edits = self.edits_of(piece, None, None)?;
+        let subject = self.subject.clone();
+        // A provider's own instructions are better than ours, unless somebody has something to say.
+        let says = self.focuses().next().is_some();
+        let words = says.then(|| self.instruction());
+        let made = off_thread(subject.body.len().max(OFF_THREAD + 1), move || {
+            let slices = splice(&subject.body, edits).ok()?;
+            let body = Bytes::from(slices.concat());
+            provider::ask(subject.conversation.dialect, &body, words.as_deref(), output)
+        });
+        made.await.ok().flatten()
+    }
+
+    async fn asked_provider(&self, body: Bytes) -> Result<Bytes, SummaryError> {
+        let dialect = self.subject.conversation.dialect;
+        let target = provider::target(dialect, &self.target());
+        let mut parts = self.head.uri.clone().into_parts();
+        parts.path_and_query = Some(target.parse().map_err(|_| SummaryError::Rejected)?);
+        let uri = Uri::from_parts(parts).map_err(|_| SummaryError::Rejected)?;
+        let response = self.sent(SummaryAuthor::Provider, None, uri, body).await?;
+        let status = response.status();
+        let most = usize::try_from(self.subject.policy.compact.max_bytes).unwrap_or(usize::MAX);
+        let body = Limited::new(response.into_body(), most.saturating_mul(FRAMING));
+        let read = body.collect().await.map_err(|_| SummaryError::Upstream)?.to_bytes();
+        match status {
+            StatusCode::OK => Ok(read),
+            status => self.refused(status, &read).await,
+        }
+    }
+
+    /// A refusal teaches where it says that there is nothing of the kind.
+    async fn refused<T>(&self, status: StatusCode, body: &[u8]) -> Result<T, SummaryError> {
+        let host = self.head.uri.host().unwrap_or_default();
+        if overflow(&Answered { status: status.as_u16(), host, body }).is_some() {
+            return Err(SummaryError::TooLarge);
+        }
+        // Its own codes are about this request, or this moment.
+        let is_about_this = memchr::memmem::find(body, b"\"compaction_").is_some();
+        let names_it = refusal::cause(body) == Cause::Compaction && !is_about_this;
+        match status.as_u16() {
+            404 | 405 | 501 => {}
+            400 | 422 if names_it => {}
+            400 | 422 => return Err(SummaryError::Rejected),
+            _ => return Err(SummaryError::Upstream),
+        }
+        // Its own words are remembered; in other words it holds for this question.
+        let error = lessons::RefusalResponse::Refused { status: status.as_u16(), body };
+        let taught = lessons::taught(error, self.subject.quotable(), Some(&self.head)).await;
+        self.proxy.count_quoted(&self.subject.upstream, &taught);
+        match taught.holds(Lesson::CompactionRefused) {
+            true => self.offers_none().await,
+            false => Err(SummaryError::NotOffered),
+        }
+    }
+
+    /// Remembers that this upstream does not compact this model's context.
+    async fn offers_none<T>(&self) -> Result<T, SummaryError> {
+        self.proxy.learn(&self.subject.source(), Lesson::CompactionRefused, None).await;
+        Err(SummaryError::NotOffered)
+    }
+}
+
+/// What a sealed summary weighs beside its words, at most, times.
+const ENVELOPE: u64 = 4;

@@ -1,0 +1,214 @@
+//! The newest request of a session, kept for a while, so that somebody can look at what compacting it would
+//! do, have it done at once where a summariser has a credential of its own, or have it counted.
+//!
+//! Nothing is written down. A client's credential is held for the counting endpoint alone, for ten minutes,
+//! and only where the upstream has none of its own.
+
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use http::header::COOKIE;
+use http::request;
+use tokio::task::AbortHandle;
+
+use crate::config::Mode;
+use crate::context::compact::{self, CompactionNeed, CompactionPreview, CutPoint};
+use crate::context::plan::RecordedDecisions;
+use crate::context::policy::SummaryAuthor;
+use crate::context::{SketchPart, ThreadId};
+use crate::dialect::Dialect;
+use crate::proxy::compaction::context::begin_summary;
+use crate::proxy::compaction::summarize::SummaryJob;
+use crate::proxy::learning::counting::{self, CountRequest};
+use crate::proxy::plan::planned_request::PlannedRequest;
+use crate::proxy::plan::prepared_request::PreparedRequest;
+use crate::proxy::state::Proxy;
+use crate::store::Scope;
+use crate::store::ledgers::{LatestRequest, NotCounted, OpenedSession, ProviderRecount};
+use crate::telemetry::CountOutcome;
+use crate::wire::splice::{self, Edit};
+
+/// What a summary of it takes.
+struct SummaryContext {
+    proxy: Weak<Proxy>,
+    subject: Arc<PreparedRequest>,
+    scope: Scope,
+    thread: ThreadId,
+    known: Arc<RecordedDecisions>,
+    parts: Vec<SketchPart>,
+    tokens: u64,
+    edits: Vec<Edit>,
+    /// Without its credentials; where a summary can be begun with it.
+    head: Option<request::Parts>,
+    /// For the counting endpoint: where the upstream has no credential of its own, with the client's, and
+    /// gone after [`CREDENTIAL_LASTS`].
+    counted_by: Arc<Mutex<Option<request::Parts>>>,
+    forgets: Option<AbortHandle>,
+}
+
+/// How long a client's credential is held after its request.
+const CREDENTIAL_LASTS: Duration = Duration::from_secs(600);
+
+impl Drop for SummaryContext {
+    fn drop(&mut self) {
+        self.forgets.iter().for_each(AbortHandle::abort);
+    }
+}
+
+/// Keeps a turn of a session's main conversation.
+pub(crate) fn keep(
+    proxy: &Arc<Proxy>,
+    (subject, planned): (&Arc<PreparedRequest>, &PlannedRequest),
+    opened: &OpenedSession,
+    head_of_client: &request::Parts,
+) {
+    let Some(measured) = &planned.measured else { return };
+    if !compact::can(&subject.request()) || !opened.is_main_line() {
+        return;
+    }
+    let may_begin = has_summariser(proxy, subject) && subject.mode == Mode::Active;
+    let head = may_begin.then(|| without_credentials(proxy, head_of_client));
+    let upstream = proxy.upstream(Some(&subject.upstream));
+    let has_own = upstream.is_some_and(|upstream| upstream.credential.is_some());
+    // Where its protocol has no endpoint that counts there is nothing to hold.
+    let has_endpoint = subject.conversation.dialect != Dialect::OpenaiChat;
+    let counted_by = has_endpoint.then(|| match has_own {
+        true => without_credentials(proxy, head_of_client),
+        false => head_of_client.clone(),
+    });
+    let counted_by = Arc::new(Mutex::new(counted_by));
+    let kept = Arc::new(SummaryContext {
+        proxy: Arc::downgrade(proxy),
+        subject: subject.clone(),
+        scope: opened.scope.clone(),
+        thread: opened.placed.standing.thread.clone(),
+        known: planned.known.clone(),
+        parts: measured.parts.clone(),
+        tokens: measured.estimate.tokens,
+        edits: planned.edits.clone(),
+        head,
+        forgets: (has_endpoint && !has_own).then(|| forgets_later(&counted_by, CREDENTIAL_LASTS)),
+        counted_by,
+    });
+    let begin = may_begin.then(|| {
+        let kept = kept.clone();
+        Box::new(move |focus| kept.begin(focus)) as _
+    });
+    let sketched = size_of_val(&*measured.parts);
+    let edits: usize = planned.edits.iter().map(|edit| edit.with.len()).sum();
+    let bytes = subject.bytes() + sketched + edits;
+    let counts = kept.clone();
+    let count = Box::new(move || Box::pin(counts.clone().counted()) as _);
+    let one = LatestRequest { bytes, look: Box::new(move || kept.outlook()), begin, count };
+    proxy.ledgers.keep_at_hand(opened, one);
+}
+
+/// A client's head as far as it may be held for long.
+fn without_credentials(proxy: &Proxy, head: &request::Parts) -> request::Parts {
+    let mut head = head.clone();
+    let headers = std::mem::take(&mut head.headers);
+    head.headers = crate::proxy::http::headers::without(headers, |name| {
+        *name == COOKIE || proxy.credentials.is_header(name)
+    });
+    head
+}
+
+/// Lets go of a client's credential in time. One task a session: it ends with what it is for.
+fn forgets_later(head: &Arc<Mutex<Option<request::Parts>>>, lasts: Duration) -> AbortHandle {
+    let held = Arc::downgrade(head);
+    let task = tokio::spawn(async move {
+        tokio::time::sleep(lasts).await;
+        if let Some(head) = held.upgrade() {
+            head.lock().unwrap_or_else(PoisonError::into_inner).take();
+        }
+    });
+    task.abort_handle()
+}
+
+/// Whether another upstream writes summaries, with its own credential.
+fn has_summariser(proxy: &Proxy, subject: &PreparedRequest) -> bool {
+    let named = subject.policy.compact.upstream.as_deref();
+    let upstream = proxy.upstream(named);
+    upstream.is_some_and(|it| {
+        it.credential.is_some() && it.dialects.contains(&subject.conversation.dialect)
+    })
+}
+
+impl SummaryContext {
+    /// Who would write it, and where it would be cut.
+    fn choice(&self, writers: &[SummaryAuthor]) -> Option<(SummaryAuthor, CutPoint)> {
+        let request = self.subject.request();
+        writers
+            .iter()
+            .find_map(|by| Some((*by, compact::choose(&request, &self.known, &self.parts, *by)?)))
+    }
+
+    fn outlook(&self) -> Option<CompactionPreview> {
+        let request = self.subject.request();
+        let (by, choice) = self.choice(compact::writers(&request, false, false))?;
+        Some(compact::outlook(&request, (by, &choice), self.tokens))
+    }
+
+    /// Asks the provider how many tokens it is, as it was sent.
+    async fn counted(self: Arc<Self>) -> Result<ProviderRecount, NotCounted> {
+        if self.subject.conversation.dialect == Dialect::OpenaiChat {
+            return Err(NotCounted::NoEndpoint);
+        }
+        let head = self.counted_by.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let (proxy, head) = self.proxy.upgrade().zip(head).ok_or(NotCounted::NoCredential)?;
+        let sent = splice::splice(&self.subject.body, self.edits.clone());
+        let prompt = sent.map_err(|_| NotCounted::Failed)?.concat().into();
+        let errand = CountRequest::of(&proxy, &self.subject, &head, prompt);
+        let tokens = counting::count_now(errand).await.map_err(|outcome| match outcome {
+            CountOutcome::Missing => NotCounted::NoEndpoint,
+            CountOutcome::Busy | CountOutcome::Paused => NotCounted::Busy,
+            CountOutcome::Refused => NotCounted::Refused,
+            CountOutcome::Failed | CountOutcome::Answered | CountOutcome::Cached => {
+                NotCounted::Failed
+            }
+        })?;
+        Ok(ProviderRecount { request: self.subject.id.clone(), tokens, estimated: self.tokens })
+    }
+
+    /// Begins a summary by the summariser; `false` where one is being written, or nothing can be cut.
+    fn begin(&self, focus: Option<Box<str>>) -> bool {
+        let (Some(proxy), Some(head)) = (self.proxy.upgrade(), &self.head) else { return false };
+        let Some(choice) = self.choice(&[SummaryAuthor::Summary]) else { return false };
+        let key = (self.scope.clone(), self.thread.clone());
+        let Some(writing) = begin_summary(&proxy, &key) else { return false };
+        let room = proxy.ledgers.room(&self.scope);
+        let writer = SummaryJob {
+            wish: Some(proxy.ledgers.wish_now(room.clone(), focus)),
+            subject: self.subject.clone(),
+            room,
+            known: self.known.clone(),
+            parts: self.parts.clone(),
+            tokens: self.tokens,
+            edits: self.edits.clone(),
+            head: head.clone(),
+            choices: vec![choice],
+            due: CompactionNeed::Prepare,
+            writing,
+            proxy,
+        };
+        writer.begin();
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_clients_credential_is_let_go_in_time() {
+        let (head, ()) =
+            http::Request::get("/").header("x-api-key", "k").body(()).unwrap().into_parts();
+        let held = Arc::new(Mutex::new(Some(head)));
+        forgets_later(&held, Duration::from_millis(1));
+        while held.lock().unwrap().is_some() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(CREDENTIAL_LASTS.as_secs(), 600);
+    }
+}

@@ -1,0 +1,414 @@
+//! One request, top to bottom (`docs/architecture.md` "The way of a request").
+//!
+//! Reads like the list it implements. Nothing in here may cost the client an answer: what fails on
+//! the way is left out, and the original goes on.
+
+mod client_request;
+mod latest_request;
+mod original_request;
+mod outbound;
+mod response_peek;
+mod retry;
+mod websocket;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, COOKIE};
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, Version,
+    request, response,
+};
+use hyper::body::Incoming;
+use tokio::sync::watch;
+
+use crate::config::{ServerLimits, Upgrades, Upstream};
+use crate::context::Outcome;
+use crate::dialect::Dialect;
+use crate::dialect::paths::is_inference;
+use crate::proxy::exchange::client_request::ClientRequest;
+use crate::proxy::exchange::outbound::OutboundRequest;
+use crate::proxy::exchange::websocket::frames::FrameObserver;
+use crate::proxy::exchange::websocket::tunnel;
+use crate::proxy::exchange_recorder::ExchangeRecorder;
+use crate::proxy::http::answer::{self, ProxyError};
+use crate::proxy::http::body::{self, CollectOutcome, OutgoingBody};
+use crate::proxy::http::headers::{self, HeaderDirection};
+use crate::proxy::http::memory::MemoryShare;
+use crate::proxy::http::pieces::CoalescedBody;
+use crate::proxy::response::observe::ResponseObserver;
+use crate::proxy::response::tap::{ResponseActions, ResponseBody, Tap};
+use crate::proxy::response::usage_rewrite::{ResponseEdits, UsageAddition, UsageRewrite};
+use crate::proxy::response::usage_strip::UsageStrip;
+use crate::proxy::state::{Phase, Proxy};
+use crate::proxy::turn::pending::PendingExchange;
+use crate::proxy::upstream::error::UpstreamError;
+use crate::proxy::upstream::route;
+use crate::telemetry::clock::now;
+use crate::telemetry::{ClientTimeout, Exchange, FailOpen};
+
+/// Answers one request.
+pub(crate) async fn run(
+    proxy: Arc<Proxy>,
+    request: Request<Incoming>,
+    memory: Arc<MemoryShare>,
+    phase: watch::Receiver<Phase>,
+) -> Response<ResponseBody> {
+    let mut account = ExchangeRecorder::open(&proxy, &request, &memory, phase);
+    // 1. Accept: the connection has its permit, the headers have their limit.
+    if headers::size(request.headers()) > proxy.config.limits.header_bytes {
+        return ours(&ProxyError::HeadersTooLarge, account);
+    }
+    if *request.method() == Method::CONNECT {
+        return ours(&ProxyError::NoForwardProxy, account);
+    }
+    let (head, body) = request.into_parts();
+    let asked = ClientRequest::new(&head);
+    account.event.dialect = asked.dialect;
+    account.event.purpose = asked.purpose;
+    if let Err(fault) = proxy.gate.judge(&head.uri, &head.headers, &proxy.credentials) {
+        return ours(&fault, account);
+    }
+    if !account.take(headers::size(&head.headers)) {
+        return ours(&ProxyError::Crowded, account);
+    }
+    // 2. Route.
+    let greets = head.uri.path() == "/" && [Method::GET, Method::HEAD].contains(&head.method);
+    let routed = match RoutedRequest::new(&proxy, head, asked.dialect) {
+        Ok(routed) => routed,
+        Err(ProxyError::NoUpstream { .. }) if greets => return greeted(account),
+        Err(fault) => return ours(&fault, account),
+    };
+    account.event.upstream = Some(routed.upstream.name.clone());
+    if routed.upgrade {
+        return Box::pin(upgraded(&proxy, asked, routed, body, account)).await;
+    }
+    Box::pin(answered(&proxy, &asked, routed, body, account)).await
+}
+
+/// The answer where there is no room for another connection.
+pub(crate) fn turned(
+    proxy: &Arc<Proxy>,
+    request: &Request<Incoming>,
+    phase: watch::Receiver<Phase>,
+) -> Response<Bytes> {
+    let mut account = ExchangeRecorder::open(proxy, request, &proxy.memory.share(), phase);
+    let judged = proxy.gate.judge(request.uri(), request.headers(), &proxy.credentials);
+    let fault = judged.err().unwrap_or(ProxyError::Full);
+    let response = fault.answer(None);
+    account.event.status = Some(response.status().as_u16());
+    account.event.outcome = fault.outcome();
+    response
+}
+
+/// Tells of what came and was no request.
+pub(crate) fn unread(proxy: &Proxy, fault: &ProxyError) {
+    let mut event = Exchange::begun(proxy.next_id(), now(), "none", "");
+    event.status = Some(fault.status().as_u16());
+    event.outcome = fault.outcome();
+    proxy.telemetry.tell(event);
+}
+
+/// A request that knows where it goes; its head is as the upstream gets it.
+struct RoutedRequest<'p> {
+    upstream: &'p Upstream,
+    head: request::Parts,
+    upgrade: bool,
+}
+
+impl<'p> RoutedRequest<'p> {
+    fn new(
+        proxy: &'p Proxy,
+        mut head: request::Parts,
+        spoken: Option<Dialect>,
+    ) -> Result<Self, ProxyError> {
+        let upstreams = &proxy.config.upstreams;
+        let asked = head.uri.clone();
+        let route = route::route(upstreams, &head.method, &asked, &head.headers, spoken);
+        let route = route.ok_or_else(|| no_upstream(upstreams, &asked))?;
+        let upstream = route.upstream;
+        let is_wanted = |protocol: &str| is_wanted(upstream, protocol);
+        let upgrade = headers::is_upgrade(&head.headers, is_wanted);
+        if upstream.credential.is_some() && !is_inference(&head.method, route.path, upgrade) {
+            return Err(ProxyError::PathRefused);
+        }
+        let address = route::address(&route, asked.path_and_query(), &proxy.credentials);
+        head.uri = address.ok_or_else(|| no_upstream(upstreams, &asked))?;
+        let headers = std::mem::take(&mut head.headers);
+        head.headers = outgoing_headers(headers, proxy, upstream, head.version, upgrade);
+        // Which version the upstream speaks is found out when connecting.
+        head.version = Version::HTTP_11;
+        Ok(Self { upstream, head, upgrade })
+    }
+}
+
+/// What is said of a request that no upstream takes.
+fn no_upstream(upstreams: &[Upstream], asked: &Uri) -> ProxyError {
+    ProxyError::NoUpstream {
+        known: upstreams.iter().map(|upstream| upstream.name.clone()).collect(),
+        nearest: route::nearest(upstreams, asked.path()).map(Into::into),
+    }
+}
+
+/// Whether a connection may leave HTTP for a protocol. With the operator's credential only for the one that
+/// models are asked over.
+fn is_wanted(upstream: &Upstream, protocol: &str) -> bool {
+    !headers::is_http2(protocol)
+        && (upstream.credential.is_none() || protocol.eq_ignore_ascii_case("websocket"))
+}
+
+fn outgoing_headers(
+    headers: HeaderMap,
+    proxy: &Proxy,
+    upstream: &Upstream,
+    version: Version,
+    upgrade: bool,
+) -> HeaderMap {
+    let mut headers = headers::pass(headers, HeaderDirection { upgrade, keep_chunked: true });
+    if upgrade {
+        headers::narrow_upgrade(&mut headers, |protocol| is_wanted(upstream, protocol));
+    }
+    let (own, credentials) = (upstream.credential.as_ref(), &proxy.credentials);
+    let is_clients =
+        |name: &HeaderName| credentials.is_header(name) || *name == COOKIE || headers::steers(name);
+    let mut headers = headers::without_lines(headers, |name, value| {
+        headers::is_for_us(name)
+            || own.is_some() && is_clients(name)
+            || credentials.is_token(name, value.as_bytes())
+    });
+    if let Some((name, secret)) = own
+        && let Ok(mut value) = HeaderValue::from_str(&secret.0)
+    {
+        value.set_sensitive(true);
+        headers.insert(name.clone(), value);
+    }
+    if version == Version::HTTP_2 {
+        headers::join_cookies(&mut headers);
+    }
+    headers::set_host(headers, &upstream.base)
+}
+
+/// An upstream's headers as the client gets them. What is asked with the operator's credential is no page's
+/// business, whatever the upstream allows.
+fn answered_headers(
+    headers: HeaderMap,
+    account: &ExchangeRecorder,
+    passing: HeaderDirection,
+) -> HeaderMap {
+    let headers = headers::pass(headers, passing);
+    let upstream = account.proxy.upstream(account.event.upstream.as_deref());
+    match upstream.is_some_and(|upstream| upstream.credential.is_some()) {
+        true => headers::without(headers, headers::opens_to_pages),
+        false => headers,
+    }
+}
+
+async fn answered(
+    proxy: &Arc<Proxy>,
+    asked: &ClientRequest,
+    routed: RoutedRequest<'_>,
+    body: Incoming,
+    mut account: ExchangeRecorder,
+) -> Response<ResponseBody> {
+    // 3. Body.
+    let collected = match asked.read_as() {
+        Some(_) => {
+            let ServerLimits { body_bytes, body_s, .. } = proxy.config.limits;
+            let bounds = (body_bytes, Duration::from_secs(body_s));
+            body::collect(body, bounds, &account.memory).await
+        }
+        None => body::collect_unread(body, &account.memory).await,
+    };
+    let here = Instant::now();
+    let (mut measure, mut writer) = (None, None);
+    let RoutedRequest { upstream, head, .. } = routed;
+    let outbound = match collected {
+        CollectOutcome::Broken => return ours(&ProxyError::RequestBroken, account),
+        CollectOutcome::TimedOut => return ours(&ProxyError::BodyTooSlow, account),
+        CollectOutcome::Unread(body) => OutboundRequest::plain(head, account.counting(body)),
+        CollectOutcome::TooLarge(body) => {
+            account.stood_aside(FailOpen::BodyTooLarge);
+            OutboundRequest::plain(head, account.counting(body))
+        }
+        CollectOutcome::NoMemory(body) => {
+            account.stood_aside(FailOpen::MemoryBudget);
+            OutboundRequest::plain(head, account.counting(body))
+        }
+        CollectOutcome::Whole { bytes, trailers } => {
+            account.event.request_bytes = bytes.len() as u64;
+            // 4. Read. 5. Open the ledger. 6. Plan. 7. Save.
+            let understood = asked.understand(&bytes, &head, &mut account).await;
+            (measure, writer) = (understood.measure, understood.writer);
+            // 8. Splice.
+            OutboundRequest::edited(head, bytes, trailers, understood.changes)
+        }
+    };
+    // What a summary was waited for is told by itself.
+    let waited = account.event.compaction_wait_us.unwrap_or(0);
+    account.event.request_side_us = (here.elapsed().as_micros() as u64).saturating_sub(waited);
+    if let Some(measure) = &mut measure {
+        measure.count_where_wanted(proxy, outbound.going());
+    }
+    // 9. Forward.
+    let (response, asked_usage) = match outbound.send(&mut measure, &mut account).await {
+        Ok(sent) => sent,
+        Err(error) => {
+            if let Some(measure) = &mut measure {
+                measure.requeue_messages(proxy).await;
+            }
+            return match error {
+                UpstreamError::RequestBroken if account.body_timed_out() => {
+                    ours(&ProxyError::BodyTooSlow, account)
+                }
+                error => ours(&fault(upstream, error), account),
+            };
+        }
+    };
+    if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+        let why = "it left HTTP for a protocol that nobody asked for".to_owned();
+        return ours(&fault(upstream, UpstreamError::Failed(why)), account);
+    }
+    if let Some(writer) = writer.filter(|_| response.status().is_success()) {
+        writer.begin();
+    }
+    let unpruned = measure.as_ref().and_then(PendingExchange::usage_addition);
+    let open = measure.map(|measure| measure.open(proxy));
+    account.event.headers_us = Some(account.elapsed_us());
+    // 10. Answer. 11. Observe. 12. End. 13. Tell.
+    let observation = asked.answered_in().map(|dialect| {
+        let limit = proxy.config.limits.reply_bytes;
+        let status = response.status().as_u16();
+        let memory = &account.memory;
+        let progress = open.as_ref().map(|turn| (turn.latest(), turn.body()));
+        ResponseObserver::new(dialect, status, response.headers(), limit, memory).noting(progress)
+    });
+    let settle = open.map(|turn| turn.settle(proxy.clone()));
+    let doing = ResponseActions { observation, altering: None, settle };
+    tapped(response, account, doing, (asked_usage, unpruned)).await
+}
+
+/// An upstream's answer, on its way to the client. `asked_usage`: it answers a body that asked for
+/// usage on our behalf. `unpruned`: what its usage is to be told with.
+async fn tapped(
+    response: Response<OutgoingBody>,
+    mut account: ExchangeRecorder,
+    mut doing: ResponseActions,
+    (asked_usage, unpruned): (bool, Option<UsageAddition>),
+) -> Response<ResponseBody> {
+    let (mut parts, body) = response.into_parts();
+    let passing = HeaderDirection { upgrade: false, keep_chunked: true };
+    parts.headers = answered_headers(std::mem::take(&mut parts.headers), &account, passing);
+    parts.version = Version::HTTP_11;
+    let (most, memory) = (account.proxy.config.limits.reply_bytes, &account.memory);
+    let upstream = account.proxy.upstream(account.event.upstream.as_deref());
+    let host = upstream.and_then(|upstream| upstream.base.host()).unwrap_or_default();
+    doing.altering = match unpruned {
+        _ if asked_usage => altering(&mut parts, |kind, headers| {
+            // What is no stream says nothing that was not asked.
+            let is_whole = kind.starts_with("application/json");
+            let hiding =
+                UsageStrip::new(host, headers::codings(headers), memory).filter(|_| !is_whole);
+            hiding.map(ResponseEdits::Hides)
+        }),
+        Some(unpruned) => altering(&mut parts, |kind, headers| {
+            let codings = headers::codings(headers);
+            Some(ResponseEdits::Retells(UsageRewrite::new(unpruned, kind, codings, most, memory)?))
+        }),
+        None => None,
+    };
+    account.stamp(&mut parts.headers);
+    account.event.status = Some(parts.status.as_u16());
+    account.stream = Some(account.proxy.telemetry.stream());
+    let refused = parts.status.is_client_error() || parts.status.is_server_error();
+    let whole = if refused { Outcome::Refused } else { Outcome::Complete };
+    let pieces = CoalescedBody::to_client(&account.memory);
+    let mut tap = Box::new(Tap::new(body, account, doing, whole));
+    tap.look_ahead().await;
+    Response::from_parts(parts, ResponseBody::Tapped(tap, pieces))
+}
+
+/// What changes a response on its way, where it can be: hides what we asked for in a stream, or tells
+/// another usage. Its length then changes, and it has no encoding any more.
+fn altering(
+    parts: &mut response::Parts,
+    with: impl FnOnce(&str, &HeaderMap) -> Option<ResponseEdits>,
+) -> Option<Box<ResponseEdits>> {
+    if !parts.status.is_success() {
+        return None;
+    }
+    let kind = parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let altering = with(kind.unwrap_or_default(), &parts.headers)?;
+    let headers = std::mem::take(&mut parts.headers);
+    parts.headers =
+        headers::without(headers, |name| *name == CONTENT_LENGTH || *name == CONTENT_ENCODING);
+    Some(Box::new(altering))
+}
+
+/// Says what this is.
+fn greeted(mut account: ExchangeRecorder) -> Response<ResponseBody> {
+    let mut response = answer::greeting();
+    account.stamp(response.headers_mut());
+    account.event.status = Some(response.status().as_u16());
+    account.event.outcome = Outcome::Complete;
+    response.map(|body| ResponseBody::Ours(Some(body)))
+}
+
+/// An answer of our own.
+fn ours(fault: &ProxyError, mut account: ExchangeRecorder) -> Response<ResponseBody> {
+    let mut response = fault.answer(account.event.dialect);
+    account.stamp(response.headers_mut());
+    account.event.status = Some(response.status().as_u16());
+    account.event.outcome = fault.outcome();
+    if *fault == ProxyError::BodyTooSlow {
+        account.proxy.telemetry.client_timed_out(ClientTimeout::Body);
+    }
+    response.map(|body| ResponseBody::Ours(Some(body)))
+}
+
+fn fault(upstream: &Upstream, error: UpstreamError) -> ProxyError {
+    match error {
+        UpstreamError::RequestBroken => ProxyError::RequestBroken,
+        UpstreamError::NoMemory => ProxyError::Crowded,
+        UpstreamError::TooSlow(why) => ProxyError::UpstreamTooSlow(upstream.name.clone(), why),
+        UpstreamError::Failed(why) => ProxyError::UpstreamFailed(upstream.name.clone(), why),
+    }
+}
+
+/// Leaves HTTP: tunnelled byte for byte, or refused where policy says so.
+async fn upgraded(
+    proxy: &Proxy,
+    asked: ClientRequest,
+    routed: RoutedRequest<'_>,
+    body: Incoming,
+    mut account: ExchangeRecorder,
+) -> Response<ResponseBody> {
+    let RoutedRequest { upstream, head, .. } = routed;
+    if upstream.upgrades == Upgrades::Refuse {
+        return ours(&ProxyError::UpgradeRefused, account);
+    }
+    let mut request = Request::from_parts(head, ());
+    let client = hyper::upgrade::on(&mut request);
+    let request = request.map(|()| OutgoingBody::request(body, &account.memory));
+    let mut response = match proxy.pool.send_http1(request).await {
+        Ok(response) => response,
+        Err(error) => return ours(&fault(upstream, error), account),
+    };
+    account.event.headers_us = Some(account.elapsed_us());
+    if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+        return tapped(response, account, ResponseActions::default(), (false, None)).await;
+    }
+    account.event.status = Some(StatusCode::SWITCHING_PROTOCOLS.as_u16());
+    let upstream = hyper::upgrade::on(&mut response);
+    let read = asked.is_over_websocket();
+    let frames = read.then(|| FrameObserver::new(Arc::new(asked), response.headers(), &account));
+    let (mut parts, _) = response.into_parts();
+    let passing = HeaderDirection { upgrade: true, keep_chunked: false };
+    parts.headers = answered_headers(std::mem::take(&mut parts.headers), &account, passing);
+    let place = account.memory.place();
+    tokio::spawn(async move {
+        tunnel::carry(client, upstream, account, frames).await;
+        drop(place);
+    });
+    Response::from_parts(parts, ResponseBody::Ours(None))
+}

@@ -1,0 +1,65 @@
+//! A request as its client sent it, with what it takes to send it again, untouched or changed.
+
+use bytes::Bytes;
+use http::header::CONTENT_ENCODING;
+use http::{HeaderMap, Request, Response, request};
+
+use crate::proxy::exchange_recorder::ExchangeRecorder;
+use crate::proxy::http::body::OutgoingBody;
+use crate::proxy::http::headers;
+use crate::proxy::plan::added_option::AddedOption;
+use crate::proxy::plan::planned_request::PlannedRewrite;
+use crate::proxy::upstream::error::UpstreamError;
+use crate::wire::splice::splice;
+
+/// A request as the client sent it; its head is as the upstream gets it.
+pub(super) struct OriginalRequest {
+    pub(super) head: request::Parts,
+    pub(super) bytes: Bytes,
+    pub(super) trailers: Option<HeaderMap>,
+    pub(super) added: Option<AddedOption>,
+}
+
+impl OriginalRequest {
+    pub(super) fn untouched(&self) -> (request::Parts, OutgoingBody) {
+        let body = OutgoingBody::slices(vec![self.bytes.clone()], self.trailers.clone());
+        (self.head.clone(), body)
+    }
+
+    /// Head and body as they are with these changes; `None` where there are none, or they do not fit
+    /// the body.
+    pub(super) fn changed(
+        &self,
+        rewrite: Option<PlannedRewrite>,
+    ) -> Option<(request::Parts, OutgoingBody)> {
+        let as_it_is =
+            || PlannedRewrite { plain: self.bytes.clone(), edits: Vec::new(), beta: None };
+        let PlannedRewrite { plain, mut edits, beta } = rewrite.unwrap_or_else(as_it_is);
+        edits.extend(self.added.as_ref().map(|added| added.edit.clone()));
+        if edits.is_empty() {
+            return None;
+        }
+        let slices = splice(&plain, edits).ok()?;
+        let mut head = self.head.clone();
+        headers::set_length(&mut head.headers, slices.iter().map(Bytes::len).sum());
+        if head.headers.contains_key(CONTENT_ENCODING) {
+            head.headers = headers::without(head.headers, |name| *name == CONTENT_ENCODING);
+        }
+        if let Some(added) = &self.added {
+            added.what.in_head(&mut head.headers);
+        }
+        if let Some(beta) = beta {
+            headers::list_beta(&mut head.headers, beta);
+        }
+        Some((head, OutgoingBody::slices(slices, self.trailers.clone())))
+    }
+}
+
+/// Sends head and body to their upstream.
+pub(super) async fn sent(
+    account: &ExchangeRecorder,
+    head: request::Parts,
+    body: OutgoingBody,
+) -> Result<Response<OutgoingBody>, UpstreamError> {
+    account.proxy.pool.send(Request::from_parts(head, body)).await
+}

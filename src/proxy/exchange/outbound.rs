@@ -1,0 +1,180 @@
+//! A request on its way out, and what is done where its provider refuses it (`docs/rewriting.md` "What is
+//! always so").
+//!
+//! A refusal that may be mended is read before any byte of it goes to the client (`retry`). Any other goes
+//! through as the provider wrote it.
+
+use super::original_request::{OriginalRequest, sent};
+use crate::proxy::plan::planned_request::PlannedRewrite;
+use crate::wire::splice::Edit;
+use bytes::Bytes;
+use http::{HeaderMap, Response, StatusCode, request};
+
+use super::retry::{Retry, Suspicion};
+use crate::context::attempt::Form;
+use crate::proxy::exchange_recorder::ExchangeRecorder;
+use crate::proxy::http::body::OutgoingBody;
+use crate::proxy::plan::added_option::{AddedOption, AddedOptionKind};
+use crate::proxy::response::status::{blames_request, may_not_fit};
+use crate::proxy::turn::pending::PendingExchange;
+use crate::proxy::upstream::error::UpstreamError;
+
+/// A request on its way out.
+pub(crate) struct OutboundRequest {
+    head: request::Parts,
+    body: OutgoingBody,
+    /// As it came, where it may have to be sent again.
+    original: Option<Box<OriginalRequest>>,
+    /// What it asks for on our behalf.
+    adds: Option<AddedOptionKind>,
+    /// It is rewritten.
+    rewritten: bool,
+}
+
+/// What is changed in a body.
+#[derive(Default)]
+pub(crate) struct BodyChanges {
+    /// What the plan changes in the body.
+    pub(crate) rewrite: Option<PlannedRewrite>,
+    /// What is asked on our behalf; only where the body has no encoding.
+    pub(crate) added: Option<AddedOption>,
+}
+
+/// A body of fewer bytes holds nothing that could be left out.
+const WORTH_BYTES: usize = 2048;
+
+impl OutboundRequest {
+    /// What goes out: head and body.
+    pub(crate) fn going(&self) -> (&request::Parts, &OutgoingBody) {
+        (&self.head, &self.body)
+    }
+
+    /// A body that nobody has read.
+    pub(crate) fn plain(head: request::Parts, body: OutgoingBody) -> Self {
+        Self { head, body, original: None, adds: None, rewritten: false }
+    }
+
+    /// A body that was read, with `changes`.
+    pub(crate) fn edited(
+        head: request::Parts,
+        bytes: Bytes,
+        trailers: Option<HeaderMap>,
+        changes: BodyChanges,
+    ) -> Self {
+        let rewritten = changes.rewrite.is_some();
+        if !rewritten && changes.added.is_none() && bytes.len() < WORTH_BYTES {
+            return Self::plain(head, OutgoingBody::slices(vec![bytes], trailers));
+        }
+        let original = OriginalRequest { head, bytes, trailers, added: changes.added };
+        match original.changed(changes.rewrite) {
+            Some((head, body)) => {
+                let adds = original.added.as_ref().map(|added| added.what);
+                Self { head, body, original: Some(Box::new(original)), adds, rewritten }
+            }
+            None => {
+                let original = OriginalRequest { added: None, ..original };
+                let head = original.head.clone();
+                let slices = vec![original.bytes.clone()];
+                let body = OutgoingBody::slices(slices, original.trailers.clone());
+                let original = Some(Box::new(original));
+                Self { head, body, original, adds: None, rewritten: false }
+            }
+        }
+    }
+
+    /// Sends it; answers whether what was answered was asked for usage on our behalf.
+    pub(crate) async fn send(
+        self,
+        measure: &mut Option<PendingExchange>,
+        account: &mut ExchangeRecorder,
+    ) -> Result<(Response<OutgoingBody>, bool), UpstreamError> {
+        let Self { head, body, original, adds, rewritten } = self;
+        let response = sent(account, head, body).await?;
+        let status = response.status();
+        let asks_usage = adds == Some(AddedOptionKind::Usage);
+        let blames_us = (rewritten || adds.is_some()) && blames_request(status);
+        // Where no room may be made there is nothing to wait for: what is said of the window is read as it passes.
+        let mendable = measure.as_ref().filter(|measure| measure.may_make_room());
+        let is_judged = blames_us && measure.is_some() || mendable.is_some();
+        let may_not_fit = is_judged && may_not_fit(status);
+        let may_overflow =
+            status == StatusCode::OK && mendable.is_some_and(PendingExchange::may_overflow);
+        let Some(original) = original.filter(|_| blames_us || may_not_fit || may_overflow) else {
+            return Ok((response, asks_usage && !blames_us));
+        };
+        let suspicion = Suspicion { blames_us, may_not_fit, may_overflow };
+        let (is_rewritten, measure) = (rewritten, measure.as_mut());
+        let retry = Retry { original, adds, is_rewritten, suspicion, measure, account };
+        // Few get here: the others' way is not made longer by it.
+        let (response, form) = Box::pin(retry.run(response)).await?;
+        Ok((response, asks_usage && form != Form::Original))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::Pin;
+
+    use http::header::ACCEPT_ENCODING;
+    use http_body::Body;
+
+    use http::Request;
+    use http::header::CONTENT_LENGTH;
+
+    use super::*;
+    use crate::proxy::response::usage_strip;
+
+    fn frames(mut body: OutgoingBody) -> Vec<Bytes> {
+        let mut frames = Vec::new();
+        let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+        while let std::task::Poll::Ready(Some(Ok(frame))) = Pin::new(&mut body).poll_frame(&mut cx)
+        {
+            frames.extend(frame.into_data());
+        }
+        frames
+    }
+
+    fn head() -> request::Parts {
+        let request = Request::post("/v1/chat/completions").header(ACCEPT_ENCODING, "gzip, br");
+        request.header(CONTENT_LENGTH, "15").body(()).unwrap().into_parts().0
+    }
+
+    fn usage(edit: Option<Edit>) -> BodyChanges {
+        let added = edit.map(|edit| AddedOption { what: AddedOptionKind::Usage, edit });
+        BodyChanges { added, rewrite: None }
+    }
+
+    #[test]
+    fn invariant_1_without_an_edit_the_same_allocation_is_forwarded() {
+        let body = Bytes::from(b"{\"stream\":true}".to_vec());
+        let outbound = OutboundRequest::edited(head(), body.clone(), None, BodyChanges::default());
+        assert!(outbound.original.is_none() && !outbound.rewritten);
+        assert_eq!(outbound.head.headers[ACCEPT_ENCODING], "gzip, br");
+        let frames = frames(outbound.body);
+        assert_eq!(frames.len(), 1);
+        assert_eq!((frames[0].as_ptr(), frames[0].len()), (body.as_ptr(), body.len()));
+    }
+
+    #[test]
+    fn invariant_2_around_an_edit_the_clients_own_bytes_are_forwarded() {
+        let body = Bytes::from(b"{\"stream\":true}".to_vec());
+        let outbound =
+            OutboundRequest::edited(head(), body.clone(), None, usage(usage_strip::ask(&body)));
+        let frames = frames(outbound.body);
+        assert_eq!(frames[0].as_ptr(), body.as_ptr());
+        assert_eq!(frames.last().unwrap().as_ptr(), body[body.len() - 1..].as_ptr());
+        let length: usize = frames.iter().map(Bytes::len).sum();
+        assert_eq!(outbound.head.headers[CONTENT_LENGTH], length.to_string());
+        let (head, original) = outbound.original.unwrap().untouched();
+        assert_eq!(head.headers[CONTENT_LENGTH], "15");
+        assert_eq!(self::frames(original)[0].as_ptr(), body.as_ptr());
+    }
+
+    #[test]
+    fn an_edit_that_does_not_fit_is_left_out() {
+        let body = Bytes::from_static(b"{}");
+        let edit = Edit { at: crate::wire::json::Span::new(9, 9), with: Bytes::from_static(b"x") };
+        let outbound = OutboundRequest::edited(head(), body.clone(), None, usage(Some(edit)));
+        assert_eq!(frames(outbound.body), [body]);
+    }
+}

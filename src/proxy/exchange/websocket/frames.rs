@@ -1,0 +1,412 @@
+//! Responses over WebSocket: what passes a tunnel is read, told and kept as exchanges.
+//!
+//! Bytes have left before they are looked at here, and nothing found out can change, delay or end
+//! the tunnel. A large message, and what comes while it is read, is read off the async threads. Each request on the connection is an exchange of its own, metered only: the provider
+//! holds its history (`docs/protocols.md` 3.1).
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+use http::{HeaderMap, Request};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
+
+use crate::context::Outcome;
+use crate::dialect::error_kind::ErrorKind;
+use crate::dialect::openai_responses::Socket;
+use crate::dialect::{Dialect, Reply};
+use crate::proxy::exchange::client_request::ClientRequest;
+use crate::proxy::exchange_recorder::ExchangeRecorder;
+use crate::proxy::http::memory::{HeldMemory, MemoryShare};
+use crate::proxy::offload::{OFF_THREAD, long_work};
+use crate::proxy::plan::body_reader::RequestAnalysis;
+use crate::proxy::state::{Phase, Proxy};
+use crate::telemetry::{FailOpen, MemoryKind, Open};
+use crate::wire::memory::Memory as _;
+use crate::wire::websocket::{Fault, Messages, negotiated};
+
+/// Requests without a reply that are remembered; of more, the oldest is given up.
+const MAX_OPEN: usize = 16;
+/// Requests that are being placed, wait for their reply, or are being kept. Past it one passes unread: it came
+/// faster than the store answers.
+const MAX_READ: usize = 32;
+
+/// Which way bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    /// To the upstream.
+    Up,
+    /// To the client.
+    Down,
+}
+
+/// What reads along on one connection.
+pub(crate) struct FrameObserver(Arc<FrameObserverState>);
+
+struct FrameObserverState {
+    /// `Err` once the reading gave up, with the reason where it is ours.
+    state: Mutex<Result<MessageState, Option<FailOpen>>>,
+    /// Told when a reply ends, or what waited was read.
+    answered: Notify,
+    asked: Arc<ClientRequest>,
+    connection: SocketConnection,
+}
+
+/// What the exchanges on one connection have in common.
+struct SocketConnection {
+    proxy: Arc<Proxy>,
+    memory: Arc<MemoryShare>,
+    phase: watch::Receiver<Phase>,
+    /// The path, without its query.
+    path: Box<str>,
+    upstream: Option<Box<str>>,
+    status: Option<u16>,
+    /// See [`MAX_READ`].
+    places: Arc<Semaphore>,
+}
+
+struct MessageState {
+    up: Messages,
+    down: Messages,
+    work: MessageReader,
+}
+
+/// Who reads messages, in their order.
+enum MessageReader {
+    /// Each as it passes.
+    Here(Box<SocketConversation>),
+    /// A task, because one was large: what comes meanwhile waits for it.
+    Away(Backlog),
+}
+
+/// Messages that wait to be read.
+struct Backlog {
+    messages: Vec<(Direction, Vec<u8>)>,
+    /// What they take.
+    memory: HeldMemory,
+    bytes: usize,
+    /// The tunnel has ended: how its open replies did.
+    ended: Option<Outcome>,
+}
+
+/// What was said on a connection.
+struct SocketConversation {
+    socket: Socket,
+    open: BTreeMap<u64, oneshot::Sender<(Reply, Outcome)>>,
+    /// What the open replies take.
+    replies: HeldMemory,
+}
+
+/// A message of more bytes asks for memory before it is looked into.
+const LOOKED_INTO: usize = 64 << 10;
+/// How much looking into a message takes, in its lengths.
+const LOOK: usize = 5;
+
+impl FrameObserver {
+    /// Reads a connection that was upgraded by a response with these headers.
+    pub(crate) fn new(
+        asked: Arc<ClientRequest>,
+        answered: &HeaderMap,
+        account: &ExchangeRecorder,
+    ) -> Self {
+        let limit = account.proxy.config.limits.body_bytes;
+        let lines = answered.get_all("sec-websocket-extensions").iter();
+        let lines: Vec<&str> = lines.filter_map(|line| line.to_str().ok()).collect();
+        let (up, down) = negotiated(&lines.join(","));
+        let talk = SocketConversation {
+            socket: Socket::new(limit),
+            open: BTreeMap::new(),
+            replies: account.memory.guard(MemoryKind::Reply),
+        };
+        let state = MessageState {
+            up: Messages::new(limit, up, account.memory.boxed(MemoryKind::Message)),
+            down: Messages::new(limit, down, account.memory.boxed(MemoryKind::Message)),
+            work: MessageReader::Here(Box::new(talk)),
+        };
+        let connection = SocketConnection {
+            proxy: account.proxy.clone(),
+            memory: account.memory.clone(),
+            phase: account.phase.clone(),
+            path: account.event.path.clone(),
+            upstream: account.event.upstream.clone(),
+            status: account.event.status,
+            places: Arc::new(Semaphore::new(MAX_READ)),
+        };
+        let (state, answered) = (Mutex::new(Ok(state)), Notify::new());
+        Self(Arc::new(FrameObserverState { state, answered, asked, connection }))
+    }
+
+    /// Bytes that have passed.
+    pub(crate) fn saw(&self, way: Direction, bytes: &[u8]) {
+        let mut state = self.0.state();
+        let Ok(MessageState { up, down, work }) = state.as_mut() else { return };
+        let messages = match way {
+            Direction::Up => &mut *up,
+            Direction::Down => &mut *down,
+        };
+        let read = catch_unwind(AssertUnwindSafe(|| {
+            let mut may_read = true;
+            messages.push(bytes, |message| {
+                may_read = may_read && self.0.read(work, way, message);
+            });
+            may_read
+        }));
+        let fault = up.fault().or(down.fault());
+        match (read, fault) {
+            (Ok(true), None) => {}
+            (Ok(false), None) | (Ok(_), Some(Fault::NoMemory)) => {
+                *state = Err(Some(FailOpen::MemoryBudget));
+            }
+            (Ok(_), Some(_)) => *state = Err(None),
+            (Err(_), _) => *state = Err(Some(FailOpen::Panicked)),
+        }
+    }
+
+    /// Ready once no request waits for its reply. A connection that cannot be read is never known
+    /// to be idle.
+    pub(crate) async fn idle(&self) {
+        loop {
+            let answered = self.0.answered.notified();
+            if self.is_idle() {
+                return;
+            }
+            answered.await;
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        let state = self.0.state();
+        matches!(&*state, Ok(MessageState { work: MessageReader::Here(talk), .. }) if talk.open.is_empty())
+    }
+
+    /// The tunnel has ended: what had come of open replies is told, too. Answers why the reading gave up,
+    /// where that was ours.
+    pub(crate) fn ended(&self, outcome: Outcome) -> Option<FailOpen> {
+        let left = match outcome {
+            Outcome::Complete | Outcome::Refused | Outcome::ClientLeft => Outcome::ClientLeft,
+            Outcome::UpstreamFailed | Outcome::Turned | Outcome::Interrupted => outcome,
+        };
+        let mut state = self.0.state();
+        if let Ok(MessageState { work: MessageReader::Away(backlog), .. }) = state.as_mut() {
+            backlog.ended = Some(left);
+            return None;
+        }
+        match std::mem::replace(&mut *state, Err(None)) {
+            Ok(MessageState { work: MessageReader::Here(talk), .. }) => talk.ends(left),
+            Ok(MessageState { work: MessageReader::Away(_), .. }) => {}
+            Err(why) => return why,
+        }
+        None
+    }
+}
+
+impl FrameObserverState {
+    fn state(&self) -> MutexGuard<'_, Result<MessageState, Option<FailOpen>>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads a message, or has it read in its turn; `false` where there is no memory for that.
+    fn read(self: &Arc<Self>, work: &mut MessageReader, way: Direction, message: &[u8]) -> bool {
+        match work {
+            MessageReader::Here(talk) if message.len() <= OFF_THREAD => {
+                talk.hears(way, message, self)
+            }
+            MessageReader::Away(backlog) => backlog.add(way, message),
+            MessageReader::Here(_) => {
+                let mut backlog = Backlog::new(&self.connection);
+                let may_read = backlog.add(way, message);
+                let away = MessageReader::Away(Backlog::new(&self.connection));
+                if let MessageReader::Here(talk) = std::mem::replace(work, away) {
+                    tokio::spawn(self.clone().catch_up(talk, backlog));
+                }
+                may_read
+            }
+        }
+    }
+
+    /// Reads what waits, off the async threads, until nothing does.
+    async fn catch_up(self: Arc<Self>, mut talk: Box<SocketConversation>, mut backlog: Backlog) {
+        loop {
+            let shared = self.clone();
+            let reading = long_work(move || {
+                let mut messages = backlog.messages.iter();
+                let may_read = messages.all(|(way, message)| talk.hears(*way, message, &shared));
+                (talk, may_read)
+            });
+            let read = reading.await;
+            let mut state = self.state();
+            // The reading gave up meanwhile.
+            let Ok(MessageState { work, .. }) = state.as_mut() else { return };
+            talk = match read {
+                Ok((talk, true)) => talk,
+                Ok((_, false)) => {
+                    *state = Err(Some(FailOpen::MemoryBudget));
+                    return;
+                }
+                Err(_) => {
+                    *state = Err(Some(FailOpen::Panicked));
+                    return;
+                }
+            };
+            let MessageReader::Away(waiting) = work else { return };
+            if waiting.messages.is_empty() {
+                match waiting.ended {
+                    Some(left) => {
+                        *state = Err(None);
+                        talk.ends(left);
+                    }
+                    None => *work = MessageReader::Here(talk),
+                }
+                self.answered.notify_one();
+                return;
+            }
+            let next = Backlog { ended: waiting.ended, ..Backlog::new(&self.connection) };
+            backlog = std::mem::replace(waiting, next);
+        }
+    }
+
+    /// A request's message, copied and read.
+    fn analyse(&self, message: &[u8]) -> Result<RequestAnalysis, FailOpen> {
+        let SocketConnection { proxy, memory, .. } = &self.connection;
+        let mut held = memory.guard(MemoryKind::Request);
+        if !held.hold(message.len()) {
+            return Err(FailOpen::MemoryBudget);
+        }
+        let body = held.with(Bytes::copy_from_slice(message));
+        self.asked.reader(Dialect::OpenaiResponses, proxy, memory).analyse(body)
+    }
+
+    /// The account of one request on the connection.
+    fn account(&self) -> ExchangeRecorder {
+        let SocketConnection { proxy, memory, phase, path, upstream, status, .. } =
+            &self.connection;
+        let mut request = Request::new(());
+        *request.uri_mut() = path.parse().unwrap_or_default();
+        let mut account = ExchangeRecorder::open(proxy, &request, memory, phase.clone());
+        account.event.upstream.clone_from(upstream);
+        account.event.dialect = self.asked.dialect;
+        account.event.status = *status;
+        account.event.streamed = true;
+        account
+    }
+}
+
+impl Backlog {
+    fn new(connection: &SocketConnection) -> Self {
+        let memory = connection.memory.guard(MemoryKind::Message);
+        Self { messages: Vec::new(), memory, bytes: 0, ended: None }
+    }
+
+    /// `false` where there is no memory for it.
+    fn add(&mut self, way: Direction, message: &[u8]) -> bool {
+        self.bytes += message.len();
+        let has_room = self.memory.hold(self.bytes);
+        if has_room {
+            self.messages.push((way, message.to_vec()));
+        }
+        has_room
+    }
+}
+
+impl SocketConversation {
+    /// A message; `false` where there is no memory to look into it, or for what it says.
+    fn hears(&mut self, way: Direction, message: &[u8], shared: &Arc<FrameObserverState>) -> bool {
+        let Some(_look) = look_into(message, &shared.connection) else { return false };
+        match way {
+            Direction::Up => {
+                self.asked(message, shared);
+                true
+            }
+            Direction::Down => self.answered(message, shared),
+        }
+    }
+
+    fn asked(&mut self, message: &[u8], shared: &Arc<FrameObserverState>) {
+        let place = shared.connection.places.clone().try_acquire_owned().ok();
+        let read = |message: &[u8]| match &place {
+            Some(_) => shared.analyse(message),
+            None => Err(FailOpen::AnalysisBudget),
+        };
+        let Some((number, read)) = self.socket.request_by(message, read) else { return };
+        let mut account = shared.account();
+        account.event.request_bytes = message.len() as u64;
+        let Some(place) = place else {
+            return account.stood_aside(FailOpen::AnalysisBudget);
+        };
+        if self.open.len() >= MAX_OPEN {
+            self.open.pop_first();
+        }
+        let (answer, answered) = oneshot::channel();
+        self.open.insert(number, answer);
+        let under_way = (place, account.proxy.telemetry.websocket_request());
+        tokio::spawn(kept(shared.asked.clone(), read, (account, under_way), answered));
+    }
+
+    fn answered(&mut self, message: &[u8], shared: &FrameObserverState) -> bool {
+        if let Some((number, reply)) = self.socket.event(message)
+            && let Some(waiting) = self.open.remove(&number)
+        {
+            let _ = waiting.send((reply, Outcome::Complete));
+            shared.answered.notify_one();
+        }
+        self.replies.hold(self.socket.holds())
+    }
+
+    /// The connection has ended.
+    fn ends(mut self, outcome: Outcome) {
+        let socket = self.socket;
+        let partial = catch_unwind(AssertUnwindSafe(|| socket.finish())).unwrap_or_default();
+        for (number, reply) in partial {
+            if let Some(waiting) = self.open.remove(&number) {
+                let _ = waiting.send((reply, outcome));
+            }
+        }
+    }
+}
+
+/// Memory to look into a message; `None` where there is none.
+fn look_into(message: &[u8], connection: &SocketConnection) -> Option<HeldMemory> {
+    let mut look = connection.memory.guard(MemoryKind::Message);
+    let needs = if message.len() > LOOKED_INTO { LOOK * message.len() } else { 0 };
+    look.hold(needs).then_some(look)
+}
+
+/// Places a request, waits for its reply, and keeps the turn.
+async fn kept(
+    asked: Arc<ClientRequest>,
+    read: Result<RequestAnalysis, FailOpen>,
+    (mut account, _under_way): (ExchangeRecorder, (OwnedSemaphorePermit, Open)),
+    answered: oneshot::Receiver<(Reply, Outcome)>,
+) {
+    let measure = match read {
+        Ok(analysis) => {
+            account.noted(analysis.conversation.notes.iter().copied());
+            let placing = AssertUnwindSafe(asked.placed(analysis, None, &mut account));
+            let placed = placing.catch_unwind().await;
+            placed.map_err(|_| account.stood_aside(FailOpen::Panicked)).unwrap_or_default().measure
+        }
+        Err(why) => {
+            account.stood_aside(why);
+            None
+        }
+    };
+    let proxy = account.proxy.clone();
+    let settle = measure.map(|measure| measure.open(&proxy).settle(proxy));
+    // Given up: as if the client had left before anything came.
+    let Ok((reply, outcome)) = answered.await else { return };
+    account.noted(reply.notes.iter().copied());
+    account.event.error_kind = reply.error.as_ref().map(ErrorKind::of);
+    account.event.outcome = match account.event.error_kind {
+        Some(_) if outcome == Outcome::Complete => Outcome::UpstreamFailed,
+        _ => outcome,
+    };
+    account.event.usage = reply.usage.clone();
+    account.event.stop = reply.stop;
+    if let Some(settle) = settle
+        && let Some(why) = settle(&mut account.event, reply).await
+    {
+        account.stood_aside(why);
+    }
+}

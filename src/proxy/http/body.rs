@@ -1,0 +1,577 @@
+//! Bodies on their way out: what was collected, then what still comes.
+//!
+//! Collected bytes leave as the allocations they came in (invariant 1); a body that outgrew the
+//! limit leaves as what was read of it, chained with the rest. Trailers follow.
+
+use std::borrow::Cow;
+use std::collections::VecDeque;
+use std::future::Future as _;
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use futures_util::FutureExt as _;
+use http::{HeaderMap, Response, response};
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use tokio::time::{Instant, Sleep, sleep};
+
+use super::headers;
+use super::memory::{HeldMemory, MemoryShare};
+use super::pieces::CoalescedBody;
+use super::progress::InFlightGuard;
+use crate::telemetry::MemoryKind;
+use crate::wire::encoding::Decoder;
+use crate::wire::memory::Memory as _;
+
+/// Held while a body goes on, so that its stream is counted.
+pub(crate) type CountedBody = Arc<dyn std::fmt::Debug + Send + Sync>;
+
+/// What any part of a connection can fail with.
+pub(crate) type ConnectionError = Box<dyn std::error::Error + Send + Sync>;
+
+/// A body as it is passed on: a request's, or an answer's of which the start may have been read.
+#[derive(Debug, Default)]
+pub(crate) struct OutgoingBody {
+    front: VecDeque<Bytes>,
+    rest: Option<Incoming>,
+    /// It broke while it was read.
+    broken: Option<ConnectionError>,
+    trailers: Option<HeaderMap>,
+    /// Of a request: how much came, and how long nothing may come.
+    upload: Option<UploadTimeout>,
+    /// Of a request: how what streams through goes out.
+    streaming: Option<StreamingBody>,
+    /// The HTTP/2 stream to the upstream that carries it, counted until the body ends.
+    stream: Option<CountedBody>,
+}
+
+/// A request's body that streams through.
+struct StreamingBody {
+    pieces: CoalescedBody,
+    _underway: BodyUnderway,
+}
+
+impl std::fmt::Debug for StreamingBody {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Streaming")
+    }
+}
+
+/// Says that a request's body has not ended.
+struct BodyUnderway(Arc<MemoryShare>);
+
+impl BodyUnderway {
+    fn new(share: &Arc<MemoryShare>) -> Self {
+        share.progress().begin(InFlightGuard::Body);
+        Self(share.clone())
+    }
+}
+
+impl Drop for BodyUnderway {
+    fn drop(&mut self) {
+        self.0.progress().end(InFlightGuard::Body);
+    }
+}
+
+/// How long the body of a request that streams through may bring nothing.
+#[derive(Debug)]
+struct UploadTimeout {
+    progress: Arc<UploadProgress>,
+    /// How long it may bring nothing.
+    patience: Duration,
+    /// Runs while it brings nothing.
+    stalled: Option<Pin<Box<Sleep>>>,
+}
+
+/// How far the body of a request has come that streams through.
+#[derive(Debug, Default)]
+pub(crate) struct UploadProgress {
+    bytes: AtomicU64,
+    timed_out: AtomicBool,
+}
+
+impl UploadProgress {
+    /// Bytes that came.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Whether it brought nothing for too long, and was given up.
+    pub(crate) fn has_timed_out(&self) -> bool {
+        self.timed_out.load(Ordering::Relaxed)
+    }
+}
+
+impl UploadTimeout {
+    /// What came of it, or an error where nothing came for too long.
+    fn poll(
+        &mut self,
+        came: Poll<Option<Result<Frame<Bytes>, hyper::Error>>>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, ConnectionError>>> {
+        if let Poll::Ready(frame) = came {
+            self.stalled = None;
+            if let Some(Ok(frame)) = &frame {
+                let length = frame.data_ref().map_or(0, Bytes::len) as u64;
+                self.progress.bytes.fetch_add(length, Ordering::Relaxed);
+            }
+            return Poll::Ready(frame.map(|frame| frame.map_err(ConnectionError::from)));
+        }
+        let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(self.patience)));
+        ready!(stalled.as_mut().poll(cx));
+        self.progress.timed_out.store(true, Ordering::Relaxed);
+        Poll::Ready(Some(Err(io::Error::from(io::ErrorKind::TimedOut).into())))
+    }
+}
+
+impl OutgoingBody {
+    /// The same body of a request, counted as it goes, and given up where it brings nothing for so long.
+    pub(crate) fn upload(mut self, progress: &Arc<UploadProgress>, patience: Duration) -> Self {
+        let front = self.front.iter().map(|slice| slice.len() as u64).sum();
+        progress.bytes.store(front, Ordering::Relaxed);
+        self.upload = Some(UploadTimeout { progress: progress.clone(), patience, stalled: None });
+        self
+    }
+
+    /// The same body, carried by `stream`.
+    pub(crate) fn of_stream(mut self, stream: CountedBody) -> Self {
+        self.stream = Some(stream);
+        self
+    }
+
+    /// A body that streams through as it comes.
+    pub(crate) fn through(rest: Incoming) -> Self {
+        Self { rest: Some(rest), ..Self::default() }
+    }
+
+    /// A request's body that streams through as it comes.
+    pub(crate) fn request(rest: Incoming, memory: &Arc<MemoryShare>) -> Self {
+        Self::through(rest).streaming(memory)
+    }
+
+    /// The same, counted by the memory of the client's connection.
+    fn streaming(mut self, memory: &Arc<MemoryShare>) -> Self {
+        let pieces = CoalescedBody::to_upstream(memory);
+        self.streaming = Some(StreamingBody { pieces, _underway: BodyUnderway::new(memory) });
+        self
+    }
+
+    /// The same body once more, where all of it is here.
+    pub(crate) fn copy(&self) -> Option<Self> {
+        let (front, trailers) = (self.front.clone(), self.trailers.clone());
+        let has_ended = self.rest.as_ref().is_none_or(Body::is_end_stream);
+        let is_here = has_ended && self.broken.is_none();
+        is_here.then_some(Self { front, trailers, ..Self::default() })
+    }
+
+    /// All of it as one, where all of it is here.
+    pub(crate) fn whole(&self) -> Option<Bytes> {
+        let slices = || self.front.iter();
+        let join = || slices().flatten().copied().collect();
+        match (&self.rest, self.front.len()) {
+            (Some(_), _) => None,
+            (None, 1) => slices().next().cloned(),
+            (None, _) => Some(join()),
+        }
+    }
+
+    /// A body of these slices, in order.
+    pub(crate) fn slices(slices: Vec<Bytes>, trailers: Option<HeaderMap>) -> Self {
+        let front = slices.into_iter().filter(|slice| !slice.is_empty()).collect();
+        Self { front, trailers, ..Self::default() }
+    }
+}
+
+impl Body for OutgoingBody {
+    type Data = Bytes;
+    type Error = ConnectionError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, ConnectionError>>> {
+        if let Some(slice) = self.front.pop_front() {
+            return Poll::Ready(Some(Ok(Frame::data(slice))));
+        }
+        if let Some(broken) = self.broken.take() {
+            return Poll::Ready(Some(Err(broken)));
+        }
+        let this = &mut *self;
+        if let Some(rest) = &mut this.rest {
+            if let Some(streaming) = &mut this.streaming {
+                ready!(streaming.pieces.poll_ready(cx));
+            }
+            let came = Pin::new(rest).poll_frame(cx);
+            let mut frame = match &mut this.upload {
+                Some(upload) => ready!(upload.poll(came, cx)),
+                None => ready!(came).map(|frame| frame.map_err(ConnectionError::from)),
+            };
+            if let Some(streaming) = &mut this.streaming {
+                let pass = |frame: Frame<Bytes>| frame.map_data(|it| streaming.pieces.pass(it));
+                frame = frame.map(|frame| frame.map(pass));
+            }
+            if frame.is_none() {
+                (this.rest, this.streaming, this.stream) = (None, None, None);
+            }
+            return Poll::Ready(frame);
+        }
+        Poll::Ready(self.trailers.take().map(|trailers| Ok(Frame::trailers(trailers))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.front.is_empty()
+            && self.broken.is_none()
+            && self.trailers.is_none()
+            && self.rest.as_ref().is_none_or(Body::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let front = self.front.iter().map(|slice| slice.len() as u64).sum::<u64>();
+        let rest = self.rest.as_ref().map_or_else(|| SizeHint::with_exact(0), Body::size_hint);
+        let mut hint = SizeHint::new();
+        hint.set_lower(front + rest.lower());
+        if let Some(upper) = rest.upper() {
+            hint.set_upper(front + upper);
+        }
+        hint
+    }
+}
+
+/// What became of collecting a body.
+pub(crate) enum CollectOutcome {
+    /// All of it.
+    Whole {
+        /// The body: the client's own allocation where it came in one piece.
+        bytes: Bytes,
+        /// What followed it.
+        trailers: Option<HeaderMap>,
+    },
+    /// It is larger than the limit: as much as was read, to be sent ahead of the rest.
+    TooLarge(OutgoingBody),
+    /// There is no memory for the rest of it, or others need what it takes: as [`CollectOutcome::TooLarge`].
+    NoMemory(OutgoingBody),
+    /// Nobody wants to read it.
+    Unread(OutgoingBody),
+    /// The client broke off.
+    Broken,
+    /// Nothing came of it for too long.
+    TimedOut,
+}
+
+/// An answer of which the start was read, and which can still be passed on whole.
+pub(crate) struct StartedResponse {
+    pub(crate) head: response::Parts,
+    /// Its first bytes, without their encoding.
+    pub(crate) start: Vec<u8>,
+    body: OutgoingBody,
+    _held: HeldMemory,
+}
+
+impl StartedResponse {
+    /// Reads `limit` bytes at most, and waits no longer than [`START`].
+    pub(crate) async fn read(
+        response: Response<OutgoingBody>,
+        limit: usize,
+        memory: &Arc<MemoryShare>,
+    ) -> Self {
+        Self::until(response, (limit, START), memory, |_, _| false).await
+    }
+
+    /// Reads until head and first bytes, as they came, are `enough`; `limit` bytes at most, and no longer
+    /// than `patience`. Nothing is read where there is no memory for it.
+    pub(crate) async fn until(
+        response: Response<OutgoingBody>,
+        (limit, patience): (usize, Duration),
+        memory: &Arc<MemoryShare>,
+        enough: impl FnMut(&response::Parts, &[u8]) -> bool,
+    ) -> Self {
+        let (head, mut body) = response.into_parts();
+        let (mut start, mut enough) = (Vec::new(), enough);
+        let mut held = memory.guard(MemoryKind::Reply);
+        // As it came, as a copy, and decoded.
+        if !held.hold(3 * limit) {
+            return Self { head, start, body, _held: held };
+        }
+        let begin = body.begin(&mut start, limit, |start| enough(&head, start));
+        let _ = tokio::time::timeout(patience, begin).await;
+        let codings = headers::codings(&head.headers);
+        let plain = Decoder::new(codings, limit, || memory.boxed(MemoryKind::Reply))
+            .ok()
+            .and_then(|mut decoder| decoder.push(&start).ok().map(Cow::into_owned));
+        Self { head, start: plain.unwrap_or(start), body, _held: held }
+    }
+
+    /// An answer of which nothing has to be read.
+    pub(crate) fn unread(response: Response<OutgoingBody>, memory: &Arc<MemoryShare>) -> Self {
+        let (head, body) = response.into_parts();
+        Self { head, start: Vec::new(), body, _held: memory.guard(MemoryKind::Reply) }
+    }
+
+    /// The whole answer, as it came.
+    pub(crate) fn into_response(self) -> Response<OutgoingBody> {
+        Response::from_parts(self.head, self.body)
+    }
+}
+
+impl OutgoingBody {
+    /// Takes in what still comes, until it is `enough` or `limit` bytes, and copies it to `start`.
+    async fn begin(
+        &mut self,
+        start: &mut Vec<u8>,
+        limit: usize,
+        mut enough: impl FnMut(&[u8]) -> bool,
+    ) {
+        let mut is_enough = false;
+        while start.len() < limit {
+            is_enough = is_enough || enough(start);
+            let Some(rest) = &mut self.rest else { return };
+            let next = std::future::poll_fn(|cx| Pin::new(&mut *rest).poll_frame(cx));
+            // Past what is enough, only what is here already: often the end, after which the connection
+            // can be used again.
+            let next = match is_enough {
+                true => next.now_or_never(),
+                false => Some(next.await),
+            };
+            let Some(next) = next else { return };
+            match next {
+                None => (self.rest, self.stream) = (None, None),
+                Some(Err(error)) => (self.rest, self.broken) = (None, Some(error.into())),
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) => {
+                        start.extend_from_slice(&data);
+                        self.front.push_back(data);
+                    }
+                    Err(frame) => self.trailers = frame.into_trailers().ok(),
+                },
+            }
+        }
+    }
+}
+
+/// How long the start of a body is waited for.
+const START: Duration = Duration::from_secs(2);
+
+/// A body that brings nothing for this long gives way where memory is short: it streams through.
+const STALL: Duration = Duration::from_millis(500);
+
+/// A body that has no more than this waits for memory, because others will have been sent before long.
+const SMALL: usize = 1 << 20;
+/// How long it waits, at most. Past it: it streams through.
+const WAIT: Duration = Duration::from_secs(1);
+
+/// Most of a body that nobody reads and that announces its length, to be collected.
+const UNREAD: usize = 64 * 1024;
+/// How long it may take to come. Past it: it streams through.
+const AT_HAND: Duration = Duration::from_millis(10);
+
+/// Collects a body of at most `limit` bytes, as far as there is memory. One that stalls holds no memory
+/// that others want.
+pub(crate) async fn collect(
+    body: Incoming,
+    (limit, patience): (usize, Duration),
+    memory: &Arc<MemoryShare>,
+) -> CollectOutcome {
+    collect_within(body, (limit, BodyTimeout::GiveUp(patience)), memory).await
+}
+
+async fn collect_within(
+    mut body: Incoming,
+    (limit, patience): (usize, BodyTimeout),
+    memory: &Arc<MemoryShare>,
+) -> CollectOutcome {
+    let expected = body.size_hint().lower();
+    if expected > limit as u64 {
+        return CollectOutcome::TooLarge(OutgoingBody::request(body, memory));
+    }
+    let _underway = BodyUnderway::new(memory);
+    let mut collecting = BodyCollector {
+        memory: memory.clone(),
+        expected: expected as usize,
+        first: Bytes::new(),
+        joined: BytesMut::new(),
+        trailers: None,
+        held: memory.guard(MemoryKind::Request),
+        beside: 0,
+        waited: false,
+    };
+    loop {
+        let frame = match next(&mut body, patience, memory).await {
+            NextFrame::Came(None) => break,
+            NextFrame::Came(Some(Err(_))) => return CollectOutcome::Broken,
+            NextFrame::Came(Some(Ok(frame))) => frame,
+            NextFrame::NoMemory => return CollectOutcome::NoMemory(collecting.through(body)),
+            NextFrame::TimedOut => return CollectOutcome::TimedOut,
+            NextFrame::Slow => return CollectOutcome::Unread(collecting.through(body)),
+        };
+        let data = match frame.into_data() {
+            Ok(data) => data,
+            Err(frame) => {
+                collecting.trailers = frame.into_trailers().ok();
+                continue;
+            }
+        };
+        if let Err(data) = collecting.add(data).await {
+            let mut through = collecting.through(body);
+            through.front.push_back(data);
+            return CollectOutcome::NoMemory(through);
+        }
+        if collecting.length() > limit {
+            return CollectOutcome::TooLarge(collecting.through(body));
+        }
+        if body.is_end_stream() {
+            break;
+        }
+    }
+    let (bytes, trailers) = collecting.bytes();
+    CollectOutcome::Whole { bytes, trailers }
+}
+
+/// Collects a body that nobody reads where it is no more than [`UNREAD`] and all here within [`AT_HAND`], so that
+/// it can be sent again where a connection turns out closed. Any other streams through.
+pub(crate) async fn collect_unread(body: Incoming, memory: &Arc<MemoryShare>) -> CollectOutcome {
+    let length = body.size_hint().exact().unwrap_or(u64::MAX);
+    if body.is_end_stream() || length > UNREAD as u64 {
+        return CollectOutcome::Unread(OutgoingBody::request(body, memory));
+    }
+    match collect_within(body, (UNREAD, BodyTimeout::PassOn(Instant::now() + AT_HAND)), memory)
+        .await
+    {
+        CollectOutcome::Whole { bytes, trailers } => {
+            CollectOutcome::Unread(OutgoingBody::slices(vec![bytes], trailers))
+        }
+        CollectOutcome::TooLarge(body) | CollectOutcome::NoMemory(body) => {
+            CollectOutcome::Unread(body)
+        }
+        other => other,
+    }
+}
+
+/// How long a body is waited for.
+#[derive(Clone, Copy)]
+enum BodyTimeout {
+    /// What brings nothing for so long is given up.
+    GiveUp(Duration),
+    /// What is not here by then streams through.
+    PassOn(Instant),
+}
+
+/// What comes next of a body.
+enum NextFrame {
+    /// A frame, or its end.
+    Came(Option<Result<Frame<Bytes>, hyper::Error>>),
+    /// It stalls, and memory is short.
+    NoMemory,
+    /// Nothing came for too long.
+    TimedOut,
+    /// It did not come in the time that it had.
+    Slow,
+}
+
+async fn next(body: &mut Incoming, patience: BodyTimeout, memory: &MemoryShare) -> NextFrame {
+    let mut frame = pin!(std::future::poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)));
+    let patience = match patience {
+        BodyTimeout::GiveUp(patience) => patience,
+        BodyTimeout::PassOn(by) => {
+            return tokio::time::timeout_at(by, frame)
+                .await
+                .map_or(NextFrame::Slow, NextFrame::Came);
+        }
+    };
+    if let Ok(came) = tokio::time::timeout(STALL.min(patience), frame.as_mut()).await {
+        return NextFrame::Came(came);
+    }
+    tokio::select! {
+        biased;
+        came = frame => NextFrame::Came(came),
+        () = memory.budget().short() => NextFrame::NoMemory,
+        () = sleep(patience.saturating_sub(STALL)) => NextFrame::TimedOut,
+    }
+}
+
+/// A body as far as it has come, and the memory that it takes.
+struct BodyCollector {
+    memory: Arc<MemoryShare>,
+    /// As many bytes were announced.
+    expected: usize,
+    /// All of it, as long as it came in one piece.
+    first: Bytes,
+    joined: BytesMut,
+    trailers: Option<HeaderMap>,
+    held: HeldMemory,
+    /// Bytes of that which go back once it is here.
+    beside: usize,
+    /// It waited for memory once, which is enough.
+    waited: bool,
+}
+
+/// What is held of a body beside what has come of it, as long as more comes in pieces: the buffers of its pieces.
+const BUFFERS: usize = 32 * 1024;
+/// An allocation of more bytes than this takes so many by itself.
+const LARGE: (usize, usize) = (8 << 20, 32 * 1024);
+
+impl BodyCollector {
+    fn length(&self) -> usize {
+        self.first.len() + self.joined.len()
+    }
+
+    /// Adds what came; gives it back where there is no memory for it.
+    async fn add(&mut self, data: Bytes) -> Result<(), Bytes> {
+        if self.length() == 0 {
+            if !self.hold(data.len()).await {
+                return Err(data);
+            }
+            self.first = data;
+            return Ok(());
+        }
+        let length = self.length() + data.len();
+        self.beside = BUFFERS + if self.expected > LARGE.0 { LARGE.1 } else { 0 };
+        if length > self.joined.capacity() {
+            // Memory that was announced and not written to is not taken; what grows is, at once.
+            let room = length.max(length + length / 2).max(self.expected);
+            let taken = if room == self.expected { length } else { room };
+            if !self.hold(taken).await {
+                return Err(data);
+            }
+            let mut joined = BytesMut::with_capacity(room);
+            joined.extend_from_slice(&self.first);
+            joined.extend_from_slice(&self.joined);
+            (self.first, self.joined) = (Bytes::new(), joined);
+        } else if self.held.bytes() < length + self.beside && !self.hold(length).await {
+            return Err(data);
+        }
+        self.joined.extend_from_slice(&data);
+        Ok(())
+    }
+
+    /// Holds so many bytes, and what is held beside them.
+    async fn hold(&mut self, bytes: usize) -> bool {
+        let bytes = bytes + self.beside;
+        if self.held.hold(bytes) {
+            return true;
+        }
+        let may_wait = self.length() <= SMALL && !std::mem::replace(&mut self.waited, true);
+        may_wait && self.held.hold_within(bytes, WAIT).await
+    }
+
+    /// What came, as one, with the memory that it takes.
+    fn bytes(mut self) -> (Bytes, Option<HeaderMap>) {
+        // Less than before is never refused.
+        let _ = self.held.hold(self.held.bytes().saturating_sub(self.beside));
+        let bytes = if self.joined.is_empty() { self.first } else { self.joined.freeze() };
+        (self.held.with(bytes), self.trailers)
+    }
+
+    /// What came ahead of the rest.
+    fn through(self, rest: Incoming) -> OutgoingBody {
+        let memory = self.memory.clone();
+        let (bytes, trailers) = self.bytes();
+        let front = VecDeque::from_iter((!bytes.is_empty()).then_some(bytes));
+        OutgoingBody { front, rest: Some(rest), trailers, ..OutgoingBody::default() }
+            .streaming(&memory)
+    }
+}

@@ -1,0 +1,189 @@
+//! What hyper says of messages in its own way, put as it has to be.
+//!
+//! What is no request hyper answers by itself, with a bare status; here that answer gets our mark, and is
+//! counted. A 304 keeps the length that it names. Must not change a byte of anybody else's.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf as _, Bytes, BytesMut};
+use http::header::CONTENT_LENGTH;
+use http::{HeaderMap, Response, StatusCode, Version};
+use http_body::{Body, Frame, SizeHint};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::answer::{ERROR, ProxyError};
+
+/// The answers that hyper gives by itself: their first lines, and what follows each.
+const BARE: [(&[u8], ProxyError); 3] = [
+    (b"HTTP/1.1 400 Bad Request\r\n", ProxyError::Malformed),
+    (b"HTTP/1.1 414 URI Too Long\r\n", ProxyError::TargetTooLong),
+    (b"HTTP/1.1 431 Request Header Fields Too Large\r\n", ProxyError::HeadersTooLarge),
+];
+const BARE_REST: &[u8] = b"connection: close\r\ncontent-length: 0\r\n\r\n";
+
+/// Whether the last answer of a connection looks like one of hyper's own, though it is an upstream's.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LookAlike(Arc<AtomicBool>);
+
+impl LookAlike {
+    /// An answer is on its way.
+    pub(crate) fn saw<B>(&self, response: &Response<B>) {
+        let (status, headers) = (response.status(), response.headers());
+        let is_alike = BARE.iter().any(|(_, fault)| fault.status() == status);
+        self.0.store(is_alike && !headers.contains_key(ERROR), Ordering::Relaxed);
+    }
+}
+
+/// A client's connection on which hyper's own refusals are marked as ours; `refused` hears of each.
+pub(crate) struct MarkedTransport<S, F> {
+    stream: S,
+    look_alike: LookAlike,
+    refused: F,
+    /// What is written in place of what hyper wrote.
+    instead: Bytes,
+}
+
+impl<S, F: FnMut(&ProxyError)> MarkedTransport<S, F> {
+    pub(crate) fn new(stream: S, look_alike: LookAlike, refused: F) -> Self {
+        Self { stream, look_alike, refused, instead: Bytes::new() }
+    }
+
+    /// Our answer in place of hyper's, where `bytes` are one.
+    fn replace(&mut self, bytes: &[u8]) -> bool {
+        let line = bytes.strip_suffix(BARE_REST);
+        let found = BARE.iter().find(|(bare, _)| line == Some(*bare));
+        let Some((_, fault)) = found.filter(|_| !self.look_alike.0.load(Ordering::Relaxed)) else {
+            return false;
+        };
+        (self.refused)(fault);
+        self.instead = written(fault);
+        true
+    }
+}
+
+/// An answer of ours, as it stands on an HTTP/1.1 connection that ends with it.
+fn written(fault: &ProxyError) -> Bytes {
+    let answer = fault.answer(None);
+    let status = answer.status();
+    let reason = status.canonical_reason().unwrap_or_default();
+    let mut out = BytesMut::from(format!("HTTP/1.1 {} {reason}\r\n", status.as_str()).as_bytes());
+    for (name, value) in answer.headers() {
+        for piece in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
+            out.extend_from_slice(piece);
+        }
+    }
+    let length = answer.body().len();
+    out.extend_from_slice(
+        format!("connection: close\r\ncontent-length: {length}\r\n\r\n").as_bytes(),
+    );
+    out.extend_from_slice(answer.body());
+    out.freeze()
+}
+
+impl<S: AsyncWrite + Unpin, F> MarkedTransport<S, F> {
+    fn poll_instead(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.instead.is_empty() {
+            match ready!(Pin::new(&mut self.stream).poll_write(cx, &self.instead))? {
+                0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                written => self.instead.advance(written),
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncRead + Unpin, F: Unpin> AsyncRead for MarkedTransport<S, F> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, into)
+    }
+}
+
+impl<S: AsyncWrite + Unpin, F: FnMut(&ProxyError) + Unpin> AsyncWrite for MarkedTransport<S, F> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        ready!(this.poll_instead(cx))?;
+        if this.replace(bytes) {
+            return Poll::Ready(Ok(bytes.len()));
+        }
+        Pin::new(&mut this.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        ready!(this.poll_instead(cx))?;
+        if let [only] = slices
+            && this.replace(only)
+        {
+            return Poll::Ready(Ok(only.len()));
+        }
+        Pin::new(&mut this.stream).poll_write_vectored(cx, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        ready!(this.poll_instead(cx))?;
+        Pin::new(&mut this.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        ready!(this.poll_instead(cx))?;
+        Pin::new(&mut this.stream).poll_shutdown(cx)
+    }
+}
+
+/// An answer's body, which may say nothing of its own length.
+pub(crate) struct FramedBody<B> {
+    body: B,
+    keeps_length: bool,
+}
+
+/// An answer as it goes to a client of HTTP/1: hyper takes the length out of a 304, unless the body's own
+/// is unknown, and sends no body of it either way.
+pub(crate) fn framed<B>(response: Response<B>, version: Version) -> Response<FramedBody<B>> {
+    let has_length = |headers: &HeaderMap| headers.contains_key(CONTENT_LENGTH);
+    let keeps_length = version <= Version::HTTP_11
+        && response.status() == StatusCode::NOT_MODIFIED
+        && has_length(response.headers());
+    response.map(|body| FramedBody { body, keeps_length })
+}
+
+impl<B: Body + Unpin> Body for FramedBody<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        Pin::new(&mut self.get_mut().body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        !self.keeps_length && self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        if self.keeps_length { SizeHint::default() } else { self.body.size_hint() }
+    }
+}

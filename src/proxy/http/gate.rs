@@ -1,0 +1,251 @@
+//! Who may ask at the client port: whoever has the token, where one is configured, and no web page of
+//! somebody else's.
+//!
+//! A page on any site can make a browser send requests to loopback, also under a name of its own that it
+//! points there (DNS rebinding). So a listener on loopback answers to names of loopback, and pages that were
+//! loaded from there; others are configured. A listener that others can reach is known by any name.
+
+use http::header::{HOST, ORIGIN};
+use http::uri::Authority;
+use http::{HeaderMap, HeaderName, HeaderValue, Uri};
+
+use super::answer::ProxyError;
+use crate::config::Config;
+use crate::config::hosts::{host_of, is_loopback};
+use crate::dialect::credentials::Credentials;
+
+const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+
+/// Names by which containers reach the loopback of the machine they run on. Nobody can register them.
+const OF_CONTAINERS: &[&str] = &["host.docker.internal", "host.containers.internal"];
+
+/// What may ask.
+pub(crate) struct ClientAccess {
+    on_loopback: bool,
+    /// Names beside those of loopback.
+    hosts: Vec<Box<str>>,
+    /// Pages beside those of loopback.
+    origins: Vec<Box<str>>,
+}
+
+impl ClientAccess {
+    pub(crate) fn new(config: &Config) -> Self {
+        let of_upstreams = config.upstreams.iter().flat_map(|upstream| &upstream.hosts);
+        let containers = OF_CONTAINERS.iter().map(|name| Box::from(*name));
+        let hosts = config.allowed_hosts.iter().chain(of_upstreams).cloned();
+        Self {
+            on_loopback: config.is_on_loopback(),
+            hosts: hosts.chain(containers).collect(),
+            origins: config.allowed_origins.clone(),
+        }
+    }
+
+    /// Whether others than this machine's own can reach the listener.
+    pub(crate) fn is_open(&self) -> bool {
+        !self.on_loopback
+    }
+
+    /// Judges a request by its address and headers.
+    ///
+    /// # Errors
+    /// Why it may not ask.
+    pub(crate) fn judge(
+        &self,
+        uri: &Uri,
+        headers: &HeaderMap,
+        credentials: &Credentials,
+    ) -> Result<(), ProxyError> {
+        if self.on_loopback {
+            if !self.is_known_host(uri, headers) {
+                return Err(ProxyError::ForeignHost);
+            }
+            if !self.is_known_page(headers) {
+                return Err(ProxyError::ForeignOrigin);
+            }
+        }
+        let target = uri.path_and_query().map_or("/", |target| target.as_str());
+        if credentials.wants_token() && !credentials.has_token(headers, target) {
+            return Err(ProxyError::NoToken);
+        }
+        Ok(())
+    }
+
+    /// Every name that the request says it is for has to be known: one is there at least, in `host` or in the
+    /// address.
+    fn is_known_host(&self, uri: &Uri, headers: &HeaderMap) -> bool {
+        let mut lines = headers.get_all(HOST).iter();
+        let (line, more) = (lines.next(), lines.next());
+        let said = line.map(|line| line.to_str().unwrap_or_default());
+        let mut named = said.into_iter().chain(uri.authority().map(Authority::as_str)).peekable();
+        more.is_none() && named.peek().is_some() && named.all(|named| self.is_known(named))
+    }
+
+    fn is_known(&self, authority: &str) -> bool {
+        let Some(name) = host_of(authority) else { return false };
+        let is = |known: &str| {
+            known.eq_ignore_ascii_case(authority)
+                || known.trim_matches(['[', ']']).eq_ignore_ascii_case(name)
+        };
+        is_loopback(name) || self.hosts.iter().any(|known| is(known))
+    }
+
+    /// A page says where it was loaded from, and browsers say for whom they ask. Between two names of loopback
+    /// that is cross-site, so a known origin is enough.
+    fn is_known_page(&self, headers: &HeaderMap) -> bool {
+        let mut origins = headers.get_all(ORIGIN).iter().peekable();
+        if origins.peek().is_some() {
+            return origins.all(|origin| origin.to_str().is_ok_and(|it| self.is_known_origin(it)));
+        }
+        let is_foreign = |site: &HeaderValue| site.as_bytes().eq_ignore_ascii_case(b"cross-site");
+        !headers.get_all(FETCH_SITE).iter().any(is_foreign)
+    }
+
+    fn is_known_origin(&self, origin: &str) -> bool {
+        let authority = origin.strip_prefix("http://").or(origin.strip_prefix("https://"));
+        authority.and_then(host_of).is_some_and(is_loopback)
+            || self.origins.iter().any(|known| known.eq_ignore_ascii_case(origin))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gate() -> ClientAccess {
+        let mut config = crate::proxy::tests::config(0);
+        config.allowed_hosts = vec!["box.lan".into(), "other.lan:8787".into()];
+        config.allowed_origins = vec!["https://app.example".into()];
+        config.upstreams[0].hosts = vec!["api.internal".into()];
+        ClientAccess::new(&config)
+    }
+
+    fn judged(
+        gate: &ClientAccess,
+        uri: &str,
+        pairs: &[(&'static str, &str)],
+    ) -> Result<(), ProxyError> {
+        let mut headers = HeaderMap::new();
+        for (name, value) in pairs {
+            headers.append(*name, HeaderValue::from_str(value).unwrap());
+        }
+        gate.judge(&uri.parse().unwrap(), &headers, &Credentials::default())
+    }
+
+    #[test]
+    fn loopback_and_what_is_configured_is_known() {
+        let gate = gate();
+        for host in [
+            "localhost",
+            "LOCALHOST:8787",
+            "localhost.",
+            "x.localhost:1",
+            "127.0.0.1:8787",
+            "127.9.9.9",
+            "[::1]:8787",
+            "[::ffff:127.0.0.1]",
+            "box.lan",
+            "Box.lan:99",
+            "other.lan:8787",
+            "api.internal:8787",
+            "host.docker.internal:8787",
+            "host.containers.internal",
+        ] {
+            assert_eq!(judged(&gate, "/", &[("host", host)]), Ok(()), "{host}");
+            if host_of(host).is_some_and(|name| !name.contains("ffff")) {
+                assert_eq!(judged(&gate, &format!("http://{host}/"), &[]), Ok(()), "{host}");
+            }
+        }
+    }
+
+    #[test]
+    fn other_names_are_not() {
+        let gate = gate();
+        for host in [
+            "evil.example",
+            "127.0.0.1.evil.example",
+            "localhost.evil.example",
+            "evil.example:8787",
+            "u@localhost",
+            "localhost@evil.example",
+            "evil.example#localhost",
+            "localhost:80:80",
+            "localhost:x",
+            "localhost/",
+            "[::1",
+            "[::1]x",
+            "[::1.evil]",
+            "::1",
+            "0.0.0.0",
+            "192.0.2.1:8787",
+            "2130706433",
+            "127.1",
+            "other.lan:1",
+            "",
+            " ",
+        ] {
+            assert_eq!(
+                judged(&gate, "/", &[("host", host)]),
+                Err(ProxyError::ForeignHost),
+                "{host}"
+            );
+        }
+        assert_eq!(judged(&gate, "/", &[]), Err(ProxyError::ForeignHost), "no name at all");
+        let twice = [("host", "localhost"), ("host", "localhost")];
+        assert_eq!(judged(&gate, "/", &twice), Err(ProxyError::ForeignHost));
+        let local = [("host", "localhost")];
+        for uri in ["http://evil.example/", "http://localhost@evil.example/", "http://u@localhost/"]
+        {
+            assert_eq!(judged(&gate, uri, &local), Err(ProxyError::ForeignHost), "{uri}");
+        }
+    }
+
+    #[test]
+    fn pages_of_others_are_not_answered() {
+        let gate = gate();
+        let with = |more: &[(&'static str, &str)]| {
+            judged(&gate, "/", &[&[("host", "localhost")][..], more].concat())
+        };
+        for origin in ["http://localhost:3000", "https://127.0.0.1", "https://app.example"] {
+            assert_eq!(with(&[("origin", origin)]), Ok(()), "{origin}");
+            let across = [("origin", origin), ("sec-fetch-site", "cross-site")];
+            assert_eq!(with(&across), Ok(()), "{origin}");
+        }
+        for origin in [
+            "null",
+            "",
+            "https://evil.example",
+            "https://localhost.evil.example",
+            "http://localhost@evil.example",
+            "http://localhost/x",
+            "file://",
+            "ftp://localhost",
+            "chrome-extension://localhost",
+        ] {
+            assert_eq!(with(&[("origin", origin)]), Err(ProxyError::ForeignOrigin), "{origin}");
+            let both = [("origin", "http://localhost"), ("origin", origin)];
+            assert_eq!(with(&both), Err(ProxyError::ForeignOrigin), "{origin}");
+        }
+        assert_eq!(with(&[("sec-fetch-site", "cross-site")]), Err(ProxyError::ForeignOrigin));
+        for site in ["none", "same-origin", "same-site"] {
+            assert_eq!(with(&[("sec-fetch-site", site)]), Ok(()), "{site}");
+        }
+    }
+
+    #[test]
+    fn a_listener_that_others_reach_is_known_by_any_name_and_asks_for_its_token() {
+        let mut config = crate::proxy::tests::config(0);
+        config.listen = ([0, 0, 0, 0], 8787).into();
+        let gate = ClientAccess::new(&config);
+        assert!(gate.is_open());
+        let pairs = [("host", "plimsoll.svc"), ("origin", "https://app.example")];
+        assert_eq!(judged(&gate, "/", &pairs), Ok(()));
+        let credentials = Credentials::new(&[], Some("a-token-of-some-length"));
+        let judge = |headers: &HeaderMap| gate.judge(&Uri::from_static("/"), headers, &credentials);
+        assert_eq!(judge(&HeaderMap::new()), Err(ProxyError::NoToken));
+        let headers = HeaderMap::from_iter([(
+            HeaderName::from_static("x-plimsoll-token"),
+            HeaderValue::from_static("a-token-of-some-length"),
+        )]);
+        assert_eq!(judge(&headers), Ok(()));
+    }
+}

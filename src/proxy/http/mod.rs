@@ -1,0 +1,16 @@
+//! Connections and bodies as HTTP has them, and the memory that they may take.
+//!
+//! Knows nothing of upstreams, sessions or models.
+
+pub(super) mod answer;
+pub(super) mod body;
+pub(super) mod close;
+pub(super) mod framing;
+pub(super) mod gate;
+pub(super) mod headers;
+pub(super) mod memory;
+pub(super) mod opening;
+pub(super) mod pieces;
+pub(super) mod progress;
+pub(super) mod transport;
+pub(super) mod tunnel_timeouts;

@@ -1,0 +1,60 @@
+//! The first bytes of a client's connection: whether they open HTTP/2.
+//!
+//! How much a connection may take depends on it, and has to be known before hyper sees it. What was read is
+//! given on.
+
+use std::io;
+
+use bytes::Bytes;
+use tokio::io::{AsyncRead, AsyncReadExt as _};
+
+/// What opens HTTP/2 (RFC 9113, HTTP/2 Connection Preface).
+const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// What came first.
+pub(crate) struct First {
+    pub(crate) bytes: Bytes,
+    pub(crate) is_http2: bool,
+}
+
+/// Reads until it is known.
+///
+/// # Errors
+/// Those of the stream, and its end before any byte.
+pub(crate) async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<First> {
+    let mut first = [0; PREFACE.len()];
+    let mut length = 0;
+    while length < first.len() && PREFACE.starts_with(&first[..length]) {
+        match stream.read(&mut first[length..]).await? {
+            0 if length == 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            0 => break,
+            read => length += read,
+        }
+    }
+    Ok(First { bytes: Bytes::copy_from_slice(&first[..length]), is_http2: first == *PREFACE })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_preface_is_known_however_it_comes_and_what_was_read_is_given_on() {
+        for (sent, is_http2, read_of_it) in [
+            (&PREFACE[..], true, 24),
+            (b"POST / HTTP/1.1\r\n\r\n", false, 21),
+            (b"PRI", false, 3),
+            (b"PRI * HTTP/1.1\r\nhost: a\r\n\r\n", false, 24),
+        ] {
+            let (mut client, mut server) = tokio::io::duplex(7);
+            let sending = tokio::spawn(async move {
+                let _ = tokio::io::AsyncWriteExt::write_all(&mut client, sent).await;
+            });
+            let first = read(&mut server).await.unwrap();
+            assert_eq!(first.is_http2, is_http2);
+            assert!(sent.starts_with(&first.bytes) && first.bytes.len() <= read_of_it);
+            sending.abort();
+        }
+        assert!(read(&mut &b""[..]).await.is_err());
+    }
+}

@@ -1,0 +1,108 @@
+//! Pieces of a body on their way out: each holds its memory until it has left.
+//!
+//! One piece may always go. More go while there is memory for them; else they wait, and what is behind them
+//! stays with whoever sends it.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::{Sleep, sleep};
+
+use super::memory::{HeldMemory, MemoryShare, PIECE};
+use super::progress::InFlightGuard;
+use crate::telemetry::MemoryKind;
+use crate::wire::memory::Memory as _;
+
+/// How long until memory is asked for again, where no piece has left since.
+const AGAIN: Duration = Duration::from_millis(20);
+
+/// Where pieces of one body go out.
+pub(crate) struct CoalescedBody {
+    share: Arc<MemoryShare>,
+    /// Bytes that have not left.
+    unsent: Arc<AtomicUsize>,
+    /// Memory for the next one.
+    next: HeldMemory,
+    /// Whether a client is to take them.
+    to_client: bool,
+    again: Option<Pin<Box<Sleep>>>,
+}
+
+impl CoalescedBody {
+    /// Pieces of an answer.
+    pub(crate) fn to_client(share: &Arc<MemoryShare>) -> Self {
+        Self::new(share, true)
+    }
+
+    /// Pieces of a request.
+    pub(crate) fn to_upstream(share: &Arc<MemoryShare>) -> Self {
+        Self::new(share, false)
+    }
+
+    fn new(share: &Arc<MemoryShare>, to_client: bool) -> Self {
+        let next = share.guard(MemoryKind::Buffer);
+        Self { share: share.clone(), unsent: Arc::default(), next, to_client, again: None }
+    }
+
+    /// Ready where another piece may go.
+    pub(crate) fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        while self.unsent.load(Ordering::Relaxed) > 0 && !self.next.hold(PIECE) {
+            let again = self.again.get_or_insert_with(|| Box::pin(sleep(AGAIN)));
+            ready!(again.as_mut().poll(cx));
+            self.again = None;
+        }
+        self.again = None;
+        Poll::Ready(())
+    }
+
+    /// The same bytes, which hold their memory until they have left.
+    pub(crate) fn pass(&mut self, bytes: Bytes) -> Bytes {
+        if bytes.is_empty() {
+            return bytes;
+        }
+        let mut held = self.share.guard(MemoryKind::Buffer);
+        std::mem::swap(&mut held, &mut self.next);
+        // One piece goes whatever is left. A short one keeps more alive than itself.
+        let _ = held.hold(bytes.len() + PIECE);
+        self.unsent.fetch_add(bytes.len(), Ordering::Relaxed);
+        if self.to_client {
+            self.share.progress().begin(InFlightGuard::Piece);
+        }
+        let (share, unsent) = (self.share.clone(), self.unsent.clone());
+        Bytes::from_owner(UnsentPiece {
+            bytes,
+            share,
+            unsent,
+            to_client: self.to_client,
+            _held: held,
+        })
+    }
+}
+
+/// A piece that has not left.
+struct UnsentPiece {
+    bytes: Bytes,
+    share: Arc<MemoryShare>,
+    unsent: Arc<AtomicUsize>,
+    to_client: bool,
+    _held: HeldMemory,
+}
+
+impl AsRef<[u8]> for UnsentPiece {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for UnsentPiece {
+    fn drop(&mut self) {
+        self.unsent.fetch_sub(self.bytes.len(), Ordering::Relaxed);
+        if self.to_client {
+            self.share.progress().end(InFlightGuard::Piece);
+        }
+    }
+}

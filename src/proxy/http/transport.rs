@@ -1,0 +1,315 @@
+//! A connection's socket, client's or upstream's: what is read from it is bounded by the memory that is left.
+//!
+//! Reads begin small and grow as memory is granted. Headers that grow past a small piece wait for it. How
+//! much hyper holds of what was read is known from its rules: headers until they end, and of a body no more
+//! than a few reads. Must not know what passes, beside where headers end.
+
+use std::cell::RefCell;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper::rt::{Read, ReadBuf, ReadBufCursor, Write};
+use hyper_util::client::legacy::connect::{Connected, Connection};
+use tokio::time::{Sleep, sleep};
+
+use super::close::CloseTimer;
+use super::memory::{HeldMemory, MemoryShare};
+use crate::telemetry::MemoryKind;
+use crate::wire::memory::Memory as _;
+
+/// Most bytes that hyper buffers of one connection, each way; its own default is 408 KiB. Headers past
+/// `limits.header_bytes` must fit, so that we can refuse them in our own words.
+pub(crate) const BUFFER: usize = 128 * 1024;
+/// Bytes of a short header: as many headers as of these fit the limit are read over HTTP/1.
+pub(crate) const LEAST_HEADER: usize = 16;
+/// What is taken for a connection: its task, a small buffer each way.
+const OPEN: usize = 16 * 1024;
+/// What TLS takes more: a record each way, and its state.
+const TLS: usize = 40 * 1024;
+/// What every connection may read at once, bytes. What [`OPEN`] stands for has room for it.
+const LEAST: usize = 8 * 1024;
+/// Most bytes of one read.
+const MOST: usize = BUFFER;
+/// How much of reads of one size is held at once: what is read, what was read, and what is on its way.
+const READS: usize = 3;
+/// Headers are held in a buffer that doubles.
+const DOUBLED: usize = 2;
+/// How long until memory is asked for again.
+const AGAIN: Duration = Duration::from_millis(50);
+
+/// Which end of the exchange speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TransportPeer {
+    /// A client, over HTTP/1: its headers come while no exchange is under way.
+    Client,
+    /// An upstream: its headers come after a request, and end with an empty line.
+    Upstream,
+    /// Either over HTTP/2, where headers have a bound of their own.
+    Framed,
+}
+
+/// A socket, and the memory that its buffers take.
+pub(crate) struct MeteredSocket<S> {
+    inner: S,
+    peer: TransportPeer,
+    share: Arc<MemoryShare>,
+    /// Bytes that were read before, and are given first.
+    first: Bytes,
+    /// Most bytes of the next read.
+    most: usize,
+    reads: HeldMemory,
+    /// Headers so far, bytes.
+    head: usize,
+    /// How much of the empty line at the end of headers was seen; all of it: they have ended.
+    ended: usize,
+    heads: HeldMemory,
+    /// The largest head that was written: hyper keeps its buffer.
+    written: usize,
+    writes: HeldMemory,
+    again: Option<Pin<Box<Sleep>>>,
+    /// What was taken for the connection.
+    open: Option<HeldMemory>,
+    /// Of an upstream's over HTTP/1: tells what it read when it closes.
+    close: Option<CloseTimer>,
+}
+
+/// Takes memory for a connection; `None` where there is none.
+pub(crate) fn open(share: &Arc<MemoryShare>, is_tls: bool) -> Option<HeldMemory> {
+    let mut held = share.guard(MemoryKind::Connection);
+    held.hold(OPEN + if is_tls { TLS } else { 0 }).then_some(held)
+}
+
+thread_local! {
+    /// Where a read goes that may not fill the whole buffer.
+    static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+impl<S> MeteredSocket<S> {
+    /// A socket from which `first` was read already.
+    pub(crate) fn new(
+        inner: S,
+        peer: TransportPeer,
+        share: &Arc<MemoryShare>,
+        first: Bytes,
+    ) -> Self {
+        let guard = || share.guard(MemoryKind::Buffer);
+        Self {
+            inner,
+            peer,
+            share: share.clone(),
+            first,
+            most: LEAST,
+            reads: guard(),
+            head: 0,
+            ended: 0,
+            heads: guard(),
+            written: 0,
+            writes: guard(),
+            again: None,
+            open: None,
+            close: None,
+        }
+    }
+
+    /// The same, with what was taken for the connection.
+    pub(crate) fn holding(mut self, held: HeldMemory) -> Self {
+        self.open = Some(held);
+        self
+    }
+
+    /// The same, watched for when it closes.
+    pub(crate) fn watched(mut self, close: CloseTimer) -> Self {
+        self.close = Some(close);
+        self
+    }
+
+    /// Whether what comes now is headers, which are held until they end.
+    fn is_in_head(&self) -> bool {
+        match self.peer {
+            TransportPeer::Client => self.share.progress().is_between(),
+            TransportPeer::Upstream => self.ended < END.len(),
+            TransportPeer::Framed => false,
+        }
+    }
+
+    /// Ready where there is memory for what is read next.
+    fn poll_memory(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if !self.is_in_head() {
+            if self.head > 0 {
+                self.head = 0;
+                self.heads.hold(0);
+            }
+            return Poll::Ready(());
+        }
+        loop {
+            let needs = self.head + self.most.min(LEAST);
+            if self.head < LEAST || self.heads.hold(DOUBLED * needs) {
+                self.again = None;
+                return Poll::Ready(());
+            }
+            let again = self.again.get_or_insert_with(|| Box::pin(sleep(AGAIN)));
+            ready!(again.as_mut().poll(cx));
+            self.again = None;
+        }
+    }
+
+    /// Bytes were read.
+    fn came(&mut self, bytes: &[u8]) {
+        let length = bytes.len();
+        self.share.progress().moved();
+        if let Some(close) = &mut self.close {
+            close.read();
+        }
+        if self.is_in_head() {
+            self.head += length;
+            if self.peer == TransportPeer::Upstream {
+                self.ended = end(self.ended, bytes);
+            }
+        }
+        if length >= self.most && self.most < MOST {
+            if self.reads.hold(READS * 2 * self.most) {
+                self.most *= 2;
+            }
+        } else if length < self.most / 2 {
+            self.most = LEAST.max(self.most / 2);
+            self.reads.hold(if self.most == LEAST { 0 } else { READS * self.most });
+        }
+    }
+
+    /// Bytes are written, `head` of them as one piece.
+    fn went(&mut self, head: usize, cx: &mut Context<'_>) {
+        if let Some(close) = &mut self.close {
+            close.wrote(cx);
+        }
+        if self.peer == TransportPeer::Upstream && self.ended == END.len() {
+            (self.ended, self.head) = (0, 0);
+        }
+        if head > self.written.max(LEAST) && self.writes.hold(head) {
+            self.written = head;
+        }
+    }
+}
+
+/// The end of headers.
+const END: &[u8] = b"\r\n\r\n";
+
+/// How much of [`END`] was seen after `bytes`, where `seen` of it was before.
+fn end(mut seen: usize, bytes: &[u8]) -> usize {
+    for byte in bytes {
+        if seen == END.len() {
+            break;
+        }
+        seen = match *byte {
+            b'\r' if seen == 2 => 3,
+            b'\r' => 1,
+            // A lone line feed ends a line, too.
+            b'\n' if seen == 1 || seen == 3 => seen + 1,
+            b'\n' if seen == 2 => END.len(),
+            b'\n' => 2,
+            _ => 0,
+        };
+    }
+    seen
+}
+
+impl<S: Read + Unpin> Read for MeteredSocket<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        mut into: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        if !this.first.is_empty() {
+            let length = this.first.len().min(into.remaining());
+            let first = this.first.split_to(length);
+            into.put_slice(&first);
+            this.came(&first);
+            return Poll::Ready(Ok(()));
+        }
+        ready!(this.poll_memory(cx));
+        SCRATCH.with_borrow_mut(|scratch| {
+            let most = this.most.min(into.remaining());
+            if scratch.len() < most {
+                scratch.resize(most, 0);
+            }
+            let mut buffer = ReadBuf::new(&mut scratch[..most]);
+            let read = Pin::new(&mut this.inner).poll_read(cx, buffer.unfilled());
+            if let (Poll::Pending, Some(close)) = (&read, &mut this.close) {
+                close.waits(cx);
+            }
+            ready!(read)?;
+            let filled = buffer.filled();
+            into.put_slice(filled);
+            if !filled.is_empty() {
+                this.came(filled);
+            }
+            Poll::Ready(Ok(()))
+        })
+    }
+}
+
+impl<S: Write + Unpin> Write for MeteredSocket<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.went(bytes.len(), cx);
+        let written = ready!(Pin::new(&mut self.inner).poll_write(cx, bytes));
+        self.share.progress().moved();
+        Poll::Ready(written)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(cx)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.went(slices.first().map_or(0, |slice| slice.len()), cx);
+        let written = ready!(Pin::new(&mut self.inner).poll_write_vectored(cx, slices));
+        self.share.progress().moved();
+        Poll::Ready(written)
+    }
+}
+
+impl<S: Connection> Connection for MeteredSocket<S> {
+    fn connected(&self) -> Connected {
+        self.inner.connected()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_headers_is_seen_wherever_they_are_cut() {
+        for (text, ends) in [
+            ("HTTP/1.1 200 OK\r\na: b\r\n\r\n", true),
+            ("HTTP/1.1 200 OK\n\n", true),
+            ("HTTP/1.1 200 OK\r\na: b\r\n", false),
+            ("\r\r\n\r\r\n", false),
+        ] {
+            for cut in 0..text.len() {
+                let (one, two) = text.as_bytes().split_at(cut);
+                assert_eq!(end(end(0, one), two) == END.len(), ends, "{text:?} at {cut}");
+            }
+        }
+    }
+}

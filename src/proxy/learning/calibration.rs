@@ -1,0 +1,276 @@
+//! What answers taught about counting, by upstream and model: kept in memory, saved now and then.
+//!
+//! Numbers only: no words, and names of tools as hashes. Shared by all who use an upstream, so that one
+//! who sends more than all others together teaches less by each answer. Where all ask with the operator's
+//! credential anybody can make tenants up: there each tenant has its own. What is lost with a crash is
+//! learned again in a few calls; what a store gives that cannot be right is forgotten. What fewer answers
+//! taught never stands in for what more did, here or in the store.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::by_model::ByModel;
+use crate::context::Millis;
+use crate::dialect::models::Family;
+use crate::store::StoreError;
+use crate::store::ledgers::Ledgers;
+use crate::store::lessons::LessonSource;
+use crate::store::recall::{ReadBudget, Recall, Recalled};
+use crate::telemetry::Telemetry;
+use crate::telemetry::clock::now;
+use crate::tokens::learn::{Guess, Learned, Observation};
+
+/// It is saved at every power of two but the first, and then after so many answers: one answer is
+/// learned again sooner than it is written.
+const SAVED_EVERY: u64 = 64;
+/// What is older is doubted, ms: a week.
+const OLD: u64 = 7 * 24 * 3600 * 1000;
+
+/// Of so many answers it is known whose they were.
+const TEACHERS: usize = 32;
+/// Past this many of them, one tenant among others teaches by every [`SLOWER`]th answer alone.
+const MOST_OF_ONE: usize = 16;
+const SLOWER: u8 = 4;
+
+/// States by upstream and model.
+pub(crate) struct Calibration(Arc<CalibrationState>);
+
+struct CalibrationState {
+    all: Mutex<ByModel<ModelCalibration>>,
+    telemetry: Arc<Telemetry>,
+}
+
+/// What is known of a model.
+struct ModelCalibration {
+    learned: Arc<Learned>,
+    teachers: Teachers,
+    /// What the store holds of it. Until that is known nothing is saved.
+    recall: Recall,
+}
+
+impl ModelCalibration {
+    fn new(family: Family) -> Self {
+        let (teachers, recall) = Default::default();
+        Self { learned: Arc::new(Learned::new(family)), teachers, recall }
+    }
+}
+
+/// Who taught last, by hash.
+#[derive(Default)]
+struct Teachers {
+    last: VecDeque<u64>,
+    skipped: u8,
+}
+
+impl Teachers {
+    /// Whether an answer to this tenant teaches.
+    fn hear(&mut self, tenant: u64) -> bool {
+        let own = self.last.iter().filter(|teacher| **teacher == tenant).count();
+        if own >= MOST_OF_ONE && own < self.last.len() {
+            self.skipped = (self.skipped + 1) % SLOWER;
+            if self.skipped != 0 {
+                return false;
+            }
+        }
+        if self.last.len() >= TEACHERS {
+            self.last.pop_front();
+        }
+        self.last.push_back(tenant);
+        true
+    }
+}
+
+/// An answer that teaches.
+pub(crate) struct CalibrationSample {
+    pub(crate) seen: Observation,
+    pub(crate) guess: Guess,
+    /// Input tokens that were reported.
+    pub(crate) actual: u64,
+}
+
+/// A model behind an upstream, for everybody or for one alone.
+#[derive(Clone)]
+struct CalibrationKey {
+    upstream: Box<str>,
+    model: Box<str>,
+    /// The name under which it is known what was learned: the model's, and whom it was learned of alone.
+    name: Box<str>,
+}
+
+impl CalibrationSample {
+    /// What is known after it.
+    pub(crate) fn taught(&self, learned: &Learned) -> Learned {
+        learned.clone().after(&self.seen, &self.guess, self.actual)
+    }
+
+    /// What is known after an answer, whether it teaches or not.
+    pub(crate) fn after(lesson: Option<&Self>, learned: &Arc<Learned>) -> Arc<Learned> {
+        lesson.map_or_else(|| learned.clone(), |lesson| Arc::new(lesson.taught(learned)))
+    }
+}
+
+impl Calibration {
+    /// Knows nothing yet; tells `telemetry` what it learns.
+    pub(crate) fn new(telemetry: Arc<Telemetry>) -> Self {
+        Self(Arc::new(CalibrationState { all: Mutex::default(), telemetry }))
+    }
+
+    /// What is known of a model behind an upstream, by everybody's answers or those to one `pupil` alone. The
+    /// store is asked once, and waited for within the budget; what it says later joins then.
+    pub(crate) async fn of(
+        &self,
+        ledgers: &Arc<Ledgers>,
+        (upstream, model, pupil): (&str, &str, Option<&str>),
+        family: Family,
+        budget: &ReadBudget,
+    ) -> (Arc<Learned>, Recalled) {
+        let place = CalibrationKey::of(upstream, model, pupil);
+        let (learned, recall) = self.0.known(&place, family);
+        if recall.is_known() {
+            return (learned, Recalled::Known);
+        }
+        let (ledgers, shared) = (ledgers.clone(), self.0.clone());
+        let asked = place.clone();
+        let read = || async move {
+            if let Some(saved) = asked.saved(&ledgers, family).await? {
+                shared.join(&asked, saved);
+            }
+            Ok(())
+        };
+        let recalled = recall.wait(budget, read).await;
+        (self.0.known(&place, family).0, recalled)
+    }
+
+    /// Learns from an answer to a request; it is saved on a task of its own.
+    pub(crate) fn learn(
+        &self,
+        ledgers: &Arc<Ledgers>,
+        source: &LessonSource<'_>,
+        lesson: &CalibrationSample,
+    ) {
+        let LessonSource { tenant, upstream, model, vouched } = *source;
+        // Whose answers alone teach; everybody's do where credentials are vouched for.
+        let place = CalibrationKey::of(upstream, model, tenant.filter(|_| !vouched));
+        let (learned, may_save) = {
+            let mut all = self.0.all();
+            let Some(known) = all.get_mut(&place.upstream, &place.name) else { return };
+            let tenant = tenant.map(|tenant| xxh3_64(tenant.as_bytes()));
+            if !tenant.is_some_and(|tenant| known.teachers.hear(tenant)) {
+                return;
+            }
+            let before = known.learned.lessons();
+            known.learned = Arc::new(lesson.taught(&known.learned));
+            if known.learned.lessons() == before {
+                return;
+            }
+            (known.learned.clone(), known.recall.is_known())
+        };
+        self.0.telemetry.learned(upstream, model, learned.state());
+        let lessons = learned.lessons();
+        let is_due = lessons.is_power_of_two() || lessons.is_multiple_of(SAVED_EVERY);
+        if lessons > 1 && is_due && may_save {
+            let (ledgers, shared) = (ledgers.clone(), self.0.clone());
+            // One that is not saved is learned again.
+            tokio::spawn(async move { shared.save(&ledgers, &place, &learned).await.ok() });
+        }
+    }
+}
+
+impl CalibrationState {
+    /// What is known of a model, and whether the store was heard.
+    fn known(&self, place: &CalibrationKey, family: Family) -> (Arc<Learned>, Recall) {
+        let mut all = self.all();
+        if let Some(known) = all.get_mut(&place.upstream, &place.name)
+            && known.learned.is_of(family)
+        {
+            return (known.learned.clone(), known.recall.clone());
+        }
+        let known = ModelCalibration::new(family);
+        let both = (known.learned.clone(), known.recall.clone());
+        all.insert(&place.upstream, &place.name, known);
+        both
+    }
+
+    /// What was saved counts where more answers taught it.
+    fn join(&self, place: &CalibrationKey, saved: Learned) {
+        let mut all = self.all();
+        let known = all.get_mut(&place.upstream, &place.name);
+        let Some(known) = known.filter(|known| is_more(&saved, &known.learned)) else { return };
+        self.telemetry.learned(&place.upstream, &place.model, saved.state());
+        known.learned = Arc::new(saved);
+    }
+
+    /// Saves it, unless another process saved what more answers taught: then that counts.
+    async fn save(
+        &self,
+        ledgers: &Ledgers,
+        place: &CalibrationKey,
+        learned: &Learned,
+    ) -> Result<(), StoreError> {
+        let saved = place.saved(ledgers, learned.family()).await?;
+        if let Some(saved) = saved.filter(|saved| is_more(saved, learned)) {
+            self.join(place, saved);
+            return Ok(());
+        }
+        let Ok(state) = serde_json::to_vec(learned) else { return Ok(()) };
+        ledgers.learn_more(&place.key(), state.into(), now()).await
+    }
+
+    fn all(&self) -> MutexGuard<'_, ByModel<ModelCalibration>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether more answers taught one than the other, of the same kind.
+fn is_more(one: &Learned, other: &Learned) -> bool {
+    other.is_of(one.family()) && one.lessons() > other.lessons()
+}
+
+impl CalibrationKey {
+    fn of(upstream: &str, model: &str, pupil: Option<&str>) -> Self {
+        let name = match pupil {
+            Some(pupil) => format!("{model} for {pupil}").into(),
+            None => model.into(),
+        };
+        Self { upstream: upstream.into(), model: model.into(), name }
+    }
+
+    /// Of what was saved, what the most answers taught.
+    async fn saved(
+        &self,
+        ledgers: &Ledgers,
+        family: Family,
+    ) -> Result<Option<Learned>, StoreError> {
+        let read = |(saved, at): (Bytes, Millis)| {
+            let learned: Learned = serde_json::from_slice(&saved).ok()?;
+            let is_old = now().saturating_sub(at) > OLD;
+            (learned.is_of(family) && learned.is_whole())
+                .then(|| if is_old { learned.aged() } else { learned })
+        };
+        let saved = ledgers.learned(&self.key()).await?.into_iter().filter_map(read);
+        Ok(saved.max_by_key(Learned::lessons))
+    }
+
+    /// Names are kept in stores: they may not change.
+    fn key(&self) -> String {
+        format!("counting {} behind {}", self.name, self.upstream)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_who_sends_most_teaches_less_and_one_who_is_alone_teaches_always() {
+        let mut teachers = Teachers::default();
+        assert!((0..100).all(|_| teachers.hear(1)), "alone");
+        assert!(teachers.hear(2));
+        let heard = |teachers: &mut Teachers| (0..40).filter(|_| teachers.hear(1)).count();
+        assert_eq!(heard(&mut teachers), 10, "among others");
+        assert!((0..15).all(|_| teachers.hear(2)), "who sends less is always heard");
+    }
+}

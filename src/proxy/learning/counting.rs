@@ -1,0 +1,250 @@
+//! A provider's own count of a prompt, where policy asks for it: beside the request, never before it.
+//!
+//! Asked with the client's credentials, and no other header of its own that is not needed, at the endpoint that counts. Its answer is there for the turn if
+//! it comes before the reply ends; one that is late, refused or too much to ask costs nothing but
+//! itself.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER};
+use http::{HeaderMap, HeaderValue, Request, StatusCode, Uri, request};
+use tokio::sync::OwnedSemaphorePermit;
+use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
+
+use super::questions;
+use crate::context::policy::CountSchedule;
+use crate::context::{Estimate, Method, ProviderCount};
+use crate::dialect::counting::{Question, answer};
+use crate::dialect::lesson::{Lesson, Quotable, Refusal, taught};
+use crate::dialect::{Dialect, PartKind, Purpose};
+use crate::proxy::http::body::{OutgoingBody, StartedResponse};
+use crate::proxy::offload::long_work;
+use crate::proxy::plan::prepared_request::PreparedRequest;
+use crate::proxy::state::Proxy;
+use crate::store::lessons::LessonSource;
+use crate::telemetry::CountOutcome;
+
+/// How long an answer is waited for.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long an upstream is left alone that answered with anything else, unless it says how long.
+const PAUSE: Duration = Duration::from_secs(60);
+/// The longest pause that an upstream may ask for.
+const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
+/// Most bytes of an answer.
+const ANSWER_BYTES: usize = 64 * 1024;
+/// The share of the usable window past which a request is near its threshold.
+const NEAR: f64 = 0.8;
+
+/// A count on its way; empty until it is here.
+pub(crate) struct PendingCount {
+    as_it_came: bool,
+    found: Arc<CountResult>,
+}
+
+/// What was found out by asking.
+#[derive(Default)]
+struct CountResult {
+    tokens: OnceLock<u64>,
+    /// There is no such endpoint.
+    missing: OnceLock<()>,
+}
+
+impl PendingCount {
+    /// The count, if it has come.
+    pub(crate) fn here(&self) -> Option<ProviderCount> {
+        Some(ProviderCount { as_it_came: self.as_it_came, tokens: *self.found.tokens.get()? })
+    }
+
+    /// Whether it turned out that nothing counts there. Only where the request itself was answered does
+    /// that teach: a path or a model that does not exist has no count either.
+    pub(crate) fn is_missing(&self) -> bool {
+        self.found.missing.get().is_some()
+    }
+}
+
+/// Asks for a count of a request, where policy wants one. `estimate`: of what goes out, which is this head and body.
+pub(crate) fn ask(
+    proxy: &Arc<Proxy>,
+    subject: &PreparedRequest,
+    (estimate, is_rewritten): (&Estimate, bool),
+    (head, sent): (&request::Parts, &OutgoingBody),
+) -> Option<PendingCount> {
+    let near = subject.request().usable() as f64 * NEAR;
+    let count = subject.policy.estimate.count;
+    let wanted = match count {
+        CountSchedule::Off => false,
+        CountSchedule::Cold => estimate.method == Method::Estimated,
+        CountSchedule::NearThreshold => estimate.tokens as f64 > near,
+        CountSchedule::Media => subject.conversation.parts().any(|part| is_media(part.kind)),
+        CountSchedule::Sample(share) => is_rewritten && drawn(&subject.id) < share,
+    };
+    if !wanted || subject.conversation.purpose != Purpose::Turn {
+        return None;
+    }
+    // A sample checks what is claimed to be saved: what it would have cost without us.
+    let as_it_came = matches!(count, CountSchedule::Sample(_)) || !is_rewritten;
+    let prompt = if as_it_came { subject.body.clone() } else { sent.whole()? };
+    let errand = CountRequest::of(proxy, subject, head, prompt);
+    let found = Arc::new(CountResult::default());
+    errand.begin(found.clone());
+    Some(PendingCount { as_it_came, found })
+}
+
+/// Asks now, because somebody wants to know, and waits for the answer.
+///
+/// # Errors
+/// Why there is none.
+pub(crate) async fn count_now(errand: CountRequest) -> Result<u64, CountOutcome> {
+    let (proxy, upstream, whose) = (errand.proxy.clone(), errand.upstream.clone(), errand.whose());
+    let permit = proxy.counting.permits.clone().try_acquire_owned();
+    let counted = match permit {
+        _ if proxy.counting.is_paused(&whose) => Err(CountOutcome::Paused),
+        Err(_) => Err(CountOutcome::Busy),
+        Ok(_permit) => {
+            let found = CountResult::default();
+            let asked = tokio::time::timeout(PATIENCE, errand.counted(&found)).await;
+            asked.unwrap_or(Err(CountOutcome::Failed))
+        }
+    };
+    let outcome = counted.map_or_else(|outcome| outcome, |(outcome, _)| outcome);
+    proxy.telemetry.asked_to_count(&upstream, outcome);
+    counted.map(|(_, tokens)| tokens)
+}
+
+fn is_media(kind: PartKind) -> bool {
+    matches!(kind, PartKind::Image | PartKind::Document)
+}
+
+/// Where an exchange is drawn, between 0 and 1.
+fn drawn(id: &str) -> f64 {
+    (xxh3_64(id.as_bytes()) >> 11) as f64 / (1u64 << 53) as f64
+}
+
+/// A question with all that it takes to ask it.
+pub(crate) struct CountRequest {
+    proxy: Arc<Proxy>,
+    tenant: Option<Box<str>>,
+    upstream: Box<str>,
+    model: Box<str>,
+    dialect: Dialect,
+    uri: Uri,
+    headers: HeaderMap,
+    /// The JSON body whose prompt is counted.
+    prompt: Bytes,
+}
+
+impl CountRequest {
+    /// To count `prompt`, what `subject` was sent as with this head.
+    pub(crate) fn of(
+        proxy: &Arc<Proxy>,
+        subject: &PreparedRequest,
+        head: &request::Parts,
+        prompt: Bytes,
+    ) -> Self {
+        Self {
+            proxy: proxy.clone(),
+            tenant: subject.tenant.clone(),
+            upstream: subject.upstream.clone(),
+            model: subject.name().into(),
+            dialect: subject.conversation.dialect,
+            uri: head.uri.clone(),
+            headers: head.headers.clone(),
+            prompt,
+        }
+    }
+
+    /// Asks on a task of its own, or says why it does not.
+    fn begin(self, found: Arc<CountResult>) {
+        let endpoints = &self.proxy.counting;
+        let outcome = if endpoints.is_paused(&self.whose()) {
+            CountOutcome::Paused
+        } else if let Ok(permit) = endpoints.permits.clone().try_acquire_owned() {
+            tokio::spawn(self.run(found, permit));
+            return;
+        } else {
+            CountOutcome::Busy
+        };
+        self.proxy.telemetry.asked_to_count(&self.upstream, outcome);
+    }
+
+    /// By whom an upstream is left alone.
+    fn whose(&self) -> Box<str> {
+        format!("{} {}", self.tenant.as_deref().unwrap_or_default(), self.upstream).into()
+    }
+
+    async fn run(self, found: Arc<CountResult>, _permit: OwnedSemaphorePermit) {
+        let (proxy, upstream, whose) = (self.proxy.clone(), self.upstream.clone(), self.whose());
+        let outcome = match tokio::time::timeout(PATIENCE, self.counted(&found)).await {
+            Ok(Ok((outcome, counted))) => {
+                let _ = found.tokens.set(counted);
+                outcome
+            }
+            Ok(Err(outcome)) => outcome,
+            Err(_) => CountOutcome::Failed,
+        };
+        if outcome == CountOutcome::Failed {
+            proxy.counting.pause(whose, PAUSE);
+        }
+        proxy.telemetry.asked_to_count(&upstream, outcome);
+    }
+
+    async fn counted(self, found: &CountResult) -> Result<(CountOutcome, u64), CountOutcome> {
+        let whose = self.whose();
+        let Self { proxy, tenant, upstream, model, dialect, uri, headers, prompt } = self;
+        let source = LessonSource {
+            tenant: tenant.as_deref(),
+            upstream: &upstream,
+            model: &model,
+            vouched: proxy.knows_apart(Some(&upstream)),
+        };
+        if proxy.knows(&source, Lesson::CountMissing) {
+            return Err(CountOutcome::Missing);
+        }
+        // Reading a large body takes milliseconds, and other streams must not wait meanwhile.
+        let target = uri.path_and_query().map_or("/", |target| target.as_str()).to_owned();
+        let making = move || Question::of(dialect, &target, &prompt);
+        let question = long_work(making).await.ok().flatten();
+        let Question { target, body } = question.ok_or(CountOutcome::Missing)?;
+        let asked = body.clone();
+        let key = xxh3_128(&[upstream.as_bytes(), target.as_bytes(), &body].join(&0));
+        if let Some(known) = proxy.counting.answered(key) {
+            return Ok((CountOutcome::Cached, known));
+        }
+        let mut parts = uri.into_parts();
+        parts.path_and_query = Some(target.parse().map_err(|_| CountOutcome::Missing)?);
+        let mut request = Request::post(Uri::from_parts(parts).map_err(|_| CountOutcome::Missing)?);
+        if let Some(all) = request.headers_mut() {
+            let to = proxy.upstream(Some(&upstream)).ok_or(CountOutcome::Missing)?;
+            *all = questions::headers(&headers, to, to, &proxy.credentials);
+            all.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+            all.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+            all.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
+        }
+        let request = request.body(OutgoingBody::slices(vec![body], None));
+        let sending = proxy.pool.send(request.map_err(|_| CountOutcome::Missing)?).await;
+        let response = sending.map_err(|_| CountOutcome::Failed)?;
+        let (status, pause) = (response.status(), pause(response.headers()));
+        let begun = StartedResponse::read(response, ANSWER_BYTES, &proxy.memory.share()).await;
+        if status != StatusCode::OK {
+            let refusal = Refusal { status: status.as_u16(), body: &begun.start };
+            let request = Quotable { body: &asked, words: vec![&model] };
+            if taught(&refusal, &request).holds(Lesson::CountMissing) {
+                let _ = found.missing.set(());
+                return Err(CountOutcome::Missing);
+            }
+            proxy.counting.pause(whose, pause);
+            return Err(CountOutcome::Refused);
+        }
+        let tokens = answer(dialect, &begun.start).ok_or(CountOutcome::Failed)?;
+        proxy.counting.keep(key, tokens);
+        Ok((CountOutcome::Answered, tokens))
+    }
+}
+
+/// How long a refusal asks to be left alone.
+fn pause(headers: &HeaderMap) -> Duration {
+    let said = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+    said.map_or(PAUSE, |seconds| Duration::from_secs(seconds).min(LONGEST_PAUSE))
+}

@@ -1,0 +1,143 @@
+//! What the proxy learns from refusals: judged by whole messages, kept for its tenant, counted.
+//!
+//! A refusal is judged against the request that it answers, so that no client can put words into a
+//! provider's mouth. What is asked of every request is asked of memory.
+
+use bytes::Bytes;
+use http::request;
+
+use crate::dialect::ProviderError;
+use crate::dialect::lesson::{self, Lesson, LessonMatch, Quotable, Refusal};
+use crate::proxy::offload::{OFF_THREAD, long_work_soon};
+use crate::proxy::state::Proxy;
+use crate::store::lessons::{LessonOffer, LessonSource};
+use crate::telemetry::LessonOutcome;
+use crate::telemetry::clock::now;
+
+/// What a provider answered in place of a reply.
+#[derive(Clone, Copy)]
+pub(crate) enum RefusalResponse<'a> {
+    /// A refusal.
+    Refused { status: u16, body: &'a [u8] },
+    /// What a reply holds.
+    InReply { status: u16, error: &'a ProviderError },
+}
+
+/// What an error teaches, told from the request's body and the name of its model. `head`: the request's, as
+/// it went out, where it is known.
+pub(crate) async fn taught(
+    error: RefusalResponse<'_>,
+    (body, model): (&Bytes, &str),
+    head: Option<&request::Parts>,
+) -> LessonMatch {
+    let words = words(model, head);
+    let read = |error: RefusalResponse<'_>, body: &[u8], words: &[String]| {
+        let words = words.iter().map(String::as_str).collect();
+        let request = Quotable { body, words };
+        match error {
+            RefusalResponse::Refused { status, body } => {
+                lesson::taught(&Refusal { status, body }, &request)
+            }
+            RefusalResponse::InReply { status, error } => {
+                lesson::taught_in_reply(error, status, &request)
+            }
+        }
+    };
+    let body = body.clone();
+    if body.len() <= OFF_THREAD {
+        return read(error, &body, &words);
+    }
+    // A large request is looked through for what was quoted of it: other streams must not wait.
+    let judged = match error {
+        RefusalResponse::Refused { status, body: refusal } => {
+            let refusal = refusal.to_vec();
+            let judge =
+                move || read(RefusalResponse::Refused { status, body: &refusal }, &body, &words);
+            long_work_soon(judge).await
+        }
+        RefusalResponse::InReply { status, error } => {
+            let error = error.clone();
+            let judge =
+                move || read(RefusalResponse::InReply { status, error: &error }, &body, &words);
+            long_work_soon(judge).await
+        }
+    };
+    judged.unwrap_or_default()
+}
+
+/// What the provider was sent beside the body.
+fn words(model: &str, head: Option<&request::Parts>) -> Vec<String> {
+    let mut words = vec![model.to_owned()];
+    if let Some(head) = head {
+        words.extend(head.uri.path_and_query().map(|target| target.as_str().to_owned()));
+        let values = head.headers.values().filter_map(|value| value.to_str().ok());
+        words.extend(values.map(str::to_owned));
+    }
+    words
+}
+
+impl Proxy {
+    /// Whether this is known of an upstream or model.
+    pub(crate) fn knows(&self, source: &LessonSource<'_>, lesson: Lesson) -> bool {
+        self.ledgers.lessons().holds(source, lesson, now())
+    }
+
+    /// Keeps a lesson for its tenant. `believed`: the window that a window puts right.
+    pub(crate) async fn learn(
+        &self,
+        source: &LessonSource<'_>,
+        lesson: Lesson,
+        believed: Option<u64>,
+    ) {
+        let upstream = source.upstream;
+        let outcome = self.ledgers.lessons().learn(source, lesson, believed, now()).await;
+        let told = match outcome {
+            LessonOffer::New => LessonOutcome::Learned,
+            LessonOffer::Agreed => LessonOutcome::Agreed,
+            LessonOffer::Full => LessonOutcome::Full,
+            LessonOffer::Known | LessonOffer::Nothing => return,
+        };
+        self.telemetry.lesson(upstream, told);
+        match outcome {
+            LessonOffer::New => tracing::info!("{upstream} {}", LessonNotice(lesson)),
+            LessonOffer::Agreed => {
+                tracing::info!("{upstream} {}: it holds for all now", LessonNotice(lesson));
+            }
+            _ => {}
+        }
+    }
+
+    /// Counts what was not learned because the request holds its words.
+    pub(crate) fn count_quoted(&self, upstream: &str, taught: &LessonMatch) {
+        for _ in &taught.quoted {
+            self.telemetry.lesson(upstream, LessonOutcome::Quoted);
+        }
+    }
+}
+
+/// A lesson in the log's words.
+struct LessonNotice(Lesson);
+
+impl std::fmt::Display for LessonNotice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self.0 {
+            Lesson::UsageRefused => {
+                "refuses stream_options.include_usage: it is not asked for usage"
+            }
+            Lesson::ReasoningDemanded => {
+                "demands its reasoning back: it is put back where it is known"
+            }
+            Lesson::ReasoningRefused => "refuses its reasoning back: it is not put back",
+            Lesson::ReasoningBound => "binds reasoning to its prefix: nothing before it is changed",
+            Lesson::EditingRefused => "refuses context_management: it is not asked to clear",
+            Lesson::IncludeRefused => {
+                "refuses reasoning.encrypted_content: it is not asked for reasoning"
+            }
+            Lesson::CompactionRefused => {
+                "does not compact by itself: summaries are asked of the model"
+            }
+            Lesson::CountMissing => "has no endpoint that counts tokens: it is not asked to",
+            Lesson::Window(window) => return write!(f, "says that a window is {window} tokens"),
+        })
+    }
+}

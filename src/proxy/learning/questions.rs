@@ -1,0 +1,163 @@
+//! The headers of requests of our own: for a summary, for a count.
+//!
+//! Built from what is known to be needed where they go, not from what the client sent: its own provider gets
+//! its credentials again and what they need beside them; anybody else gets the protocol's own headers and the
+//! credential that is configured there.
+
+use http::header::{CONTENT_TYPE, COOKIE, USER_AGENT};
+use http::uri::Authority;
+use http::{HeaderMap, HeaderName, HeaderValue, Uri};
+
+use crate::config::Upstream;
+use crate::dialect::credentials::Credentials;
+use crate::proxy::http::headers;
+
+/// What the protocols themselves ask for; says nothing of who is asking.
+const PROTOCOL: &[&str] = &["anthropic-version", "anthropic-beta"];
+
+/// What a provider or gateway may need beside a credential, by how it begins.
+const OF_PROVIDERS: &[&str] = &[
+    "anthropic-",
+    "openai-",
+    "chatgpt-account-id",
+    "copilot-integration-id",
+    "editor-version",
+    "x-goog-",
+    "x-ms-",
+    "x-portkey-",
+    "cf-aig-",
+    "helicone-",
+    "x-litellm-",
+    "http-referer",
+    "x-title",
+    "x-app",
+    "originator",
+    "version",
+    // By these a provider finds the cache that it keeps of a conversation.
+    "session-id",
+    "session_id",
+    "thread-id",
+    "conversation_id",
+    "x-session-id",
+    "x-session-affinity",
+    "x-grok-conv-id",
+];
+
+/// The headers of a request of ours to `to`, for a client whose request went to `from` with these headers.
+pub(crate) fn headers(
+    client: &HeaderMap,
+    from: &Upstream,
+    to: &Upstream,
+    credentials: &Credentials,
+) -> HeaderMap {
+    let is_same_host = is_same_host(&from.base, &to.base);
+    let own = to.credential.as_ref();
+    let own = own.or_else(|| from.credential.as_ref().filter(|_| is_same_host));
+    let is_with_client = is_same_host && own.is_none();
+    let has_credential = client.keys().any(|name| credentials.is_header(name));
+    let goes = |name: &HeaderName| match *name {
+        CONTENT_TYPE => true,
+        USER_AGENT => is_same_host,
+        // A cookie is a credential where there is no other.
+        COOKIE => is_with_client && !has_credential,
+        _ if credentials.is_header(name) => is_with_client,
+        _ => {
+            let name = name.as_str();
+            PROTOCOL.contains(&name)
+                || is_same_host && OF_PROVIDERS.iter().any(|with| name.starts_with(with))
+        }
+    };
+    let sent = headers::without(client.clone(), |name| !goes(name));
+    let mut sent = headers::set_host(sent, &to.base);
+    if let Some((name, secret)) = own
+        && let Ok(mut value) = HeaderValue::from_str(&secret.0)
+    {
+        value.set_sensitive(true);
+        sent.insert(name.clone(), value);
+    }
+    sent
+}
+
+/// Whether the same server answers at both.
+pub(crate) fn is_same_host(one: &Uri, other: &Uri) -> bool {
+    let at = |uri: &Uri| {
+        let scheme = uri.scheme_str().unwrap_or_default().to_owned();
+        let port = uri.port_u16().unwrap_or(if scheme == "https" { 443 } else { 80 });
+        let host = uri.authority().map(Authority::host).unwrap_or_default().to_ascii_lowercase();
+        (scheme, host, port)
+    };
+    at(one) == at(other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Secret;
+    use crate::dialect::Dialect::Anthropic;
+    use crate::proxy::tests::upstream;
+
+    const CLIENT: &[(&str, &str)] = &[
+        ("host", "a.example"),
+        ("content-type", "application/json"),
+        ("content-encoding", "gzip"),
+        ("anthropic-version", "2023-06-01"),
+        ("anthropic-beta", "b"),
+        ("anthropic-workspace-id", "w"),
+        ("user-agent", "u"),
+        ("x-corp-secret", "s"),
+        ("cookie", "sid=1"),
+    ];
+
+    fn sent(more: &[(&'static str, &str)], from: &Upstream, to: &Upstream) -> Vec<String> {
+        let all = CLIENT.iter().chain(more);
+        let client = all.map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
+        let list = Credentials::new(&[HeaderName::from_static("x-corp-user")], None);
+        let headers = headers(&client.collect(), from, to, &list);
+        let line = |(name, value): (&HeaderName, &HeaderValue)| {
+            format!("{name}: {}", value.to_str().unwrap())
+        };
+        headers.iter().map(line).collect()
+    }
+
+    fn at(base: &str, own: Option<&str>) -> Upstream {
+        let mut upstream = upstream("u", base, &[Anthropic]);
+        let name = HeaderName::from_static("x-own");
+        upstream.credential = own.map(|own| (name, Secret(own.to_owned())));
+        upstream
+    }
+
+    const KEYS: &[(&str, &str)] = &[("x-api-key", "k"), ("x-corp-user", "anna")];
+    const PROTOCOL: [&str; 3] =
+        ["content-type: application/json", "anthropic-version: 2023-06-01", "anthropic-beta: b"];
+    const SAME: [&str; 2] = ["anthropic-workspace-id: w", "user-agent: u"];
+
+    #[test]
+    fn the_clients_provider_gets_its_credentials_and_what_they_need() {
+        let a = at("https://a.example", None);
+        let with_keys = [&PROTOCOL[..], &SAME, &["x-api-key: k", "x-corp-user: anna"]].concat();
+        assert_eq!(sent(KEYS, &a, &a), with_keys);
+        let same = at("https://A.example:443/other", None);
+        assert_eq!(sent(KEYS, &a, &same), with_keys);
+        let with_cookie = [&PROTOCOL[..], &SAME, &["cookie: sid=1"]].concat();
+        assert_eq!(sent(&[], &a, &a), with_cookie, "the cookie is the credential");
+    }
+
+    #[test]
+    fn anybody_else_gets_the_protocol_and_what_is_configured_there() {
+        let a = at("https://a.example", Some("of-a"));
+        assert_eq!(sent(KEYS, &a, &at("https://b.example", None)), PROTOCOL);
+        for b in ["https://b.example", "http://a.example:443", "https://a.example:444"] {
+            let own = sent(KEYS, &a, &at(b, Some("of-b")));
+            let own: Vec<&String> = own.iter().filter(|line| !line.starts_with("host:")).collect();
+            assert_eq!(own, [&PROTOCOL[..], &["x-own: of-b"]].concat(), "{b}");
+        }
+    }
+
+    #[test]
+    fn an_own_credential_takes_the_place_of_the_clients() {
+        let a = at("https://a.example", Some("of-a"));
+        let own = [&PROTOCOL[..], &SAME, &["x-own: of-a"]].concat();
+        assert_eq!(sent(KEYS, &a, &a), own);
+        assert_eq!(sent(KEYS, &a, &at("https://a.example/b", None)), own);
+    }
+}

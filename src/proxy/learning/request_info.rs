@@ -1,0 +1,87 @@
+//! What is known of a request beside its words: whose it is, which model is asked, and for what.
+//!
+//! Small, so that it can stay as long as an answer takes. Must not hold the body, nor anything that grows
+//! with it.
+
+use crate::context::Method;
+use crate::dialect::lesson::LessonMatch;
+use crate::dialect::models::Model;
+use crate::dialect::{Dialect, Purpose};
+use crate::proxy::plan::prepared_request::PreparedRequest;
+use crate::proxy::state::Proxy;
+use crate::store::lessons::LessonSource;
+use crate::telemetry::LessonOutcome;
+
+/// An estimate may be off by so much before a window that it disproves is not believed.
+const DOUBT: u64 = 3;
+
+/// A request without its words.
+pub(crate) struct RequestInfo {
+    /// Whose it is; `None` where that is not known.
+    tenant: Option<Box<str>>,
+    /// See [`LessonSource::vouched`].
+    vouched: bool,
+    upstream: Box<str>,
+    /// The model, as the client named it; empty where it named none.
+    pub(crate) name: Box<str>,
+    pub(crate) model: Model,
+    pub(crate) dialect: Dialect,
+    pub(crate) purpose: Purpose,
+    /// Output tokens held free.
+    pub(crate) reserve: u64,
+    /// Output tokens that were asked for.
+    pub(crate) max_output: Option<u64>,
+    /// The provider holds earlier history.
+    pub(crate) is_held: bool,
+}
+
+impl RequestInfo {
+    pub(crate) fn of(subject: &PreparedRequest) -> Self {
+        let conversation = &subject.conversation;
+        Self {
+            tenant: subject.tenant.clone(),
+            vouched: subject.vouched,
+            upstream: subject.upstream.clone(),
+            name: subject.name().into(),
+            model: subject.model.clone(),
+            dialect: conversation.dialect,
+            purpose: conversation.purpose,
+            reserve: subject.reserve,
+            max_output: conversation.max_output,
+            is_held: conversation.held.is_some(),
+        }
+    }
+
+    /// Where a lesson comes from.
+    pub(crate) fn source(&self) -> LessonSource<'_> {
+        let Self { tenant, upstream, name, vouched, .. } = self;
+        LessonSource { tenant: tenant.as_deref(), upstream, model: name, vouched: *vouched }
+    }
+
+    /// The window that a message teaches, where it agrees with what was sent. `estimate`: of what was sent.
+    pub(crate) fn believes(
+        &self,
+        taught: &LessonMatch,
+        estimate: Option<(u64, Method)>,
+        proxy: &Proxy,
+    ) -> Option<u64> {
+        proxy.count_quoted(&self.upstream, taught);
+        let window = taught.window()?;
+        let is_plausible = is_plausible(window, self, estimate);
+        if !is_plausible {
+            proxy.telemetry.lesson(&self.upstream, LessonOutcome::Implausible);
+        }
+        is_plausible.then_some(window)
+    }
+}
+
+/// Whether a window agrees with what was sent: so much was sent, or asked for as output, that it could
+/// have been too small. Of a conversation that the provider holds nobody here knows the size.
+fn is_plausible(window: u64, request: &RequestInfo, estimate: Option<(u64, Method)>) -> bool {
+    let Some((tokens, method)) = estimate else { return true };
+    if request.is_held || method == Method::Held {
+        return true;
+    }
+    let output = request.max_output.unwrap_or(0);
+    tokens.saturating_mul(DOUBT).saturating_add(output) >= window
+}

@@ -1,0 +1,66 @@
+//! What a request asks of its provider on our behalf, beside what the client asks and the plan
+//! changes: usage, context editing, reasoning in a form that can be sent back.
+//!
+//! Made anew for each request from policy and model; nothing of it is a fact, and none of it stands in
+//! the prompt. One that is refused is a lesson, and is not asked for again.
+
+use http::HeaderMap;
+use http::header::{ACCEPT_ENCODING, HeaderValue};
+
+use crate::dialect::editing::BETA;
+use crate::dialect::lesson::Lesson;
+use crate::dialect::refusal::Cause;
+use crate::proxy::http::headers;
+use crate::wire::splice::Edit;
+
+/// Something that is asked on our behalf.
+#[derive(Clone, Debug)]
+pub(crate) struct AddedOption {
+    /// What.
+    pub(crate) what: AddedOptionKind,
+    /// The change of the body that asks for it.
+    pub(crate) edit: Edit,
+}
+
+/// What is asked; each dialect has one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AddedOptionKind {
+    /// Chat Completions: the usage of a stream; the answer is hidden from the client.
+    Usage,
+    /// Anthropic: that old results are cleared, past so many input tokens.
+    Editing { trigger: u64 },
+    /// Responses: reasoning's encrypted content, for the client that holds its history itself.
+    Reasoning,
+}
+
+impl AddedOptionKind {
+    /// What a refusal of it teaches.
+    pub(crate) fn lesson(self) -> Lesson {
+        match self {
+            AddedOptionKind::Usage => Lesson::UsageRefused,
+            AddedOptionKind::Editing { .. } => Lesson::EditingRefused,
+            AddedOptionKind::Reasoning => Lesson::IncludeRefused,
+        }
+    }
+
+    /// How a refusal names it.
+    pub(crate) fn cause(self) -> Cause {
+        match self {
+            AddedOptionKind::Usage => Cause::Usage,
+            AddedOptionKind::Editing { .. } => Cause::Editing,
+            AddedOptionKind::Reasoning => Cause::Include,
+        }
+    }
+
+    /// What the head says of it.
+    pub(crate) fn in_head(self, head: &mut HeaderMap) {
+        match self {
+            // What is hidden from the client has to be read: it is asked for plain.
+            AddedOptionKind::Usage => {
+                head.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+            }
+            AddedOptionKind::Editing { .. } => headers::list_beta(head, BETA),
+            AddedOptionKind::Reasoning => {}
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Reading a request's body within its budget: decoded, its values found, its parts made.
+//!
+//! Memory is asked for before each step, by what the step before it found. Large bodies are read off the
+//! async threads, and no more of them at once than half of the cores. What does not fit passes unread.
+
+use std::panic::resume_unwind;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::HeaderMap;
+
+use crate::dialect::size::{MOST_PARTS, Size};
+use crate::dialect::{self, Conversation, Dialect};
+use crate::proxy::http::headers;
+use crate::proxy::http::memory::{HeldMemory, MemoryShare};
+use crate::proxy::offload::{self, OFF_THREAD};
+use crate::telemetry::{FailOpen, MemoryKind};
+use crate::wire::encoding::{Decoder, Fault, Unreadable};
+use crate::wire::json::{self, Document, most_values};
+use crate::wire::memory::Memory as _;
+
+/// Analysis of any body may take so much, bytes; of a large one [`TIMES`] its length.
+const SMALL: usize = 16 << 20;
+/// See [`SMALL`].
+const TIMES: usize = 6;
+/// A request that was read.
+pub(crate) struct RequestAnalysis {
+    /// The body without its encoding.
+    pub(crate) plain: Bytes,
+    pub(crate) conversation: Conversation,
+    /// What the conversation, and what is made of it, takes.
+    pub(crate) memory: HeldMemory,
+}
+
+/// How a body is read.
+#[derive(Clone)]
+pub(crate) struct BodyReader {
+    pub(crate) dialect: Dialect,
+    /// Path and query.
+    pub(crate) target: Box<str>,
+    /// Most bytes of it, decoded.
+    pub(crate) limit: usize,
+    pub(crate) memory: Arc<MemoryShare>,
+}
+
+impl BodyReader {
+    /// Reads a body that came with these headers. A panic of reading goes on.
+    ///
+    /// # Errors
+    /// Why it is passed on unread.
+    pub(crate) async fn read(
+        self,
+        headers: &HeaderMap,
+        body: &Bytes,
+    ) -> Result<RequestAnalysis, FailOpen> {
+        let codings = headers::codings(headers);
+        let decoder = Decoder::new(codings, self.limit, || self.memory.boxed(MemoryKind::Request));
+        let decoder = decoder.map_err(|unreadable| match unreadable {
+            Unreadable::TooMany => FailOpen::TooManyCodings,
+            Unreadable::Unknown => FailOpen::BodyUnread,
+        })?;
+        if decoder.is_identity() && body.len() <= OFF_THREAD {
+            return self.analyse(body.clone());
+        }
+        let body = body.clone();
+        let reading = offload::soon(move || {
+            let plain = self.decode(decoder, body)?;
+            self.analyse(plain)
+        });
+        reading.await?.unwrap_or_else(|panicked| resume_unwind(panicked.into_panic()))
+    }
+
+    fn decode(&self, mut decoder: Decoder, body: Bytes) -> Result<Bytes, FailOpen> {
+        if decoder.is_identity() {
+            return Ok(body);
+        }
+        let plain = decoder.push(&body).map_err(|fault| match fault {
+            Fault::NoMemory => FailOpen::MemoryBudget,
+            Fault::Broken | Fault::TooLong => FailOpen::BodyUnread,
+        })?;
+        let plain = plain.into_owned();
+        drop(decoder);
+        let mut memory = self.memory.guard(MemoryKind::Request);
+        match memory.hold(plain.capacity()) {
+            true => Ok(memory.with(Bytes::from(plain))),
+            false => Err(FailOpen::MemoryBudget),
+        }
+    }
+
+    /// Reads a body without encoding, at once.
+    pub(crate) fn analyse(&self, plain: Bytes) -> Result<RequestAnalysis, FailOpen> {
+        let mut memory = self.memory.guard(MemoryKind::Analysis);
+        let document = values(&plain, &mut memory)?;
+        let size = Size::of(&document, &plain);
+        let most = SMALL.max(plain.len().saturating_mul(TIMES));
+        let bytes = document.bytes().saturating_add(size.bytes);
+        if size.parts > MOST_PARTS || bytes > most || !memory.hold(bytes) {
+            return Err(FailOpen::AnalysisBudget);
+        }
+        let conversation = dialect::read_in(&document, self.dialect, &self.target, &plain);
+        drop(document);
+        memory.hold(size.bytes);
+        Ok(RequestAnalysis { plain, conversation, memory })
+    }
+}
+
+/// The values of a body, none where it is no JSON. Most bodies have one every sixteen bytes and fewer: only
+/// where that does not do is memory for more asked for.
+fn values(plain: &Bytes, memory: &mut HeldMemory) -> Result<Document, FailOpen> {
+    let all = most_values(plain.len());
+    for most in [all.min((plain.len() / 16).max(4096)), all] {
+        if !memory.hold(Document::bytes_of(most)) {
+            return Err(FailOpen::AnalysisBudget);
+        }
+        match Document::read_most(plain, most) {
+            Err(json::Fault::TooMany(_)) => {}
+            read => return Ok(read.unwrap_or_default()),
+        }
+    }
+    Err(FailOpen::AnalysisBudget)
+}

@@ -1,0 +1,142 @@
+//! A request that is planned for: read, placed in its session, with the policy and the model that apply to it.
+//!
+//! Owned, so that it moves between threads. Complete when it is built; nothing here decides anything.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::added_option::{AddedOption, AddedOptionKind};
+use crate::config::Mode;
+use crate::context::budget::{self, Anchor, MeasuredEstimate};
+use crate::context::plan::{self, Overlay, RecordedDecisions};
+use crate::context::policy::{EchoRule, Policy};
+use crate::context::{Millis, prune};
+use crate::dialect::Conversation;
+use crate::dialect::models::Model;
+use crate::proxy::http::memory::HeldMemory;
+use crate::store::ledgers::{AnchorTurn as Grown, OpenedSession};
+use crate::store::lessons::LessonSource;
+use crate::tokens::Tokenizer;
+use crate::tokens::learn::Learned;
+
+/// A request that is planned for, owned: it moves between threads.
+#[derive(Clone)]
+pub(crate) struct PreparedRequest {
+    pub(crate) id: Box<str>,
+    /// Whose it is; `None` where that is not known.
+    pub(crate) tenant: Option<Box<str>>,
+    /// See [`LessonSource::vouched`].
+    pub(crate) vouched: bool,
+    pub(crate) conversation: Conversation,
+    /// What the conversation was read from.
+    pub(crate) body: Bytes,
+    /// What the conversation takes.
+    pub(crate) memory: Arc<HeldMemory>,
+    pub(crate) model: Model,
+    /// What answers of that model taught.
+    pub(crate) learned: Arc<Learned>,
+    pub(crate) upstream: Box<str>,
+    pub(crate) echo: EchoRule,
+    pub(crate) policy: Arc<Policy>,
+    pub(crate) mode: Mode,
+    pub(crate) held_out: bool,
+    /// What the store knows of its session did not come in time: nothing new is decided without it.
+    pub(crate) unknown: bool,
+    /// Its client signed the body: not a byte of it can change.
+    pub(crate) signed: bool,
+    /// What is asked on our behalf beside the plan.
+    pub(crate) added: Option<AddedOption>,
+    pub(crate) reserve: u64,
+    pub(crate) now: Millis,
+}
+
+impl PreparedRequest {
+    /// Memory that it takes, bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.body.len() + self.memory.bytes()
+    }
+
+    /// The model, as the client named it; empty where it named none.
+    pub(crate) fn name(&self) -> &str {
+        self.conversation.model.as_deref().unwrap_or_default()
+    }
+
+    /// Where a lesson comes from, or is asked for.
+    pub(crate) fn source(&self) -> LessonSource<'_> {
+        let (tenant, upstream) = (self.tenant.as_deref(), &*self.upstream);
+        LessonSource { tenant, upstream, model: self.name(), vouched: self.vouched }
+    }
+
+    /// What its provider may quote of it.
+    pub(crate) fn quotable(&self) -> (&Bytes, &str) {
+        (&self.body, self.name())
+    }
+
+    /// As the pure floors see it.
+    pub(crate) fn request(&self) -> plan::PlanRequest<'_> {
+        plan::PlanRequest {
+            id: &self.id,
+            conversation: &self.conversation,
+            body: &self.body,
+            model: &self.model,
+            name: self.name(),
+            upstream: &self.upstream,
+            echo: self.echo,
+            policy: &self.policy,
+            mode: self.mode,
+            clears_past: match self.added.as_ref().map(|added| added.what) {
+                Some(AddedOptionKind::Editing { trigger }) => Some(trigger),
+                Some(AddedOptionKind::Usage | AddedOptionKind::Reasoning) | None => None,
+            },
+            tokenizer: Tokenizer::now(self.model.family),
+            reserve: self.reserve,
+            now: self.now,
+        }
+    }
+
+    /// What it costs, sent as the plan says. `known`: what stands in it.
+    pub(crate) fn measure(
+        &self,
+        sent: &Overlay,
+        known: &RecordedDecisions,
+        anchor: Option<&Grown>,
+    ) -> Box<MeasuredEstimate> {
+        let anchor = anchor.map(|at| Anchor { turn: &at.turn, sketch: &at.sketch });
+        Box::new(budget::estimate(&self.request(), sent, known, anchor, &self.learned))
+    }
+
+    /// What decisions rest on.
+    pub(crate) fn cost<'m>(&'m self, measured: &'m MeasuredEstimate) -> prune::RequestCost<'m> {
+        let rules = self.policy.estimate.deciding();
+        prune::RequestCost { tokens: measured.estimate.tokens, parts: &measured.parts, rules }
+    }
+
+    /// Its session is open. A thread that was rewritten before is repeated in shadow mode as when it is only
+    /// observed: its cache and its reasoning rest on that.
+    pub(crate) fn is_opened(&mut self, opened: &mut OpenedSession) {
+        self.unknown |= opened.store_missed;
+        if self.mode != Mode::Shadow {
+            return;
+        }
+        let known = opened.look_again(&self.conversation, false);
+        if known.decides_nothing() {
+            return;
+        }
+        self.mode = Mode::Observe;
+        match plan::replay(&self.request(), &known).edits.is_empty() {
+            true => self.mode = Mode::Shadow,
+            false => opened.known = known,
+        }
+    }
+
+    /// Whether its thread is rewritten as policy says.
+    pub(crate) fn rewrites(&self) -> bool {
+        self.mode == Mode::Active && !self.held_out && !self.signed
+    }
+
+    /// Whether new decisions may be made.
+    pub(crate) fn may_decide(&self) -> bool {
+        self.mode != Mode::Observe && !self.held_out && !self.unknown
+    }
+}

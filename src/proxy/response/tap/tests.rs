@@ -1,0 +1,369 @@
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use http::{HeaderMap, Request};
+use hyper_util::client::proxy::matcher::Matcher;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use super::*;
+use crate::dialect::Dialect;
+use crate::proxy::response::usage_strip::UsageStrip;
+use crate::proxy::state::Proxy;
+use crate::store::ledgers::Ledgers;
+use crate::store::memory::MemoryStore;
+use crate::telemetry::{Exchange, Telemetry};
+
+const EVENTS: [&str; 3] = [
+    "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"id\":\"m\",\"role\":\"assistant\",\"usage\":{\"input_tokens\":7,\"output_tokens\":1}}}\n\n",
+    "event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"end_turn\"},\"usage\":{\"output_tokens\":3}}\n\n",
+    "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n",
+];
+
+type Step = Result<Frame<Bytes>, ConnectionError>;
+
+/// A body that gives what it is sent, when it is sent; it ends when nobody sends any more.
+struct Scripted {
+    steps: mpsc::UnboundedReceiver<Step>,
+    /// Known to end after this many frames, as a body with a length is.
+    left: Option<usize>,
+}
+
+impl Body for Scripted {
+    type Data = Bytes;
+    type Error = ConnectionError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Step>> {
+        let step = ready!(self.steps.poll_recv(cx));
+        if let (Some(_), Some(left)) = (&step, &mut self.left) {
+            *left -= 1;
+        }
+        Poll::Ready(step)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.left == Some(0)
+    }
+}
+
+struct Bench {
+    tap: Tap<Scripted>,
+    feed: Option<mpsc::UnboundedSender<Step>>,
+    told: tokio::sync::broadcast::Receiver<Arc<Exchange>>,
+    /// Open while a drain would wait.
+    phase: watch::Sender<Phase>,
+}
+
+impl Bench {
+    async fn new(doing: ResponseActions) -> Self {
+        Self::of(doing, None, 20).await
+    }
+
+    async fn of(doing: ResponseActions, left: Option<usize>, commit_ms: u64) -> Self {
+        let telemetry = Telemetry::silent().unwrap();
+        let told = telemetry.subscribe();
+        let config = Arc::new(crate::proxy::tests::config(commit_ms));
+        let ledgers = Arc::new(Ledgers::new(Arc::new(MemoryStore::default())));
+        let matcher = Matcher::builder().build();
+        let proxy = Proxy::through(config, ledgers, telemetry, matcher).await.unwrap();
+        let (phase, watching) = watch::channel(Phase::Serving);
+        let request = Request::post("/v1/messages?key=secret").body(()).unwrap();
+        let account = ExchangeRecorder::open(&proxy, &request, &proxy.memory.share(), watching);
+        let (feed, steps) = mpsc::unbounded_channel();
+        let tap = Tap::new(Scripted { steps, left }, account, doing, Outcome::Complete);
+        Self { tap, feed: Some(feed), told, phase }
+    }
+
+    fn send(&self, text: &str) {
+        let frame = Frame::data(Bytes::copy_from_slice(text.as_bytes()));
+        self.feed.as_ref().unwrap().send(Ok(frame)).unwrap();
+    }
+
+    fn end(&mut self) {
+        self.feed = None;
+    }
+
+    async fn next(&mut self) -> Option<Step> {
+        std::future::poll_fn(|cx| Pin::new(&mut self.tap).poll_frame(cx)).await
+    }
+
+    /// The next frame, which must be there already.
+    fn now(&mut self) -> Option<Poll<Option<Step>>> {
+        let mut cx = Context::from_waker(std::task::Waker::noop());
+        match Pin::new(&mut self.tap).poll_frame(&mut cx) {
+            Poll::Pending => None,
+            ready => Some(ready),
+        }
+    }
+
+    async fn text(&mut self) -> String {
+        let data = self.next().await.unwrap().unwrap().into_data().unwrap();
+        String::from_utf8(data.to_vec()).unwrap()
+    }
+
+    /// The one event that is told when the tap goes.
+    fn told(self) -> Arc<Exchange> {
+        let Self { tap, mut told, .. } = self;
+        assert!(told.try_recv().is_err(), "told before its end");
+        drop(tap);
+        let event = told.try_recv().expect("told at its end");
+        assert!(told.try_recv().is_err(), "told twice");
+        event
+    }
+}
+
+fn reading() -> ResponseActions {
+    let headers = HeaderMap::from_iter([(
+        http::header::CONTENT_TYPE,
+        http::HeaderValue::from_static("text/event-stream"),
+    )]);
+    let observation = ResponseObserver::new(
+        Dialect::Anthropic,
+        200,
+        &headers,
+        1 << 20,
+        &crate::proxy::http::memory::MemoryShare::ample(),
+    );
+    ResponseActions { observation: Some(observation), ..ResponseActions::default() }
+}
+
+/// Reading, with a commit that ends when it is told to.
+fn committing() -> (ResponseActions, oneshot::Sender<Option<FailOpen>>) {
+    let (done, wait) = oneshot::channel();
+    let settle: Settle =
+        Box::new(move |_, _| Box::pin(async { wait.await.unwrap_or(Some(FailOpen::Store)) }));
+    (ResponseActions { settle: Some(settle), ..reading() }, done)
+}
+
+#[tokio::test]
+async fn invariant_5_the_same_frames_in_the_same_order_trailers_included() {
+    let trailers = HeaderMap::from_iter([(
+        http::HeaderName::from_static("x-sum"),
+        http::HeaderValue::from_static("1"),
+    )]);
+    let frames = [&b"one"[..], b"", b"\xff\x00", b"two"].map(Bytes::from_static);
+    let mut bench = Bench::new(reading()).await;
+    for frame in &frames {
+        bench.feed.as_ref().unwrap().send(Ok(Frame::data(frame.clone()))).unwrap();
+    }
+    let _ = bench.feed.as_ref().unwrap().send(Ok(Frame::trailers(trailers.clone())));
+    bench.end();
+    for frame in &frames {
+        let got = bench.next().await.unwrap().unwrap().into_data().unwrap();
+        assert_eq!(got, frame);
+        assert!(frame.is_empty() || got.as_ptr() == frame.as_ptr(), "a copy was made");
+    }
+    let got = bench.next().await.unwrap().unwrap().into_trailers().unwrap();
+    assert_eq!(got, trailers);
+    assert!(bench.next().await.is_none());
+    assert!(bench.next().await.is_none(), "the end stays the end");
+}
+
+#[tokio::test]
+async fn invariant_5_an_error_is_the_same_error() {
+    let mut bench = Bench::new(reading()).await;
+    bench.send(EVENTS[0]);
+    bench.feed.as_ref().unwrap().send(Err("cut by the script".into())).unwrap();
+    assert_eq!(bench.text().await, EVENTS[0]);
+    let error = bench.next().await.unwrap().unwrap_err();
+    assert_eq!(error.to_string(), "cut by the script");
+    let event = bench.told();
+    assert_eq!(event.outcome, Outcome::UpstreamFailed);
+    assert_eq!(event.usage.input, Some(7));
+    assert!(event.usage.lower_bound, "{:?}", event.usage);
+}
+
+#[tokio::test]
+async fn each_event_leaves_before_the_next_has_come() {
+    let mut bench = Bench::new(reading()).await;
+    assert!(bench.now().is_none());
+    for event in &EVENTS {
+        bench.send(event);
+        let now = bench.now().expect("it leaves at once");
+        let Poll::Ready(Some(Ok(frame))) = now else { panic!("no frame") };
+        assert_eq!(frame.into_data().unwrap(), event.as_bytes());
+    }
+    let event = bench.told();
+    assert_eq!((event.outcome, event.frames), (Outcome::Complete, 3));
+    assert_eq!((event.usage.input, event.usage.output), (Some(7), Some(3)));
+}
+
+#[tokio::test]
+async fn only_the_terminal_event_waits_for_the_commit() {
+    let (doing, done) = committing();
+    let mut bench = Bench::of(doing, None, 60_000).await;
+    bench.send(EVENTS[0]);
+    bench.send(EVENTS[1]);
+    assert_eq!(bench.text().await, EVENTS[0]);
+    assert_eq!(bench.text().await, EVENTS[1]);
+    bench.send(EVENTS[2]);
+    assert!(bench.now().is_none(), "the terminal event waits");
+    assert!(!bench.tap.is_end_stream());
+    done.send(None).unwrap();
+    assert_eq!(bench.text().await, EVENTS[2]);
+    bench.end();
+    assert!(bench.next().await.is_none());
+    let event = bench.told();
+    assert_eq!((event.outcome, event.fail_open.as_slice()), (Outcome::Complete, &[][..]));
+}
+
+#[tokio::test]
+async fn a_commit_that_is_late_does_not_hold_the_terminal_event() {
+    let (doing, done) = committing();
+    let mut bench = Bench::of(doing, None, 1).await;
+    EVENTS.iter().for_each(|event| bench.send(event));
+    for event in &EVENTS {
+        assert_eq!(bench.text().await, *event);
+    }
+    // The commit itself goes on, a drain waits for it, and only who can find the turn is told of it.
+    let Bench { tap, mut told, phase, .. } = bench;
+    drop(tap);
+    tokio::task::yield_now().await;
+    assert!(told.try_recv().is_err(), "told before it is kept");
+    assert_eq!(phase.receiver_count(), 1);
+    done.send(None).unwrap();
+    assert_eq!(told.recv().await.unwrap().fail_open, [FailOpen::CommitLate]);
+    phase.closed().await;
+}
+
+#[tokio::test]
+async fn the_end_of_a_body_without_a_terminal_event_waits_too() {
+    for left in [None, Some(1)] {
+        let (doing, done) = committing();
+        let mut bench = Bench::of(doing, left, 60_000).await;
+        bench.send("data: {}\n\n");
+        bench.end();
+        if left.is_none() {
+            assert_eq!(bench.text().await, "data: {}\n\n");
+        }
+        assert!(bench.now().is_none(), "the end waits");
+        done.send(Some(FailOpen::Store)).unwrap();
+        if left.is_some() {
+            assert_eq!(bench.text().await, "data: {}\n\n");
+            assert!(bench.tap.is_end_stream());
+        } else {
+            assert!(bench.next().await.is_none());
+        }
+        assert_eq!(bench.told().fail_open, [FailOpen::Store]);
+    }
+}
+
+#[tokio::test]
+async fn invariant_6_a_client_that_leaves_ends_it_once() {
+    // After the terminal event: complete.
+    let mut bench = Bench::new(reading()).await;
+    EVENTS.iter().for_each(|event| bench.send(event));
+    for event in &EVENTS {
+        assert_eq!(bench.text().await, *event);
+    }
+    assert_eq!(bench.told().outcome, Outcome::Complete);
+
+    // Before it: the client left, and what was seen is a lower bound.
+    let mut bench = Bench::new(reading()).await;
+    bench.send(EVENTS[0]);
+    assert_eq!(bench.text().await, EVENTS[0]);
+    let event = bench.told();
+    assert_eq!(event.outcome, Outcome::ClientLeft);
+    assert!(event.usage.lower_bound);
+
+    // Before anything.
+    assert_eq!(Bench::new(reading()).await.told().outcome, Outcome::ClientLeft);
+}
+
+#[tokio::test]
+async fn a_partial_turn_is_kept_when_the_client_leaves() {
+    let (kept, keeping) = oneshot::channel();
+    let settle: Settle = Box::new(move |event, reply| {
+        let _ = kept.send((event.outcome, reply.usage.input));
+        Box::pin(std::future::ready(None))
+    });
+    let mut bench = Bench::new(ResponseActions { settle: Some(settle), ..reading() }).await;
+    bench.send(EVENTS[0]);
+    bench.text().await;
+    drop(bench);
+    assert_eq!(keeping.await.unwrap(), (Outcome::ClientLeft, Some(7)));
+}
+
+#[tokio::test]
+async fn a_stream_that_ends_without_its_terminal_event_was_cut() {
+    let mut bench = Bench::new(reading()).await;
+    bench.send(EVENTS[0]);
+    bench.end();
+    assert_eq!(bench.text().await, EVENTS[0]);
+    assert!(bench.next().await.unwrap().is_err(), "a clean end would be taken for a whole answer");
+    assert_eq!(bench.told().outcome, Outcome::UpstreamFailed);
+}
+
+#[tokio::test]
+async fn a_deadline_that_breaks_it_is_told_as_ours() {
+    let bench = Bench::new(reading()).await;
+    bench.phase.send_replace(Phase::Breaking);
+    assert_eq!(bench.told().outcome, Outcome::Turned);
+}
+
+#[tokio::test]
+async fn what_is_hidden_is_not_a_frame_of_the_clients() {
+    let mut queue: VecDeque<&str> = VecDeque::from([
+        "data: {\"id\":1,\"choices\":[{\"index\":0,\"delta\":{}}],\"usage\":null}\n\n",
+        "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":2}}\n\n",
+        "data: [DONE]\n\n",
+    ]);
+    let observation = ResponseObserver::new(
+        Dialect::OpenaiChat,
+        200,
+        &HeaderMap::new(),
+        1 << 20,
+        &crate::proxy::http::memory::MemoryShare::ample(),
+    );
+    let altering = UsageStrip::new(
+        "api.openai.com",
+        [].into_iter(),
+        &crate::proxy::http::memory::MemoryShare::ample(),
+    )
+    .map(|hiding| Box::new(ResponseEdits::Hides(hiding)));
+    let mut bench =
+        Bench::new(ResponseActions { observation: Some(observation), altering, settle: None })
+            .await;
+    bench.send(queue.pop_front().unwrap());
+    assert_eq!(bench.text().await, "data: {\"id\":1,\"choices\":[{\"index\":0,\"delta\":{}}]}\n\n");
+    bench.send(queue.pop_front().unwrap());
+    assert!(bench.now().is_none());
+    bench.send(queue.pop_front().unwrap());
+    assert_eq!(bench.text().await, "data: [DONE]\n\n");
+    // What was held back when the upstream broke still leaves before the error.
+    let altering = UsageStrip::new(
+        "api.openai.com",
+        [].into_iter(),
+        &crate::proxy::http::memory::MemoryShare::ample(),
+    )
+    .map(|hiding| Box::new(ResponseEdits::Hides(hiding)));
+    let mut bench = Bench::new(ResponseActions { altering, ..ResponseActions::default() }).await;
+    bench.send("data: {\"usage\"");
+    assert!(bench.now().is_none());
+    bench.feed.as_ref().unwrap().send(Err("cut".into())).unwrap();
+    assert_eq!(bench.text().await, "data: {\"usage\"");
+    assert!(bench.next().await.unwrap().is_err());
+}
+
+#[tokio::test]
+async fn what_has_come_already_is_taken_before_the_headers_leave_and_comes_first() {
+    let (doing, done) = committing();
+    let mut bench = Bench::of(doing, Some(2), 60_000).await;
+    bench.tap.look_ahead().await; // nothing has come: nothing is waited for
+    assert!(bench.now().is_none());
+    bench.send(EVENTS[0]);
+    bench.send(EVENTS[2]);
+    bench.tap.look_ahead().await;
+    assert_eq!(bench.tap.size_hint().lower(), EVENTS[0].len() as u64);
+    assert_eq!(bench.text().await, EVENTS[0]);
+    // What ends the reply waits for its turn, here as ever.
+    let mut looking = Box::pin(bench.tap.look_ahead());
+    let mut cx = Context::from_waker(std::task::Waker::noop());
+    assert!(looking.as_mut().poll(&mut cx).is_pending());
+    done.send(None).unwrap();
+    looking.await;
+    assert!(!bench.tap.is_end_stream(), "its end was taken, and has not left");
+    assert_eq!(bench.text().await, EVENTS[2]);
+    assert!(bench.tap.is_end_stream());
+    let event = bench.told();
+    assert_eq!((event.outcome, event.frames), (Outcome::Complete, 2));
+}

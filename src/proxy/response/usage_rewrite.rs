@@ -1,0 +1,315 @@
+//! Usage as clients are told it: the input with what was cut and compacted added, where policy says so
+//! (`client_usage = "unpruned"`).
+//!
+//! Only the numbers' bytes change. Events pass as they come, and only the unfinished end of one waits for
+//! its rest; a body that is one JSON value waits for its end. What cannot be read passes untouched.
+
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use memchr::memmem;
+
+use super::usage_strip::{MOST_AT_ONCE, UsageStrip, ends_an_event, first_block, only_data};
+use crate::dialect::Dialect;
+use crate::proxy::http::memory::{HeldMemory, MemoryShare};
+use crate::telemetry::MemoryKind;
+use crate::wire::encoding::{Decoder, Fault};
+use crate::wire::json::{Document, Value};
+use crate::wire::memory::Memory as _;
+use crate::wire::splice::{Edit, splice};
+
+/// Most bytes that an unfinished event may hold back; past it nothing is retold any more.
+const HOLD: usize = 1024 * 1024;
+
+/// What is changed in a response on its way to the client.
+pub(crate) enum ResponseEdits {
+    /// What is there only because we asked is taken out.
+    Hides(UsageStrip),
+    /// The usage is another.
+    Retells(UsageRewrite),
+}
+
+impl ResponseEdits {
+    /// What the client gets of these bytes. `Err` where they are not encoded as was said.
+    pub(crate) fn pass(&mut self, data: Bytes) -> Result<Bytes, Fault> {
+        match self {
+            Self::Hides(hiding) => hiding.pass(data),
+            Self::Retells(retelling) => retelling.pass(data),
+        }
+    }
+
+    /// What was held back, at the end of the body.
+    pub(crate) fn rest(&mut self) -> Bytes {
+        match self {
+            Self::Hides(hiding) => hiding.rest(),
+            Self::Retells(retelling) => retelling.rest(),
+        }
+    }
+}
+
+/// What is added to which dialect's input.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct UsageAddition {
+    pub(crate) dialect: Dialect,
+    /// Tokens that were cut and compacted.
+    pub(crate) tokens: u64,
+    /// Whether the client asked for a stream.
+    pub(crate) streams: bool,
+}
+
+/// Adds to the usage of one response.
+pub(crate) struct UsageRewrite {
+    unpruned: UsageAddition,
+    /// The client gets it without its encoding.
+    decoder: Decoder,
+    /// Whether it comes as events.
+    is_events: bool,
+    /// Most bytes that are held.
+    most: usize,
+    held: BytesMut,
+    /// What is held takes.
+    memory: HeldMemory,
+    /// Nothing more is changed: bytes pass.
+    gave_up: bool,
+}
+
+impl UsageRewrite {
+    /// For a response of this `content-type` and these `content-encoding` lines, of which `most` bytes may be held.
+    /// `None` where it cannot be decoded, or would have to be held although it is a stream (Gemini's,
+    /// where it is not framed as events).
+    pub(crate) fn new<'h>(
+        unpruned: UsageAddition,
+        content_type: &str,
+        codings: impl Iterator<Item = &'h str>,
+        most: usize,
+        memory: &Arc<MemoryShare>,
+    ) -> Option<Self> {
+        let is_events = match content_type {
+            "" => unpruned.streams,
+            kind => kind.starts_with("text/event-stream"),
+        };
+        if !is_events && (unpruned.streams || !content_type.contains("json")) {
+            return None;
+        }
+        let decoder = Decoder::new(codings, MOST_AT_ONCE, || memory.counting(MemoryKind::Reply));
+        let decoder = decoder.ok()?;
+        let most = if is_events { HOLD } else { most };
+        let (held, memory) = (BytesMut::new(), memory.guard(MemoryKind::Reply));
+        Some(Self { unpruned, decoder, is_events, most, held, memory, gave_up: false })
+    }
+
+    fn pass(&mut self, data: Bytes) -> Result<Bytes, Fault> {
+        let data = match self.decoder.is_identity() {
+            true => data,
+            false => Bytes::from(self.decoder.push(&data)?.into_owned()),
+        };
+        let is_plain = self.is_events && ends_an_event(&data) && !mentions_usage(&data);
+        if self.gave_up || self.held.is_empty() && is_plain {
+            return Ok(data);
+        }
+        self.held.extend_from_slice(&data);
+        let mut out = BytesMut::new();
+        while self.is_events
+            && let Some(end) = first_block(&self.held)
+        {
+            let event = self.held.split_to(end).freeze();
+            out.extend_from_slice(&self.event(event));
+        }
+        // A body is held, copied and read at its end; what it grows by is seldom asked for.
+        let times = if self.is_events { 1 } else { 4 };
+        if self.held.len() > self.most || !self.memory.hold(times * self.held.len()) {
+            self.gave_up = true;
+            out.unsplit(self.held.split());
+        }
+        Ok(out.freeze())
+    }
+
+    fn rest(&mut self) -> Bytes {
+        let held = self.held.split().freeze();
+        match self.is_events || self.gave_up {
+            true => held,
+            false => self.value(&held, 0, &held).unwrap_or(held),
+        }
+    }
+
+    fn event(&self, event: Bytes) -> Bytes {
+        let data = only_data(&event).filter(|_| mentions_usage(&event));
+        let retold = data.and_then(|data| {
+            let text = event.slice(data.start..data.end);
+            self.value(&text, data.start, &event)
+        });
+        retold.unwrap_or(event)
+    }
+
+    /// `whole` with the usage of the JSON value that stands at `start` of it changed.
+    fn value(&self, text: &Bytes, start: usize, whole: &Bytes) -> Option<Bytes> {
+        if !mentions_usage(text) {
+            return None;
+        }
+        let document = Document::read(text).ok()?;
+        let root = document.root(text)?;
+        let mut edits: Vec<Edit> = Vec::new();
+        for usage in usages(self.unpruned.dialect, root) {
+            for name in names(self.unpruned.dialect) {
+                let number = usage.get(name).and_then(|it| Some((it.span(), it.as_u64()?)));
+                edits.extend(number.map(|(mut at, number)| {
+                    (at.start, at.end) = (at.start + start, at.end + start);
+                    let told = number.saturating_add(self.unpruned.tokens);
+                    Edit { at, with: told.to_string().into() }
+                }));
+            }
+        }
+        let slices = splice(whole, edits).ok()?;
+        Some(slices.concat().into())
+    }
+}
+
+fn mentions_usage(bytes: &[u8]) -> bool {
+    memmem::find(bytes, b"\"usage").is_some()
+}
+
+/// Where each dialect reports: in the value itself, or in the message or response that it carries.
+fn usages(dialect: Dialect, root: Value<'_>) -> impl Iterator<Item = Value<'_>> {
+    let within = match dialect {
+        Dialect::Anthropic => root.get("message"),
+        Dialect::OpenaiResponses => root.get("response"),
+        Dialect::OpenaiChat | Dialect::Gemini => None,
+    };
+    std::iter::once(root).chain(within).filter_map(move |value| match dialect {
+        Dialect::Gemini => value.get_any(&["usageMetadata", "usage_metadata"]),
+        _ => value.get_any(&["usage"]),
+    })
+}
+
+/// The numbers that hold the input. Anthropic's is what no cache had a part in, so that sums still hold.
+fn names(dialect: Dialect) -> &'static [&'static str] {
+    match dialect {
+        Dialect::Anthropic => &["input_tokens"],
+        Dialect::OpenaiChat => &["prompt_tokens", "total_tokens"],
+        Dialect::OpenaiResponses => &["input_tokens", "total_tokens"],
+        Dialect::Gemini => {
+            &["promptTokenCount", "totalTokenCount", "prompt_token_count", "total_token_count"]
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn retelling(dialect: Dialect, streams: bool) -> UsageRewrite {
+        let kind = if streams { "text/event-stream" } else { "application/json" };
+        UsageRewrite::new(
+            UsageAddition { dialect, tokens: 900, streams },
+            kind,
+            [].into_iter(),
+            1000,
+            &crate::proxy::http::memory::MemoryShare::ample(),
+        )
+        .unwrap()
+    }
+
+    fn whole(dialect: Dialect, body: &str) -> String {
+        let mut retelling = retelling(dialect, false);
+        let (one, two) = body.split_at(body.len() / 2);
+        for part in [one, two] {
+            assert_eq!(retelling.pass(Bytes::from(part.to_owned())).unwrap(), "");
+        }
+        String::from_utf8(retelling.rest().to_vec()).unwrap()
+    }
+
+    /// Cut anywhere, a stream says the same, and other events pass as they are.
+    fn stream(dialect: Dialect, events: &str, expected: &str) {
+        for cut in 0..=events.len() {
+            if !events.is_char_boundary(cut) {
+                continue;
+            }
+            let mut retelling = retelling(dialect, true);
+            let mut told = Vec::new();
+            for part in [&events[..cut], &events[cut..]] {
+                told.extend_from_slice(&retelling.pass(Bytes::from(part.to_owned())).unwrap());
+            }
+            told.extend_from_slice(&retelling.rest());
+            assert_eq!(String::from_utf8(told).unwrap(), expected, "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn only_the_numbers_change_in_a_whole_body() {
+        for (dialect, body, told) in [
+            (
+                Dialect::Anthropic,
+                r#"{"type":"message", "content":[{"text":"\"usage\": {\"input_tokens\":1}"}],"usage":{ "input_tokens" : 100,"cache_read_input_tokens":50,"output_tokens":7}}"#,
+                r#"{"type":"message", "content":[{"text":"\"usage\": {\"input_tokens\":1}"}],"usage":{ "input_tokens" : 1000,"cache_read_input_tokens":50,"output_tokens":7}}"#,
+            ),
+            (
+                Dialect::OpenaiChat,
+                r#"{"choices":[],"usage":{"prompt_tokens":100,"completion_tokens":7,"total_tokens":107}}"#,
+                r#"{"choices":[],"usage":{"prompt_tokens":1000,"completion_tokens":7,"total_tokens":1007}}"#,
+            ),
+            (
+                Dialect::OpenaiResponses,
+                r#"{"output":[],"usage":{"input_tokens":100,"output_tokens":7,"total_tokens":107}}"#,
+                r#"{"output":[],"usage":{"input_tokens":1000,"output_tokens":7,"total_tokens":1007}}"#,
+            ),
+            (
+                Dialect::Gemini,
+                r#"{"candidates":[],"usageMetadata":{"promptTokenCount":100,"totalTokenCount":107}}"#,
+                r#"{"candidates":[],"usageMetadata":{"promptTokenCount":1000,"totalTokenCount":1007}}"#,
+            ),
+        ] {
+            assert_eq!(whole(dialect, body), told);
+        }
+    }
+
+    #[test]
+    fn events_are_told_as_they_come() {
+        let begins = "event: message_start\ndata: {\"message\":{\"usage\":{\"input_tokens\":100,\"output_tokens\":1}}}\n\n";
+        let says =
+            "data: {\"type\":\"content_block_delta\",\"delta\":{\"text\":\"\\\"usage\\\"\"}}\n\n";
+        let ends = "event: message_delta\ndata: {\"usage\":{\"output_tokens\":7,\"input_tokens\":null}}\n\n";
+        let anthropic = format!("{begins}: ping\n\n{says}{ends}");
+        stream(Dialect::Anthropic, &anthropic, &anthropic.replace(":100,", ":1000,"));
+        let chat = "data: {\"choices\":[{}],\"usage\":null}\r\n\r\ndata: {\"usage\":{\"prompt_tokens\":100,\"total_tokens\":107}}\r\n\r\ndata: [DONE]\r\n\r\n";
+        stream(Dialect::OpenaiChat, chat, &chat.replace("100,", "1000,").replace("107", "1007"));
+        let responses = "data: {\"response\":{\"usage\":null}}\n\ndata: {\"type\":\"response.completed\",\"response\":{\"usage\":{\"input_tokens\":100,\"total_tokens\":107}}}\n\n";
+        let told = responses.replace("100,", "1000,").replace("107", "1007");
+        stream(Dialect::OpenaiResponses, responses, &told);
+        let gemini =
+            "data: {\"usageMetadata\":{\"promptTokenCount\":100,\"totalTokenCount\":107}}\n\n";
+        stream(Dialect::Gemini, gemini, &gemini.replace("100,", "1000,").replace("107", "1007"));
+    }
+
+    #[test]
+    fn what_is_no_json_or_too_long_passes_untouched() {
+        let mut html = retelling(Dialect::Anthropic, false);
+        assert_eq!(html.pass(Bytes::from_static(b"<html>\"usage\"")).unwrap(), "");
+        assert_eq!(html.rest(), "<html>\"usage\"");
+        let body = |length: usize| format!("{:length$}", r#"{"usage":{"input_tokens":1}}"#);
+        let mut at = retelling(Dialect::Anthropic, false);
+        assert_eq!(at.pass(body(1000).into()).unwrap(), "", "at the limit");
+        assert!(at.rest().starts_with(br#"{"usage":{"input_tokens":901}}"#));
+        let mut past = retelling(Dialect::Anthropic, false);
+        assert_eq!(past.pass(body(1001).into()).unwrap(), body(1001));
+        assert_eq!(past.pass(Bytes::from_static(b"x")).unwrap(), "x");
+        assert_eq!(past.rest(), "");
+    }
+
+    #[test]
+    fn a_stream_that_is_no_events_is_left_alone() {
+        let of = |streams, kind, encoding| {
+            let unpruned = UsageAddition { dialect: Dialect::Gemini, tokens: 1, streams };
+            UsageRewrite::new(
+                unpruned,
+                kind,
+                [encoding].into_iter(),
+                10,
+                &crate::proxy::http::memory::MemoryShare::ample(),
+            )
+            .is_some()
+        };
+        assert!(!of(true, "application/json", ""), "Gemini's array");
+        assert!(of(false, "application/json; charset=utf-8", "gzip") && of(true, "", ""));
+        assert!(!of(false, "application/json", "unheard-of") && !of(false, "text/html", ""));
+    }
+}

@@ -1,0 +1,246 @@
+//! Usage that we asked for: `stream_options.include_usage` in, its traces out (`docs/protocols.md` 2.1).
+//!
+//! Where a client of Chat Completions did not ask for usage, we do, and hide the answer: the extra
+//! chunk, and the `"usage":null` members of hosts that send them only where they are asked. What the
+//! client gets is what the upstream would have sent.
+//! Everything else passes at once; only the unfinished end of an event waits for its rest.
+
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use memchr::memmem;
+
+use crate::proxy::http::memory::{HeldMemory, MemoryShare};
+use crate::telemetry::MemoryKind;
+use crate::wire::encoding::Decoder;
+use crate::wire::json::{Document, Kind, Span, Value};
+use crate::wire::memory::Memory as _;
+use crate::wire::splice::Edit;
+
+const FIELD: &[u8] = b"stream_options";
+const INSERTED: &[u8] = b",\"stream_options\":{\"include_usage\":true}";
+/// Most bytes that an unfinished event may hold back; past it nothing is hidden any more.
+const HOLD: usize = 1024 * 1024;
+
+/// Most bytes that one piece of an encoded stream unfolds to for the client. Past it the stream breaks: nobody
+/// writes so much at once.
+pub(super) const MOST_AT_ONCE: usize = 16 * HOLD;
+
+/// The edit that asks for usage; `None` where it was asked for, or cannot be asked for plainly.
+pub(crate) fn ask(body: &Bytes) -> Option<Edit> {
+    if memmem::find(body, FIELD).is_none() {
+        let end = body.trim_ascii_end().strip_suffix(b"}")?.len();
+        return Some(insert(end, INSERTED));
+    }
+    let document = Document::read(body).ok()?;
+    let root = document.root(body)?;
+    let mut given = root.entries().filter(|(key, _)| key.is("stream_options"));
+    let (options, again) = (given.next(), given.next());
+    match (options, again) {
+        (None, _) => Some(insert(root.span().end.checked_sub(1)?, INSERTED)),
+        (Some((_, options)), None) if options.kind() == Kind::Object => within(options),
+        _ => None,
+    }
+}
+
+/// The edit inside a `stream_options` object that is there already.
+fn within(options: Value<'_>) -> Option<Edit> {
+    let mut given = options.entries().filter(|(key, _)| key.is("include_usage"));
+    match (given.next(), given.next()) {
+        (None, _) => {
+            let text: &[u8] = match options.entries().next() {
+                Some(_) => b",\"include_usage\":true",
+                None => b"\"include_usage\":true",
+            };
+            Some(insert(options.span().end.checked_sub(1)?, text))
+        }
+        (Some((_, value)), None) if value.as_bool() == Some(false) => {
+            Some(Edit { at: value.span(), with: Bytes::from_static(b"true") })
+        }
+        _ => None,
+    }
+}
+
+fn insert(at: usize, text: &'static [u8]) -> Edit {
+    Edit { at: Span::new(at, at), with: Bytes::from_static(text) }
+}
+
+/// Hosts whose chunks have `"usage":null` only where usage was asked for: OpenAI's and Azure's. Many others
+/// send it always (`docs/protocols.md` 2.1).
+const NULL_IF_ASKED: [&str; 3] = ["api.openai.com", ".openai.azure.com", ".services.ai.azure.com"];
+
+/// Whether `"usage":null` in an upstream's chunks is there only because we asked.
+pub(crate) fn adds_null_usage(host: &str) -> bool {
+    let host = host.to_ascii_lowercase();
+    NULL_IF_ASKED.iter().any(|known| match known.starts_with('.') {
+        true => host.ends_with(known),
+        false => host == *known || host.ends_with(&format!(".{known}")),
+    })
+}
+
+/// Takes out of a stream what is there only because we asked.
+pub(crate) struct UsageStrip {
+    /// Where the upstream compressed although it was asked not to: the client gets it plain.
+    decoder: Decoder,
+    /// The unfinished end of what has come.
+    held: BytesMut,
+    /// What is held takes.
+    memory: HeldMemory,
+    document: Document,
+    /// `"usage":null` is there because we asked, too.
+    adds_null: bool,
+    /// Nothing more can be hidden: bytes pass.
+    gave_up: bool,
+}
+
+impl UsageStrip {
+    /// For a response of this host with these `content-encoding` lines; `None` where that cannot be decoded.
+    pub(crate) fn new<'h>(
+        host: &str,
+        codings: impl Iterator<Item = &'h str>,
+        memory: &Arc<MemoryShare>,
+    ) -> Option<Self> {
+        let decoder = Decoder::new(codings, MOST_AT_ONCE, || memory.counting(MemoryKind::Reply));
+        let decoder = decoder.ok()?;
+        let (held, document) = (BytesMut::new(), Document::default());
+        let memory = memory.guard(MemoryKind::Reply);
+        let adds_null = adds_null_usage(host);
+        Some(Self { decoder, held, memory, document, adds_null, gave_up: false })
+    }
+
+    /// What the client gets of these bytes. `Err` where they are not encoded as was said: the
+    /// client would have met the same.
+    pub(crate) fn pass(&mut self, data: Bytes) -> Result<Bytes, crate::wire::encoding::Fault> {
+        let data = match self.decoder.is_identity() {
+            true => data,
+            false => Bytes::from(self.decoder.push(&data)?.into_owned()),
+        };
+        if self.gave_up {
+            return Ok(data);
+        }
+        if self.held.is_empty() && ends_an_event(&data) && !mentions_usage(&data) {
+            return Ok(data);
+        }
+        self.held.extend_from_slice(&data);
+        let mut out = BytesMut::with_capacity(self.held.len());
+        while let Some(end) = first_block(&self.held) {
+            let event = self.held.split_to(end);
+            self.keep(&event, &mut out);
+        }
+        if self.held.len() > HOLD || !self.memory.hold(self.held.len()) {
+            self.gave_up = true;
+            out.unsplit(self.held.split());
+        }
+        Ok(out.freeze())
+    }
+
+    /// What was held back, at the end of the stream.
+    pub(crate) fn rest(&mut self) -> Bytes {
+        self.held.split().freeze()
+    }
+
+    fn keep(&mut self, event: &[u8], out: &mut BytesMut) {
+        match self.cut(event) {
+            None => out.extend_from_slice(event),
+            Some(cut) => {
+                out.extend_from_slice(&event[..cut.start]);
+                out.extend_from_slice(&event[cut.end..]);
+            }
+        }
+    }
+
+    /// The range of an event that is not for the client.
+    fn cut(&mut self, event: &[u8]) -> Option<Span> {
+        if !mentions_usage(event) {
+            return None;
+        }
+        let data = only_data(event)?;
+        let text = data.of(event);
+        self.document.read_again(text).ok()?;
+        let root = self.document.root(text)?;
+        let usage = root.get("usage")?;
+        if usage.is_null() {
+            if !self.adds_null {
+                return None;
+            }
+            let cut = member(&root, "usage")?;
+            return Some(Span::new(data.start + cut.start, data.start + cut.end));
+        }
+        let chosen = root.get("choices").is_some_and(|choices| choices.items().next().is_some());
+        (!chosen).then_some(Span::new(0, event.len()))
+    }
+}
+
+fn mentions_usage(bytes: &[u8]) -> bool {
+    memmem::find(bytes, b"\"usage\"").is_some()
+}
+
+/// The one `data:` line's value, without its line end; `None` where there are more.
+pub(super) fn only_data(event: &[u8]) -> Option<Span> {
+    let mut found = None;
+    let mut start = 0;
+    while start < event.len() {
+        let (end, next) = line_end(event, start)?;
+        let line = &event[start..end];
+        if line.starts_with(b"data:") {
+            let value = Span::new(start + b"data:".len(), end);
+            if found.replace(value).is_some() {
+                return None;
+            }
+        }
+        start = next;
+    }
+    found
+}
+
+/// A member with the comma that goes with it.
+fn member(object: &Value<'_>, name: &str) -> Option<Span> {
+    let mut before = None;
+    let mut entries = object.entries();
+    while let Some((key, value)) = entries.next() {
+        if key.is(name) {
+            return match (before, entries.next()) {
+                (Some(end), _) => Some(Span::new(end, value.span().end)),
+                (None, Some((next, _))) => Some(Span::new(key.span().start, next.span().start)),
+                (None, None) => Some(Span::new(key.span().start, value.span().end)),
+            };
+        }
+        before = Some(value.span().end);
+    }
+    None
+}
+
+/// Whether `bytes` end exactly where their last event does.
+pub(super) fn ends_an_event(bytes: &[u8]) -> bool {
+    bytes.ends_with(b"\n\n") || bytes.ends_with(b"\n\r\n")
+}
+
+/// Where the first event ends, its blank line included.
+pub(super) fn first_block(bytes: &[u8]) -> Option<usize> {
+    let mut start = 0;
+    loop {
+        let (end, next) = line_end(bytes, start)?;
+        if end == start {
+            return Some(next);
+        }
+        start = next;
+    }
+}
+
+/// The end of the line at `start`, and where the next one begins. A CR that ends the bytes may be
+/// half of a CRLF, except where lines end in CR alone.
+fn line_end(bytes: &[u8], start: usize) -> Option<(usize, usize)> {
+    let end = start + memchr::memchr2(b'\n', b'\r', bytes.get(start..)?)?;
+    if bytes[end] == b'\n' {
+        return Some((end, end + 1));
+    }
+    match bytes.get(end + 1) {
+        Some(b'\n') => Some((end, end + 2)),
+        Some(_) => Some((end, end + 1)),
+        None if end == start && start > 0 && bytes[start - 1] == b'\r' => Some((end, end + 1)),
+        None => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

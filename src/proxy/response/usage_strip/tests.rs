@@ -1,0 +1,160 @@
+use super::*;
+use crate::wire::splice::splice;
+
+const OPENAI: &str = "api.openai.com";
+
+fn asked(body: &str) -> Option<String> {
+    let body = Bytes::copy_from_slice(body.as_bytes());
+    let edit = ask(&body)?;
+    Some(String::from_utf8(splice(&body, vec![edit]).unwrap().concat()).unwrap())
+}
+
+#[test]
+fn the_field_is_spliced_in_and_nothing_else_changes() {
+    let cases = [
+        (
+            "{\"model\": \"m\", \"stream\":true,\"n\":1e3 }\n",
+            Some(
+                "{\"model\": \"m\", \"stream\":true,\"n\":1e3 ,\"stream_options\":{\"include_usage\":true}}\n",
+            ),
+        ),
+        (
+            r#"{"stream":true,"stream_options":{}}"#,
+            Some(r#"{"stream":true,"stream_options":{"include_usage":true}}"#),
+        ),
+        (
+            r#"{"stream_options":{"include_obfuscation":false },"stream":true}"#,
+            Some(
+                r#"{"stream_options":{"include_obfuscation":false ,"include_usage":true},"stream":true}"#,
+            ),
+        ),
+        (
+            r#"{"stream_options":{"include_usage": false},"stream":true}"#,
+            Some(r#"{"stream_options":{"include_usage": true},"stream":true}"#),
+        ),
+        (
+            r#"{"stream":true,"messages":["stream_options"]}"#,
+            Some(
+                r#"{"stream":true,"messages":["stream_options"],"stream_options":{"include_usage":true}}"#,
+            ),
+        ),
+        (r#"{"stream_options":{"include_usage":true},"stream":true}"#, None),
+        (r#"{"stream_options":null,"stream":true}"#, None),
+        (r#"{"stream_options":{},"stream":true,"stream_options":{}}"#, None),
+        ("not json stream_options", None),
+        ("not json", None),
+    ];
+    for (body, want) in cases {
+        assert_eq!(asked(body).as_deref(), want, "{body}");
+    }
+}
+
+/// (what the upstream sends when asked, what it sends when not)
+const STREAMS: &[(&str, &str)] = &[
+    (
+        "data: {\"id\":1,\"choices\":[{\"delta\":{\"content\":\"a\"}}],\"usage\":null}\n\n: ping\n\ndata: {\"choices\":[],\"usage\":{\"prompt_tokens\":1}}\n\ndata: [DONE]\n\n",
+        "data: {\"id\":1,\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n: ping\n\ndata: [DONE]\n\n",
+    ),
+    (
+        "data: {\"usage\": null, \"id\":1}\r\n\r\ndata: {\"choices\":[],\"usage\":{}}\r\n\r\ndata: [DONE]\r\n\r\n",
+        "data: {\"id\":1}\r\n\r\ndata: [DONE]\r\n\r\n",
+    ),
+    // The word in the text, and usage beside choices, are the upstream's own.
+    (
+        "data: {\"choices\":[{\"delta\":{\"content\":\"\\\"usage\\\"\"}}]}\n\n",
+        "data: {\"choices\":[{\"delta\":{\"content\":\"\\\"usage\\\"\"}}]}\n\n",
+    ),
+    (
+        "data: {\"choices\":[{\"finish_reason\":\"stop\"}],\"usage\":{\"prompt_tokens\":1}}\n\n",
+        "data: {\"choices\":[{\"finish_reason\":\"stop\"}],\"usage\":{\"prompt_tokens\":1}}\n\n",
+    ),
+    // Azure's first chunk has no choices; it stays.
+    (
+        "data: {\"choices\":[],\"prompt_filter_results\":[],\"usage\":null}\n\n",
+        "data: {\"choices\":[],\"prompt_filter_results\":[]}\n\n",
+    ),
+    ("data: {\"a\":1,\"usage\":null}\r\rdata: [DONE]\r\r", "data: {\"a\":1}\r\rdata: [DONE]\r\r"),
+    // Not JSON, several lines, no end: as it came.
+    ("data: \"usage\" {\n\n", "data: \"usage\" {\n\n"),
+    ("data: {\"usage\":\ndata: null}\n\n", "data: {\"usage\":\ndata: null}\n\n"),
+    ("data: {\"usage\":null", "data: {\"usage\":null"),
+];
+
+#[test]
+fn the_traces_are_hidden_whatever_the_cuts() {
+    for (sent, want) in STREAMS {
+        for size in 1..=sent.len() {
+            let mut hiding = UsageStrip::new(
+                OPENAI,
+                [].into_iter(),
+                &crate::proxy::http::memory::MemoryShare::ample(),
+            )
+            .unwrap();
+            let mut got = Vec::new();
+            for chunk in sent.as_bytes().chunks(size) {
+                got.extend(hiding.pass(Bytes::copy_from_slice(chunk)).unwrap());
+            }
+            got.extend(hiding.rest());
+            assert_eq!(String::from_utf8_lossy(&got), *want, "cut every {size} bytes");
+        }
+    }
+}
+
+/// Hugging Face, DeepSeek, Together and others send it in every chunk, whoever asks.
+#[test]
+fn null_usage_that_a_provider_always_sends_is_the_clients() {
+    let chunk = "data: {\"id\":1,\"choices\":[{\"delta\":{\"content\":\"a\"}}],\"usage\":null}\n\n";
+    let usage = "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":1}}\n\n";
+    for (host, is_hidden) in [
+        ("router.huggingface.co", false),
+        ("api.deepseek.com", false),
+        ("notapi.openai.com.example", false),
+        ("127.0.0.1", false),
+        ("api.openai.com", true),
+        ("eu.api.openai.com", true),
+        ("res.openai.azure.com", true),
+        ("Res.services.ai.azure.com", true),
+    ] {
+        let memory = crate::proxy::http::memory::MemoryShare::ample();
+        let mut hiding = UsageStrip::new(host, [].into_iter(), &memory).unwrap();
+        let got = hiding.pass(Bytes::from([chunk, usage, "data: [DONE]\n\n"].concat())).unwrap();
+        let chunk = if is_hidden { chunk.replace(",\"usage\":null", "") } else { chunk.to_owned() };
+        assert_eq!(got, chunk + "data: [DONE]\n\n", "{host}");
+    }
+}
+
+#[test]
+fn what_needs_no_hiding_passes_as_the_same_allocation() {
+    let mut hiding =
+        UsageStrip::new(OPENAI, [].into_iter(), &crate::proxy::http::memory::MemoryShare::ample())
+            .unwrap();
+    let data = Bytes::from_static(b"data: {\"a\":1}\n\n: ping\n\n");
+    assert_eq!(hiding.pass(data.clone()).unwrap().as_ptr(), data.as_ptr());
+}
+
+#[test]
+fn an_event_past_the_limit_is_not_held_back() {
+    let mut hiding =
+        UsageStrip::new(OPENAI, [].into_iter(), &crate::proxy::http::memory::MemoryShare::ample())
+            .unwrap();
+    let long = Bytes::from(vec![b'x'; HOLD]);
+    assert_eq!(hiding.pass(long.clone()).unwrap().len(), 0, "at the limit it waits");
+    assert_eq!(hiding.pass(Bytes::from_static(b"y")).unwrap().len(), HOLD + 1, "past it goes on");
+    let data = Bytes::from_static(b"z");
+    assert_eq!(hiding.pass(data.clone()).unwrap(), data);
+}
+
+#[test]
+fn a_compressed_stream_is_hidden_from_plain() {
+    use std::io::Write;
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    gzip.write_all(STREAMS[0].0.as_bytes()).unwrap();
+    let mut hiding = UsageStrip::new(
+        OPENAI,
+        ["gzip"].into_iter(),
+        &crate::proxy::http::memory::MemoryShare::ample(),
+    )
+    .unwrap();
+    let got = hiding.pass(Bytes::from(gzip.finish().unwrap())).unwrap();
+    assert_eq!(got, STREAMS[0].1);
+}

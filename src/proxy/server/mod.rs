@@ -1,0 +1,242 @@
+//! Accepts clients' connections, serves each until it ends, and drains them at a shutdown.
+//!
+//! One task a connection. What is past the limit is turned away; what needs memory and moves nothing is let go.
+
+mod builder;
+mod full;
+
+use std::future::Future;
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use http::Request;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::task::JoinSet;
+
+use self::builder::{Http2Window, header_time, server};
+use super::compaction::context as compaction;
+use super::exchange;
+use super::http::answer::ProxyError;
+use super::http::framing::{LookAlike, MarkedTransport, framed};
+use super::http::memory::{HeldMemory, MemoryShare};
+use super::http::transport::{MeteredSocket, TransportPeer};
+use super::http::{opening, transport};
+use super::state::{Phase, Proxy};
+use super::turn::drafts;
+use crate::activity::Activity;
+use crate::telemetry::ClientTimeout;
+
+/// How long a TLS handshake may take.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How long an idle HTTP/2 connection may take to go once it was told to.
+const LEAVING: Duration = Duration::from_secs(1);
+/// Pause after the system refused a connection (out of descriptors).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// How serving ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DrainOutcome {
+    /// Every stream finished.
+    Whole,
+    /// The deadline (`limits.drain_s`) came first: this many exchanges were broken off.
+    Broken(usize),
+}
+
+/// Serves clients until `shutdown` is ready, then lets streams finish, up to `limits.drain_s`.
+pub async fn serve(
+    proxy: Arc<Proxy>,
+    listener: TcpListener,
+    shutdown: impl Future<Output = ()> + Send,
+) -> DrainOutcome {
+    let (phase, watching) = watch::channel(Phase::Serving);
+    // Ends with this, however this ends.
+    let mut drafting = JoinSet::new();
+    drafting.spawn(drafts::run(proxy.clone()));
+    let mut shutdown = pin!(shutdown);
+    loop {
+        tokio::select! {
+            () = &mut shutdown => break,
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => admit(&proxy, stream, &watching),
+                Err(error) => {
+                    tracing::warn!("no connection could be accepted: {error}");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            },
+        }
+    }
+    drop(listener);
+    drop(watching);
+    let drained = drain(&proxy, phase).await;
+    drop(drafting);
+    compaction::finish(&proxy).await;
+    drafts::finish(&proxy.ledgers).await;
+    drained
+}
+
+async fn drain(proxy: &Proxy, phase: watch::Sender<Phase>) -> DrainOutcome {
+    let patience = Duration::from_secs(proxy.config.limits.drain_s);
+    proxy.shutdown.send_replace(true);
+    phase.send_replace(Phase::Draining);
+    if tokio::time::timeout(patience, phase.closed()).await.is_ok() {
+        return DrainOutcome::Whole;
+    }
+    let left = proxy.exchanges.load(Ordering::Relaxed);
+    phase.send_replace(Phase::Breaking);
+    // What ends now still tells of itself and keeps its turn; that takes no long time.
+    let _ = tokio::time::timeout(Duration::from_secs(1), phase.closed()).await;
+    DrainOutcome::Broken(left)
+}
+
+/// Starts a connection, or tells it that there is no room.
+fn admit(proxy: &Arc<Proxy>, stream: TcpStream, phase: &watch::Receiver<Phase>) {
+    let _ = stream.set_nodelay(true);
+    let (proxy, phase) = (proxy.clone(), phase.clone());
+    let place = proxy.connections.clone().try_acquire_owned();
+    let opened = place.ok().and_then(|place| {
+        let place = Arc::new(place);
+        let share = proxy.memory.share_of(Arc::downgrade(&place));
+        let held = transport::open(&share, proxy.tls.is_some())?;
+        Some(AdmittedConnection { share, held, place })
+    });
+    let Some(opened) = opened else { return full::turn_away(proxy, stream, phase) };
+    opened.share.progress().moved();
+    tokio::spawn(async move {
+        let open = proxy.telemetry.connection();
+        connection(proxy, stream, opened, phase).await;
+        drop(open);
+    });
+}
+
+/// A client's connection that has its place, and its memory.
+struct AdmittedConnection {
+    share: Arc<MemoryShare>,
+    held: HeldMemory,
+    place: Arc<OwnedSemaphorePermit>,
+}
+
+async fn connection(
+    proxy: Arc<Proxy>,
+    stream: TcpStream,
+    opened: AdmittedConnection,
+    mut phase: watch::Receiver<Phase>,
+) {
+    let Some(tls) = &proxy.tls else { return plain(proxy, stream, opened, phase).await };
+    let accepting = tokio::time::timeout(HANDSHAKE, tls.acceptor().accept(stream));
+    let accepted = tokio::select! {
+        accepted = accepting => accepted,
+        // Who has not even shaken hands is let go when we drain.
+        _ = phase.changed() => return,
+    };
+    if let Ok(Ok(stream)) = accepted {
+        Box::pin(plain(proxy, stream, opened, phase)).await;
+    }
+}
+
+/// Serves one connection until it ends; graceful from the phase's change on.
+async fn plain<S>(
+    proxy: Arc<Proxy>,
+    mut stream: S,
+    opened: AdmittedConnection,
+    mut phase: watch::Receiver<Phase>,
+) where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let AdmittedConnection { share, held, place: _place } = opened;
+    let limits = &proxy.config.limits;
+    // hyper's own clock begins when it knows which version is spoken: not before the first bytes.
+    let mut patience = pin!(tokio::time::sleep(header_time(limits)));
+    let mut stalled = pin!(stalled(&share));
+    let first = tokio::select! {
+        first = opening::read(&mut stream) => first,
+        () = patience.as_mut() => {
+            proxy.telemetry.client_timed_out(ClientTimeout::Silent);
+            return;
+        }
+        () = stalled.as_mut() => return,
+        _ = phase.changed() => return,
+    };
+    let Ok(first) = first else { return };
+    let Some(window) = Http2Window::of(&first, &share, limits) else { return };
+    let builder = server(limits, window.bytes);
+    let (activity, look_alike) = (Activity::default(), LookAlike::default());
+    let (watching, memory) = (phase.clone(), share.clone());
+    let service = service_fn(|request: Request<Incoming>| {
+        let (under_way, alike) = (activity.begin(), look_alike.clone());
+        let version = request.version();
+        exchange::run(proxy.clone(), request, memory.clone(), watching.clone()).map(
+            move |response| {
+                alike.saw(&response);
+                Ok::<_, io::Error>(framed(response, version).map(|body| under_way.answer(body)))
+            },
+        )
+    });
+    let telling = proxy.clone();
+    let refused = move |fault: &ProxyError| exchange::unread(&telling, fault);
+    let stream = TokioIo::new(MarkedTransport::new(stream, look_alike.clone(), refused));
+    let peer = if first.is_http2 { TransportPeer::Framed } else { TransportPeer::Client };
+    let stream = MeteredSocket::new(stream, peer, &share, first.bytes).holding(held);
+    let mut serving = pin!(builder.serve_connection_with_upgrades(stream, service));
+    // HTTP/2 has no clock of its own.
+    let mut idle = pin!(activity.idle(header_time(limits)));
+    let mut leaving = false;
+    loop {
+        tokio::select! {
+            ended = serving.as_mut() => {
+                if ended.is_err_and(|error| is_timeout(&*error)) {
+                    proxy.telemetry.client_timed_out(timeout_of(&activity));
+                }
+                return;
+            }
+            () = stalled.as_mut() => return,
+            () = idle.as_mut() => {
+                if !leaving {
+                    proxy.telemetry.client_timed_out(timeout_of(&activity));
+                }
+                if leaving || activity.is_silent() {
+                    return;
+                }
+                // What was asked just now is still answered.
+                serving.as_mut().graceful_shutdown();
+                leaving = true;
+                idle.set(activity.idle(LEAVING));
+            }
+            changed = phase.changed() => {
+                if changed.is_err() || *phase.borrow() == Phase::Breaking {
+                    return;
+                }
+                serving.as_mut().graceful_shutdown();
+            }
+        }
+    }
+}
+
+/// Ready when others need the memory of a connection whose client brings and takes nothing.
+async fn stalled(share: &MemoryShare) {
+    loop {
+        share.budget().short_of_connections().await;
+        let patience = share.progress().patience();
+        if patience.is_zero() {
+            return;
+        }
+        tokio::time::sleep(patience).await;
+    }
+}
+
+/// What the client of a connection took too long for, on which nothing is under way.
+fn timeout_of(activity: &Activity) -> ClientTimeout {
+    if activity.is_silent() { ClientTimeout::Silent } else { ClientTimeout::Idle }
+}
+
+/// Whether a connection ended because a request's headers did not come.
+fn is_timeout(error: &(dyn std::error::Error + 'static)) -> bool {
+    error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_timeout)
+}

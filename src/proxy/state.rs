@@ -1,0 +1,194 @@
+//! What every connection and exchange of a proxy share: configuration, store, upstreams, what was learned.
+//!
+//! Made once at the start. Answers what the configuration says of an upstream, and gives out ids; does nothing.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use hyper_util::client::proxy::matcher::Matcher;
+use tokio::sync::{Semaphore, watch};
+
+use super::compaction::scheduler::CompactionScheduler;
+use super::http::gate::ClientAccess;
+use super::http::memory::MemoryBudget;
+use super::http::tunnel_timeouts::TunnelTimeouts;
+use super::learning::calibration::Calibration;
+use super::learning::count_cache::CountingEndpoints;
+use super::upstream::{self, relays};
+use crate::config::{Config, Upstream};
+use crate::context::policy::{CompactPolicy, Policy};
+use crate::dialect::credentials::Credentials;
+use crate::dialect::models::{Catalogue, is_named};
+use crate::store::ledgers::Ledgers;
+use crate::telemetry::Telemetry;
+use crate::tls::Terminator;
+
+/// Connections past the limit that are answered at once.
+const TURNED_AT_ONCE: usize = 64;
+
+/// The proxy: routes, connections to upstreams, and whoever it tells.
+pub struct Proxy {
+    pub(super) config: Arc<Config>,
+    pub(super) catalogue: Catalogue,
+    pub(super) ledgers: Arc<Ledgers>,
+    pub(super) telemetry: Arc<Telemetry>,
+    /// Keys the hashes of credentials.
+    pub(super) tenant_key: [u8; 32],
+    /// What carries them.
+    pub(super) credentials: Credentials,
+    pub(super) gate: ClientAccess,
+    pub(super) pool: upstream::Pool,
+    pub(super) tls: Option<Terminator>,
+    pub(super) connections: Arc<Semaphore>,
+    pub(super) turned: Arc<Semaphore>,
+    pub(super) exchanges: AtomicUsize,
+    /// Turns true when a shutdown begins.
+    pub(super) shutdown: watch::Sender<bool>,
+    /// What answers taught about counting.
+    pub(super) calibration: Calibration,
+    /// Summaries that are being written.
+    pub(super) compacting: Arc<CompactionScheduler>,
+    pub(super) counting: CountingEndpoints,
+    /// What traffic may make us hold.
+    pub(super) memory: Arc<MemoryBudget>,
+    pub(super) tunnel_timeouts: TunnelTimeouts,
+    pub(super) ids: AtomicU64,
+    /// Drawn at the start, so that no other process and no later start gives the same ids.
+    pub(super) run: u64,
+}
+
+/// What connections are told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Go on.
+    Serving,
+    /// Finish what is under way.
+    Draining,
+    /// Break off.
+    Breaking,
+}
+
+impl Proxy {
+    /// A proxy as `config` asks for; proxies between us and the upstreams come from the environment
+    /// (`HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY`, `NO_PROXY`).
+    ///
+    /// # Errors
+    /// Where certificates cannot be read; says which file and why. Or where the store does not give
+    /// the key that tells tenants apart.
+    pub async fn new(
+        config: Arc<Config>,
+        ledgers: Arc<Ledgers>,
+        telemetry: Arc<Telemetry>,
+    ) -> Result<Arc<Self>, String> {
+        let matcher = Matcher::from_env();
+        relays::tell(&config.upstreams, &matcher);
+        Self::through(config, ledgers, telemetry, matcher).await
+    }
+
+    /// [`Proxy::new`] with the proxies that `matcher` names.
+    ///
+    /// # Errors
+    /// As [`Proxy::new`].
+    pub async fn through(
+        config: Arc<Config>,
+        ledgers: Arc<Ledgers>,
+        telemetry: Arc<Telemetry>,
+        matcher: Matcher,
+    ) -> Result<Arc<Self>, String> {
+        Self::with_tunnels(config, ledgers, telemetry, matcher, TunnelTimeouts::default()).await
+    }
+
+    /// [`Proxy::through`] with other times for quiet tunnels.
+    ///
+    /// # Errors
+    /// As [`Proxy::new`].
+    pub async fn with_tunnels(
+        config: Arc<Config>,
+        ledgers: Arc<Ledgers>,
+        telemetry: Arc<Telemetry>,
+        matcher: Matcher,
+        tunnel_timeouts: TunnelTimeouts,
+    ) -> Result<Arc<Self>, String> {
+        let tls = config.tls.as_ref().map(Terminator::new).transpose()?;
+        telemetry.begin_at_zero(config.upstreams.iter().map(|upstream| &*upstream.name));
+        let memory = MemoryBudget::new(
+            config.limits.memory_bytes,
+            config.limits.analysis_bytes,
+            config.limits.connection_bytes,
+            telemetry.clone(),
+        );
+        let tenant_key = ledgers.tenant_key().await.map_err(|trouble| trouble.to_string())?;
+        Ok(Arc::new(Self {
+            pool: upstream::Pool::new(&config, matcher, &telemetry, &memory)?,
+            tls,
+            calibration: Calibration::new(telemetry.clone()),
+            compacting: Arc::default(),
+            counting: CountingEndpoints::default(),
+            memory,
+            tunnel_timeouts,
+            catalogue: Catalogue::new(config.models.clone()),
+            credentials: Credentials::new(
+                &config.tenant_headers,
+                config.client_token.as_ref().map(|token| &*token.0),
+            ),
+            gate: ClientAccess::new(&config),
+            ledgers,
+            telemetry,
+            tenant_key,
+            connections: Arc::new(Semaphore::new(config.limits.connections)),
+            turned: Arc::new(Semaphore::new(TURNED_AT_ONCE)),
+            exchanges: AtomicUsize::new(0),
+            shutdown: watch::channel(false).0,
+            ids: AtomicU64::new(0),
+            run: getrandom::u64().map_err(|error| error.to_string())?,
+            config,
+        }))
+    }
+
+    /// The upstream of that name.
+    pub(super) fn upstream(&self, name: Option<&str>) -> Option<&Upstream> {
+        let name = name?;
+        self.config.upstreams.iter().find(|upstream| *upstream.name == *name)
+    }
+
+    /// Whether an upstream knows clients apart: by credentials of their own, not by the operator's.
+    pub(super) fn knows_apart(&self, upstream: Option<&str>) -> bool {
+        self.upstream(upstream).is_none_or(|upstream| upstream.credential.is_none())
+    }
+
+    /// The host of the upstream of that name.
+    pub(super) fn host_of(&self, name: Option<&str>) -> Option<Box<str>> {
+        self.upstream(name)?.base.host().map(Into::into)
+    }
+
+    /// The policy for requests to an upstream for the model of that name.
+    pub(super) fn policy(&self, upstream: Option<&Upstream>, model: &str) -> Arc<Policy> {
+        let named = self.config.compact_models.iter().rev();
+        let of_model = named.filter(|(name, _)| is_named(name, model)).map(|(_, over)| over).next();
+        let of_upstream = upstream.and_then(|upstream| upstream.compact.as_ref());
+        let policy = &self.config.policy;
+        let over = of_upstream.into_iter().chain(of_model);
+        match over.fold(None, |compact: Option<CompactPolicy>, over| {
+            Some(compact.as_ref().unwrap_or(&policy.compact).with(over))
+        }) {
+            None => policy.clone(),
+            Some(compact) => Arc::new(Policy { compact, ..Policy::clone(policy) }),
+        }
+    }
+
+    /// A new exchange's id, unique among all replicas and restarts.
+    pub(super) fn next_id(&self) -> Box<str> {
+        let number = self.ids.fetch_add(1, Ordering::Relaxed);
+        let mut id = String::with_capacity(24);
+        push_hex(&mut id, self.run, 16);
+        push_hex(&mut id, number, 8);
+        id.into()
+    }
+}
+
+/// As `{number:0least$x}` would, in a tenth of the time.
+pub(super) fn push_hex(to: &mut String, number: u64, least: u32) {
+    let digits = (u64::BITS - number.leading_zeros()).div_ceil(4).max(least);
+    let digit = |at| char::from_digit((number >> (4 * at)) as u32 & 15, 16);
+    to.extend((0..digits).rev().filter_map(digit));
+}

@@ -1,0 +1,376 @@
+//! From a request and its reply to a turn: what an exchange taught, and the keeping of it.
+//!
+//! Measured before the request leaves, built and kept once the ending is known. What is not known
+//! stays absent; a store that fails costs the turn after a restart, never the client its answer.
+
+use crate::proxy::http::body::OutgoingBody;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+use http::request;
+
+use super::{build, drafts};
+use crate::context::budget::Classic;
+use crate::context::overflow::{self, OverflowReport, OverflowSign};
+use crate::context::policy::{Mode, ReportedUsage as ToldUsage};
+use crate::context::{Estimate, Fact, Millis, RevocationRetry, Revoked, Suspended, inject};
+use crate::dialect::lesson::{Lesson, LessonMatch};
+use crate::dialect::models::Binding;
+use crate::dialect::overflow::Overflow;
+use crate::dialect::refusal::Cause;
+use crate::dialect::{PartKey, Purpose};
+use crate::proxy::compaction::context::CompactionContext;
+use crate::proxy::exchange_recorder::ExchangeRecorder;
+use crate::proxy::learning::counting::{self, PendingCount};
+use crate::proxy::learning::request_info::RequestInfo;
+use crate::proxy::plan::planned_request::{PlannedRequest, PlannedRewrite};
+use crate::proxy::plan::prepared_request::PreparedRequest;
+use crate::proxy::plan::undelivered::{UndeliveredMessage, wait_again};
+use crate::proxy::response::usage_rewrite::UsageAddition;
+use crate::proxy::state::Proxy;
+use crate::store::ledgers::{DraftGuard, OpenedSession, SessionRoom};
+use crate::telemetry::Flight;
+use crate::telemetry::clock::now;
+use crate::wire::splice::Edit;
+
+/// What a turn is made of before its reply is known.
+pub(crate) struct PendingExchange {
+    pub(super) opened: OpenedSession,
+    pub(super) subject: Arc<PreparedRequest>,
+    pub(super) planned: PlannedRequest,
+    pub(super) counted: Option<PendingCount>,
+    /// What stays of it where this process ends first.
+    pub(super) draft: DraftGuard,
+    /// What it says, until it is answered.
+    pub(super) unheard: Option<UndeliveredMessage>,
+}
+
+impl PendingExchange {
+    /// From now on it is known that it began, at this time.
+    pub(crate) fn begin(
+        proxy: &Proxy,
+        opened: OpenedSession,
+        (subject, planned, unheard): (
+            Arc<PreparedRequest>,
+            PlannedRequest,
+            Option<UndeliveredMessage>,
+        ),
+        at: Millis,
+    ) -> Self {
+        let streams = subject.conversation.stream;
+        let delay = if streams { drafts::STREAM } else { drafts::UNARY };
+        let draft = build::draft((&opened, &subject, &planned), at);
+        let draft = proxy.ledgers.draft(&opened, draft, delay);
+        Self { opened, subject, planned, counted: None, draft, unheard }
+    }
+
+    /// The draft says what was sent in the end.
+    pub(super) fn revise_draft(&self) {
+        let Self { opened, subject, planned, draft, .. } = self;
+        draft.revise(|turn| {
+            let is_same = turn.done == planned.done
+                && turn.estimate.as_ref() == self.estimate()
+                && turn.standing == opened.placed.standing;
+            (!is_same).then(|| build::draft((opened, subject, planned), turn.at))
+        });
+    }
+
+    /// What is measured.
+    pub(crate) fn subject(&self) -> &PreparedRequest {
+        &self.subject
+    }
+
+    /// Whether other bytes are sent than came.
+    pub(crate) fn is_rewritten(&self) -> bool {
+        self.planned.done.is_sent()
+    }
+
+    /// Has its provider count it, where policy wants that. Head and body are what goes out.
+    pub(crate) fn count_where_wanted(
+        &mut self,
+        proxy: &Arc<Proxy>,
+        going: (&request::Parts, &OutgoingBody),
+    ) {
+        let Some(estimate) = self.estimate() else { return };
+        let of = (estimate, self.is_rewritten());
+        self.counted = counting::ask(proxy, &self.subject, of, going);
+    }
+
+    /// What the request will cost.
+    pub(crate) fn estimate(&self) -> Option<&Estimate> {
+        self.planned.measured.as_ref().map(|measured| &measured.estimate)
+    }
+
+    /// What is seen of it while it is on its way.
+    pub(crate) fn flight(&self, at: Millis) -> Option<Flight> {
+        let scope = &self.opened.scope;
+        Some(Flight {
+            id: self.subject.id.clone(),
+            tenant: scope.tenant.clone(),
+            session: scope.session.clone(),
+            thread: self.opened.placed.standing.thread.clone(),
+            at,
+            purpose: self.subject.conversation.purpose,
+            view: self.planned.view(&self.subject)?,
+        })
+    }
+
+    /// What an agent's rules say that it will cost, where they are asked.
+    pub(crate) fn classic(&self) -> Option<&Classic> {
+        self.planned.measured.as_ref()?.classic.as_ref()
+    }
+
+    /// What the head has to list for them.
+    pub(crate) fn beta(&self) -> Option<&'static str> {
+        self.planned.beta(&self.subject)
+    }
+
+    /// The changes of bytes, once.
+    pub(crate) fn edits(&mut self) -> Vec<Edit> {
+        std::mem::take(&mut self.planned.edits)
+    }
+
+    /// The original is sent in place of what was refused.
+    pub(crate) async fn set_sent_as_original(&mut self, account: &mut ExchangeRecorder) {
+        self.planned.is_sent_as_it_came(&self.subject).await;
+        account.event.estimate = self.estimate().cloned();
+        account.event.classic = self.classic().cloned();
+    }
+
+    /// The provider said that the request does not fit: what it said of the window holds for this
+    /// request, and is learned where its words teach.
+    ///
+    /// `taught`: what the same words teach, if anything.
+    pub(crate) async fn record_overflow(
+        &mut self,
+        (sign, said): (OverflowSign, Overflow),
+        taught: &LessonMatch,
+        account: &mut ExchangeRecorder,
+    ) {
+        let overflowed = OverflowReport { sign, said, saved: false };
+        account.event.done.overflow = Some(overflowed);
+        self.planned.done.overflow = Some(overflowed);
+        let Some(window) = said.window else { return };
+        let subject = Arc::make_mut(&mut self.subject);
+        let believed = std::mem::replace(&mut subject.model.window, window);
+        let proxy = account.proxy.clone();
+        subject.reserve = subject.model.reserve(proxy.config.output_reserve);
+        account.event.window = Some(window);
+        let estimate = self.estimate().map(|estimate| (estimate.tokens, estimate.method));
+        let info = RequestInfo::of(&self.subject);
+        let Some(window) = info.believes(taught, estimate, &proxy) else { return };
+        let patience = Duration::from_millis(proxy.config.limits.save_ms);
+        let learning = tokio::spawn(async move {
+            proxy.learn(&info.source(), Lesson::Window(window), Some(believed)).await;
+        });
+        let _ = tokio::time::timeout(patience, learning).await;
+    }
+
+    /// Whether what is said of the window contradicts what was sent, so that it is about something else. Then
+    /// nothing is learned of it, which is counted.
+    pub(crate) fn contradicts_estimate(
+        &self,
+        said: &Overflow,
+        taught: &LessonMatch,
+        account: &ExchangeRecorder,
+    ) -> bool {
+        let parts = &self.subject.conversation;
+        let Some(estimate) = self.estimate() else { return false };
+        let is_wild = overflow::contradicts(said, estimate, parts);
+        if is_wild {
+            let size = Some((estimate.tokens, estimate.method));
+            let _ = RequestInfo::of(&self.subject).believes(taught, size, &account.proxy);
+        }
+        is_wild
+    }
+
+    /// Room in a request that does not fit: by cutting what can be cut, else, or where that is too
+    /// little, by a summary. `None` where there is none. `head`: the request's, as it goes out.
+    pub(crate) async fn make_room(
+        &mut self,
+        said: Overflow,
+        head: &request::Parts,
+        account: &mut ExchangeRecorder,
+    ) -> Option<RevisedRequest> {
+        let (subject, proxy) = (&self.subject, &account.proxy.clone());
+        let making = self.planned.with_room(proxy, subject, &self.opened, said);
+        let pruned = AssertUnwindSafe(making).catch_unwind().await.ok().flatten();
+        let is_pruned = pruned.is_some();
+        let mut planned = match pruned {
+            Some(planned) => planned,
+            // Its edits went out with it.
+            None => self.planned.again(subject).await,
+        };
+        let (opened, patience) = (&mut self.opened, subject.policy.compact.wait_s);
+        // All its waits together are bounded.
+        let waited = account.event.compaction_wait_us.unwrap_or(0);
+        let patience = Duration::from_secs(patience);
+        let patience = patience.saturating_sub(Duration::from_micros(waited));
+        let mut attended = CompactionContext::new(proxy, subject, opened, &mut planned, head);
+        let compacting = attended.compact_now(patience, !is_pruned);
+        let compacted = AssertUnwindSafe(compacting).catch_unwind().await.unwrap_or(false);
+        let more = attended.waited.map(|waited| waited.as_micros() as u64);
+        if let Some(more) = more {
+            account.event.compaction_wait_us = Some(waited.saturating_add(more));
+        }
+        let plain = subject.body.clone();
+        let beta = planned.beta(subject);
+        (compacted || is_pruned).then_some(RevisedRequest { plain, beta, planned })
+    }
+
+    /// What the provider answered is the answer to the request with room in it.
+    pub(crate) fn set_room(
+        &mut self,
+        room: RevisedRequest,
+        saved: bool,
+        account: &mut ExchangeRecorder,
+    ) {
+        let said = self.planned.done.overflow.take();
+        self.planned = room.planned;
+        self.planned.done.overflow = said.map(|said| OverflowReport { saved, ..said });
+        self.update_event(account);
+    }
+
+    fn update_event(&self, account: &mut ExchangeRecorder) {
+        let event = &mut account.event;
+        event.done = self.planned.done.clone();
+        event.estimate = self.estimate().cloned();
+        event.classic = self.classic().cloned();
+    }
+
+    /// Whether it is large enough that its answer, though accepted, may turn out to say that it does not
+    /// fit: past half of the window, or where nobody knows the window, past what any holds.
+    pub(crate) fn may_overflow(&self) -> bool {
+        let model = &self.subject.model;
+        let least = if model.known { model.window / 2 } else { overflow::ANY_HOLDS };
+        let is_turn = self.subject.conversation.purpose == Purpose::Turn;
+        is_turn && self.estimate().is_some_and(|estimate| estimate.tokens > least)
+    }
+
+    /// Whether it may be sent again with room made in it, should it not fit.
+    pub(crate) fn may_make_room(&self) -> bool {
+        let subject = &self.subject;
+        subject.mode == Mode::Active && !subject.held_out && !subject.signed
+    }
+
+    /// Whether something was put into the request that its client left out.
+    pub(crate) fn has_reasoning_back(&self) -> bool {
+        self.planned.done.made.put_back > 0
+    }
+
+    /// The request as those before it were sent, where a refusal that names `cause` may be due to what was
+    /// decided for it; what the refusal says of the model holds for it already.
+    pub(crate) async fn as_last_accepted(&mut self, cause: Cause) -> Option<RevisedRequest> {
+        if cause == Cause::Bound {
+            Arc::make_mut(&mut self.subject).model.binding = Binding::Prefix;
+        }
+        let replanning = self.planned.as_before(&self.subject, cause);
+        let planned = AssertUnwindSafe(replanning).catch_unwind().await.ok().flatten()?;
+        let (plain, beta) = (self.subject.body.clone(), planned.beta(&self.subject));
+        Some(RevisedRequest { plain, beta, planned })
+    }
+
+    /// What the provider answered is the answer to the request as those before it were sent: answers what
+    /// it decided beside, which is void.
+    pub(crate) fn set_sent_as_last_accepted(
+        &mut self,
+        before: RevisedRequest,
+        cause: Cause,
+        account: &mut ExchangeRecorder,
+    ) -> Vec<PartKey> {
+        let void = self.planned.decided_beyond(Some(&before.planned), &self.subject.id);
+        self.planned = before.planned;
+        self.planned.done.taken_back = Some(cause);
+        self.update_event(account);
+        void
+    }
+
+    /// What making room decided, which is void: it was refused.
+    pub(crate) fn room_decisions(&self, room: &RevisedRequest) -> Vec<PartKey> {
+        room.planned.decided_beyond(Some(&self.planned), &self.subject.id)
+    }
+
+    /// What the request decided.
+    pub(crate) fn own_decisions(&self) -> Vec<PartKey> {
+        self.planned.decided_beyond(None, &self.subject.id)
+    }
+
+    /// It was the rewrite that was refused.
+    pub(crate) fn set_refused(&mut self, cause: Cause) {
+        self.planned.done.resent = Some(cause);
+    }
+
+    /// What grows from it is set aside: answers the fact that says so.
+    pub(crate) fn suspend_branch(&mut self) -> (SessionRoom, Fact) {
+        let at = now();
+        let standing = &mut self.opened.placed.standing;
+        standing.aside = Some(at);
+        let (thread, parent) = (standing.thread.clone(), standing.parent.clone());
+        let aside = Suspended { request: self.subject.id.clone(), thread, parent, at };
+        (self.opened.room(), Fact::Aside(Box::new(aside)))
+    }
+
+    /// What it decided about these is void, if they are any: answers the fact that says so.
+    pub(crate) fn revoke(
+        &self,
+        about: Vec<PartKey>,
+        anew: RevocationRetry,
+    ) -> Option<(SessionRoom, Fact)> {
+        let (request, at) = (self.subject.id.clone(), now());
+        let standing = &self.opened.placed.standing;
+        let (thread, parent) = (standing.thread.clone(), standing.parent.clone());
+        let taken = Revoked { request, thread, parent, at, about, anew };
+        (!taken.about.is_empty()).then(|| (self.opened.room(), Fact::TakenBack(Box::new(taken))))
+    }
+
+    /// What its client is told of usage beyond what is reported, where policy says so and there is any.
+    pub(crate) fn usage_addition(&self) -> Option<UsageAddition> {
+        let (done, conversation) = (&self.planned.done, &self.subject.conversation);
+        let wants = self.subject.policy.client_usage == ToldUsage::Unpruned && done.is_sent();
+        let tokens = done.tokens_removed.saturating_add(done.tokens_compacted);
+        let tokens = tokens.saturating_sub(done.tokens_added);
+        let (dialect, streams) = (conversation.dialect, conversation.stream);
+        (wants && tokens > 0).then_some(UsageAddition { dialect, tokens, streams })
+    }
+
+    /// Words that were said at the end of the request, to wait again if nobody heard them.
+    pub(super) fn unsent_messages(&self) -> Vec<Fact> {
+        let is_in_vain = self.planned.done.resent.is_some();
+        inject::again(&self.planned.known, &self.subject.id, now(), is_in_vain)
+    }
+
+    /// Nobody answered the request: what it said waits again. Its client waits for an answer of ours, and
+    /// no longer for the store than for a decision.
+    pub(crate) async fn requeue_messages(&mut self, proxy: &Proxy) {
+        let patience = Duration::from_millis(proxy.config.limits.save_ms);
+        let (room, unsaid) = (self.opened.room(), self.unsent_messages());
+        let keeping = async {
+            for fact in unsaid {
+                wait_again(proxy, &room, fact).await;
+            }
+        };
+        if tokio::time::timeout(patience, keeping).await.is_ok() {
+            self.unheard.take().into_iter().for_each(UndeliveredMessage::end);
+        }
+    }
+}
+
+/// A request that is planned otherwise after it was refused, and is not sent yet.
+pub(crate) struct RevisedRequest {
+    /// The body without its encoding.
+    plain: Bytes,
+    /// What the head has to list.
+    beta: Option<&'static str>,
+    planned: PlannedRequest,
+}
+
+impl RevisedRequest {
+    /// What is changed in the body.
+    pub(crate) fn rewrite(&self) -> PlannedRewrite {
+        let (plain, edits) = (self.plain.clone(), self.planned.edits.clone());
+        PlannedRewrite { plain, edits, beta: self.beta }
+    }
+}

@@ -1,0 +1,42 @@
+//! Why an upstream gave no response, in words that name the cause.
+
+use std::error::Error;
+use std::io;
+
+/// Why an upstream gave no response.
+#[derive(Clone, Debug)]
+pub(crate) enum UpstreamError {
+    /// The client broke off the request's body.
+    RequestBroken,
+    /// It accepted no connection in time, or had no room for a stream.
+    TooSlow(String),
+    /// There is no memory for another connection.
+    NoMemory,
+    /// It could not be reached, or broke off before its headers.
+    Failed(String),
+}
+
+/// What an error of a connection comes to, with all its causes.
+pub(super) fn unanswered(error: &(dyn Error + 'static)) -> UpstreamError {
+    let mut words = String::new();
+    let mut slow = false;
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
+        if error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_user) {
+            return UpstreamError::RequestBroken;
+        }
+        if kind == Some(io::ErrorKind::OutOfMemory) {
+            return UpstreamError::NoMemory;
+        }
+        slow |= kind == Some(io::ErrorKind::TimedOut);
+        let more = error.to_string();
+        if words.is_empty() {
+            words = more;
+        } else if !words.ends_with(&more) {
+            words = format!("{words}: {more}");
+        }
+        cause = error.source();
+    }
+    if slow { UpstreamError::TooSlow(words) } else { UpstreamError::Failed(words) }
+}

@@ -1,0 +1,80 @@
+//! Proxies between us and the upstreams, told at start: a variable that was set for something else would
+//! send every request there unseen.
+//!
+//! Names variables and hosts, never what stands before the `@` of a proxy's address.
+
+use std::collections::BTreeMap;
+
+use http::Uri;
+use hyper_util::client::proxy::matcher::Matcher;
+
+use crate::config::Upstream;
+
+/// Says which upstreams are reached through a proxy, and which variable says so.
+pub(crate) fn tell(upstreams: &[Upstream], matcher: &Matcher) {
+    for line in lines(upstreams, matcher, |name| std::env::var_os(name).is_some()) {
+        tracing::warn!("{line}");
+    }
+}
+
+/// A line for each variable and proxy.
+fn lines(upstreams: &[Upstream], matcher: &Matcher, is_set: impl Fn(&str) -> bool) -> Vec<String> {
+    let mut relays: BTreeMap<(&str, String), Vec<&str>> = BTreeMap::new();
+    for upstream in upstreams {
+        let Some(relay) = matcher.intercept(&upstream.base) else { continue };
+        let variable = variables(&upstream.base).into_iter().find(|name| is_set(name));
+        let place = (variable.unwrap_or("the environment"), address(relay.uri()));
+        relays.entry(place).or_default().push(&upstream.name);
+    }
+    let line = |((variable, proxy), names): ((&str, String), Vec<&str>)| {
+        format!(
+            "{variable} sends requests for {} through the proxy {proxy}. If that is not meant, unset it, \
+             or list these hosts in NO_PROXY",
+            names.join(", ")
+        )
+    };
+    relays.into_iter().map(line).collect()
+}
+
+/// The variables that may name a proxy for this address, the one that holds first.
+fn variables(base: &Uri) -> [&'static str; 4] {
+    match base.scheme_str() {
+        Some("https") => ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"],
+        _ => ["HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"],
+    }
+}
+
+/// Host and port.
+fn address(proxy: &Uri) -> String {
+    let host = proxy.host().unwrap_or_default();
+    proxy.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proxy::tests::upstream;
+
+    #[test]
+    fn a_stray_variable_is_named_with_the_proxy_and_without_its_credential() {
+        let upstreams = [
+            upstream("anthropic", "https://api.anthropic.com", &[]),
+            upstream("openai", "https://api.openai.com/v1", &[]),
+            upstream("local", "http://127.0.0.1:8000", &[]),
+        ];
+        let proxy = "http://me:hunter2@corp.example:3128";
+        let matcher = Matcher::builder().https(proxy).build();
+        let told = lines(&upstreams, &matcher, |name| name == "https_proxy");
+        assert_eq!(
+            told,
+            [
+                "https_proxy sends requests for anthropic, openai through the proxy corp.example:3128. \
+              If that is not meant, unset it, or list these hosts in NO_PROXY"
+            ]
+        );
+        let matcher = Matcher::builder().all(proxy).no("127.0.0.1, api.openai.com").build();
+        let told = lines(&upstreams, &matcher, |name| name == "ALL_PROXY");
+        assert!(told.len() == 1 && told[0].starts_with("ALL_PROXY sends requests for anthropic "));
+        assert!(lines(&upstreams, &Matcher::builder().build(), |_| true).is_empty());
+    }
+}

@@ -1,0 +1,100 @@
+//! Moves what an earlier layout of the file holds, a little at a time, beside traffic.
+
+use bytes::Bytes;
+use rusqlite::{Connection, params};
+use std::collections::HashMap;
+
+use super::facts::{self, SessionDelta};
+use super::legacy::{RekeyFact, record_in};
+use super::retention::RetentionRule;
+use super::views::{TURNS, turns_view};
+use super::{blob, scope_in};
+use crate::store::{Record, RecordKind};
+
+/// Moves the newest `count` facts, or leaves out those of sessions that are past their time or, where
+/// `is_full`, beyond the room there is. Answers what was moved, bytes.
+pub(super) fn step(
+    connection: &Connection,
+    rule: RetentionRule,
+    is_full: bool,
+    count: usize,
+    seal: &RekeyFact,
+) -> rusqlite::Result<u64> {
+    let rows = {
+        let mut query = connection.prepare_cached(
+            "SELECT tenant, session, id, kind, key, value, at FROM old_records
+             ORDER BY id DESC LIMIT ?1",
+        )?;
+        let rows = query.query_map([count as i64], |row| {
+            Ok((scope_in(row)?, row.get::<_, i64>(2)?, record_in(row, 2)?))
+        })?;
+        rows.collect::<rusqlite::Result<Vec<_>>>()?
+    };
+    if rows.is_empty() {
+        return move_signs(connection, count, seal).map(|()| 0);
+    }
+    let mut delete = connection.prepare_cached("DELETE FROM old_records WHERE id = ?1")?;
+    let mut tallies: HashMap<i64, SessionDelta> = HashMap::new();
+    for (scope, id, record) in rows {
+        delete.execute([id])?;
+        let Some((_, record)) = record else { continue };
+        let known = facts::scope_id(connection, &scope)?;
+        let is_learned = record.kind == RecordKind::Learned;
+        if known.is_none() && !is_learned && (is_full || record.at < rule.before) {
+            continue;
+        }
+        let into = match known {
+            Some(into) => into,
+            None => facts::begin(connection, &scope, record.at)?,
+        };
+        let tally = tallies.entry(into).or_default();
+        facts::insert(connection, into, &seal(record), Some(id), tally)?;
+        if scope.is_series() {
+            facts::trim_series(connection, into)?;
+        }
+    }
+    let moved = tallies.values().map(SessionDelta::bytes).sum();
+    tallies.into_iter().try_for_each(|(id, tally)| tally.add_to(connection, id))?;
+    Ok(moved)
+}
+
+fn move_signs(connection: &Connection, count: usize, seal: &RekeyFact) -> rusqlite::Result<()> {
+    let rows = {
+        let mut query =
+            connection.prepare_cached("SELECT tenant, session, key, at FROM old_signs LIMIT ?1")?;
+        let rows = query.query_map([count as i64], |row| {
+            Ok((scope_in(row)?, u128::from_be_bytes(row.get(2)?), row.get(3)?))
+        })?;
+        rows.collect::<rusqlite::Result<Vec<_>>>()?
+    };
+    if rows.is_empty() {
+        return finish(connection);
+    }
+    let mut delete =
+        connection.prepare_cached("DELETE FROM old_signs WHERE tenant = ?1 AND key = ?2")?;
+    for (scope, key, at) in rows {
+        delete.execute(params![scope.tenant, blob(key)])?;
+        // A session that is gone leaves no signs.
+        let Some(into) = facts::scope_id(connection, &scope)? else { continue };
+        let sign = seal(Record { kind: RecordKind::Sign, key, value: Bytes::new(), at });
+        let mut tally = SessionDelta::default();
+        facts::sign(connection, &scope, into, &sign, &mut tally)?;
+        tally.add_to(connection, into)?;
+    }
+    Ok(())
+}
+
+/// Takes the old tables away where nothing is left in them.
+pub(super) fn finish(connection: &Connection) -> rusqlite::Result<()> {
+    let is_empty = |table: &str| {
+        let mut query = connection.prepare(&format!("SELECT 1 FROM {table} LIMIT 1"))?;
+        query.exists([]).map(|any| !any)
+    };
+    if is_empty("old_records")? && is_empty("old_signs")? {
+        let view = turns_view(TURNS);
+        connection.execute_batch(&format!(
+            "DROP TABLE old_records; DROP TABLE old_signs; DROP VIEW turns; {view}"
+        ))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,152 @@
+//! Makes the families of metrics, and has them registered.
+
+use prometheus::Counter;
+use prometheus::CounterVec;
+use prometheus::GaugeVec;
+use prometheus::Histogram;
+use prometheus::HistogramOpts;
+use prometheus::HistogramVec;
+use prometheus::IntCounter;
+use prometheus::IntCounterVec;
+use prometheus::IntGauge;
+use prometheus::IntGaugeVec;
+use prometheus::Opts;
+use prometheus::Registry;
+use prometheus::core::Collector;
+
+/// The label of what is not known.
+pub(super) const NONE: &str = "none";
+/// From 1 ms to 5 min: what providers take.
+pub(super) const SECONDS: &[f64] =
+    &[0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0];
+
+/// One line of the table of metrics.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// Its name.
+    pub name: &'static str,
+    /// `counter`, `gauge` or `histogram`.
+    pub kind: &'static str,
+    /// Its labels.
+    pub labels: &'static [&'static str],
+    /// What it says.
+    pub help: &'static str,
+}
+
+/// Registers metrics and keeps the table of them.
+pub(super) struct Make {
+    pub(super) registry: Registry,
+    pub(super) table: Vec<Row>,
+}
+
+pub(super) type Labels = &'static [&'static str];
+
+impl Make {
+    pub(super) fn keep<C: Collector + Clone + 'static>(
+        &mut self,
+        row: Row,
+        made: C,
+    ) -> Result<C, prometheus::Error> {
+        self.registry.register(Box::new(made.clone()))?;
+        self.table.push(row);
+        Ok(made)
+    }
+
+    pub(super) fn counters(
+        &mut self,
+        name: &'static str,
+        labels: Labels,
+        help: &'static str,
+    ) -> Result<IntCounterVec, prometheus::Error> {
+        let made = IntCounterVec::new(Opts::new(name, help), labels)?;
+        self.keep(Row { name, kind: "counter", labels, help }, made)
+    }
+
+    pub(super) fn counter(
+        &mut self,
+        name: &'static str,
+        help: &'static str,
+    ) -> Result<IntCounter, prometheus::Error> {
+        let made = IntCounter::with_opts(Opts::new(name, help))?;
+        self.keep(Row { name, kind: "counter", labels: &[], help }, made)
+    }
+
+    pub(super) fn seconds(
+        &mut self,
+        name: &'static str,
+        help: &'static str,
+    ) -> Result<Counter, prometheus::Error> {
+        let made = Counter::with_opts(Opts::new(name, help))?;
+        self.keep(Row { name, kind: "counter", labels: &[], help }, made)
+    }
+
+    pub(super) fn gauge(
+        &mut self,
+        name: &'static str,
+        help: &'static str,
+    ) -> Result<IntGauge, prometheus::Error> {
+        let made = IntGauge::with_opts(Opts::new(name, help))?;
+        self.keep(Row { name, kind: "gauge", labels: &[], help }, made)
+    }
+
+    pub(super) fn counted(
+        &mut self,
+        name: &'static str,
+        labels: Labels,
+        help: &'static str,
+    ) -> Result<IntGaugeVec, prometheus::Error> {
+        let made = IntGaugeVec::new(Opts::new(name, help), labels)?;
+        self.keep(Row { name, kind: "gauge", labels, help }, made)
+    }
+
+    pub(super) fn gauges(
+        &mut self,
+        name: &'static str,
+        labels: Labels,
+        help: &'static str,
+    ) -> Result<GaugeVec, prometheus::Error> {
+        let made = GaugeVec::new(Opts::new(name, help), labels)?;
+        self.keep(Row { name, kind: "gauge", labels, help }, made)
+    }
+
+    pub(super) fn histograms(
+        &mut self,
+        name: &'static str,
+        labels: Labels,
+        buckets: &[f64],
+        help: &'static str,
+    ) -> Result<HistogramVec, prometheus::Error> {
+        let options = HistogramOpts::new(name, help).buckets(buckets.to_vec());
+        let made = HistogramVec::new(options, labels)?;
+        self.keep(Row { name, kind: "histogram", labels, help }, made)
+    }
+
+    pub(super) fn histogram(
+        &mut self,
+        name: &'static str,
+        buckets: &[f64],
+        help: &'static str,
+    ) -> Result<Histogram, prometheus::Error> {
+        let made = Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets.to_vec()))?;
+        self.keep(Row { name, kind: "histogram", labels: &[], help }, made)
+    }
+
+    pub(super) fn dollars(
+        &mut self,
+        name: &'static str,
+        labels: Labels,
+        help: &'static str,
+    ) -> Result<CounterVec, prometheus::Error> {
+        let made = CounterVec::new(Opts::new(name, help), labels)?;
+        self.keep(Row { name, kind: "counter", labels, help }, made)
+    }
+
+    /// A gauge that is always 1, with the version as its label.
+    pub(super) fn build_info(&mut self) -> Result<(), prometheus::Error> {
+        let (name, help) = ("plimsoll_build_info", "Always 1; which build this is.");
+        let made = IntGaugeVec::new(Opts::new(name, help), &["version"])?;
+        made.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
+        self.keep(Row { name, kind: "gauge", labels: &["version"], help }, made)?;
+        Ok(())
+    }
+}

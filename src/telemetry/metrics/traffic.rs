@@ -1,0 +1,51 @@
+//! What is counted of an upstream's and of a model's exchanges.
+
+use crate::context::Outcome;
+use crate::dialect::Dialect;
+use prometheus::Gauge;
+use prometheus::Histogram;
+use prometheus::IntCounter;
+
+/// Dialect, outcome and class of status.
+pub(super) type TrafficKey = (Option<Dialect>, Outcome, Option<u16>);
+
+/// Handles for one upstream, dialect, outcome and class of status.
+pub(super) struct Traffic {
+    pub(super) requests: IntCounter,
+    pub(super) first_byte: Histogram,
+    pub(super) duration: Histogram,
+    pub(super) request_bytes: IntCounter,
+    pub(super) response_bytes: IntCounter,
+    pub(super) overhead: Histogram,
+}
+
+/// Handles for one upstream and model.
+pub(super) struct Spent {
+    pub(super) input: IntCounter,
+    pub(super) output: IntCounter,
+    pub(super) reasoning: IntCounter,
+    pub(super) cache_read: IntCounter,
+    pub(super) cache_write: IntCounter,
+    pub(super) aside: IntCounter,
+    pub(super) cache_reported: IntCounter,
+    pub(super) cache_hits: IntCounter,
+    pub(super) fill: Histogram,
+}
+
+/// Handles for one upstream and model.
+pub(super) struct Compared {
+    pub(super) missed: IntCounter,
+    pub(super) compared: IntCounter,
+}
+
+/// As [`Compared`].
+pub(super) struct Taught {
+    pub(super) lessons: Gauge,
+    pub(super) band: Gauge,
+}
+
+/// Handles for one upstream, model and whether it was edited.
+pub(super) struct Cached {
+    pub(super) input: IntCounter,
+    pub(super) read: IntCounter,
+}
