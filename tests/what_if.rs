@@ -99,6 +99,27 @@ fn old_results_are_cut_in_batches_and_stay_cut() {
     assert!(told.under_policy.cache_read < told.as_it_was.cache_read, "{told:?}");
 }
 
+/// What the ledger says was saved is what the calls cost less: what is claimed is what is left out, and what a cut broke
+/// is what is processed again.
+#[test]
+fn the_net_is_what_the_calls_cost_less() {
+    let policy = "[prune]\ngate = [\"always\"]\nprotect_tokens = 9000\nprotect_messages = 0\nmin_saving_tokens = 11000\n[compact]\nengine = \"off\"\n";
+    for (model, provider) in
+        [("gpt-4.1", "openai"), ("claude-sonnet-4-5", "anthropic"), ("gemini-2.5-pro", "gemini")]
+    {
+        let told = told_of(
+            &format!("net-{provider}"),
+            policy,
+            &session_of((model, provider), 30, 30, RESULT),
+        );
+        let less = told.as_it_was.dollars - told.under_policy.dollars;
+        let net = told.savings.net;
+        assert!(less > 0.0 && (net - less).abs() < less / 500.0, "{model}: {net} is not {less}");
+        let left_out = told.as_it_was.input - told.under_policy.input;
+        assert!(told.savings.removed.abs_diff(left_out) <= told.calls, "{model}: {told:?}");
+    }
+}
+
 /// Results that are cut and whose call comes again are told: the agent would have had to ask.
 #[test]
 fn what_is_asked_for_again_after_it_was_cut_is_counted() {

@@ -244,7 +244,9 @@ impl<'l> Session<'l> {
         let estimate = Some(measured.estimate.clone());
         let mut turn = Turn { estimate, done, sketch: measured.sketch, ..turn };
         let guess = measured.estimate.guess;
-        turn.usage = self.would_report(line, &turn, &plan, left_out, body.len());
+        let removed;
+        (turn.usage, removed) = self.would_report(line, &turn, &plan, left_out, body.len());
+        turn.done.measured = measured_share(&turn.done, removed);
         self.tell(line, &turn, model, summary.as_ref(), told);
         if let (Some(seen), Some(actual), false) =
             (&measured.seen, turn.usage.input, turn.usage.lower_bound)
@@ -332,7 +334,7 @@ impl<'l> Session<'l> {
     }
 
     /// What the provider would have reported: what it did report, less what was not sent. Its cache
-    /// would have held up to the first new change.
+    /// would have held up to the first new change. Beside it, the tokens that were not sent, as it counts.
     fn would_report(
         &mut self,
         line: &Line,
@@ -340,14 +342,14 @@ impl<'l> Session<'l> {
         plan: &Plan,
         (left_out, came): (u64, u64),
         bytes: usize,
-    ) -> Usage {
+    ) -> (Usage, u64) {
         let mut usage = answer_of(line, turn.dialect, &[]).usage;
         // Nothing grows from a call that cannot be compared. Where its output alone was not measured, its reply
         // is counted, as of one that broke off; its input was paid for all the same.
         let is_compared = line.actual().is_some();
         usage.lower_bound |= !is_compared || !line.is_measured();
         usage.hosted_tools |= !is_compared;
-        let Some(input) = usage.input.filter(|_| is_compared) else { return usage };
+        let Some(input) = usage.input.filter(|_| is_compared) else { return (usage, 0) };
         let counted = turn.estimate.as_ref().map_or(0, |estimate| estimate.tokens);
         let head = *self.head.get_or_insert(input.saturating_sub(counted));
         // The provider counts what is left out as it counts the whole; but what is not recorded at all, it
@@ -371,7 +373,7 @@ impl<'l> Session<'l> {
         if written > 0 {
             usage.cache_write = Some(now.saturating_sub(held).saturating_sub(plain));
         }
-        usage
+        (usage, removed)
     }
 
     /// Counts what is cut now, and what was cut before and is asked for again.
@@ -448,6 +450,12 @@ impl<'l> Session<'l> {
         let parent = turn.standing.parent.as_deref().and_then(|parent| self.ledger.turn(parent));
         told.savings.add(&JudgedExchange::of(turn, parent.map(Arc::as_ref), model.price).saved());
     }
+}
+
+/// How many tokens went for each that is claimed: here the provider's own count of them is known.
+fn measured_share(done: &RewriteSummary, removed: u64) -> Option<f64> {
+    let claimed = done.tokens_removed.saturating_add(done.tokens_compacted);
+    (claimed > 0).then(|| removed as f64 / claimed as f64)
 }
 
 fn tokens(parts: &[SketchPart]) -> u64 {
