@@ -24,7 +24,9 @@ use crate::context::plan::{
 };
 use crate::context::policy::{Mode, Policy, SummaryAuthor};
 use crate::context::savings::{self, JudgedExchange, Savings, SummaryCosts};
-use crate::context::{CompactionRecord, Fact, Millis, SketchPart, Turn, prune, reasoning};
+use crate::context::{
+    Breakdown, CompactionRecord, Fact, Millis, SketchPart, Turn, prune, reasoning,
+};
 use crate::dialect::models::{Catalogue, Model};
 use crate::dialect::{self, Conversation, PartKind, Usage};
 use crate::tokens::Tokenizer;
@@ -247,6 +249,10 @@ impl<'l> Session<'l> {
         let removed;
         (turn.usage, removed) = self.would_report(line, &turn, &plan, left_out, body.len());
         turn.done.measured = measured_share(&turn.done, removed);
+        if let (Some(estimate), Some(head)) = (&mut turn.estimate, self.head) {
+            let Breakdown { system, messages, .. } = &mut estimate.breakdown;
+            (*system, *messages) = (*system + head, messages.saturating_sub(head));
+        }
         self.tell(line, &turn, model, summary.as_ref(), told);
         if let (Some(seen), Some(actual), false) =
             (&measured.seen, turn.usage.input, turn.usage.lower_bound)
@@ -359,15 +365,21 @@ impl<'l> Session<'l> {
         let removed = (messages as f64 * share.min(1.0)) as u64;
         let (read, written) = (usage.cache_read.unwrap_or(0), usage.cache_write.unwrap_or(0));
         let plain = input.saturating_sub(read).saturating_sub(written);
+        let place = |byte| head + (messages as f64 * byte as f64 / bytes.max(1) as f64) as u64;
+        let share = measured_share(&turn.done, removed).unwrap_or(0.0);
+        // Of the first so many tokens as they came, those that were not sent.
+        let gone = |until: u64| {
+            let before = plan.steps.iter().map(|step| (place(step.byte), step));
+            let gone = before.filter(|(at, _)| *at < until).map(|(at, step)| {
+                let went = step.tokens_before.saturating_sub(step.tokens_after) as f64 * share;
+                went.min((until - at) as f64)
+            });
+            gone.sum::<f64>().round() as u64
+        };
         let new = plan.steps.iter().filter(|step| step.decision == Decision::New);
-        let first = new.map(|step| step.byte).min().map(|byte| {
-            let came = head + (messages as f64 * byte as f64 / bytes.max(1) as f64) as u64;
-            let before = plan.steps.iter().filter(|step| step.byte < byte);
-            let gone = before.map(|step| step.tokens_before.saturating_sub(step.tokens_after));
-            came.saturating_sub(gone.sum())
-        });
+        let first = new.map(|step| place(step.byte)).min().map(|at| at.saturating_sub(gone(at)));
         let now = input - removed;
-        let held = read.saturating_sub(removed).min(first.unwrap_or(u64::MAX)).min(now);
+        let held = read.saturating_sub(gone(read)).min(first.unwrap_or(u64::MAX)).min(now);
         usage.input = Some(now);
         usage.cache_read = usage.cache_read.map(|_| held);
         if written > 0 {
