@@ -24,7 +24,8 @@ fn session_of(of: (&str, &str), calls: u64, files: u64, tokens: usize) -> Vec<Li
     recorded(of, calls, files, tokens, |_| &[])
 }
 
-/// The same as it was recorded, with what is noted of each call.
+/// The same as it was recorded, with what is noted of each call. `cold`: of what was sent before, the cache holds the
+/// system prompt and the tools alone.
 fn recorded(
     (model, provider): (&str, &str),
     calls: u64,
@@ -43,7 +44,11 @@ fn recorded(
             ];
         }
         let input = 5_000 + call * (tokens + 100);
-        let read = if call == 0 { 0 } else { input - tokens - 100 };
+        let read = match call {
+            0 => 0,
+            _ if flags(call).contains(&"cold") => 4_000,
+            _ => input - tokens - 100,
+        };
         let written = if provider == "anthropic" { input - read } else { 0 };
         let usage = json!({
             "input_total": input, "cache_read": read, "cache_write": written, "output": 50, "reasoning": 0,
@@ -97,6 +102,27 @@ fn old_results_are_cut_in_batches_and_stay_cut() {
     // A cut breaks the cache from there on.
     assert!(told.savings.reprocessed > 0 && told.savings.money.broken > 0.0, "{told:?}");
     assert!(told.under_policy.cache_read < told.as_it_was.cache_read, "{told:?}");
+}
+
+/// What the ledger says was saved is what the calls cost less: what is claimed is what is left out, and what a cut broke
+/// is what is processed again.
+#[test]
+fn the_net_is_what_the_calls_cost_less() {
+    let policy = "[prune]\ngate = [\"always\"]\nprotect_tokens = 9000\nprotect_messages = 0\nmin_saving_tokens = 11000\n[compact]\nengine = \"off\"\n";
+    // Now and then the cache has gone cold, where nothing is cut: a cut then would be taken for the cause.
+    let flags: fn(u64) -> &'static [&'static str] =
+        |call| if [19, 27].contains(&call) { &["cold"] } else { &[] };
+    for (model, provider) in
+        [("gpt-4.1", "openai"), ("claude-sonnet-4-5", "anthropic"), ("gemini-2.5-pro", "gemini")]
+    {
+        let session = recorded((model, provider), 30, 30, RESULT, flags);
+        let told = told_of(&format!("net-{provider}"), policy, &session);
+        let less = told.as_it_was.dollars - told.under_policy.dollars;
+        let net = told.savings.net;
+        assert!(less > 0.0 && (net - less).abs() < less / 500.0, "{model}: {net} is not {less}");
+        let left_out = told.as_it_was.input - told.under_policy.input;
+        assert!(told.savings.removed.abs_diff(left_out) <= told.calls, "{model}: {told:?}");
+    }
 }
 
 /// Results that are cut and whose call comes again are told: the agent would have had to ask.

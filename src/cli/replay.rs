@@ -19,7 +19,7 @@ use crate::replay;
 use crate::replay::score::{Pair, Scores};
 use crate::replay::transcript::Line;
 use crate::tokens::classic::Rules;
-use crate::tokens::costs;
+use crate::tokens::costs::FamilyCosts;
 
 /// What is asked for.
 #[derive(Clone, Debug, clap::Args)]
@@ -41,7 +41,7 @@ pub(super) struct ReplayArguments {
     #[arg(long, value_name = "FILE", hide = true)]
     costs: Option<PathBuf>,
     /// A configuration: show what it would have cut and compacted in these sessions, when, and at what cost.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["pairs", "compare"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["pairs", "compare", "costs"])]
     policy: Option<PathBuf>,
     /// With --policy: the assumed tokens of each summary.
     #[arg(long, value_name = "N", default_value_t = 2000, requires = "policy")]
@@ -56,9 +56,7 @@ pub(super) fn run(asked: &ReplayArguments) -> Result<(), CliError> {
     if let Some(file) = &asked.gemini_vocabulary {
         vocabulary(file)?;
     }
-    if let Some(file) = &asked.costs {
-        provide_costs(file)?;
-    }
+    let costs = asked.costs.as_deref().map(given_costs).transpose()?;
     let mut lines = Vec::new();
     for file in recordings(&asked.files)? {
         read(&file, &mut lines)?;
@@ -73,7 +71,7 @@ pub(super) fn run(asked: &ReplayArguments) -> Result<(), CliError> {
         return what_if::run(&lines, file, asked.summary_tokens, asked.json);
     }
     let rules = if asked.compare { heuristics()? } else { Vec::new() };
-    let pairs = replay::play(&lines, &Catalogue::new(Vec::new()), &rules);
+    let pairs = replay::play_with(&lines, &Catalogue::new(Vec::new()), &rules, costs);
     if asked.pairs {
         for pair in &pairs {
             print::json_text(&format!("{}\n", json!(pair)));
@@ -86,20 +84,20 @@ pub(super) fn run(asked: &ReplayArguments) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Has one family's tokens cost what `file` says: `{"family": "claude", "costs": [...]}`.
-fn provide_costs(file: &Path) -> Result<(), CliError> {
+/// What one family's tokens cost by `file`: `{"family": "claude", "costs": [...]}`.
+fn given_costs(file: &Path) -> Result<FamilyCosts, CliError> {
     #[derive(serde::Deserialize)]
-    struct FamilyCosts {
+    struct Given {
         family: Family,
         costs: Vec<f32>,
     }
     let text = text(file).map_err(|error| cannot(file, &error))?;
-    let parsed: Option<FamilyCosts> = serde_json::from_str(&text).ok();
-    let held = parsed.is_some_and(|FamilyCosts { family, costs }| {
-        costs.try_into().is_ok_and(|costs| costs::provide(family, costs))
+    let parsed: Option<Given> = serde_json::from_str(&text).ok();
+    let costs = parsed.and_then(|Given { family, costs }| {
+        // They are used until the command ends.
+        FamilyCosts::new(family, Box::leak(Box::new(costs.try_into().ok()?)))
     });
-    let unfit = || CliError(format!("{} holds no costs of a fitted family", file.display()));
-    held.then_some(()).ok_or_else(unfit)
+    costs.ok_or_else(|| CliError(format!("{} holds no costs of a fitted family", file.display())))
 }
 
 /// The files that were named, and those in the folders that were named, in order.

@@ -19,6 +19,7 @@ use crate::dialect::models::{Catalogue, Model};
 use crate::dialect::{self, Conversation, Dialect, Reading, Reply, reading::Framing};
 use crate::tokens::Tokenizer;
 use crate::tokens::classic::{Rules, Seen};
+use crate::tokens::costs::FamilyCosts;
 use crate::tokens::learn::Learned;
 use score::Pair;
 use transcript::{History, Line};
@@ -28,6 +29,16 @@ const REPLY: usize = 64 << 20;
 
 /// Plays `lines` (any order, any number of sessions); `rules`: classic heuristics to set beside.
 pub fn play(lines: &[Line], catalogue: &Catalogue, rules: &[Rules]) -> Vec<Pair> {
+    play_with(lines, catalogue, rules, None)
+}
+
+/// The same with one family's costs as given.
+pub fn play_with(
+    lines: &[Line],
+    catalogue: &Catalogue,
+    rules: &[Rules],
+    costs: Option<FamilyCosts>,
+) -> Vec<Pair> {
     let mut sessions: HashMap<&str, Session<'_>> = HashMap::new();
     let mut pairs = Vec::new();
     let mut learned = HashMap::new();
@@ -37,7 +48,8 @@ pub fn play(lines: &[Line], catalogue: &Catalogue, rules: &[Rules]) -> Vec<Pair>
         let known = learned
             .entry((line.provider.as_str(), line.model.as_str()))
             .or_insert_with(|| Learned::new(model.family));
-        pairs.extend(session.call(line, &model, known, rules));
+        let tokenizer = Tokenizer::whole(model.family).with_costs(costs);
+        pairs.extend(session.call(line, &model, tokenizer, known, rules));
     }
     pairs
 }
@@ -103,6 +115,7 @@ struct Session<'l> {
 struct ReplayOptions<'l> {
     line: &'l Line,
     turn: Turn,
+    tokenizer: Tokenizer,
 }
 
 impl<'l> Session<'l> {
@@ -111,6 +124,7 @@ impl<'l> Session<'l> {
         &mut self,
         line: &'l Line,
         model: &Model,
+        tokenizer: Tokenizer,
         learned: &mut Learned,
         rules: &[Rules],
     ) -> Option<Pair> {
@@ -132,7 +146,6 @@ impl<'l> Session<'l> {
             placed.parent.as_ref().and_then(|parent| self.ledger.anchor_at(parent)).cloned();
         let anchor = parent.and_then(|turn| Some((self.ledger.sketch(&turn)?, turn)));
         let anchor = anchor.as_ref().map(|(sketch, turn)| Anchor { turn, sketch });
-        let tokenizer = Tokenizer::whole(model.family);
         let measured = budget::measure(
             &conversation,
             &body,
@@ -146,7 +159,7 @@ impl<'l> Session<'l> {
         let classic = self.classic(line, &conversation, &body, anchor, rules);
         let turn = turn_of(request, line, &conversation, model, &placed.standing);
         let turn = Turn { estimate: Some(estimate.clone()), sketch: measured.sketch, ..turn };
-        self.asked = Some(ReplayOptions { line, turn });
+        self.asked = Some(ReplayOptions { line, turn, tokenizer });
         let actual = line.actual()?;
         if let Some(seen) = measured.seen.as_ref().filter(|_| before || anchor.is_none()) {
             *learned = learned.clone().after(seen, &estimate.guess, actual);
@@ -184,13 +197,15 @@ impl<'l> Session<'l> {
 
     /// The call before is answered; says whether it can be grown from.
     fn answered(&mut self, said: &[String]) -> bool {
-        let Some(ReplayOptions { line, mut turn }) = self.asked.take() else { return false };
+        let Some(ReplayOptions { line, mut turn, tokenizer }) = self.asked.take() else {
+            return false;
+        };
         let mut reply = answer_of(line, turn.dialect, said);
         // What was not measured is nothing to grow from.
         reply.usage.lower_bound |= !line.is_measured();
         reply.usage.hosted_tools |= !line.is_measured();
         turn.after = reply.chain_after(turn.standing.chain);
-        turn.reply = budget::reply(&reply, Tokenizer::whole(turn.family));
+        turn.reply = budget::reply(&reply, tokenizer);
         turn.marks = marks(&reply);
         turn.usage = reply.usage;
         self.ledger.add(Fact::Turn(Box::new(turn)));

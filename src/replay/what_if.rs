@@ -25,7 +25,9 @@ use crate::context::plan::{
 };
 use crate::context::policy::{Mode, Policy, SummaryAuthor};
 use crate::context::savings::{self, JudgedExchange, Savings, SummaryCosts};
-use crate::context::{CompactionRecord, Fact, Millis, SketchPart, Turn, prune, reasoning};
+use crate::context::{
+    Breakdown, CompactionRecord, Fact, Millis, SketchPart, Turn, prune, reasoning,
+};
 use crate::dialect::models::{Catalogue, Model};
 use crate::dialect::{self, Conversation, PartKind, Usage};
 use crate::tokens::Tokenizer;
@@ -245,7 +247,13 @@ impl<'l> Session<'l> {
         let estimate = Some(measured.estimate.clone());
         let mut turn = Turn { estimate, done, sketch: measured.sketch, ..turn };
         let guess = measured.estimate.guess;
-        turn.usage = self.would_report(line, &turn, &plan, left_out, body.len());
+        let removed;
+        (turn.usage, removed) = self.would_report(line, &turn, &plan, left_out, body.len());
+        turn.done.measured = measured_share(&turn.done, removed);
+        if let (Some(estimate), Some(head)) = (&mut turn.estimate, self.head) {
+            let Breakdown { system, messages, .. } = &mut estimate.breakdown;
+            (*system, *messages) = (*system + head, messages.saturating_sub(head));
+        }
         self.tell(line, &turn, model, summary.as_ref(), told);
         if let (Some(seen), Some(actual), false) =
             (&measured.seen, turn.usage.input, turn.usage.lower_bound)
@@ -333,7 +341,7 @@ impl<'l> Session<'l> {
     }
 
     /// What the provider would have reported: what it did report, less what was not sent. Its cache
-    /// would have held up to the first new change.
+    /// would have held up to the first new change. Beside it, the tokens that were not sent, as it counts.
     fn would_report(
         &mut self,
         line: &Line,
@@ -341,14 +349,14 @@ impl<'l> Session<'l> {
         plan: &Plan,
         (left_out, came): (u64, u64),
         bytes: usize,
-    ) -> Usage {
+    ) -> (Usage, u64) {
         let mut usage = answer_of(line, turn.dialect, &[]).usage;
         // Nothing grows from a call that cannot be compared. Where its output alone was not measured, its reply
         // is counted, as of one that broke off; its input was paid for all the same.
         let is_compared = line.actual().is_some();
         usage.lower_bound |= !is_compared || !line.is_measured();
         usage.hosted_tools |= !is_compared;
-        let Some(input) = usage.input.filter(|_| is_compared) else { return usage };
+        let Some(input) = usage.input.filter(|_| is_compared) else { return (usage, 0) };
         let counted = turn.estimate.as_ref().map_or(0, |estimate| estimate.tokens);
         let head = *self.head.get_or_insert(input.saturating_sub(counted));
         // The provider counts what is left out as it counts the whole; but what is not recorded at all, it
@@ -358,21 +366,27 @@ impl<'l> Session<'l> {
         let removed = (messages as f64 * share.min(1.0)) as u64;
         let (read, written) = (usage.cache_read.unwrap_or(0), usage.cache_write.unwrap_or(0));
         let plain = input.saturating_sub(read).saturating_sub(written);
+        let place = |byte| head + (messages as f64 * byte as f64 / bytes.max(1) as f64) as u64;
+        let share = measured_share(&turn.done, removed).unwrap_or(0.0);
+        // Of the first so many tokens as they came, those that were not sent.
+        let gone = |until: u64| {
+            let before = plan.steps.iter().map(|step| (place(step.byte), step));
+            let gone = before.filter(|(at, _)| *at < until).map(|(at, step)| {
+                let went = step.tokens_before.saturating_sub(step.tokens_after) as f64 * share;
+                went.min((until - at) as f64)
+            });
+            gone.sum::<f64>().round() as u64
+        };
         let new = plan.steps.iter().filter(|step| step.decision == Decision::New);
-        let first = new.map(|step| step.byte).min().map(|byte| {
-            let came = head + (messages as f64 * byte as f64 / bytes.max(1) as f64) as u64;
-            let before = plan.steps.iter().filter(|step| step.byte < byte);
-            let gone = before.map(|step| step.tokens_before.saturating_sub(step.tokens_after));
-            came.saturating_sub(gone.sum())
-        });
+        let first = new.map(|step| place(step.byte)).min().map(|at| at.saturating_sub(gone(at)));
         let now = input - removed;
-        let held = read.saturating_sub(removed).min(first.unwrap_or(u64::MAX)).min(now);
+        let held = read.saturating_sub(gone(read)).min(first.unwrap_or(u64::MAX)).min(now);
         usage.input = Some(now);
         usage.cache_read = usage.cache_read.map(|_| held);
         if written > 0 {
             usage.cache_write = Some(now.saturating_sub(held).saturating_sub(plain));
         }
-        usage
+        (usage, removed)
     }
 
     /// Counts what is cut now, and what was cut before and is asked for again.
@@ -449,6 +463,12 @@ impl<'l> Session<'l> {
         let parent = turn.standing.parent.as_deref().and_then(|parent| self.ledger.turn(parent));
         told.savings.add(&JudgedExchange::of(turn, parent.map(Arc::as_ref), model.price).saved());
     }
+}
+
+/// How many tokens went for each that is claimed: here the provider's own count of them is known.
+fn measured_share(done: &RewriteSummary, removed: u64) -> Option<f64> {
+    let claimed = done.tokens_removed.saturating_add(done.tokens_compacted);
+    (claimed > 0).then(|| removed as f64 / claimed as f64)
 }
 
 fn tokens(parts: &[SketchPart]) -> u64 {

@@ -214,6 +214,56 @@ async fn geminis_signatures_around_file_search_are_all_back() {
     }
 }
 
+/// Words that come in several pieces are signed on one of them. A client that keeps the pieces has each signature
+/// back where it came from; on words that it joined none of them fits.
+#[tokio::test]
+async fn geminis_signatures_are_back_on_the_pieces_of_words_that_they_came_with() {
+    let call = json!({"toolCall": {"toolType": "FILE_SEARCH", "id": "93z4z1x3", "args": {"queries": ["depth"]}}});
+    let answer = json!({"toolResponse": {"toolType": "FILE_SEARCH", "id": "93z4z1x3", "response": {"text": "Deep."}}});
+    let words = ["It is deep, as the file ", "says that was — 🌊 — ", "searched for it."];
+    let text = |words: &str| json!({"text": words});
+    let signed = |mut part: Value, signature: &str| {
+        part["thoughtSignature"] = json!(signature);
+        part
+    };
+    let [first, second, third] = ["c2lnbmF0dXJlMQ==", "c2lnbmF0dXJlMg==", "c2lnbmF0dXJlMw=="];
+    let around = |pieces: &[Value]| {
+        let ran = [signed(call.clone(), first), signed(answer.clone(), second)];
+        ran.into_iter().chain(pieces.iter().cloned()).collect::<Vec<_>>()
+    };
+    let bare = |parts: &[Value]| {
+        let mut parts = parts.to_vec();
+        for part in &mut parts {
+            part.as_object_mut().unwrap().remove("thoughtSignature");
+        }
+        parts
+    };
+    let last = around(&[text(words[0]), text(words[1]), signed(text(words[2]), third)]);
+    let both = around(&[
+        signed(text(words[0]), "c2lnbmF0dXJlNA=="),
+        text(words[1]),
+        signed(text(words[2]), third),
+    ]);
+    let joined = around(&[text(&words[..2].concat()), signed(text(words[2]), third)]);
+    let whole = around(&[text(&words.concat())]);
+    for (reply, back) in [(&last, &last), (&both, &both), (&last, &joined), (&last, &whole)] {
+        let mut play =
+            Play::of("/v1beta/models/gemini-3-pro:generateContent", Policy::default()).await;
+        let said = json!({"role": "user", "parts": [{"text": "Look."}]});
+        let answered = json!({"candidates": [{"content": {"role": "model", "parts": reply},
+            "finishReason": "STOP"}], "usageMetadata": {"promptTokenCount": 5,
+            "candidatesTokenCount": 5, "totalTokenCount": 10}});
+        play.asks(&json!({"contents": [said]}), &answered).await;
+        let kept = json!({"role": "model", "parts": bare(back)});
+        let next = json!({"role": "user", "parts": [{"text": "And now?"}]});
+        for _ in 0..2 {
+            let scene = play.asks(&json!({"contents": [said, kept, next]}), &answered).await;
+            assert_eq!(scene.sent["contents"][1]["parts"], json!(back), "{:?}", scene.steps());
+            play.restarts().await;
+        }
+    }
+}
+
 #[tokio::test]
 async fn encrypted_reasoning_stands_before_its_call_again() {
     let mut play = Play::of("/v1/responses", Policy::default()).await;

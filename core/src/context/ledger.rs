@@ -159,7 +159,7 @@ impl Ledger {
     fn add_reasoning(&mut self, reasoning: Arc<Reasoning>) {
         if let Entry::Vacant(place) = self.reasoning.entry(reasoning.after) {
             let blocks = reasoning.blocks.iter().map(|block| text(&block.raw));
-            let seals = reasoning.seals.iter().map(|(_, seal)| text(seal));
+            let seals = reasoning.seals.iter().map(|signature| text(&signature.seal));
             let words = text(&reasoning.model) + text(&reasoning.upstream);
             let lists = list(&reasoning.blocks) + list(&reasoning.seals);
             let parts = list(&reasoning.parts) + list(&reasoning.marks);

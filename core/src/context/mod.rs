@@ -265,9 +265,9 @@ pub struct Reasoning {
     pub upstream: Box<str>,
     /// Raw blocks, in order.
     pub blocks: Vec<Thought>,
-    /// Signatures that stand on keyed parts of the reply (Gemini), by the part's number.
+    /// Signatures that stand on parts of the reply (Gemini).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub seals: Vec<(u32, Box<str>)>,
+    pub seals: Vec<reasoning::Signature>,
     /// The reply's keyed parts, in order.
     #[serde(default)]
     pub parts: Vec<PartKey>,

@@ -8,13 +8,17 @@ mod order;
 
 pub use order::{chosen, literal, newest, seal};
 
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
 use super::cache::is_cold;
 use super::plan::{
     Change, DecisionReason, Overlay, PlanRequest, PlanStep, RecordedDecisions, ReturnedReply,
 };
 use super::policy::{EchoRule, Reinject, StripPolicy};
 use super::{Fact, Millis, Reasoning, ReasoningAction, ReasoningDecision, Thought, ledger};
-use crate::dialect::{Chain, Dialect, Part, PartKey, PartKind, Purpose, Reply, Span};
+use crate::dialect::{Chain, Dialect, Part, PartKey, PartKind, Purpose, Reply, ReplyPart, Span};
 
 /// What an upstream does with reasoning that is sent back, as far as its host and the model's name
 /// tell (`docs/protocols.md` 4.2). Configuration and what was learned stand above it.
@@ -65,6 +69,45 @@ fn generation(model: &str) -> Option<u32> {
     rest.get(..digits)?.parse().ok()
 }
 
+/// A signature that stands on a part of a reply (Gemini).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Signature {
+    /// The number of the keyed part.
+    pub part: u32,
+    /// The signature.
+    pub seal: Box<str>,
+    /// Of words that came in several pieces, the one that it stands on: where that begins and ends, bytes of all
+    /// of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub piece: Option<(u32, u32)>,
+}
+
+/// Words side by side, which have one key, at their last piece: their length so far, and the signed pieces.
+#[derive(Default)]
+struct Run<'r> {
+    bytes: usize,
+    signed: Vec<(Range<usize>, &'r str)>,
+}
+
+impl<'r> Run<'r> {
+    fn add(&mut self, piece: &'r ReplyPart) {
+        let begins = self.bytes;
+        self.bytes += piece.text.len();
+        self.signed.extend(piece.sealed.as_deref().map(|seal| (begins..self.bytes, seal)));
+    }
+
+    /// The signatures of the run that a keyed part ends, by its number.
+    fn end(self, part: u32) -> impl Iterator<Item = Signature> {
+        let bytes = self.bytes;
+        let position = |at: usize| u32::try_from(at).unwrap_or(u32::MAX);
+        self.signed.into_iter().map(move |(at, seal)| Signature {
+            part,
+            seal: seal.into(),
+            piece: (at.len() < bytes).then(|| (position(at.start), position(at.end))),
+        })
+    }
+}
+
 /// Where a reply was made, and when.
 #[derive(Clone, Copy, Debug)]
 pub struct ReplyOrigin<'a> {
@@ -87,10 +130,9 @@ pub struct ReplyOrigin<'a> {
 /// What a reply thought, as it would have to be sent back; `None` where that is nothing.
 pub fn record(reply: &Reply, made: ReplyOrigin<'_>) -> Option<Reasoning> {
     let (mut blocks, mut seals, mut parts) = (Vec::new(), Vec::new(), Vec::new());
-    let (mut hosted, mut runs) = (0, 0);
+    let (mut hosted, mut run) = (0, Run::default());
     for part in &reply.parts {
         let before = parts.len() as u32;
-        runs = if part.kind == PartKind::Text { runs + 1 } else { 0 };
         match (&part.raw, &part.sealed) {
             // A summary of Gemini's thoughts need not go back; its signature must (`docs/protocols.md` 5.4).
             (Some(raw), seal)
@@ -109,11 +151,14 @@ pub fn record(reply: &Reply, made: ReplyOrigin<'_>) -> Option<Reasoning> {
                 let raw = serde_json::json!({ "signature": seal }).to_string().into();
                 blocks.push(Thought { before, hosted, leads: false, raw, partial: true });
             }
-            // Words that came in pieces may come back as one, which a signature does not fit.
-            (_, Some(seal)) if part.key.is_some() && runs <= 1 => {
-                seals.push((before, seal.clone()));
+            (_, Some(seal)) if part.key.is_some() && part.kind != PartKind::Text => {
+                seals.push(Signature { part: before, seal: seal.clone(), piece: None });
             }
+            _ if part.kind == PartKind::Text => run.add(part),
             _ => {}
+        }
+        if part.key.is_some() {
+            seals.extend(std::mem::take(&mut run).end(before));
         }
         hosted = match part.key {
             Some(_) => 0,

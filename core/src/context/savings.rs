@@ -40,7 +40,7 @@ pub struct Money {
     /// What the exchange cost.
     pub spent: f64,
     /// What the removed tokens would have cost: as read from the cache where this exchange read
-    /// anything from it, or would have but for a new cut, else as processed. What a summary took the
+    /// anything of the history from it, or would have but for a new cut, else as processed. What a summary took the
     /// place of is among them where the request would have fit the window with it.
     pub saved: f64,
     /// What it cost that a new cut or summary broke the cache.
@@ -120,18 +120,28 @@ impl<'a> JudgedExchange<'a> {
     }
 
     /// What the cache held after the turn before, less what was cut of it, less what was read now. A
-    /// cache that was cold broke on its own: it is believed cold where nothing at all was read.
+    /// cache that was cold broke on its own: it is believed cold where nothing of the history was read.
     fn reprocessed(&self) -> u64 {
         let Some(held) = self.broken_cache() else { return 0 };
         let cut = self.done.measured(self.late_cuts().map(removed).sum());
         held.saturating_sub(cut).saturating_sub(self.usage.cache_read.unwrap_or(0))
     }
 
+    /// Whether anything was read from the cache but system prompt and tools, as they are estimated: those of other
+    /// sessions are the same, and keep them there.
+    fn read_history(&self) -> bool {
+        let head = self.estimate.map_or(0, |estimate| {
+            estimate.breakdown.system.saturating_add(estimate.breakdown.tools)
+        });
+        self.usage.cache_read.is_some_and(|read| read > head)
+    }
+
     /// What the cache held that a new cut or summary broke; `None` where none did.
     fn broken_cache(&self) -> Option<u64> {
-        let (before, read) = (self.before?, self.usage.cache_read?);
+        let before = self.before.filter(|_| self.usage.cache_read.is_some())?;
         let cuts = self.late_cuts().any(|step| removed(step) > 0);
-        let cold = self.late_cuts().all(|step| step.why == DecisionReason::ColdCache) && read == 0;
+        let cold = self.late_cuts().all(|step| step.why == DecisionReason::ColdCache);
+        let cold = cold && !self.read_history();
         let held = held(before, self.dialect);
         (self.done.is_sent() && cuts && !cold && held > 0).then_some(held)
     }
@@ -145,7 +155,7 @@ impl<'a> JudgedExchange<'a> {
             _ => price.input,
         };
         // Where nothing was read because a cut broke it all, what went would have been read.
-        let warm = usage.cache_read.is_some_and(|read| read > 0) || self.broken_cache().is_some();
+        let warm = self.read_history() || self.broken_cache().is_some();
         let again = if warm { price.cache_read } else { process };
         let (mut saved, mut broken) = (0.0, 0.0);
         if self.done.is_sent() {

@@ -8,8 +8,9 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 
 use super::bpe::{self, Encoding};
+use super::costs::{self, Costs, FamilyCosts};
 use super::features::Tally;
-use super::{costs, media};
+use super::media;
 use crate::dialect::models::{Binding, Family, Model, PictureCost};
 use crate::dialect::{Conversation, Dialect, Part, PartKind, ReplyPart, Span};
 use crate::wire::json::text_of;
@@ -39,6 +40,8 @@ pub struct Tokenizer {
     pub family: Family,
     /// The vocabulary, where it is loaded.
     pub encoding: Option<&'static Encoding>,
+    /// What tokens of its classes cost, where the family's own vocabulary is not public.
+    pub costs: Option<&'static Costs>,
     /// Most bytes that are tokenised for one request.
     pub limit: usize,
 }
@@ -46,12 +49,23 @@ pub struct Tokenizer {
 impl Tokenizer {
     /// For `family`, with the vocabulary if it is loaded; see [`bpe::is_wanted`].
     pub fn now(family: Family) -> Self {
-        Self { family, encoding: bpe::loaded(family), limit: EXACT_BYTES }
+        Self::of(family, bpe::loaded(family))
     }
 
     /// The same, waiting until the vocabulary is loaded: for tests, and at the start.
     pub fn whole(family: Family) -> Self {
-        Self { family, encoding: bpe::load(family), limit: EXACT_BYTES }
+        Self::of(family, bpe::load(family))
+    }
+
+    fn of(family: Family, encoding: Option<&'static Encoding>) -> Self {
+        Self { family, encoding, costs: costs::fitted(family), limit: EXACT_BYTES }
+    }
+
+    /// The same with given costs, if they are of its family.
+    #[must_use]
+    pub fn with_costs(self, given: Option<FamilyCosts>) -> Self {
+        let given = given.filter(|given| given.family == self.family);
+        Self { costs: given.map(|given| given.costs).or(self.costs), ..self }
     }
 
     /// A counter for one request to `model`, read from `body`.
@@ -298,7 +312,7 @@ impl Counter<'_> {
         }
         let before = self.tally;
         let tokens = encoding.tally(text, &mut self.tally) as f64;
-        match costs::of(family) {
+        match self.tokenizer.costs {
             Some(costs) => self.tally.weighed_since(&before, costs),
             None => tokens * ratio(family),
         }
@@ -469,6 +483,7 @@ mod tests {
     use super::*;
     use crate::dialect;
     use crate::dialect::models::Catalogue;
+    use crate::tokens::features::CLASSES;
 
     fn model(family: Family) -> Model {
         let name = match family {
@@ -495,6 +510,30 @@ mod tests {
         // 4 and the words; 6, "functions.shell" and the words (`docs/estimates.md` 1.3).
         assert_eq!((parts[0], parts[2]), (4 + 4, 6 + 2 + 4));
         assert_eq!(counting, Counting::Exact);
+    }
+
+    /// Costs are a tokenizer's own: another one in the same process counts as before.
+    #[test]
+    fn given_costs_hold_for_the_tokenizer_that_has_them_and_no_other() {
+        let counted =
+            |tokenizer: Tokenizer| tokenizer.reply().words("So many words of one token each.");
+        let fitted = Tokenizer::whole(Family::ClaudeNew);
+        let given =
+            |cost| FamilyCosts::new(Family::ClaudeNew, Box::leak(Box::new([cost; CLASSES])));
+        let twice = fitted.with_costs(given(2.0));
+        let plain = Tokenizer::whole(Family::Other)
+            .encoding
+            .unwrap()
+            .count("So many words of one token each.");
+        let before = counted(fitted);
+        assert_eq!(counted(twice) as usize, 2 * plain);
+        assert_eq!(counted(fitted), before);
+        assert_ne!(counted(fitted), counted(twice));
+        // Of another family, of one whose costs are not fitted, and what is no cost.
+        let other = Tokenizer::whole(Family::Claude);
+        assert_eq!(counted(other.with_costs(given(2.0))), counted(other));
+        assert!(FamilyCosts::new(Family::O200k, &[1.0; CLASSES]).is_none());
+        assert!(given(-1.0).is_none() && given(f32::NAN).is_none());
     }
 
     /// Gemini 3 costs the same with and without carriage returns; models before it do not.

@@ -10,7 +10,9 @@ use serde::{Deserialize, Serialize};
 use super::cold::cold_band;
 use super::features::Tally;
 use super::regression::{FEATURES, Regression};
-use super::retention::{ByRetention, HABITS, ReasoningRetention};
+use super::retention::{
+    ByRetention, CONVINCES, HABITS, ReadingEvidence, ReasoningRetention, doublings,
+};
 use super::tool_results::{STRUCTURE, ToolResults};
 use super::unsent::UnsentReasoning;
 use super::{Counting, bpe};
@@ -152,6 +154,9 @@ pub struct Learned {
     /// Whether reasoning that is not sent back is input of the next call all the same.
     #[serde(default)]
     counts_unsent: bool,
+    /// Whether reasoning that is sent back is read: in whole answers, in streams.
+    #[serde(default)]
+    reading: [ReadingEvidence; 2],
 }
 
 /// What a system prompt and its tools cost, with all that stands around: however they were counted.
@@ -177,8 +182,6 @@ const OTHERS: f32 = 0.25;
 const DOUBT: f32 = 0.3;
 /// Differences of habits below so many doublings show nothing.
 const SHOWS: f32 = 0.1;
-/// No single call shows more.
-const CONVINCES: f32 = 4.0;
 /// Habits that are nearly as likely as the best widen the band: so many doublings.
 const NEAR: f32 = 1.0;
 /// The same while a thread has shown nothing yet: Gemini's is constant within a session, and as often one
@@ -233,6 +236,7 @@ impl Learned {
             surprises: 0,
             missed: 0.0,
             counts_unsent: false,
+            reading: <_>::default(),
         }
     }
 
@@ -268,6 +272,7 @@ impl Learned {
         self.regression.is_whole()
             && self.tools.is_whole()
             && self.bases.len() <= BASES
+            && self.reading.iter().all(|evidence| evidence.is_whole())
             && numbers.into_iter().all(|number| number.is_finite() && number.abs() < 1e6)
     }
 
@@ -313,7 +318,8 @@ impl Learned {
     fn belief(&self, seen: &Observation, shown: ByRetention<f32>) -> ByRetention<f32> {
         let others = if shown == [0.0; HABITS] { 1.0 } else { OTHERS };
         let of_model = self.shown[seen.way()].map(|shown| shown * others);
-        std::array::from_fn(|at| seen.belief[at] + shown[at] + of_model[at])
+        let of_upstream = self.reading[usize::from(seen.streams)].belief(&seen.belief);
+        std::array::from_fn(|at| seen.belief[at] + shown[at] + of_model[at] + of_upstream[at])
     }
 
     /// What is known after `actual` input tokens were reported of `seen`, which was guessed as `guess`.
@@ -353,6 +359,11 @@ impl Learned {
             self.surprises = 0;
         }
         self.lessons += 1;
+        // What a picture costs may be wrong by more than reasoning has.
+        if seen.news.media == 0 {
+            let reading = &mut self.reading[usize::from(seen.streams)];
+            *reading = reading.after(&guess.by_habit, actual, expected);
+        }
         if is_telling(&was) {
             let shown = &mut self.shown[seen.way()];
             *shown = std::array::from_fn(|at| shown[at] * MODEL + was[at] * (1.0 - MODEL));
@@ -465,8 +476,7 @@ fn is_telling(was: &ByRetention<f32>) -> bool {
 
 /// How much better than the worst each habit explains what was reported, in doublings of error.
 fn showed(by_habit: &ByRetention<u64>, actual: u64) -> ByRetention<f32> {
-    // A few tokens are errors of counting, whatever the habit.
-    let errors = by_habit.map(|tokens| (8.0 + tokens.abs_diff(actual) as f32).log2());
+    let errors = by_habit.map(|tokens| doublings(tokens.abs_diff(actual)));
     let worst = errors.into_iter().fold(f32::MIN, f32::max);
     errors.map(|error| (worst - error).min(CONVINCES))
 }
@@ -952,6 +962,72 @@ mod tests {
         let back: Learned =
             serde_json::from_str(&saved.replace(",\"counts_unsent\":true", "")).unwrap();
         assert!(!back.counts_unsent() && back.is_whole());
+    }
+
+    /// A call without errors of counting, of a model whose habits are believed so beforehand; what came back of the
+    /// last reply's reasoning is the difference between the first habit's tokens and the last one's.
+    fn sent_back(belief: ByRetention<f32>, counted: ByRetention<u64>, new: u64) -> Observation {
+        Observation { belief, counted, streams: false, ..grown(0, new) }
+    }
+
+    #[test]
+    fn what_an_upstream_makes_of_reasoning_outweighs_what_is_known_of_its_model() {
+        let fresh = Learned::new(Family::Other);
+        let none = ByRetention::default();
+        let read = [1_500, 1_500, 1_500, 1_000];
+        let sure = [[4.0, 0.0, 0.0, 0.0], [0.0, 4.0, 3.8, 0.0], [0.0, 0.0, 0.0, 4.0]];
+        for belief in sure {
+            let seen = sent_back(belief, read, 40);
+            let guess = fresh.guess(&seen, none);
+            let other = if guess.habit.reads() { 1_000 } else { 1_500 };
+            // One clear call, on whichever thread.
+            let taught = fresh.clone().after(&seen, &guess, other);
+            assert_eq!(taught.guess(&seen, none).tokens, other, "{belief:?}");
+            // Streams are served in their own way.
+            let streamed = Observation { streams: true, ..seen.clone() };
+            assert_eq!(taught.guess(&streamed, none).habit, guess.habit, "{belief:?}");
+            // The next calls that say otherwise outweigh it.
+            let mut back = taught;
+            for _ in 0..2 {
+                back = back.clone().after(&seen, &back.guess(&seen, none), guess.tokens);
+            }
+            assert_eq!(back.guess(&seen, none).habit, guess.habit, "{belief:?}");
+            // What is not clear says too little: much that is new, a picture, a call that neither explains.
+            let much = sent_back(belief, read, 3_000);
+            let mut pictured = seen.clone();
+            pictured.news.media = 500;
+            for (seen, actual) in [(&much, other), (&pictured, other), (&seen, 1_250)] {
+                let unsure = fresh.clone().after(seen, &fresh.guess(seen, none), actual);
+                assert_eq!(unsure.reading, fresh.reading, "{belief:?}");
+            }
+        }
+        // What was stored before this was known.
+        let saved = serde_json::to_string(&fresh).unwrap();
+        let old = saved.replace(",\"reading\":[0.0,0.0]", "");
+        assert!(old.len() < saved.len());
+        assert_eq!(serde_json::from_str::<Learned>(&old).unwrap(), fresh);
+        let broken = saved.replace("\"reading\":[0.0", "\"reading\":[1e9");
+        assert!(!serde_json::from_str::<Learned>(&broken).unwrap().is_whole());
+    }
+
+    /// Gemini 3.5 Flash as it was recorded: it reads reasoning in its loop, and when the user speaks again it is there
+    /// still.
+    #[test]
+    fn a_gemini_that_reads_and_forgets_nothing_keeps() {
+        let model = crate::dialect::models::Catalogue::default().model("gemini-3.5-flash", "");
+        let mut learned = Learned::new(Family::Gemini);
+        let mut thread = ByRetention::default();
+        let mut play = |counted, began_cached, actual| {
+            let belief = ReasoningRetention::of(&model, false, began_cached);
+            let seen = Observation { began_cached, ..sent_back(belief, counted, 30) };
+            let guess = learned.guess(&seen, thread);
+            learned = learned.clone().after(&seen, &guess, actual);
+            thread = shown(&guess, actual);
+            guess.tokens
+        };
+        play([252, 252, 252, 97], Some(false), 255);
+        play([279, 124, 124, 279], None, 280);
+        assert_eq!(play([435, 435, 435, 301], None, 438), 435);
     }
 
     #[test]

@@ -214,8 +214,7 @@ fn put_back(
         plan.edits.extend(edits);
         rest = &rest[run..];
     }
-    for (number, seal) in &missing.seals {
-        let Some(at) = returned.parts.get(*number as usize).copied().flatten() else { continue };
+    for &(at, seal) in &missing.seals {
         let Some(edit) = rewrite::seal(conversation, request.body, at, seal) else { continue };
         plan.sent.put_back(conversation, at, PartKey::of_bytes(seal.as_bytes()));
         let edits = vec![edit];

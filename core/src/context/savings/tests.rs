@@ -80,6 +80,37 @@ fn a_cut_in_a_cold_cache_breaks_nothing_and_saves_the_write() {
     assert_eq!(saved(&done, &usage(72_000, 0, 72_000), Some(&before)).reprocessed, 70_000);
 }
 
+/// System prompt and tools are those of other sessions, too, which keep them in the cache: where no more than these is
+/// read, the history was in none.
+#[test]
+fn what_other_sessions_keep_in_the_cache_is_no_history() {
+    let before = usage(100_000, 90_000, 10_000);
+    let head = |tokens: u64| {
+        let breakdown =
+            crate::context::Breakdown { system: 12_000, tools: tokens - 12_000, ..<_>::default() };
+        Some(Estimate { breakdown, ..estimate(72_000, 1_000, 0).unwrap() })
+    };
+    let money = |decision, estimate: Option<Estimate>| {
+        let done =
+            RewriteSummary::of(&[cut(DecisionReason::ColdCache, decision, 30_000)], Mode::Active);
+        let usage = usage(72_000, 20_000, 52_000);
+        let judged = JudgedExchange {
+            estimate: estimate.as_ref(),
+            ..exchanged(&done, &usage, Some(&before))
+        };
+        judged.saved().money.unwrap()
+    };
+    for decision in [Decision::New, Decision::Replayed] {
+        let cold = money(decision, head(20_000));
+        near(cold.saved, 30_000.0 * 12.5 / 1e6);
+        near(cold.broken, 0.0);
+        // What was read beyond them is history: then what went would have been read.
+        near(money(decision, head(19_999)).saved, 0.03);
+        near(money(decision, None).saved, 0.03);
+    }
+    near(money(Decision::New, head(19_999)).broken, 50_000.0 * 11.5 / 1e6);
+}
+
 /// The oldest cut stands before all that the cache can hold: nothing is read. But for the cut all would have
 /// been, so no more is saved than that would have cost.
 #[test]

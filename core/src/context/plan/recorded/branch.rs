@@ -269,7 +269,7 @@ pub(super) fn names(reasoning: &Reasoning) -> impl Iterator<Item = PartKey> + '_
         let raw = PartKey::of_bytes(block.raw.as_bytes());
         literal.into_iter().flatten().chain([raw])
     });
-    blocks.chain(reasoning.seals.iter().flat_map(|(_, seal)| spelled(seal)))
+    blocks.chain(reasoning.seals.iter().flat_map(|signature| spelled(&signature.seal)))
 }
 
 /// A signature, without its quotes and with them.

@@ -10,8 +10,10 @@ use foldhash::HashSet;
 use super::RecordedDecisions;
 use crate::context::ledger::Ledger;
 use crate::context::plan::PlanRequest;
+use crate::context::reasoning::Signature;
 use crate::context::{Reasoning, Thought};
 use crate::dialect::{Chain, Conversation, Dialect, Part, PartKind, Role};
+use crate::wire::json::text_of;
 
 /// A reply that the client sent back, whose reasoning is recorded.
 #[derive(Clone, Debug)]
@@ -34,8 +36,8 @@ pub struct ReturnedReply {
 pub struct DroppedReasoning<'r> {
     /// Blocks, in order.
     pub blocks: Vec<&'r Thought>,
-    /// Signatures, by the number of the keyed part they stand on.
-    pub seals: Vec<(u32, &'r str)>,
+    /// Signatures, by message and part that they stand on.
+    pub seals: Vec<((usize, usize), &'r str)>,
 }
 
 impl DroppedReasoning<'_> {
@@ -198,15 +200,41 @@ impl ReturnedReply {
             true => sent.is_empty(),
             false => !is_there(&block.raw),
         });
-        let is_bare = |number: u32| {
-            let at = self.parts.get(number as usize).copied().flatten();
-            at.is_some_and(|at| is_bare(request, at))
-        };
-        let seals = self.reasoning.seals.iter().filter(|(number, _)| is_bare(*number));
-        DroppedReasoning {
-            blocks: blocks.collect(),
-            seals: seals.map(|(number, seal)| (*number, &**seal)).collect(),
+        let seals = self.reasoning.seals.iter().filter_map(|signature| {
+            let at = self.signed(request, signature)?;
+            let is_bare = request.part(at).is_some_and(|part| part.sealed.is_none());
+            is_bare.then_some((at, &*signature.seal))
+        });
+        DroppedReasoning { blocks: blocks.collect(), seals: seals.collect() }
+    }
+
+    /// Message and part that a signature stands on. `None` where that did not come back, and of words also where
+    /// they came back in other pieces, which it does not fit.
+    fn signed(&self, request: &PlanRequest<'_>, signature: &Signature) -> Option<(usize, usize)> {
+        let keyed = self.parts.get(signature.part as usize).copied().flatten()?;
+        if request.part(keyed)?.kind != PartKind::Text {
+            return Some(keyed);
         }
+        let before: Vec<_> =
+            self.places(request.conversation).take_while(|at| *at <= keyed).collect();
+        let is_of_run = |at: &&(usize, usize)| {
+            **at == keyed || request.part(**at).is_some_and(|part| part.key.is_none())
+        };
+        let mut run: Vec<((usize, usize), usize)> = before
+            .iter()
+            .rev()
+            .take_while(is_of_run)
+            .filter_map(|at| Some((*at, said_bytes(request.part(*at)?, request.body)?)))
+            .collect();
+        run.reverse();
+        let whole = run.iter().map(|(_, bytes)| bytes).sum();
+        let piece = signature.piece.map_or((0, whole), |(from, to)| (from as usize, to as usize));
+        let mut ends = 0;
+        run.into_iter().find_map(|(at, bytes)| {
+            let begins = ends;
+            ends += bytes;
+            (bytes > 0 && (begins, ends) == piece).then_some(at)
+        })
     }
 
     /// Message and part before which a block stood. `None` where what ran at the provider between
@@ -255,11 +283,8 @@ fn is_hosted(part: &Part) -> bool {
     part.role == Role::Assistant && part.key.is_none() && !said
 }
 
-/// Whether a part carries no signature and can take one: words only where they came in one piece.
-fn is_bare(request: &PlanRequest<'_>, at: (usize, usize)) -> bool {
-    let Some(part) = request.part(at) else { return false };
-    let before = at.1.checked_sub(1).and_then(|before| request.part((at.0, before)));
-    let joined =
-        part.kind == PartKind::Text && before.is_some_and(|before| before.kind == PartKind::Text);
-    part.sealed.is_none() && !joined
+/// Bytes of words; `None` of any other part.
+fn said_bytes(part: &Part, body: &[u8]) -> Option<usize> {
+    let bytes = part.texts.iter().map(|text| text_of(text.of(body)).map_or(0, |text| text.len()));
+    (part.kind == PartKind::Text).then(|| bytes.sum())
 }
