@@ -1,9 +1,12 @@
-use super::*;
+use super::Proxy;
+use super::state::push_hex;
 use crate::config::{
-    ClientMode, ContentSettings, IncludeUsage, LogLevel, Mode, ProviderCounting, Retention,
+    ClientMode, Config, ContentSettings, IncludeUsage, LogLevel, Mode, ProviderCounting, Retention,
     ServerLimits, Tenants, Upgrades, Upstream,
 };
 use crate::dialect::Dialect;
+use crate::store::ledgers::Ledgers;
+use crate::telemetry::Telemetry;
 use std::sync::Arc;
 
 /// One upstream that speaks everything, and nothing that could hold a test up.

@@ -6,7 +6,6 @@
 
 use super::original_request::{OriginalRequest, sent};
 use crate::proxy::plan::planned_request::PlannedRewrite;
-use crate::wire::splice::Edit;
 use bytes::Bytes;
 use http::{HeaderMap, Response, StatusCode, request};
 
@@ -122,6 +121,7 @@ mod tests {
     use http::header::CONTENT_LENGTH;
 
     use super::*;
+    use crate::wire::splice::Edit;
     use crate::proxy::response::usage_strip;
 
     fn frames(mut body: OutgoingBody) -> Vec<Bytes> {
