@@ -2,7 +2,8 @@
 """Plays every mutant that cargo-mutants lists, with one build; docs/mutants.md says how and has the score.
 
   play.py build          the tree with its switches, and its test programs (`switch.py`)
-  play.py baseline       each test by itself: how long it takes, and which mutants it meets. KEEP=1 only runs new tests
+  play.py baseline       each test by itself: how long it takes, and which mutants it meets. KEEP=1 only runs new tests,
+                         TESTS= those of some programs (`lib` has the unit tests)
   play.py play [k/n]     each mutant against the tests that meet it, until one fails. What was caught stays caught; what
                          lived is played again after another baseline. ONLY= plays those again whose name holds it
   play.py score          the score by floor; what lives is listed in target/mutants/alive.txt
@@ -29,7 +30,7 @@ import switch
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "target/mutants"
 # A test that takes longer by itself is left out, and one mutant is played for as long at most.
-LONGEST_TEST_S, LONGEST_MUTANT_S = 20, 90
+LONGEST_TEST_S, LONGEST_MUTANT_S = 20, int(os.environ.get("LONGEST_MUTANT_S", 60))
 PROGRAMS = ["rewriting", "threads", "compacting", "reading", "estimate", "replay"]
 FLOORS = ["src/context", "src/dialect/rewrite", "src/proxy/retry.rs", "src/store", "src/tokens"]
 TIERS = [0.03, 0.2, 1, 4]
@@ -56,6 +57,10 @@ def mutants():
         mutant["key"] = f"{key}|{seen[key]}"
         seen[key] += 1
     return found
+
+
+def floor_of(mutant):
+    return next(floor for floor in FLOORS if mutant["file"].startswith(floor))
 
 
 # ---- build
@@ -152,7 +157,10 @@ def baseline():
     old = {name: dict(test, met=[before["keys"][i] for i in test["met"]]) for name, test in before["tests"].items()}
     number_of = {key: i for i, key in enumerate(keys)}
     work, results, lock = [], {}, threading.Lock()
+    wanted = os.environ.get("TESTS", "").split() or list(built["programs"])
     for program, path in built["programs"].items():
+        if program not in wanted:
+            continue
         ignored = set(listed(path, "--ignored"))
         for name in listed(path):
             if name not in ignored:
@@ -173,7 +181,7 @@ def baseline():
         with lock:
             results[f"{program} {name}"] = {
                 "seconds": round(seconds, 3), "verdict": verdict, "met": sorted(number_of[key_of[int(i)]] for i in ids)}
-            if len(results) % 200 == 0:
+            if len(results) % 100 == 0:
                 print(f"{len(results)} tests", flush=True)
 
     with ThreadPoolExecutor(WORKERS) as pool:
@@ -216,6 +224,7 @@ def play(shard="0/1"):
             is_done = only not in mutant["name"]
         if index % parts == part and not is_done and mutant["key"] not in built["dropped"] and mutant["key"] not in apart:
             work.append(mutant)
+    work.sort(key=lambda mutant: floor_of(mutant) not in FLOORS[:3])  # what decides comes first
     began, lock, counts = time.monotonic(), threading.Lock(), Counter()
     log = open(OUT / "played.jsonl", "a")
 
@@ -274,7 +283,7 @@ def score():
     built, found = load("built.json"), played()
     apart, rows, alive = set(built["apart"]), defaultdict(Counter), []
     for mutant in mutants():
-        floor = next(f for f in FLOORS if mutant["file"].startswith(f))
+        floor = floor_of(mutant)
         record = found.get(mutant["key"])
         if mutant["key"] in built["dropped"]:
             kind = "not viable"

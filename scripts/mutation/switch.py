@@ -335,7 +335,7 @@ class Tree:
                 return {
                     m["target"]["name"] if m["target"]["kind"] == ["test"] else "lib": m["executable"]
                     for m in messages if m["reason"] == "compiler-artifact" and m["profile"]["test"] and m["executable"]
-                    and m["target"]["kind"] != ["bin"]
+                    and m["target"]["kind"] != ["bin"] and m["manifest_path"] == str(self.tree / "Cargo.toml")
                 }
             before = len(self.dropped), sum(len(file.plain) for file in self.files.values())
             unknown = [error for error in errors if error["spans"] and not self.blame(error)]
