@@ -66,7 +66,7 @@ bench: ## Cost beside a bare reverse proxy, by stage and per event
 fuzz: ## Each fuzz function for SECONDS_EACH=60
 	scripts/fuzz $(SECONDS_EACH)
 
-mutants: ## Mutation testing of what decides, a shard at a time (SHARD=k/n; hours): docs/mutants.md has the score
+mutants: ## Mutation testing of what decides, a shard at a time (SHARD=k/n; all of it takes many hours): docs/mutants.md has the score
 	scripts/mutants $(SHARD)
 
 image: ## The container image, built and run here (ARGS=--from-source: in the image, as docker build does)

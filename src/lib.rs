@@ -18,8 +18,8 @@
 //!
 //! `docs/architecture.md` has the way of a request, what is stored, the invariants and the glossary.
 //!
-//! Lower floors never import upper ones (`tests/tidy.rs`). Floors 0–3 are pure: no sockets, no
-//! tokio, no tracing, no clock, and no panic whatever the bytes.
+//! Lower floors never import upper ones (`tests/tidy.rs`). Floors 0–3 are the package `core`, and pure: no
+//! sockets, no tokio, no tracing, no clock, and no panic whatever the bytes.
 //!
 //! # Reading order
 //! [`wire::json`], [`dialect`], [`context`], [`context::budget`], [`context::plan`],

@@ -68,7 +68,7 @@ fn sources(root: &Path) -> BTreeMap<String, String> {
             if path.extension().is_none_or(|it| it != "rs") || parts.iter().any(is_test) {
                 continue;
             }
-            if matches!(parts.last(), Some(&"mod" | &"lib" | &"main")) {
+            if matches!(parts.last(), Some(&("mod" | "lib" | "main"))) {
                 parts.pop();
             }
             if !parts.is_empty() {
@@ -150,10 +150,10 @@ fn tree<'t>(prefix: &str, text: &'t str, paths: &mut Vec<String>) -> &'t str {
 fn resolved(path: &str, here: &[String], sources: &BTreeMap<String, String>) -> Option<String> {
     let mut words: Vec<&str> = path.split("::").filter(|word| !word.is_empty()).collect();
     let mut at: Vec<&str> = here.iter().map(String::as_str).collect();
-    match words.first()? {
-        &"crate" => at.clear(),
-        &"self" => {}
-        &"super" => drop(at.pop()),
+    match *words.first()? {
+        "crate" => at.clear(),
+        "self" => {}
+        "super" => drop(at.pop()),
         _ => return None,
     }
     words.remove(0);

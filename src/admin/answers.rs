@@ -2,8 +2,9 @@
 //!
 //! Every answer forbids caching and sniffing; an error says whose fault it is and what to do.
 
-use crate::dialect::percent::decoded;
+use crate::dialect::percent::decoded_whole;
 use http_body_util::combinators::UnsyncBoxBody;
+use std::borrow::Cow;
 use std::fmt::Display;
 use std::io;
 use std::time::Duration;
@@ -227,7 +228,7 @@ pub(super) async fn forget(admin: &Admin, id: &str) -> AdminAnswer {
 pub(super) async fn compact(admin: &Admin, id: &str, query: Option<&str>) -> AdminAnswer {
     let scope = scope(admin, id).await?;
     let dry = is_asked(query, "dry_run")?;
-    let focus = parameter(query, "focus").map(|focus| decoded(focus).into_owned());
+    let focus = parameter(query, "focus").and_then(decoded_whole).map(Cow::into_owned);
     let focus = focus.filter(|focus| !focus.trim().is_empty()).map(String::into_boxed_str);
     if focus.as_ref().is_some_and(|focus| focus.len() > FOCUS_BYTES) {
         let what = format!("focus is longer than {FOCUS_BYTES} bytes; make it shorter.");

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use super::answers::{self, AdminBody, AdminError};
 use super::guard::{self, AdminPeer, AdminRole};
 use super::{Access, Admin, count, lessons, say};
-use crate::dialect::percent::decoded;
+use crate::dialect::percent::decoded_whole;
 use crate::telemetry::AdminRefusal;
 use crate::telemetry::log::clean;
 
@@ -244,7 +244,7 @@ fn fit(template: &str, path: &str) -> Option<Vec<String>> {
         match (wanted.next(), given.next()) {
             (None, None) => return Some(names),
             (Some(wanted), Some(given)) if wanted.starts_with('{') => {
-                let name = decoded(given).into_owned();
+                let name = decoded_whole(given)?.into_owned();
                 names.push(Some(name).filter(|name| !name.is_empty())?);
             }
             (Some(wanted), Some(given)) if wanted == given => {}
@@ -343,7 +343,7 @@ mod tests {
     #[test]
     fn what_is_encoded_comes_back() {
         for name in ["plain", "a/b c", "{\"x\":1}", "Ünï", "%2F"] {
-            assert_eq!(&*decoded(&encoded(name)), name);
+            assert_eq!(decoded_whole(&encoded(name)).as_deref(), Some(name));
         }
     }
 }

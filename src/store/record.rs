@@ -55,11 +55,11 @@ pub enum RecordKind {
     /// What became of them.
     Said,
     /// A sign by which a session is found that its client does not name. It has no value, and is
-    /// asked for with [`Store::signed`] alone.
+    /// asked for with [`Store::signed`](super::Store::signed) alone.
     Sign,
     /// Something learned about an upstream (`include_usage` refused, a window).
     Learned,
-    /// The words of an exchange, where they are kept. Asked for with [`Store::get`] alone.
+    /// The words of an exchange, where they are kept. Asked for with [`Store::get`](super::Store::get) alone.
     Words,
 }
 

@@ -329,14 +329,14 @@ fn the_table_of_waits_lists_every_wait() {
     }
     // Those that cannot be configured, where they stand.
     for (file, constant, row) in [
-        ("full.rs", "const PATIENCE: Duration = Duration::from_secs(2)", "hear 503 | 2 s"),
+        ("server/full.rs", "const PATIENCE: Duration = Duration::from_secs(2)", "hear 503 | 2 s"),
         (
             "exchange_recorder.rs",
             "const TOLD_WITHIN: Duration = Duration::from_secs(5)",
             "is kept | 5 s",
         ),
-        ("analysis.rs", "const PATIENCE: Duration = Duration::from_secs(2)", "planned | 2 s"),
-        ("body.rs", "const WAIT: Duration = Duration::from_secs(1)", "memory | 1 s"),
+        ("offload.rs", "const PATIENCE: Duration = Duration::from_secs(2)", "planned | 2 s"),
+        ("http/body.rs", "const WAIT: Duration = Duration::from_secs(1)", "memory | 1 s"),
         ("../cli/serve.rs", "const CLOSING: Duration = Duration::from_secs(5)", "file | 5 s"),
         ("../admin/mod.rs", "const ENDING: Duration = Duration::from_secs(1)", "looks in | 1 s"),
         (
@@ -344,11 +344,19 @@ fn the_table_of_waits_lists_every_wait() {
             "const PATIENCE: Duration = Duration::from_secs(2)",
             "the log | 2 s",
         ),
-        ("mod.rs", "timeout(Duration::from_secs(1), phase.closed())", "its turn | 1 s"),
-        ("mod.rs", "const HANDSHAKE: Duration = Duration::from_secs(10)", "client listener | 10 s"),
-        ("response_peek.rs", "const PATIENCE: Duration = Duration::from_millis(250)", "| 0.25 s"),
+        ("server/mod.rs", "timeout(Duration::from_secs(1), phase.closed())", "its turn | 1 s"),
         (
-            "tap.rs",
+            "server/mod.rs",
+            "const HANDSHAKE: Duration = Duration::from_secs(10)",
+            "client listener | 10 s",
+        ),
+        (
+            "exchange/response_peek.rs",
+            "const PATIENCE: Duration = Duration::from_millis(250)",
+            "| 0.25 s",
+        ),
+        (
+            "response/tap.rs",
             "const BEFORE_BREAK: Duration = Duration::from_millis(10)",
             "leaves first | 10 ms",
         ),

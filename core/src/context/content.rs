@@ -435,4 +435,78 @@ mod tests {
         assert_eq!((picture.w, picture.h, picture.chars), (1280, 720, png.len() as u64));
         assert!(!kept.said[3].cont && kept.said[4].cont);
     }
+
+    /// What is exported of an exchange: who said each part, its name and identifier, and how long its signature is.
+    #[test]
+    fn parts_keep_who_said_them_their_names_and_what_signs_them() {
+        let body = r#"{"model":"m","messages":[{"role":"user","content":"Look."},
+            {"role":"assistant","content":[{"type":"thinking","thinking":"Hm.","signature":"c2lnbmVk"},
+            {"type":"tool_use","id":"t","name":"look","input":{}}]},
+            {"role":"user","content":[{"type":"tool_result","tool_use_id":"t","content":"ok"}]}]}"#;
+        let read = dialect::read(Dialect::Anthropic, "/v1/messages", body.as_bytes());
+        let part = |kind| ReplyPart::of(kind);
+        let reply = Reply {
+            parts: vec![
+                ReplyPart {
+                    text: "So.".into(),
+                    sealed: Some("12345".into()),
+                    ..part(PartKind::Reasoning)
+                },
+                ReplyPart {
+                    text: "{}".into(),
+                    id: Some("u".into()),
+                    name: Some("go".into()),
+                    ..part(PartKind::ToolCall)
+                },
+            ],
+            ..Reply::default()
+        };
+        let placed = place(&Ledger::default(), &read, "r", None);
+        let kept = ExchangeContent::asked(&read, body.as_bytes(), &placed, 1 << 20);
+        let kept = kept.answered(&reply, 1 << 20);
+        let written = |said: &[TranscriptPart]| serde_json::to_value(said).unwrap();
+        assert_eq!(
+            written(&kept.said),
+            serde_json::json!([
+                {"role": "user", "kind": "text", "chars": 5, "text": "Look."},
+                {"role": "assistant", "kind": "thinking", "chars": 3, "text": "Hm.", "sig": 8},
+                {"role": "assistant", "kind": "tool_use", "chars": 2, "text": "{}", "name": "look", "id": "t"},
+                {"role": "user", "kind": "tool_result", "chars": 2, "text": "ok", "id": "t"},
+            ])
+        );
+        assert_eq!(
+            written(&kept.reply),
+            serde_json::json!([
+                {"role": "assistant", "kind": "thinking", "chars": 3, "text": "So.", "sig": 5},
+                {"role": "assistant", "kind": "tool_use", "chars": 2, "text": "{}", "name": "go", "id": "u"},
+            ])
+        );
+        // Where there is no room, the signature's length and the names stay.
+        let kept = ExchangeContent::asked(&read, body.as_bytes(), &placed, 1 << 20);
+        let short = kept.answered(&reply, 2 * BESIDE + 3);
+        assert_eq!((&*short.reply[0].text, short.reply[0].redacted), ("So.", 0));
+        assert_eq!((short.reply[1].kind, short.reply[1].redacted), (TranscriptKind::Other, 1));
+        assert_eq!(short.reply[1].chars, 2);
+    }
+
+    /// Gemini signs what its thoughts led to: the signature is exported as a thought before it.
+    #[test]
+    fn a_signature_on_a_call_is_a_thought_before_it() {
+        let body = r#"{"contents":[{"role":"user","parts":[{"text":"Look."}]},{"role":"model","parts":[
+            {"functionCall":{"name":"look","args":{}},"thoughtSignature":"c2lnbmVk"}]},
+            {"role":"user","parts":[{"functionResponse":{"name":"look","response":{"a":1}}}]}]}"#;
+        let path = "/v1beta/models/gemini-2.5-pro:generateContent";
+        let read = dialect::read(Dialect::Gemini, path, body.as_bytes());
+        let placed = place(&Ledger::default(), &read, "r", None);
+        let kept = ExchangeContent::asked(&read, body.as_bytes(), &placed, 1 << 20);
+        let told: Vec<_> = kept.said.iter().map(|said| (said.role, said.kind, said.sig)).collect();
+        let (user, model) = (TranscriptSpeaker::User, TranscriptSpeaker::Assistant);
+        let expected = [
+            (user, TranscriptKind::Text, 0),
+            (model, TranscriptKind::Thinking, 8),
+            (model, TranscriptKind::ToolUse, 0),
+            (user, TranscriptKind::ToolResult, 0),
+        ];
+        assert_eq!(told, expected);
+    }
 }

@@ -165,6 +165,10 @@ impl<T: Decidable> Decisions<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::context::plan::DecisionReason;
+    use crate::context::policy::SummaryAuthor;
+    use crate::context::{RevocationRetry, Revoked};
+    use crate::dialect::{Chain, Usage};
 
     struct RecordedDecision(&'static str, Option<Millis>);
 
@@ -197,5 +201,125 @@ mod tests {
         assert_eq!(all.add(Arc::new(RecordedDecision("late", Some(20)))), 0);
         assert_eq!((held(&all, Some(20)), held(&all, Some(40))), (Some("anew"), None));
         assert_eq!(all.holding(false, Some(20)).count(), 1);
+    }
+
+    fn cut(about: u128, words: &str) -> Cut {
+        Cut {
+            about: PartKey(about),
+            at: 1,
+            request: "1".into(),
+            content: Replacement::Text(words.into()),
+            keep_media: false,
+            was: 2,
+            tokens: 1,
+            why: DecisionReason::Always,
+            shadow: false,
+            after: None,
+        }
+    }
+
+    fn echo(does: ReasoningAction) -> ReasoningDecision {
+        let (about, request, why) = (PartKey(1), "1".into(), DecisionReason::Always);
+        ReasoningDecision { about, at: 1, request, does, why, shadow: false, after: None }
+    }
+
+    fn summary(by: SummaryAuthor, model: &str) -> CompactionRecord {
+        CompactionRecord {
+            about: Chain(1),
+            near: Vec::new(),
+            is_own: true,
+            at: 1,
+            request: "1".into(),
+            raw: "words".into(),
+            was: 2,
+            tokens: 1,
+            by,
+            why: DecisionReason::Threshold,
+            upstream: Box::default(),
+            model: model.into(),
+            spent: Usage::default(),
+            took: 0,
+            carries: None,
+            shadow: false,
+            after: None,
+        }
+    }
+
+    /// Shadow mode's decisions apply to nothing that is sent, and the other way round.
+    #[test]
+    fn what_holds_in_shadow_mode_is_told_apart() {
+        let mut cuts = Decisions::default();
+        cuts.add(Arc::new(Cut { request: "sent".into(), ..cut(1, "words") }));
+        assert!(cuts.any(false) && !cuts.any(true));
+        cuts.add(Arc::new(Cut { request: "planned".into(), shadow: true, ..cut(2, "words") }));
+        let names =
+            |shadow| cuts.holding(shadow, None).map(|one| one.request()).collect::<Vec<_>>();
+        assert_eq!((names(false), names(true)), (vec!["sent"], vec!["planned"]));
+        assert_eq!((cuts.all().count(), cuts.any(true)), (2, true));
+    }
+
+    /// The bound on a session's decisions counts what they hold: their words, and what each one takes itself.
+    #[test]
+    fn what_a_decision_takes_grows_with_what_it_holds() {
+        let long = "w".repeat(1 << 16);
+        let grows_by = |short: usize, with: usize, own: usize| {
+            assert!(short > own, "{short} for {own} bytes and its entry");
+            assert!(short < 2 * own + 400, "{short} for {own} bytes and its entry");
+            let more = with - short;
+            assert!((1 << 16..(1 << 16) + (1 << 13)).contains(&more), "{more} more");
+        };
+        let (own, base) = (size_of::<Cut>(), cut(1, "").bytes());
+        grows_by(base, cut(1, &long).bytes(), own);
+        grows_by(base, Cut { request: long.as_str().into(), ..cut(1, "") }.bytes(), own);
+        let (own, base) = (size_of::<ReasoningDecision>(), echo(ReasoningAction::Back).bytes());
+        grows_by(base, echo(ReasoningAction::StandIn(long.as_str().into())).bytes(), own);
+        let named =
+            ReasoningDecision { request: long.as_str().into(), ..echo(ReasoningAction::Out) };
+        grows_by(base, named.bytes(), own);
+        let (own, plain) = (size_of::<CompactionRecord>(), summary(SummaryAuthor::Summary, "m"));
+        let with = |more: CompactionRecord| grows_by(plain.bytes(), more.bytes(), own);
+        with(CompactionRecord { raw: long.as_str().into(), ..plain.clone() });
+        with(CompactionRecord { request: long.as_str().into(), ..plain.clone() });
+        with(CompactionRecord { near: vec![PartKey(1); 1 << 12], ..plain.clone() });
+    }
+
+    /// What a provider wrote is void for another model, so that each model keeps its own; what anybody can
+    /// read is one for all.
+    #[test]
+    fn a_providers_summary_is_kept_for_its_model() {
+        let of = |by, model| summary(by, model).place().0;
+        assert_eq!(of(SummaryAuthor::Summary, "a"), of(SummaryAuthor::Summary, "b"));
+        assert_ne!(of(SummaryAuthor::Provider, "a"), of(SummaryAuthor::Provider, "b"));
+        let is_for = |by, model| summary(by, "a").is_for(model);
+        assert!(is_for(SummaryAuthor::Summary, None) && is_for(SummaryAuthor::Summary, Some("b")));
+        assert!(is_for(SummaryAuthor::Provider, Some("a")));
+        assert!(
+            !is_for(SummaryAuthor::Provider, Some("b")) && !is_for(SummaryAuthor::Provider, None)
+        );
+    }
+
+    /// The epoch after a refusal is told apart from that of any other, and from any time.
+    #[test]
+    fn an_epoch_is_no_time_and_no_other_epoch() {
+        let revoked = |request: String, about: Vec<u128>, anew| Revoked {
+            request: request.into(),
+            thread: "t".into(),
+            parent: None,
+            at: 1,
+            about: about.into_iter().map(PartKey).collect(),
+            anew,
+        };
+        let mut epochs = std::collections::BTreeSet::new();
+        let mut keys = std::collections::BTreeSet::new();
+        for request in 0..50 {
+            for about in [vec![], vec![1], vec![2], vec![1, 2]] {
+                let of = |anew| revoked(request.to_string(), about.clone(), anew);
+                let epoch = of(RevocationRetry::Next).epoch().unwrap();
+                assert!(epoch > u64::MAX / 2, "{epoch}");
+                assert!(epochs.insert(epoch) && keys.insert(of(RevocationRetry::Next).key()));
+                assert_eq!(of(RevocationRetry::Cold).epoch(), Some(epoch));
+                assert_eq!(of(RevocationRetry::Never).epoch(), None);
+            }
+        }
     }
 }

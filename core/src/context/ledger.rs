@@ -504,6 +504,8 @@ fn is_anchor(turn: &Turn) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::context::Thought;
+    use crate::context::reasoning::Signature;
 
     /// Gemini signs the last piece of a reply's words; a client sends them back as one.
     #[test]
@@ -531,5 +533,125 @@ mod tests {
             totals.add(&Usage { input: Some(input), output: Some(2), ..Usage::default() });
         }
         assert_eq!((totals.input, totals.output, totals.total), (u64::MAX, 6, u64::MAX));
+    }
+
+    /// Ids that are counted come again in another reply: they mark nothing.
+    #[test]
+    fn an_id_is_its_own_where_it_was_drawn_by_lot() {
+        let drawn = [
+            ("toolu_01A09q90qw90lq917835lq9", "read"),
+            ("call_aBcDeFgH", ""),
+            ("call_1234", "read"),
+            ("read_AbCdEfGh", "read"),
+            ("AbcdefgH-read", "read"),
+            ("read-1234abcd", "read"),
+        ];
+        let counted = [
+            ("", ""),
+            ("call_0", "read"),
+            ("functions.Read:12", "Read"),
+            ("read_file_AbCdEf1", "read_file"),
+            ("call_abcdefgh123", ""),
+            ("ABCDEFGHIJ", ""),
+            ("abcdefghij", ""),
+            ("aB1", ""),
+            ("1234567", ""),
+        ];
+        drawn.iter().for_each(|(id, tool)| assert!(is_own(id, tool), "{id}"));
+        counted.iter().for_each(|(id, tool)| assert!(!is_own(id, tool), "{id}"));
+    }
+
+    /// What a fact adds to a ledger that knows nothing yet, bytes.
+    fn added(fact: Fact) -> usize {
+        let mut ledger = Ledger::default();
+        ledger.add(fact.clone());
+        let bytes = ledger.bytes();
+        ledger.add(fact.clone());
+        assert_eq!(ledger.bytes(), bytes, "added twice");
+        let mut other = Ledger::default();
+        other.take(&ledger);
+        assert_eq!(other.bytes(), bytes, "taken over");
+        bytes
+    }
+
+    /// A session's memory is bounded by this count: it is no less than what is held, and seldom a third more.
+    #[test]
+    fn reasoning_counts_for_what_it_holds() {
+        let plain = Reasoning {
+            after: Chain(1),
+            at: 1,
+            prefix: Chain(2),
+            order: None,
+            model: Box::default(),
+            upstream: Box::default(),
+            blocks: vec![],
+            seals: vec![],
+            parts: vec![],
+            marks: vec![],
+        };
+        let of = |reasoning| added(Fact::Reasoning(Box::new(reasoning)));
+        let base = of(plain.clone());
+        assert!((size_of::<Reasoning>()..2 * size_of::<Reasoning>()).contains(&base), "{base}");
+        let held = 1 << 16;
+        let words: Box<str> = "w".repeat(held).into();
+        let thought =
+            Thought { before: 0, hosted: 0, leads: false, raw: words.clone(), partial: false };
+        let keys = || (0..held as u128 / 16).map(PartKey).collect::<Vec<_>>();
+        let grows = [
+            Reasoning { model: words.clone(), ..plain.clone() },
+            Reasoning { upstream: words.clone(), ..plain.clone() },
+            Reasoning { blocks: vec![thought], ..plain.clone() },
+            Reasoning {
+                seals: vec![Signature { part: 0, seal: words, piece: None }],
+                ..plain.clone()
+            },
+            Reasoning { parts: keys(), ..plain.clone() },
+        ];
+        for with in grows {
+            let more = of(with.clone()) - base;
+            assert!((held..held + held / 8).contains(&more), "{more} for {with:.80?}");
+        }
+        // Each is found by its mark, too.
+        let more = of(Reasoning { marks: keys(), ..plain }) - base;
+        assert!((3 * held..6 * held).contains(&more), "{more}");
+    }
+
+    #[test]
+    fn refusals_count_for_what_they_hold() {
+        let words: Box<str> = "w".repeat(1 << 16).into();
+        let revoked = Revoked {
+            request: Box::default(),
+            thread: Box::default(),
+            parent: None,
+            at: 1,
+            about: vec![],
+            anew: crate::context::RevocationRetry::Next,
+        };
+        let of = |taken| added(Fact::TakenBack(Box::new(taken)));
+        let base = of(revoked.clone());
+        let own = size_of::<Revoked>();
+        assert!((4 * own..6 * own).contains(&base), "{base} for {own}");
+        let grows = [
+            (1, Revoked { thread: words.clone(), ..revoked.clone() }),
+            (2, Revoked { request: words.clone(), ..revoked.clone() }),
+            (1, Revoked { parent: Some(words.clone()), ..revoked.clone() }),
+            (1, Revoked { about: vec![PartKey(1); 1 << 12], ..revoked }),
+        ];
+        for (times, with) in grows {
+            let (more, held) = (of(with) - base, times << 16);
+            assert!((held..held + held / 8).contains(&more), "{more} for {held}");
+        }
+        let aside = Suspended { request: "r".into(), thread: "t".into(), parent: None, at: 1 };
+        let of = |aside| added(Fact::Aside(Box::new(aside)));
+        let base = of(aside.clone());
+        assert!(base >= 2 * size_of::<Suspended>(), "{base}");
+        for with in [
+            Suspended { request: words.clone(), ..aside.clone() },
+            Suspended { thread: words.clone(), ..aside.clone() },
+            Suspended { parent: Some(words), ..aside },
+        ] {
+            let more = of(with) - base;
+            assert!(((1 << 16) - 16..(1 << 16) + (1 << 13)).contains(&more), "{more}");
+        }
     }
 }

@@ -510,6 +510,16 @@ fn blank(model: &str) -> &'static str {
 mod tests {
     use super::*;
 
+    /// Pairs, before a signature knew its piece of the words.
+    #[test]
+    fn signatures_of_earlier_versions_are_read() {
+        let read: Signature = serde_json::from_str(r#"[2,"sig"]"#).unwrap();
+        assert_eq!(read, Signature { part: 2, seal: "sig".into(), piece: None });
+        let now = Signature { piece: Some((0, 4)), ..read };
+        let again = serde_json::from_str::<Signature>(&serde_json::to_string(&now).unwrap());
+        assert_eq!(again.unwrap(), now);
+    }
+
     #[test]
     fn a_gateway_that_reads_reasoning_gets_it_back_whatever_the_model() {
         let rule = |host, model| rule(Dialect::OpenaiChat, host, model);

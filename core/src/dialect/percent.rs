@@ -8,3 +8,29 @@ use percent_encoding::percent_decode_str;
 pub fn decoded(text: &str) -> Cow<'_, str> {
     percent_decode_str(text).decode_utf8_lossy()
 }
+
+/// The same where nothing may be made up: `None` where an escape is broken, or what is escaped is no UTF-8.
+pub fn decoded_whole(text: &str) -> Option<Cow<'_, str>> {
+    let is_escape = |rest: &str| rest.bytes().take(2).filter(u8::is_ascii_hexdigit).count() == 2;
+    let are_escapes = text.split('%').skip(1).all(is_escape);
+    are_escapes.then(|| percent_decode_str(text).decode_utf8().ok()).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escapes_are_undone_and_broken_ones_stay_or_are_refused() {
+        for (text, lossy, whole) in [
+            ("a%2Fb%20c", "a/b c", Some("a/b c")),
+            ("a%2", "a%2", None),
+            ("%zz%41", "%zzA", None),
+            ("%FF", "\u{fffd}", None),
+            ("", "", Some("")),
+        ] {
+            assert_eq!(decoded(text), lossy, "{text}");
+            assert_eq!(decoded_whole(text).as_deref(), whole, "{text}");
+        }
+    }
+}

@@ -476,6 +476,15 @@ async fn words_that_anybody_says_come_after_words_that_one_session_said() {
     assert_eq!(say(&ledgers(&store), asked("t", None, "5"), &third, "Y").await.0, ship);
 }
 
+/// What names a tenant in one place names nobody in another, and means the same after a restart.
+#[tokio::test]
+async fn each_store_names_tenants_by_a_key_of_its_own() {
+    let (here, there) = (Arc::new(MemoryStore::default()), Arc::new(MemoryStore::default()));
+    let key = ledgers(&here).tenant_key().await.unwrap();
+    assert_eq!(ledgers(&here).tenant_key().await.unwrap(), key);
+    assert_ne!(ledgers(&there).tenant_key().await.unwrap(), key);
+}
+
 fn cut(about: u128, words: &str) -> Cut {
     Cut {
         about: PartKey(about),

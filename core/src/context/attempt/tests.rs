@@ -124,6 +124,12 @@ const CONSEQUENCES: &[ConsequenceRow] = &[
     (own(Cause::Compaction, true),                       REWRITTEN, Some(Void::Own(RevocationRetry::Next)), Some(Lesson::CompactionRefused)),
     (own(Cause::Compaction, false),                      REWRITTEN, Some(Void::Own(RevocationRetry::Next)), None),
     (own(Cause::ReasoningRefused, true),                 REASONING_BACK, Some(Void::Own(RevocationRetry::Next)), None),
+    (own(Cause::ReasoningRefused, true),                 REWRITTEN, Some(Void::Own(RevocationRetry::Next)), Some(Lesson::ReasoningRefused)),
+    (own(Cause::Compaction, true),                       REASONING_BACK, Some(Void::Own(RevocationRetry::Next)), Some(Lesson::CompactionRefused)),
+    (own(Cause::ReasoningDemanded, true),                REWRITTEN, Some(Void::Own(RevocationRetry::Next)), Some(Lesson::ReasoningDemanded)),
+    (Some(ChangeRefused(Cause::ReasoningDemanded)),      REWRITTEN, Some(Void::InBranch), Some(Lesson::ReasoningDemanded)),
+    (Some(ChangeRefused(BOUND)),                         USAGE_ASKED, None, Some(Lesson::UsageRefused)),
+    (all(BOUND, SIGNATURE),                              PLAIN, None, None),
 ];
 
 #[test]
@@ -142,6 +148,19 @@ fn every_path_ends_with_an_answer_that_is_held() {
     for facts in [PLAIN, REWRITTEN, REASONING_BACK, USAGE_ASKED] {
         walk(facts, State::Planned, vec![], &mut vec![]);
     }
+}
+
+/// No answer is held longer than the client may get it: a refusal's body is memory, and a connection.
+/// That none is given up too early is the test above.
+#[test]
+fn no_answer_is_held_that_cannot_be_the_last_word() {
+    let held =
+        |state: State| [Planned, WithRoom, Original, LastAccepted].map(|it| state.may_answer(it));
+    assert_eq!(held(PLANNED), [false; 4]);
+    assert_eq!(held(ROOM), [true, false, false, false]);
+    assert_eq!(held(original(BOUND)), [false; 4]);
+    assert_eq!(held(too_large(OVERFLOW)), [true, false, false, false]);
+    assert_eq!(held(last(BOUND, SIGNATURE)), [false, false, true, false]);
 }
 
 fn walk(facts: Facts, state: State, held: Vec<Form>, sent: &mut Vec<Form>) {

@@ -644,3 +644,23 @@ fn what_cannot_be_counted_says_so() {
         assert!(lies.new < 4_800 && width(&lies) > 2 * width(&honest), "{lies:?}");
     }
 }
+
+/// The parts of what is shown add up to the whole, also where a provider counts less than system prompt and tools
+/// were estimated at: they share it as they were estimated, and say so.
+#[test]
+fn a_breakdown_adds_up_to_what_was_counted() {
+    let parts = Breakdown { system: 300, tools: 100, reasoning: 40, ..Breakdown::default() };
+    let of = |total| {
+        let fitted = fit(parts, total);
+        let Breakdown { system, tools, messages, reasoning, capped, .. } = fitted;
+        assert_eq!(system + tools + messages, total);
+        (system, tools, messages, reasoning, capped)
+    };
+    assert_eq!(of(1_000), (300, 100, 600, 40, false));
+    assert_eq!(of(430), (300, 100, 30, 30, false), "reasoning is part of the messages");
+    assert_eq!(of(400), (300, 100, 0, 0, false));
+    assert_eq!(of(200), (150, 50, 0, 0, true));
+    assert_eq!(of(0), (0, 0, 0, 0, true));
+    let huge = Breakdown { system: u64::MAX, tools: u64::MAX, ..Breakdown::default() };
+    assert_eq!((fit(huge, 10).messages, fit(huge, 10).capped), (0, true));
+}

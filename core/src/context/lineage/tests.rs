@@ -205,6 +205,31 @@ fn a_client_that_alters_its_first_message_stays() {
     assert_eq!(third.standing.thread, first.standing.thread);
 }
 
+/// Short words are said twice: two parts in a row prove nothing, three do with the same instructions and tools,
+/// five with any.
+#[test]
+fn short_words_prove_a_parent_as_far_as_what_stands_before_them() {
+    let grown_from = |said: &[&str], altered: &[&str], system: &str| {
+        let history = |said: &[&str]| {
+            let one =
+                |(at, text): (usize, &&str)| if at % 2 == 0 { user(text) } else { model(text) };
+            said.iter().enumerate().map(one).collect::<Vec<_>>().join(",")
+        };
+        let mut play = Play::default();
+        play.send(&body(&history(said), "Be kind.", ""), &words("Done."), Outcome::Complete, None);
+        let grown = [altered, &["Done.", "Go on."]].concat();
+        let placed =
+            play.send(&body(&history(&grown), system, ""), &words("ok"), Outcome::Complete, None);
+        placed.parent.is_some()
+    };
+    let (three, five) = (["a", "b", "c"], ["a", "b", "c", "d", "e"]);
+    assert!(!grown_from(&three, &["x", "y", "c"], "Be kind."), "two parts");
+    assert!(grown_from(&three, &["x", "b", "c"], "Be kind."), "three parts");
+    assert!(!grown_from(&three, &["x", "b", "c"], "Be brief."), "three under another head");
+    assert!(!grown_from(&five, &["x", "y", "c", "d", "e"], "Be brief."), "four under another head");
+    assert!(grown_from(&five, &["x", "b", "c", "d", "e"], "Be brief."), "five under another head");
+}
+
 #[test]
 fn a_client_that_drops_the_words_beside_a_call_stays() {
     let mut play = Play::default();

@@ -332,3 +332,35 @@ fn summaries_are_taken_from_what_was_saved() {
     near(savings.net, 0.75 - cost);
     assert_eq!((savings.turns, savings.removed), (1, 30), "no exchange of their own");
 }
+
+/// A part of what is written lives long and costs more, by each provider's own multiple of the input price.
+#[test]
+fn a_mix_of_lives_is_priced_by_its_shares() {
+    let price = Price { input: 4.0, output: 0.0, cache_read: 0.0, cache_write: 5.0 };
+    let of = |written, long, dialect| {
+        let usage =
+            Usage { cache_write: Some(written), cache_write_long: Some(long), ..Usage::default() };
+        write_price(&usage, price, dialect)
+    };
+    near(of(100, 25, Dialect::Anthropic), 5.0 + 0.25 * 3.0);
+    near(of(100, 25, Dialect::OpenaiChat), 5.0 + 0.25 * 5.0);
+    near(of(100, 25, Dialect::OpenaiResponses), 5.0 + 0.25 * 5.0);
+    near(of(100, 25, Dialect::Gemini), 5.0);
+    near(of(100, 200, Dialect::Anthropic), 8.0);
+    near(of(0, 0, Dialect::Anthropic), 5.0);
+    let no_fee = Price { cache_write: 0.0, ..price };
+    near(write_price(&Usage::default(), no_fee, Dialect::Anthropic), 4.0);
+}
+
+/// The share of several is that of their sums.
+#[test]
+fn the_removed_share_is_of_all_that_was_sent() {
+    let of = |removed, sent| Savings { removed, sent, ..Savings::default() };
+    let mut all = Savings::default();
+    all.join(&Savings::default());
+    assert_eq!(all.removed_share, None, "of nothing there is no share");
+    all.join(&of(10, 90));
+    assert_eq!(all.removed_share, Some(0.1));
+    all.join(&of(40, 60));
+    assert_eq!(all.removed_share, Some(0.25));
+}
