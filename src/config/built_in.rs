@@ -1,4 +1,6 @@
 //! The upstreams that are there without any configuration.
+//!
+//! What a configuration says under one of these names stands above it.
 
 use crate::dialect::Dialect;
 

@@ -1,4 +1,6 @@
 //! What is kept, for whom, and of what kind.
+//!
+//! Nothing crosses a scope. What is kept once is not changed.
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};

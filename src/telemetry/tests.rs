@@ -12,16 +12,16 @@ use super::metrics::MODELS;
 use super::*;
 use crate::context::Estimate;
 use crate::context::plan::RewriteSummary;
-use crate::context::savings::ExchangeSavings;
-use crate::dialect::refusal::Cause;
-use crate::dialect::{Note, Stop, Usage};
 use crate::context::plan::{Change, Decision, DecisionReason, PlanStep};
 use crate::context::policy::Mode;
+use crate::context::savings::ExchangeSavings;
 use crate::context::savings::Money;
 use crate::context::{Breakdown, Counting, Guess, Method};
 use crate::dialect::Span;
 use crate::dialect::cache::{CacheMiss, MissCause};
 use crate::dialect::models::Family;
+use crate::dialect::refusal::Cause;
+use crate::dialect::{Note, Stop, Usage};
 
 /// A place for log lines that the test can read.
 #[derive(Clone, Default)]

@@ -1,4 +1,6 @@
 //! Whether the provider's cache still holds what a request grew from (`docs/protocols.md` 7.4).
+//!
+//! Decides nothing: whether a cut is free, and what it would save, is asked of it.
 
 use super::plan::{PlanRequest, RecordedDecisions};
 

@@ -1,4 +1,6 @@
 //! What values take in memory, with what an allocator and a hash map take beside them.
+//!
+//! Rounds up: what is bounded by it never takes more than is counted.
 
 /// What an allocator takes for a block of so many bytes: sizes are rounded up, by an eighth at most.
 pub(super) fn block(bytes: usize) -> usize {

@@ -15,6 +15,7 @@ mod footprint;
 pub mod inject;
 pub mod ledger;
 pub mod lineage;
+mod method;
 pub mod overflow;
 pub mod plan;
 pub mod policy;
@@ -25,27 +26,13 @@ pub mod trim;
 
 use std::borrow::Cow;
 
-use crate::dialect::models::Family;
-use crate::dialect::{Chain, Dialect, Part, PartKey, Purpose, Stop, Usage};
+pub use self::method::Method;
+use crate::dialect::{Chain, Dialect, Part, PartKey, Purpose, Stop, Usage, models::Family};
 pub use crate::tokens::{Counting, learn::Guess};
 use serde::{Deserialize, Serialize};
 
 /// Milliseconds since 1970, UTC. Passed in: these floors have no clock.
 pub type Millis = u64;
-
-/// How an estimate was made; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Method {
-    /// From the provider's own count of an earlier turn, plus what is new.
-    Anchored,
-    /// The same, where a summary has just taken the place of what that turn still sent.
-    Compacted,
-    /// Nothing to grow from: the sum over all parts.
-    Estimated,
-    /// The provider holds part of the history: it cannot be known.
-    Held,
-}
 
 /// What the next call will cost, before it is sent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -561,8 +548,7 @@ pub struct InjectionPlace {
     pub number: u32,
     /// The part that they follow ([`plan::about`]).
     pub after: PartKey,
-    /// That part and the one before it: the place is found by these where the client changed what
-    /// stands further up.
+    /// That part and the one before it: the place is found by these where the client changed what came before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub joint: Option<PartKey>,
     /// The words.

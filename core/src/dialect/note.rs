@@ -1,4 +1,6 @@
 //! What was found while reading, and what readers do not understand: told, never an error.
+//!
+//! The caller turns notes into events; what they are about passes through as it came.
 
 use serde::{Deserialize, Serialize};
 

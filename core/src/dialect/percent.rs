@@ -1,4 +1,6 @@
 //! Percent-decoding, as every reader of a target does it.
+//!
+//! Total over any text. Who takes a name from a path refuses broken escapes; who reads along keeps them.
 
 use std::borrow::Cow;
 

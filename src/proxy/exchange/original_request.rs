@@ -1,4 +1,6 @@
 //! A request as its client sent it, with what it takes to send it again, untouched or changed.
+//!
+//! Without a change it is the same allocation that came: not one byte differs.
 
 use bytes::Bytes;
 use http::header::CONTENT_ENCODING;

@@ -121,8 +121,8 @@ mod tests {
     use http::header::CONTENT_LENGTH;
 
     use super::*;
-    use crate::wire::splice::Edit;
     use crate::proxy::response::usage_strip;
+    use crate::wire::splice::Edit;
 
     fn frames(mut body: OutgoingBody) -> Vec<Bytes> {
         let mut frames = Vec::new();

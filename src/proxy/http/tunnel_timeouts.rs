@@ -1,4 +1,6 @@
 //! How long a connection that was upgraded may be quiet.
+//!
+//! Long while both sides are open, short where others need its memory.
 
 use std::time::Duration;
 

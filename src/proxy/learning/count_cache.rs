@@ -1,4 +1,6 @@
 //! What is known of endpoints that count: answers by content, and upstreams that are left alone for now.
+//!
+//! Bounded; forgets all where it is full. A pause is its tenant's: what one was refused says nothing of others.
 
 use foldhash::HashMap;
 use std::sync::Arc;

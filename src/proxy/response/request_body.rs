@@ -1,4 +1,6 @@
 //! A request's body, as long as its answer may be a refusal that has to be held against it.
+//!
+//! Let go once the answer speaks: from then on nothing that it says is a refusal.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

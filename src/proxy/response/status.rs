@@ -1,4 +1,6 @@
 //! What a status alone says of a request.
+//!
+//! Words may say otherwise: who has them judges by them.
 
 use http::StatusCode;
 

@@ -1,4 +1,6 @@
 //! How the two versions of HTTP are served: limits of headers, streams, and what may wait in them.
+//!
+//! Memory for windows is asked for first; where there is none even for a narrow one, there is no connection.
 
 use std::sync::Arc;
 use std::time::Duration;

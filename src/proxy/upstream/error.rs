@@ -1,4 +1,6 @@
 //! Why an upstream gave no response, in words that name the cause.
+//!
+//! Says whether it could not be reached in time, or failed; never what was sent.
 
 use std::error::Error;
 use std::io;

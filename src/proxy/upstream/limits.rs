@@ -1,4 +1,6 @@
 //! How long upstreams are waited for, and how often they are asked.
+//!
+//! What waits here waits for the network, never for us.
 
 use std::time::Duration;
 

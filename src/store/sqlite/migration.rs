@@ -1,4 +1,6 @@
 //! Moves what an earlier layout of the file holds, a little at a time, beside traffic.
+//!
+//! A few at a time, so that what traffic writes need not wait.
 
 use bytes::Bytes;
 use rusqlite::{Connection, params};

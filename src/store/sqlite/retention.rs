@@ -1,4 +1,6 @@
 //! How long sessions are kept, and how much of them.
+//!
+//! Given by the configuration; the sweep goes by it.
 
 use crate::context::Millis;
 

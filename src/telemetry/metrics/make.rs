@@ -1,4 +1,6 @@
 //! Makes the families of metrics, and has them registered.
+//!
+//! Each has a row in docs/metrics.md: help and labels come from here alone.
 
 use prometheus::Counter;
 use prometheus::CounterVec;

@@ -1,4 +1,6 @@
 //! What is counted of an upstream's and of a model's exchanges.
+//!
+//! Counters that were looked up once, so that an exchange need not look them up again.
 
 use crate::context::Outcome;
 use crate::dialect::Dialect;

@@ -1,4 +1,6 @@
 //! A line of a table that people read: a name, and how many tokens.
+//!
+//! Words for people alone: nothing is decided by them.
 
 use std::fmt;
 
