@@ -92,22 +92,15 @@ fn imports(sources: &BTreeMap<String, String>) -> Imports {
 /// The paths that a file's code names: comments, re-exports and tests left out, groups taken apart.
 fn product(text: &str) -> Vec<String> {
     let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
-    let code: String = text.lines().filter(|line| !line.trim_start().starts_with("//")).fold(
-        String::new(),
-        |mut code, line| {
-            code.push_str(line);
-            code.push('\n');
-            code
-        },
-    );
+    let lines = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+    let code: String = lines.flat_map(|line| [line, "\n"]).collect();
     let mut paths = Vec::new();
     for root in ["crate::", "super::", "self::"] {
         for (at, _) in code.match_indices(root) {
             let before = &code[..at];
             let is_inside = before.ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':');
             let statement = before.rsplit([';', '}']).next().unwrap_or_default().trim();
-            let is_surface = statement.contains("pub ") && statement.ends_with("use")
-                || statement.contains("pub(") && statement.ends_with("use");
+            let is_surface = statement.contains("pub") && statement.ends_with("use");
             if !is_inside && !is_surface && !before.ends_with("in ") {
                 tree("", &code[at..], &mut paths);
             }

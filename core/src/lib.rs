@@ -2,7 +2,7 @@
 //!
 //! Pure: no sockets, no tokio, no tracing, no clock, and no panic whatever the bytes. Time and policy are
 //! arguments, what was found out is answered as notes. A crate of its own, so that what every byte runs through
-//! is optimised apart from what only configures and shows it, and so that the compiler holds the floors apart.
+//! can be optimised apart from what only configures and shows it, and so that the compiler holds the floors apart.
 //!
 //! | floor | module | knows |
 //! |---|---|---|

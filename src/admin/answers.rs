@@ -2,8 +2,6 @@
 //!
 //! Every answer forbids caching and sniffing; an error says whose fault it is and what to do.
 
-use crate::dialect::percent::decoded_whole;
-use http_body_util::combinators::UnsyncBoxBody;
 use std::borrow::Cow;
 use std::fmt::Display;
 use std::io;
@@ -18,6 +16,7 @@ use http::header::{
 };
 use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
 use http_body::Frame;
+use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full, StreamBody};
 use hyper::body::Incoming;
 use serde::Serialize;
@@ -31,6 +30,7 @@ use super::view::{
 };
 use super::{Admin, EXPORTS, export};
 use crate::context::ledger::Ledger;
+use crate::dialect::percent::decoded_whole;
 use crate::store::ledgers::{FOCUS_BYTES, WISH_LASTS};
 use crate::store::{Scope, ScopeLine, ScopePage, StoreError};
 use crate::telemetry::log::LogFields;

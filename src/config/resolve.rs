@@ -16,13 +16,14 @@ use http::HeaderValue;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::faults::{ConfigFaults, ConfigPlace};
-use super::granted;
 use super::layers::{Entry, Tree};
 use super::raw::{LogForm, RawConfig};
 use super::{
-    Config, ContentSettings, LessonSettings, Retention, Secret, ServerLimits, Sources, permissions,
+    Config, ContentSettings, LessonSettings, Retention, Secret, ServerLimits, Sources, granted,
+    permissions,
 };
 use crate::dialect::models::ModelOverride;
+
 pub(super) use clients::oddities;
 
 /// How long a lesson may hold, days.

@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use super::Proxy;
 use super::state::push_hex;
 use crate::config::{
@@ -7,7 +9,6 @@ use crate::config::{
 use crate::dialect::Dialect;
 use crate::store::ledgers::Ledgers;
 use crate::telemetry::Telemetry;
-use std::sync::Arc;
 
 /// One upstream that speaks everything, and nothing that could hold a test up.
 pub(super) fn config(commit_ms: u64) -> Config {

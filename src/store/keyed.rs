@@ -18,12 +18,11 @@ use aes::cipher::{BlockCipherDecrypt as _, BlockCipherEncrypt as _, KeyInit as _
 use bytes::Bytes;
 
 use super::drafts::Draft;
-use super::folder;
 use super::precondition::Precondition;
 use super::sqlite::{self, Sqlite};
 use super::{
     Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreError, StoreFuture, SweepStep,
-    WriteOutcome,
+    WriteOutcome, folder,
 };
 use crate::context::Millis;
 

@@ -18,6 +18,7 @@ use super::{Record, RecordKind, Scope, Store, StoreError};
 use crate::context::Millis;
 use crate::dialect::lesson::Lesson;
 use entry::{LessonEvent, LessonNote};
+
 pub use state::LessonOffer;
 use state::LessonState;
 

@@ -30,15 +30,15 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension as _, Row};
 use tokio::sync::oneshot;
 
 use super::drafts::Draft;
-use super::folder;
 use super::precondition::Precondition;
 use super::{
     Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreError, StoreFuture, SweepStep,
-    WriteOutcome,
+    WriteOutcome, folder,
 };
 use crate::context::Millis;
 use drafts::FolderLock;
 use legacy::Legacy;
+
 pub(super) use legacy::RekeyFact;
 use readers::{MakeWay, ReaderLimits, Readers};
 use retention::RetentionRule;

@@ -2,9 +2,9 @@
 //!
 //! Values alone: made once, then counted, logged and listed. Nothing reads them back while it works.
 
-use super::labels::{Ended, FailOpen};
 use serde::Serialize;
 
+use super::labels::{Ended, FailOpen};
 use crate::context::budget::{Classic, ContextView, HiddenInput};
 use crate::context::plan::{DecisionReason, RewriteSummary};
 use crate::context::policy::SummaryAuthor;

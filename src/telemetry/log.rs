@@ -16,7 +16,6 @@ use tracing_subscriber::reload;
 
 use super::event::Exchange;
 use super::terminal;
-
 use crate::context::budget::grouped;
 use crate::context::overflow::OverflowReport;
 use crate::context::plan::ChangeCounts;

@@ -27,6 +27,7 @@ use prometheus::{
 use self::accuracy::Accuracy;
 use self::compacting::Compacting;
 use self::handles::{Labelled, OfModel, OfUpstream, handles, known};
+
 pub use self::make::Row;
 use self::make::{Make, NONE, SECONDS};
 use self::memory::MemoryMetrics;

@@ -1,27 +1,20 @@
 //! What is told comes out as metrics, lines and live events, and nothing private with it.
 
-use crate::context::Outcome;
-use crate::context::budget::Classic;
-use crate::dialect::Dialect;
-use crate::dialect::Purpose;
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
 
 use super::log::{BACKLOG, Form, Log};
 use super::metrics::MODELS;
 use super::*;
-use crate::context::Estimate;
-use crate::context::plan::RewriteSummary;
-use crate::context::plan::{Change, Decision, DecisionReason, PlanStep};
+use crate::context::budget::Classic;
+use crate::context::plan::{Change, Decision, DecisionReason, PlanStep, RewriteSummary};
 use crate::context::policy::Mode;
-use crate::context::savings::ExchangeSavings;
-use crate::context::savings::Money;
-use crate::context::{Breakdown, Counting, Guess, Method};
-use crate::dialect::Span;
+use crate::context::savings::{ExchangeSavings, Money};
+use crate::context::{Breakdown, Counting, Estimate, Guess, Method, Outcome};
 use crate::dialect::cache::{CacheMiss, MissCause};
 use crate::dialect::models::Family;
 use crate::dialect::refusal::Cause;
-use crate::dialect::{Note, Stop, Usage};
+use crate::dialect::{Dialect, Note, Purpose, Span, Stop, Usage};
 
 /// A place for log lines that the test can read.
 #[derive(Clone, Default)]

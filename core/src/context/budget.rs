@@ -27,14 +27,10 @@ pub use reply::reply;
 pub use sections::Sections;
 pub use view::{Basis, ContextView, RewriteView};
 
-use super::begins::{is_persons, spoke, turn_began};
 use foldhash::{HashMap, HashSet};
-use sums::{
-    FEW, Sums, floored, grown, moved, places, reasoning_of, reported_reasoning, rescaled, thoughts,
-    went,
-};
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::begins::{is_persons, spoke, turn_began};
 use super::plan::Overlay;
 use super::{Breakdown, Estimate, Method, Place, Sketch, SketchPart, Turn};
 use crate::dialect::models::Model;
@@ -42,6 +38,10 @@ use crate::dialect::{Chain, Conversation, HeldHistory, Part, PartKey, PartKind, 
 use crate::tokens::learn::{self, Learned, NewContent, Observation};
 use crate::tokens::retention::{ByRetention, ReasoningRetention};
 use crate::tokens::{Counter, Tokenizer, unsent::UnsentReasoning};
+use sums::{
+    FEW, Sums, floored, grown, moved, places, reasoning_of, reported_reasoning, rescaled, thoughts,
+    went,
+};
 
 /// The turn that a request grew from, and everything its request consisted of
 /// (`Ledger::anchor_at`, `Ledger::sketch`).

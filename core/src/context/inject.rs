@@ -4,14 +4,14 @@
 //! is bound to its prefix stays valid (`docs/protocols.md` 1.5). The place is found by content, as cuts
 //! are. Pure; proposes facts, which `plan` replays.
 
+use std::sync::Arc;
+
 use super::ledger::Ledger;
 use super::lineage::Placement;
 use super::plan::{PlanRequest, RecordedDecisions};
 use super::policy::Mode;
 use super::{Fact, InjectedMessage, InjectionPlace, InjectionState, Millis, QueuedMessage, Turn};
 use crate::dialect::{PartKey, Purpose};
-
-use std::sync::Arc;
 
 /// Longest text, bytes.
 pub const LONGEST: usize = 64 * 1024;

@@ -8,8 +8,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::budget::Anchor;
-use super::budget::grouped;
+use super::budget::{Anchor, grouped};
 use super::{Estimate, Method, SketchPart};
 use crate::dialect::overflow::{Answered, Overflow, overflow};
 use crate::dialect::{Conversation, PartKind, Purpose, Reply, Stop, Usage};

@@ -4,12 +4,12 @@
 //! from the request each time, and come out the same to the byte for ever. Where a request holds other
 //! words at that place, nothing of it is trimmed. Pure.
 
-use crate::dialect::Span;
-use crate::wire::json::Document;
-use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
-use crate::dialect::{Part, PartKey};
+use serde::{Deserialize, Serialize};
+
+use crate::dialect::{Part, PartKey, Span};
+use crate::wire::json::Document;
 
 /// Which of a result's words stay. Ranges are bytes of [`words`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

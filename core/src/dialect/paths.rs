@@ -7,10 +7,11 @@
 mod inference;
 mod known;
 
-use super::percent;
 use std::borrow::Cow;
 
 use http::{HeaderMap, Method, header};
+
+use super::percent;
 
 pub use inference::{has_dot_segment, is_inference};
 pub use known::is_known;

@@ -10,6 +10,7 @@ use super::{
     Dialect, Note, Progress, ProviderError, Reply, Stop, anthropic, gemini, openai_chat,
     openai_responses,
 };
+
 #[cfg(any(test, fuzzing))]
 use crate::wire::cuts::Cuts;
 use crate::wire::json::{Document, Value};

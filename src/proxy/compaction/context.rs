@@ -4,8 +4,6 @@
 //! across replicas; the request that crosses the threshold takes it into use. A request that would
 //! not fit waits for it, so long and no longer. A client that leaves cancels the wait alone.
 
-use crate::proxy::compaction::scheduler::CompactionKey;
-use crate::proxy::compaction::scheduler::SummaryGuard;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +12,6 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::scheduler::waited;
-
 use super::summarize::{self, SummaryJob};
 use crate::config::Mode;
 use crate::context::Fact;
@@ -23,6 +20,7 @@ use crate::context::plan::{Change, DecisionReason, PlanStep};
 use crate::context::policy::SummaryAuthor;
 use crate::dialect::lesson::Lesson;
 use crate::dialect::{Chain, Span};
+use crate::proxy::compaction::scheduler::{CompactionKey, SummaryGuard};
 use crate::proxy::plan::planned_request::{self, PlannedRequest};
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::Proxy;

@@ -2,19 +2,17 @@
 //!
 //! One at a time in a thread; who waits goes on when it is written, or given up. Knows nothing of requests.
 
-use crate::context::Millis;
-use crate::context::ThreadId;
-use crate::context::compact::CompactionNeed;
-use crate::store::Scope;
-use crate::telemetry::clock::now;
-use foldhash::HashMap;
 use std::collections::HashSet;
-use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use foldhash::HashMap;
 use tokio::sync::watch;
 use tokio::time::Instant;
+
+use crate::context::compact::CompactionNeed;
+use crate::context::{Millis, ThreadId};
+use crate::store::Scope;
+use crate::telemetry::clock::now;
 
 /// Most threads whose failures are remembered; past it all are forgotten.
 const MOST_THREADS: usize = 10_000;

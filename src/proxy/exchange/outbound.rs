@@ -4,16 +4,16 @@
 //! A refusal that may be mended is read before any byte of it goes to the client (`retry`). Any other goes
 //! through as the provider wrote it.
 
-use super::original_request::{OriginalRequest, sent};
-use crate::proxy::plan::planned_request::PlannedRewrite;
 use bytes::Bytes;
 use http::{HeaderMap, Response, StatusCode, request};
 
+use super::original_request::{OriginalRequest, sent};
 use super::retry::{Retry, Suspicion};
 use crate::context::attempt::Form;
 use crate::proxy::exchange_recorder::ExchangeRecorder;
 use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::plan::added_option::{AddedOption, AddedOptionKind};
+use crate::proxy::plan::planned_request::PlannedRewrite;
 use crate::proxy::response::status::{blames_request, may_not_fit};
 use crate::proxy::turn::pending::PendingExchange;
 use crate::proxy::upstream::error::UpstreamError;

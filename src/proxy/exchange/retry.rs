@@ -4,8 +4,6 @@
 //! Judges answers by their status and their first words, keeps those that may yet be the client's, and
 //! remembers what was found out, which spares the next request the refusal. Decides nothing itself.
 
-use crate::proxy::response::status::blames_request;
-use crate::proxy::response::status::may_not_fit;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +23,7 @@ use crate::proxy::exchange_recorder::{ExchangeRecorder, LearningSubject};
 use crate::proxy::http::body::{OutgoingBody, StartedResponse};
 use crate::proxy::learning::lessons;
 use crate::proxy::plan::added_option::AddedOptionKind;
+use crate::proxy::response::status::{blames_request, may_not_fit};
 use crate::proxy::state::Proxy;
 use crate::proxy::turn::pending::{PendingExchange, RevisedRequest};
 use crate::proxy::upstream::error::UpstreamError;

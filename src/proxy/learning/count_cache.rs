@@ -2,12 +2,10 @@
 //!
 //! Bounded; forgets all where it is full. A pause is its tenant's: what one was refused says nothing of others.
 
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
 use foldhash::HashMap;
-use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::PoisonError;
-use std::time::Duration;
-use std::time::Instant;
 use tokio::sync::Semaphore;
 
 /// Questions under way at once; more are not asked.

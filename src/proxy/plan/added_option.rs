@@ -1,8 +1,6 @@
-//! What a request asks of its provider on our behalf, beside what the client asks and the plan
-//! changes: usage, context editing, reasoning in a form that can be sent back.
+//! What a request asks of its provider on our behalf, as an edit of its body or a line of its head.
 //!
-//! Made anew for each request from policy and model; nothing of it is a fact, and none of it stands in
-//! the prompt. One that is refused is a lesson, and is not asked for again.
+//! None of it is a fact, and none of it stands in the prompt. One that is refused is a lesson.
 
 use http::HeaderMap;
 use http::header::{ACCEPT_ENCODING, HeaderValue};

@@ -1,19 +1,14 @@
-//! Whether a request asks for something on our behalf, and for what.
+//! Whether a request asks for something on our behalf, and for what: usage, context editing, reasoning in a
+//! form that can be sent back.
 //!
-//! Made anew for each request from policy and model. What was refused once is not asked for again.
+//! Chosen anew for each request from policy and model. What was refused once is not asked for again.
 
-use crate::config::IncludeUsage;
-use crate::config::Mode;
-use crate::config::Upstream;
+use crate::config::{IncludeUsage, Mode, Upstream};
 use crate::context::editing;
-use crate::context::policy::EchoRule;
-use crate::context::policy::Reinject;
-use crate::dialect::Dialect;
-use crate::dialect::Purpose;
+use crate::context::policy::{EchoRule, Reinject};
 use crate::dialect::models::Binding;
-use crate::dialect::rewrite;
-use crate::proxy::plan::added_option::AddedOption;
-use crate::proxy::plan::added_option::AddedOptionKind;
+use crate::dialect::{Dialect, Purpose, rewrite};
+use crate::proxy::plan::added_option::{AddedOption, AddedOptionKind};
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::response::usage_strip;
 use crate::proxy::state::Proxy;

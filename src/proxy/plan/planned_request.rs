@@ -4,8 +4,6 @@
 //! Nothing is on the wire that is not saved; a store that fails or is slow costs the new decisions,
 //! never the request. Large bodies are planned off the async threads.
 
-use crate::proxy::offload::off_thread;
-use crate::proxy::plan::prepared_request::PreparedRequest;
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,6 +24,8 @@ use crate::dialect::overflow::Overflow;
 use crate::dialect::refusal::Cause;
 use crate::dialect::summary::provider;
 use crate::dialect::{Dialect, PartKey};
+use crate::proxy::offload::off_thread;
+use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::Proxy;
 use crate::store::ledgers::{AnchorTurn as Grown, DecisionError, OpenedSession};
 use crate::telemetry::FailOpen;

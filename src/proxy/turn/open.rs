@@ -5,8 +5,6 @@
 //! the request does not hold its words. What is not known stays absent; a store that fails costs the turn
 //! after a restart, never the client its answer.
 
-use crate::proxy::response::request_body::RequestBody;
-use crate::proxy::turn::build::ForwardedPrefix;
 use std::panic::resume_unwind;
 use std::sync::Arc;
 
@@ -31,9 +29,11 @@ use crate::proxy::learning::request_info::RequestInfo;
 use crate::proxy::learning::{calibration, lessons};
 use crate::proxy::offload::{OFF_THREAD, long_work};
 use crate::proxy::plan::undelivered::{UndeliveredMessage, wait_again};
+use crate::proxy::response::request_body::RequestBody;
 use crate::proxy::response::status::may_not_fit;
 use crate::proxy::response::tap::Settle;
 use crate::proxy::state::Proxy;
+use crate::proxy::turn::build::ForwardedPrefix;
 use crate::store::ledgers::{DraftGuard, Latest, OpenedSession};
 use crate::telemetry::clock::now;
 use crate::telemetry::{Exchange, FailOpen};

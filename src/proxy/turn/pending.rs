@@ -1,9 +1,7 @@
-//! From a request and its reply to a turn: what an exchange taught, and the keeping of it.
+//! An exchange from its plan to its ending: the request that waits for its answer, and in which forms it went.
 //!
-//! Measured before the request leaves, built and kept once the ending is known. What is not known
-//! stays absent; a store that fails costs the turn after a restart, never the client its answer.
+//! What was added, cut, taken back or made room for on the way is kept here until the turn is built from it.
 
-use crate::proxy::http::body::OutgoingBody;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,6 +22,7 @@ use crate::dialect::refusal::Cause;
 use crate::dialect::{PartKey, Purpose};
 use crate::proxy::compaction::context::CompactionContext;
 use crate::proxy::exchange_recorder::ExchangeRecorder;
+use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::learning::counting::{self, PendingCount};
 use crate::proxy::learning::request_info::RequestInfo;
 use crate::proxy::plan::planned_request::{PlannedRequest, PlannedRewrite};

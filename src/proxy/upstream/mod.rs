@@ -14,7 +14,6 @@ mod names;
 pub(super) mod relays;
 pub(super) mod route;
 
-use crate::proxy::upstream::error::UpstreamError;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,6 +27,7 @@ use crate::config::Config;
 use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::http::memory::MemoryBudget;
 use crate::proxy::upstream::dial::{AlpnOffer, Connector, Dialer, UpstreamGauges};
+use crate::proxy::upstream::error::UpstreamError;
 use crate::proxy::upstream::http1::{Http1, SendError};
 use crate::proxy::upstream::http2::{Http2, SendOutcome};
 use crate::telemetry::Telemetry;

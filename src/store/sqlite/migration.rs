@@ -2,9 +2,10 @@
 //!
 //! A few at a time, so that what traffic writes need not wait.
 
+use std::collections::HashMap;
+
 use bytes::Bytes;
 use rusqlite::{Connection, params};
-use std::collections::HashMap;
 
 use super::facts::{self, SessionDelta};
 use super::legacy::{RekeyFact, record_in};

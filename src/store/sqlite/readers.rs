@@ -7,7 +7,7 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -21,6 +21,8 @@ use crate::store::{StoreError, StoreFuture};
 const QUEUE: usize = 1024;
 /// Steps of the database between two looks at the clock.
 const STEPS: i32 = 2000;
+/// How long the writer waits for them to end: as long as a question may take.
+const LEAVE: Duration = Duration::from_secs(2);
 
 type ReadJob = Box<dyn FnOnce(&mut Connection) + Send>;
 
@@ -35,22 +37,60 @@ pub(super) struct ReaderLimits {
 /// How the writer has those who look in make way: questions whose time is limited end, and no other begins
 /// before the writer is done.
 #[derive(Default)]
-pub(super) struct MakeWay(RwLock<()>);
+pub(super) struct MakeWay {
+    looking: Mutex<Looking>,
+    changed: Condvar,
+}
+
+/// Who looks in.
+#[derive(Default)]
+struct Looking {
+    /// Questions that are being answered.
+    inside: usize,
+    /// The writer wants the way.
+    is_wanted: bool,
+}
 
 impl MakeWay {
-    /// Does this while nobody begins to look in.
+    /// Does this once nobody looks in, or [`LEAVE`] after they were asked to end, and lets nobody in meanwhile.
     pub(super) fn during<T>(&self, work: impl FnOnce() -> T) -> T {
-        let _closed = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut looking = lock(&self.looking);
+        looking.is_wanted = true;
+        let _wanted = Wanted(self);
+        drop(self.changed.wait_timeout_while(looking, LEAVE, |it| it.inside > 0));
         work()
     }
 
-    /// Waits while the writer wants the way.
-    fn wait(&self) {
-        drop(self.0.read());
+    /// Waits while the writer wants the way, and is inside until the answer is dropped.
+    fn enter(&self) -> Inside<'_> {
+        let looking = lock(&self.looking);
+        let free = self.changed.wait_while(looking, |it| it.is_wanted);
+        free.unwrap_or_else(PoisonError::into_inner).inside += 1;
+        Inside(self)
     }
 
     fn is_wanted(&self) -> bool {
-        matches!(self.0.try_read(), Err(TryLockError::WouldBlock))
+        lock(&self.looking).is_wanted
+    }
+}
+
+/// The writer wants the way, until this is dropped.
+struct Wanted<'m>(&'m MakeWay);
+
+impl Drop for Wanted<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.looking).is_wanted = false;
+        self.0.changed.notify_all();
+    }
+}
+
+/// A question that is being answered.
+struct Inside<'m>(&'m MakeWay);
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.looking).inside -= 1;
+        self.0.changed.notify_all();
     }
 }
 
@@ -97,7 +137,7 @@ impl Readers {
             if answer.is_closed() {
                 return;
             }
-            let answered = limited(connection, limit, make_way, query).map_err(failed);
+            let answered = limited(connection, limit, &make_way, query).map_err(failed);
             drop(answer.send(answered));
         });
         self.waiting.fetch_add(1, Ordering::Relaxed);
@@ -149,13 +189,14 @@ fn run(mut connection: Connection, queue: &Mutex<Receiver<ReadJob>>) {
 fn limited<T>(
     connection: &mut Connection,
     limit: Option<Duration>,
-    make_way: Arc<MakeWay>,
+    make_way: &Arc<MakeWay>,
     query: impl FnOnce(&Connection) -> rusqlite::Result<T>,
 ) -> rusqlite::Result<T> {
     let Some(limit) = limit else { return query(connection) };
-    make_way.wait();
+    let _inside = make_way.enter();
     let until = Instant::now() + limit;
-    let is_over = move || Instant::now() > until || make_way.is_wanted();
+    let way = make_way.clone();
+    let is_over = move || Instant::now() > until || way.is_wanted();
     connection.progress_handler(STEPS, Some(is_over))?;
     let answer = query(connection);
     connection.progress_handler(STEPS, None::<fn() -> bool>)?;
@@ -174,6 +215,28 @@ mod tests {
         let path = folder.join("p.db");
         let size = ReaderLimits { name: "test", threads, limit: Some(limit) };
         Readers::start(&path, size, Arc::default()).unwrap()
+    }
+
+    /// However slow whoever looks in is to end: the log would grow meanwhile.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn the_way_is_free_once_everybody_has_left() {
+        let folder = conformance::folder();
+        let readers = readers(folder.path(), 1, Duration::from_secs(60));
+        let make_way = readers.make_way.clone();
+        let (inside, is_inside) = std::sync::mpsc::channel();
+        let has_left = Arc::new(AtomicUsize::new(0));
+        let left = has_left.clone();
+        let look = readers.ask(move |_| {
+            inside.send(()).unwrap();
+            std::thread::sleep(Duration::from_millis(400));
+            left.store(1, Ordering::SeqCst);
+            Ok(())
+        });
+        is_inside.recv().unwrap();
+        let next = readers.ask(|it| it.query_row("SELECT 1", [], |row| row.get::<_, i64>(0)));
+        make_way.during(|| assert_eq!(has_left.load(Ordering::SeqCst), 1, "somebody looks in"));
+        look.await.unwrap();
+        assert_eq!(next.await.unwrap(), 1, "the next one gets in again");
     }
 
     #[tokio::test]

@@ -1,8 +1,10 @@
+use std::time::Instant;
+
+use rusqlite::params;
+
 use super::*;
 use crate::store::conformance::{self, scope, turn};
 use crate::store::keyed::Keyed;
-use rusqlite::params;
-use std::time::Instant;
 
 #[tokio::test]
 async fn conforms() {

@@ -11,9 +11,8 @@ use std::time::{Duration, Instant};
 use rusqlite::{CachedStatement, Connection, OptionalExtension, params};
 
 use super::legacy::{Legacy, RekeyFact};
-use super::migration;
 use super::retention::RetentionRule;
-use super::{beside, scope_in, tombstones};
+use super::{beside, migration, scope_in, tombstones};
 use crate::context::Millis;
 use crate::store::{Scope, SweepStep};
 

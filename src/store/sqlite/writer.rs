@@ -40,8 +40,8 @@ const LOG_MOST: u64 = 36 << 20;
 /// How long the writer waits for readers, by how long the log is. Readers are quick: where they are not, it
 /// is tried again.
 const PATIENCE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(250));
-/// How long the log is left alone where somebody goes on reading from it: twice as long each time, because
-/// another program's reader cannot be ended.
+/// How long the log is left alone where somebody goes on reading from it: past [`LOG_MOST`] twice as long each
+/// time, because another program's reader cannot be ended.
 const LOG_AGAIN: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(500));
 /// Jobs after which what was written ahead is brought into the file.
 const CHECKPOINT: usize = 1024;
@@ -182,8 +182,11 @@ impl Writer {
             checkpointing,
             make_way,
             is_full: false,
-            log_due: Instant::now(),
-            log_again: LOG_AGAIN.0,
+            log_due: LogDue {
+                may_from: Instant::now(),
+                must_by: Instant::now(),
+                pause: LOG_AGAIN.0,
+            },
         };
         let restarts = Arc::<AtomicUsize>::default();
         let counted = restarts.clone();
@@ -272,10 +275,17 @@ struct WriterThread {
     make_way: Arc<MakeWay>,
     /// The last write had no room.
     is_full: bool,
-    /// When the log may be emptied again, where somebody kept it from being so.
-    log_due: Instant,
-    /// For how long it is left alone the next time.
-    log_again: Duration,
+    log_due: LogDue,
+}
+
+/// When the log is looked at again, where somebody kept it from being emptied.
+struct LogDue {
+    /// Past [`LOG`]: it is tried from then on, and nobody waits for it.
+    may_from: Instant,
+    /// Past [`LOG_MOST`]: then writes wait for it once more.
+    must_by: Instant,
+    /// For how long they do not, the next time that they waited in vain.
+    pause: Duration,
 }
 
 /// A write and where its answer goes.
@@ -351,25 +361,21 @@ impl WriterThread {
     /// again. A reader in another process cannot be ended; the log grows then, until it is gone.
     fn bound_log(&mut self) {
         let log = self.upkeep.log_bytes();
-        if log < LOG || self.log_due > Instant::now() {
-            return;
-        }
-        let emptied = if log < LOG_MOST {
-            match self.checkpointing.try_lock() {
-                Ok(_idle) => upkeep::truncate(&self.connection, PATIENCE.0),
-                Err(_) => return,
-            }
-        } else {
+        let now = Instant::now();
+        if log >= LOG_MOST && self.log_due.must_by <= now {
             let _idle = self.checkpointing.lock().unwrap_or_else(PoisonError::into_inner);
-            self.make_way.during(|| upkeep::truncate(&self.connection, PATIENCE.1))
-        };
-        // A failure shows in the next write.
-        if emptied.unwrap_or(false) {
-            self.log_again = LOG_AGAIN.0;
-        } else {
-            self.log_due = Instant::now() + self.log_again;
-            if log >= LOG_MOST {
-                self.log_again = LOG_AGAIN.1.min(self.log_again * 2);
+            let emptied = self.make_way.during(|| upkeep::truncate(&self.connection, PATIENCE.1));
+            // A failure shows in the next write.
+            if emptied.unwrap_or(false) {
+                self.log_due.pause = LOG_AGAIN.0;
+            } else {
+                self.log_due.must_by = Instant::now() + self.log_due.pause;
+                self.log_due.pause = LOG_AGAIN.1.min(self.log_due.pause * 2);
+            }
+        } else if log >= LOG && self.log_due.may_from <= now {
+            let Ok(_idle) = self.checkpointing.try_lock() else { return };
+            if !upkeep::truncate(&self.connection, PATIENCE.0).unwrap_or(false) {
+                self.log_due.may_from = Instant::now() + LOG_AGAIN.0;
             }
         }
     }

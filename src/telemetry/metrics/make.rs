@@ -2,19 +2,11 @@
 //!
 //! Each has a row in docs/metrics.md: help and labels come from here alone.
 
-use prometheus::Counter;
-use prometheus::CounterVec;
-use prometheus::GaugeVec;
-use prometheus::Histogram;
-use prometheus::HistogramOpts;
-use prometheus::HistogramVec;
-use prometheus::IntCounter;
-use prometheus::IntCounterVec;
-use prometheus::IntGauge;
-use prometheus::IntGaugeVec;
-use prometheus::Opts;
-use prometheus::Registry;
 use prometheus::core::Collector;
+use prometheus::{
+    Counter, CounterVec, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter,
+    IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+};
 
 /// The label of what is not known.
 pub(super) const NONE: &str = "none";

@@ -2,11 +2,10 @@
 //!
 //! Counters that were looked up once, so that an exchange need not look them up again.
 
+use prometheus::{Gauge, Histogram, IntCounter};
+
 use crate::context::Outcome;
 use crate::dialect::Dialect;
-use prometheus::Gauge;
-use prometheus::Histogram;
-use prometheus::IntCounter;
 
 /// Dialect, outcome and class of status.
 pub(super) type TrafficKey = (Option<Dialect>, Outcome, Option<u16>);

@@ -3,10 +3,9 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::context::Place;
 use crate::context::ledger::Ledger;
-use crate::context::lineage;
 use crate::context::policy::{self, Mode, Policy};
+use crate::context::{Place, lineage};
 use crate::dialect::models::{Catalogue, Model};
 use crate::dialect::{self, Conversation};
 use crate::tokens::Tokenizer;

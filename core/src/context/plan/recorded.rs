@@ -22,6 +22,7 @@ use crate::context::{
 };
 use crate::dialect::{Chain, Conversation, Dialect, Part, PartKey, PartKind, Role};
 use branch::{Branch, CutCount};
+
 pub use replies::ReturnedReply;
 
 /// A keyed part of the history.

@@ -4,10 +4,11 @@
 //! Everything from the cut on stays byte for byte, and so does what stands between the messages
 //! without being one of them (tools that came as items of a Responses history).
 
+use serde::de::IgnoredAny;
+
 use super::beside::{self, Room, edit, literal};
 use super::{Conversation, Dialect, Span};
 use crate::wire::splice::Edit;
-use serde::de::IgnoredAny;
 
 /// The messages of a summary, as they stand in a body: the person's, with the words; then, where the
 /// history goes on with the person's own, a `boundary` of the model's, so that roles alternate.

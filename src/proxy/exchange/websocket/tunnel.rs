@@ -4,7 +4,6 @@
 //! looking can neither delay nor end a tunnel. It keeps its place among the connections until it ends, and
 //! ends where nothing passes.
 
-use crate::proxy::http::tunnel_timeouts::TunnelTimeouts;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -17,6 +16,7 @@ use super::frames::{Direction, FrameObserver};
 use crate::context::Outcome;
 use crate::proxy::exchange_recorder::ExchangeRecorder;
 use crate::proxy::http::memory::MemoryShare;
+use crate::proxy::http::tunnel_timeouts::TunnelTimeouts;
 use crate::proxy::state::Phase;
 
 /// Bytes moved at once, each way. WebSocket messages of agents are a few KB.
