@@ -99,15 +99,17 @@ async fn the_clients_reasoning_goes_where_nothing_else_helps() {
         ]
     };
     stale.extend(turn(json!([thought, {"type": "text", "text": "So."}])));
+    let place = format!("messages.{}.content.0", stale.len() - 2);
+    let refused = REFUSED.replace("messages.1.content.0", &place);
     let request = asks(MODEL, &stale);
     let mut client = play.sends(&request).await;
     let mut call = play.provider.call().await;
     let planned = json_of(&call);
     assert!(cleared(&planned) > 0 && planned.to_string().contains("thinking"), "{planned}");
-    call.answer("400 Bad Request", REFUSED).await;
+    call.answer("400 Bad Request", &refused).await;
     let mut call = call.wire.request().await;
     assert_eq!(call.message.text(), request.to_string());
-    call.answer("400 Bad Request", REFUSED).await;
+    call.answer("400 Bad Request", &refused).await;
     let mut call = call.wire.request().await;
     let healed = json_of(&call);
     assert_eq!(cleared(&healed), cleared(&planned));

@@ -64,6 +64,8 @@ pub const MOST_REPAIRS: u8 = 4;
 pub struct Facts {
     /// Its plan changes what its client sent.
     pub is_rewritten: bool,
+    /// It changes more than what was refused before: what the client's reasoning may rest on.
+    pub may_unbind: bool,
     /// Reasoning that its client left out was put back in what was sent last.
     pub has_reasoning_back: bool,
     /// What is asked on our behalf: the cause that a refusal of it names, and what that teaches.
@@ -100,7 +102,7 @@ pub enum State {
         cause: Cause,
         /// What the refusal of the original named.
         of_original: Cause,
-        /// Both are of reasoning: the client's is taken out where this form is refused as well.
+        /// The first was of reasoning: the client's is taken out where this form is refused as well.
         may_repair: bool,
     },
 }
@@ -269,7 +271,7 @@ impl Facts {
             Verdict::Refused(cause) => self.without_changes(cause, Blamed::Change),
             Verdict::Repairable(RefusalKind {
                 is_of_reasoning: true, cause: Some(cause), ..
-            }) if self.is_rewritten => self.without_changes(cause, Blamed::Reasoning),
+            }) if self.may_unbind => self.without_changes(cause, Blamed::Reasoning),
             Verdict::Repairable(first) => Step::repair(Otherwise::AfterPlanned(first), 1),
         }
     }
@@ -327,7 +329,6 @@ impl Facts {
 
     /// What to do after `verdict` on the request as it came.
     fn after_original(self, cause: Cause, blamed: Blamed, verdict: Verdict) -> Step {
-        let may_repair = blamed == Blamed::Reasoning && matches!(verdict, Verdict::Repairable(_));
         let of_original = match verdict.unrepaired() {
             Verdict::Accepted | Verdict::OverflowInReply => {
                 return Step::answer(Form::Original).finding(Finding::ChangeRefused(cause));
@@ -340,6 +341,7 @@ impl Facts {
             Some(of_original)
                 if blamed != Blamed::Size && self.is_rewritten && !cause.is_beside() =>
             {
+                let may_repair = blamed == Blamed::Reasoning;
                 Step::send(State::LastAccepted { cause, of_original, may_repair })
             }
             _ => {
@@ -383,13 +385,13 @@ fn after_last_accepted(
         Step::answer(Form::LastAccepted).finding(Finding::OwnDecisionsRefused { cause, accepted })
     };
     let all_refused = |form| Step::answer(form).all_refused(cause, Some(of_original));
-    match if may_repair { verdict } else { verdict.unrepaired() } {
+    match verdict.unrepaired() {
         Verdict::Accepted | Verdict::OverflowInReply => own_refused(true),
         Verdict::Failed => own_refused(false),
         Verdict::DoesNotFit(_) if of_original != Cause::Structure => {
             all_refused(Form::LastAccepted)
         }
-        Verdict::Refused(_) | Verdict::Repairable(_) | Verdict::Unavailable if may_repair => {
+        Verdict::Refused(_) | Verdict::Unavailable if may_repair => {
             Step::repair(Otherwise::AfterAll { cause, of_original }, 1)
         }
         _ => all_refused(Form::Original),

@@ -121,12 +121,11 @@ impl Retry<'_> {
     }
 
     fn facts(&self) -> Facts {
+        let measure = self.measure.as_deref();
         Facts {
             is_rewritten: self.is_rewritten,
-            has_reasoning_back: self
-                .measure
-                .as_ref()
-                .is_some_and(|measure| measure.has_reasoning_back()),
+            may_unbind: measure.is_some_and(|measure| measure.may_unbind()),
+            has_reasoning_back: measure.is_some_and(|measure| measure.has_reasoning_back()),
             added: self.adds.map(|adds| (adds.cause(), adds.lesson())),
             is_count: self.account.event.purpose == Some(Purpose::Count),
         }
@@ -200,14 +199,7 @@ impl Retry<'_> {
         let refused = read_refusal(response, self.account).await;
         let cause = refusal::cause(&refused.start);
         let overflows = window_of(&refused, self.account).is_some();
-        // In the original stands nothing of ours: where the client's reasoning is to blame, it is all of it.
-        let of_reasoning = self.repairable(&refused);
-        let of_reasoning = of_reasoning.filter(|refusal| refusal.cause == RepairCause::Reasoning);
         answers.held.push((form, refused));
-        if let Some(refusal) = of_reasoning {
-            answers.refusal = Some(Refusal { place: None, name: None, ..refusal });
-            return Verdict::Repairable(answers.kind(Some(cause), overflows));
-        }
         if overflows { Verdict::DoesNotFit(Some(cause)) } else { Verdict::Refused(cause) }
     }
 

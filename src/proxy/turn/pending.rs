@@ -309,6 +309,13 @@ impl PendingExchange {
         self.planned.done.made.put_back > 0
     }
 
+    /// Whether anything is changed that the client's reasoning may rest on: more than what was refused before.
+    pub(crate) fn may_unbind(&self) -> bool {
+        let made = &self.planned.done.made;
+        let known = &self.planned.known;
+        made.count() > made.repaired + made.taken_out || known.takes_out_unrefused()
+    }
+
     /// The request as those before it were sent, where a refusal that names `cause` may be due to what was
     /// decided for it; what the refusal says of the model holds for it already.
     pub(crate) async fn as_last_accepted(&mut self, cause: Cause) -> Option<RevisedRequest> {

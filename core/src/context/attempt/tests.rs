@@ -9,9 +9,15 @@ use super::Then::{Answer, Send};
 use super::Verdict as V;
 use super::*;
 
-const PLAIN: Facts =
-    Facts { is_rewritten: false, has_reasoning_back: false, added: None, is_count: false };
-const REWRITTEN: Facts = Facts { is_rewritten: true, ..PLAIN };
+const PLAIN: Facts = Facts {
+    is_rewritten: false,
+    may_unbind: false,
+    has_reasoning_back: false,
+    added: None,
+    is_count: false,
+};
+const REPAIRED: Facts = Facts { is_rewritten: true, ..PLAIN };
+const REWRITTEN: Facts = Facts { may_unbind: true, ..REPAIRED };
 const REASONING_BACK: Facts = Facts { has_reasoning_back: true, ..REWRITTEN };
 const USAGE_ASKED: Facts = Facts { added: Some((Cause::Usage, Lesson::UsageRefused)), ..PLAIN };
 
@@ -34,9 +40,6 @@ const REASONING: RefusalKind =
     RefusalKind { cause: Some(SIGNATURE), overflows: false, is_of_reasoning: true };
 const ROOM: State = State::WithRoom(None);
 const ROOM_OR_ORIGINAL: State = State::WithRoom(Some(OVERFLOW));
-
-const BOUND_TO_OTHERS: RefusalKind =
-    RefusalKind { cause: Some(BOUND), overflows: false, is_of_reasoning: true };
 
 const fn repaired(first: RefusalKind, round: u8) -> State {
     State::Repaired { otherwise: Otherwise::AfterPlanned(first), round }
@@ -104,12 +107,13 @@ const ROWS: &[Row] = &[
     ("there is no less output",                 PLAIN, repaired(TOO_MUCH, 1), V::Unavailable, Send(ROOM_OR_ORIGINAL), Some(Overflow)),
 
     ("reasoning, and we changed nothing",       PLAIN, PLANNED, V::Repairable(REASONING), Send(repaired(REASONING, 1)), None),
+    ("the same, with what was repaired before", REPAIRED, PLANNED, V::Repairable(REASONING), Send(repaired(REASONING, 1)), None),
     ("reasoning may rest on what we changed",   REWRITTEN, PLANNED, V::Repairable(REASONING), Send(thoughtful(SIGNATURE)), None),
-    ("it does not",                             REWRITTEN, thoughtful(SIGNATURE), V::Repairable(BOUND_TO_OTHERS), Send(LAST_BUT_REPAIR), None),
-    ("a repair was tried before",               REWRITTEN, original(STRUCTURE), V::Repairable(REASONING), Send(last(STRUCTURE, SIGNATURE)), None),
-    ("nor is a repair what an option needs",    USAGE_AND_REWRITTEN, original(Cause::Usage), V::Repairable(REASONING), Answer(Original), all(Cause::Usage, SIGNATURE)),
+    ("it does not",                             REWRITTEN, thoughtful(SIGNATURE), V::Refused(BOUND), Send(LAST_BUT_REPAIR), None),
+    ("a repair was tried before",               REWRITTEN, original(STRUCTURE), V::Refused(SIGNATURE), Send(last(STRUCTURE, SIGNATURE)), None),
+    ("nor is a repair what an option needs",    USAGE_AND_REWRITTEN, original(Cause::Usage), V::Refused(SIGNATURE), Answer(Original), all(Cause::Usage, SIGNATURE)),
     ("it rested on older changes",              REWRITTEN, LAST_BUT_REPAIR, V::Accepted, Answer(LastAccepted), own(SIGNATURE, true)),
-    ("it did not: the client's goes",           REWRITTEN, LAST_BUT_REPAIR, V::Repairable(REASONING), Send(repaired_last(1)), None),
+    ("it did not: the client's goes",           REWRITTEN, LAST_BUT_REPAIR, V::Refused(SIGNATURE), Send(repaired_last(1)), None),
     ("the same, refused for something else",    REWRITTEN, LAST_BUT_REPAIR, V::Refused(Cause::Other), Send(repaired_last(1)), None),
     ("the same, and none was accepted before",  REWRITTEN, LAST_BUT_REPAIR, V::Unavailable, Send(repaired_last(1)), None),
     ("too large: it helps the client",          REWRITTEN, LAST_BUT_REPAIR, UNFIT, Answer(LastAccepted), all(SIGNATURE, BOUND)),
@@ -206,7 +210,7 @@ fn every_consequence() {
 /// given and is held.
 #[test]
 fn every_path_ends_with_an_answer_that_is_held() {
-    for facts in [PLAIN, REWRITTEN, REASONING_BACK, USAGE_ASKED] {
+    for facts in [PLAIN, REPAIRED, REWRITTEN, REASONING_BACK, USAGE_ASKED] {
         walk(facts, State::Planned, vec![], &mut vec![]);
     }
 }

@@ -356,6 +356,12 @@ impl RecordedDecisions {
         self.echoes.values().any(|echo| echo.does == ReasoningAction::Out)
     }
 
+    /// Whether any is taken out though its provider did not refuse it.
+    pub fn takes_out_unrefused(&self) -> bool {
+        let mut out = self.echoes.values().filter(|echo| echo.does == ReasoningAction::Out);
+        out.any(|echo| echo.why != DecisionReason::Refusal)
+    }
+
     /// Whether the turn that it grew from sent the reasoning of a reply, or some of it.
     pub fn was_sent(&self, returned: &ReturnedReply) -> bool {
         !self.thoughts.is_empty()
