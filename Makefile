@@ -38,8 +38,12 @@ attack: ## Every attack of docs/threats.md, over real sockets and as a second us
 stall: ## Each thing that is waited for held still in turn, under N=200 streams (docs/waits.md)
 	PLIMSOLL_STALL=$(N) cargo test --locked --test stall
 
-harmless: ## N random conversations, rewritten, against a provider that checks what real ones check
+harmless: ## N random conversations, rewritten, against a provider that checks what real ones check; POISON=1: in which what it refuses strikes
+ifdef POISON
+	PLIMSOLL_POISON=$(N) cargo test --locked --release --test harmless stays_dead -- --nocapture
+else
 	PLIMSOLL_HARMLESS=$(N) cargo test --locked --release --test harmless -- --nocapture
+endif
 
 endless: ## N=20 sessions of 500 turns through a window of 30,000 tokens
 	PLIMSOLL_ENDLESS=$(N) cargo test --locked --release --test harmless never_end -- --nocapture

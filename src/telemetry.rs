@@ -11,6 +11,7 @@ mod live;
 pub mod log;
 pub mod metrics;
 mod open;
+mod refusal;
 pub mod terminal;
 
 use std::collections::{HashSet, VecDeque};
@@ -23,13 +24,14 @@ use tokio::sync::broadcast;
 pub use self::event::{Compaction, Exchange, Flight, StoreState};
 pub use self::labels::{
     AdminRefusal, ClientTimeout, CountOutcome, Ended, FailOpen, KeptKind, LessonOutcome,
-    MemoryKind, RepeatCause, StoreOperation, Turned,
+    MemoryKind, RefusalOutcome, RepeatCause, StoreOperation, Turned,
 };
 pub use self::live::{MessageEvent, MessageStep, Shrunk};
 use self::log::{Form, Log};
 use self::metrics::Metrics;
 pub use self::metrics::UpstreamMetrics;
 pub use self::open::Open;
+pub use self::refusal::RefusalReport;
 
 /// How many of the last exchanges can be asked for by id; older ones are only in the log.
 pub const RECENT: usize = 512;

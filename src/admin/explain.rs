@@ -22,6 +22,7 @@ use crate::context::savings::{ExchangeSavings, JudgedExchange};
 use crate::context::{Counting, Cut, Estimate, Method, Millis, Outcome, Place, Turn};
 use crate::dialect::cache::CacheMiss;
 use crate::dialect::refusal::Cause;
+use crate::dialect::repair::RepairCause;
 use crate::dialect::{PartKey, Usage};
 use crate::telemetry::Exchange;
 
@@ -53,6 +54,8 @@ pub struct Explanation {
     /// The provider refused what was decided for the request, naming this; that was taken back, and the
     /// request sent as those before it were.
     pub taken_back: Option<Cause>,
+    /// The provider refused the request for these, and took it with them changed.
+    pub healed: Vec<RepairCause>,
     /// The window was not large enough: how that showed, and whether room was made.
     pub overflow: Option<OverflowReport>,
     /// How many changes were made, replayed and new.
@@ -240,6 +243,7 @@ impl Explanation {
             sent_changed: done.is_sent(),
             resent: done.resent,
             taken_back: done.taken_back,
+            healed: done.healed.clone(),
             overflow: done.overflow,
             made: done.made,
             new: done.new,

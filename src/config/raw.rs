@@ -14,7 +14,7 @@ use super::{
 };
 use crate::context::policy::{
     ClassicPolicy, CompactOverride, CompactPolicy, EchoRule, PrunePolicy, ReasoningPolicy,
-    ReportedUsage,
+    RepairPolicy, ReportedUsage,
 };
 use crate::dialect::Dialect;
 use crate::dialect::models::{Family, Price};
@@ -112,6 +112,8 @@ pub struct RawConfig {
     pub compact: CompactPolicy,
     /// Reasoning that clients drop, and that is put back where the provider wants it.
     pub reasoning: ReasoningPolicy,
+    /// Healing: what is changed of a request after its provider refused it.
+    pub heal: RepairPolicy,
     /// Other counts of a request, beside Plimsoll's own estimate: by the rules of a known agent, or by the
     /// provider's counting endpoint.
     pub estimate: ClassicPolicy,
@@ -363,6 +365,7 @@ impl Default for RawConfig {
             prune: PrunePolicy::default(),
             compact: CompactPolicy::default(),
             reasoning: ReasoningPolicy::default(),
+            heal: RepairPolicy::default(),
             estimate: ClassicPolicy::default(),
             retention: RawRetention::default(),
             store: RawStore::default(),

@@ -17,15 +17,18 @@ use tokio::time::timeout;
 
 use crate::dialect::Note;
 use crate::dialect::credentials::redact;
+use crate::dialect::repair::RepairCause;
 use crate::proxy::http::body::{OutgoingBody, UploadProgress};
 use crate::proxy::http::memory::{HeldMemory, MemoryShare};
 use crate::proxy::http::progress::InFlightGuard;
 use crate::proxy::state::{Phase, Proxy};
 use crate::store::lessons::LessonSource;
 use crate::telemetry::clock::now;
-use crate::telemetry::{Exchange, FailOpen, MemoryKind, Open};
+use crate::telemetry::{Exchange, FailOpen, MemoryKind, Open, RefusalOutcome, RefusalReport};
 use crate::wire::memory::Memory as _;
 
+/// The response header that says what was changed of a request that the provider had refused.
+const HEALED: HeaderName = HeaderName::from_static("x-plimsoll-healed");
 /// The response header that names the exchange.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-plimsoll-request-id");
 
@@ -90,13 +93,25 @@ impl ExchangeRecorder {
         self.taken.hold(EXCHANGE + HEADERS * headers)
     }
 
-    /// Puts the exchange's id on its response, where the configuration wants that.
+    /// Says on its response what was changed after a refusal, and puts the exchange's id there, where the
+    /// configuration wants that.
     pub(crate) fn stamp(&self, headers: &mut HeaderMap) {
+        let healed = self.event.refusal.as_ref().and_then(RefusalReport::healed);
+        if let Some(healed) = healed.and_then(|healed| HeaderValue::try_from(healed).ok()) {
+            headers.insert(HEALED, healed);
+        }
         if self.proxy.config.request_id_header
             && let Ok(id) = HeaderValue::from_str(&self.event.id)
         {
             headers.insert(REQUEST_ID, id);
         }
+    }
+
+    /// What became of a refusal; the last word counts.
+    pub(crate) fn report_refusal(&mut self, causes: &[RepairCause], outcome: RefusalOutcome) {
+        let mut causes = causes.to_vec();
+        causes.dedup();
+        self.event.refusal = Some(RefusalReport { causes, outcome });
     }
 
     /// µs since the request arrived.

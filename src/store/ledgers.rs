@@ -519,6 +519,10 @@ fn record(fact: &Fact) -> Option<Record> {
         Fact::Echo(echo) => {
             (RecordKind::Echo, anew(echo.about.0, echo.shadow, echo.after), echo.at)
         }
+        // Beside the cuts: it is kept by a hash of what it changes, as they are.
+        Fact::Repair(repair) => {
+            (RecordKind::Cut, anew(repair.about.0, false, repair.after), repair.at)
+        }
         Fact::Aside(aside) => (RecordKind::Aside, xxh3_128(aside.request.as_bytes()), aside.at),
         Fact::TakenBack(taken) => (RecordKind::Aside, taken.key(), taken.at),
         Fact::Summary(one) => {

@@ -5,6 +5,7 @@
 use serde::Serialize;
 
 use super::labels::{Ended, FailOpen};
+use super::refusal::RefusalReport;
 use crate::context::budget::{Classic, ContextView, HiddenInput};
 use crate::context::plan::{DecisionReason, RewriteSummary};
 use crate::context::policy::SummaryAuthor;
@@ -130,6 +131,9 @@ pub struct Exchange {
     pub first_byte_us: Option<u64>,
     /// From request to the end, µs.
     pub duration_us: u64,
+    /// What became of a refusal that blames what was sent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refusal: Option<RefusalReport>,
     /// What the provider's refusal of our rewrite named, where the original was sent again.
     pub refused: Option<Cause>,
     /// Where we stood aside.
@@ -176,6 +180,7 @@ impl Exchange {
             headers_us: None,
             first_byte_us: None,
             duration_us: 0,
+            refusal: None,
             refused: None,
             fail_open: Vec::new(),
             notes: Vec::new(),

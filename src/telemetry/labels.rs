@@ -43,6 +43,28 @@ pub enum FailOpen {
     AnalysisBudget,
 }
 
+/// What became of a refusal that blames what was sent; a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
+#[serde(rename_all = "snake_case")]
+pub enum RefusalOutcome {
+    /// The request was changed, sent once more and answered.
+    Healed,
+    /// The changed request was refused, too.
+    RefusedAgain,
+    /// The changed request met a limit, or a provider that failed.
+    Unanswered,
+    /// No change answers it: what is refused is not the client's, or was changed in vain before.
+    NoRepair,
+    /// It names a place that is not there.
+    Misplaced,
+    /// The store did not keep the change.
+    NotKept,
+    /// It could have been changed, in mode `active`.
+    Possible,
+    /// Its words are not known.
+    Unknown,
+}
+
 /// What memory is held for; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]

@@ -15,6 +15,7 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::reload;
 
 use super::event::Exchange;
+use super::refusal::RefusalReport;
 use super::terminal;
 use crate::context::budget::grouped;
 use crate::context::overflow::OverflowReport;
@@ -378,7 +379,7 @@ fn error_field(name: &str, error: i64, ratio: Option<f64>, line: &mut Line) {
 /// `cut=3 (-12,400 tokens) put_back=1`, and where it is not so on the wire, why.
 fn rewriting_fields(exchange: &Exchange, line: &mut Line) {
     let done = &exchange.done;
-    let ChangeCounts { cut, put_back, taken_out, compacted, said } = done.made;
+    let ChangeCounts { cut, put_back, taken_out, compacted, said, repaired } = done.made;
     if cut > 0 {
         line.name("cut").shows(format_args!("{cut} (-{} tokens)", grouped(done.tokens_removed)));
     }
@@ -386,13 +387,18 @@ fn rewriting_fields(exchange: &Exchange, line: &mut Line) {
         let tokens = grouped(done.tokens_compacted);
         line.name("compacted").says(&["-", &tokens, " tokens"]);
     }
-    for (name, times) in [("put_back", put_back), ("taken_out", taken_out), ("said", said)] {
+    let counts =
+        [("put_back", put_back), ("taken_out", taken_out), ("said", said), ("repaired", repaired)];
+    for (name, times) in counts {
         if times > 0 {
             line.name(name).digits(times);
         }
     }
     if !done.made.is_nothing() && done.mode != Mode::Active {
         line.name("mode").word(done.mode);
+    }
+    if let Some(healed) = exchange.refusal.as_ref().and_then(RefusalReport::healed) {
+        line.name("healed").says(&[&healed]);
     }
     if let Some(cause) = done.resent {
         line.name("resent").word(cause);

@@ -25,6 +25,7 @@ mod hostile;
 mod long;
 mod overflow;
 mod play;
+mod poison;
 mod provider;
 mod said;
 mod speak;

@@ -16,6 +16,7 @@ mod editing;
 mod encrypted;
 mod explained;
 mod first_load;
+mod healed;
 mod kept;
 mod lasting;
 mod learned;

@@ -4,7 +4,7 @@ use plimsoll::context::ledger::Ledger;
 use plimsoll::context::plan::{Change, Decision, DecisionReason};
 use plimsoll::dialect::refusal::Cause;
 use plimsoll::store::Scope;
-use plimsoll::telemetry::FailOpen;
+use plimsoll::telemetry::{FailOpen, RefusalOutcome};
 use serde_json::{Value, json};
 
 use crate::play::{Play, answers, asks};
@@ -83,6 +83,49 @@ async fn a_refusal_that_the_client_earned_is_the_clients() {
     let response = client.response().await;
     assert_eq!((response.status(), response.text()), (400, REFUSED));
     assert_eq!(play.house.told().await.refused, None);
+}
+
+/// Reasoning may rest on what we changed: the client's is taken out only once the original is refused as well, and
+/// then no later turn is refused for it.
+#[tokio::test]
+async fn the_clients_reasoning_goes_where_nothing_else_helps() {
+    let mut play = Play::of("/v1/messages", eager()).await;
+    let thought = json!({"type": "thinking", "thinking": "So far.", "signature": "bm90IG91cnM="});
+    let mut stale = history(6);
+    let turn = |content: Value| {
+        [
+            json!({"role": "assistant", "content": content}),
+            json!({"role": "user", "content": "And now?"}),
+        ]
+    };
+    stale.extend(turn(json!([thought, {"type": "text", "text": "So."}])));
+    let place = format!("messages.{}.content.0", stale.len() - 2);
+    let refused = REFUSED.replace("messages.1.content.0", &place);
+    let request = asks(MODEL, &stale);
+    let mut client = play.sends(&request).await;
+    let mut call = play.provider.call().await;
+    let planned = json_of(&call);
+    assert!(cleared(&planned) > 0 && planned.to_string().contains("thinking"), "{planned}");
+    call.answer("400 Bad Request", &refused).await;
+    let mut call = call.wire.request().await;
+    assert_eq!(call.message.text(), request.to_string());
+    call.answer("400 Bad Request", &refused).await;
+    let mut call = call.wire.request().await;
+    let healed = json_of(&call);
+    assert_eq!(cleared(&healed), cleared(&planned));
+    assert!(!healed.to_string().contains("bm90IG91cnM="), "{healed}");
+    let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
+    call.answer("200 OK", &reply.to_string()).await;
+    assert_eq!(client.response().await.status(), 200);
+    drop(call);
+    let told = play.house.told().await;
+    assert_eq!(told.refusal.as_ref().unwrap().outcome, RefusalOutcome::Healed);
+
+    stale.extend(turn(json!([{"type": "text", "text": "Go on."}])));
+    play.restarts().await;
+    let next = play.asks(&asks(MODEL, &stale), &reply).await;
+    let (before, now) = (healed["messages"].as_array().unwrap(), &next.sent["messages"]);
+    assert_eq!(before[..], now.as_array().unwrap()[..before.len()]);
 }
 
 /// What a refusal says of a model is so even where the original is refused as well: earlier cuts may be what

@@ -64,10 +64,25 @@ impl Stage {
 
     /// One exchange; the provider says `reply`, if it accepts the request.
     pub async fn asks(&mut self, target: &str, body: &Value, reply: Reply) -> Asked {
+        let is_streamed = body["stream"] == true;
+        self.exchanges(target, &body.to_string(), reply, is_streamed).await
+    }
+
+    /// The same with a body that is no value.
+    pub async fn sends(&mut self, target: &str, body: &str, reply: Reply) -> Asked {
+        self.exchanges(target, body, reply, false).await
+    }
+
+    async fn exchanges(
+        &mut self,
+        target: &str,
+        body: &str,
+        reply: Reply,
+        is_streamed: bool,
+    ) -> Asked {
         self.provider.say(reply);
         self.provider.take_log();
-        let is_streamed = body["stream"] == true;
-        let (body, headers) = (body.to_string(), self.headers);
+        let headers = self.headers;
         let end = if is_streamed { "connection: close\r\n" } else { "" };
         let head = format!(
             "POST {target} HTTP/1.1\r\nhost: localhost\r\nx-api-key: k\r\nanthropic-version: 2023-06-01\r\n\

@@ -1,9 +1,10 @@
 //! What is sent next, by what a provider answered: every retry of one request, as a table.
 //!
-//! A request goes out as planned. Where that is refused it may be sent with room made in it, as its client
-//! sent it, and as the last accepted request of its branch was sent: each once at most. [`next`] says what
-//! to do and what was found out; [`Finding::consequence`] says what is remembered of that. Pure: whoever
-//! sends performs it and decides nothing (`docs/rewriting.md` "What is always so").
+//! A request goes out as planned. Where that is refused it may be sent with what was refused repaired, with room
+//! made in it, as its client sent it, and as the last accepted request of its branch was sent: each once at most,
+//! repaired as often as another thing is refused ([`MOST_REPAIRS`]). Reasoning is repaired last where we changed
+//! anything: it may rest on that. [`next`] says what to do and what was found out; [`Finding::consequence`] says
+//! what is remembered of that. Pure: whoever sends performs it and decides nothing (`docs/rewriting.md` "What is always so").
 
 use super::RevocationRetry;
 use crate::dialect::lesson::Lesson;
@@ -14,6 +15,8 @@ use crate::dialect::refusal::Cause;
 pub enum Form {
     /// With what its plan changes, and what is asked on our behalf.
     Planned,
+    /// The same, with the smallest change that answers a refusal; by how many refusals that are answered.
+    Repaired(u8),
     /// With room made in it.
     WithRoom,
     /// As its client sent it.
@@ -34,17 +37,35 @@ pub enum Verdict {
     DoesNotFit(Option<Cause>),
     /// It is refused, and the status blames what was sent.
     Refused(Cause),
+    /// It is refused for something that an edit can answer.
+    Repairable(RefusalKind),
     /// It is not answered, and no change of the request would help: a limit, a provider that fails.
     Failed,
     /// There is no such form of this request, or nothing was answered to it.
     Unavailable,
 }
 
+/// What else is known of a refusal that an edit can answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RefusalKind {
+    /// What its words name, where the status blames what was sent (400, 404, 422).
+    pub cause: Option<Cause>,
+    /// It also says that the request does not fit.
+    pub overflows: bool,
+    /// It is of reasoning, which may rest on what we changed: the client's is taken out where nothing else helps.
+    pub is_of_reasoning: bool,
+}
+
+/// As often as this a request is repaired: once for each thing that is refused.
+pub const MOST_REPAIRS: u8 = 4;
+
 /// What is known of a request before it is sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
     /// Its plan changes what its client sent.
     pub is_rewritten: bool,
+    /// It changes more than what was refused before: what the client's reasoning may rest on.
+    pub may_unbind: bool,
     /// Reasoning that its client left out was put back in what was sent last.
     pub has_reasoning_back: bool,
     /// What is asked on our behalf: the cause that a refusal of it names, and what that teaches.
@@ -58,18 +79,52 @@ pub struct Facts {
 pub enum State {
     /// The request as planned.
     Planned,
+    /// Repaired, for the time `round`.
+    Repaired {
+        /// What is done where no repair helps.
+        otherwise: Otherwise,
+        /// How many refusals are answered.
+        round: u8,
+    },
     /// With room, because it did not fit; with the cause for which it could also be sent as it came.
     WithRoom(Option<Cause>),
-    /// As it came, because the rewritten one was refused for `cause`. It did not fit: `overflowed`.
+    /// As it came, because the rewritten one was refused for `cause`.
     Original {
         /// What the refusal named.
         cause: Cause,
-        /// It was also too large.
-        overflowed: bool,
+        /// What of the rewritten one may be to blame.
+        blamed: Blamed,
     },
     /// As the last accepted one, because the rewritten one was refused for `cause`, and the original for
     /// `of_original`.
     LastAccepted {
+        /// What the first refusal named.
+        cause: Cause,
+        /// What the refusal of the original named.
+        of_original: Cause,
+        /// The first was of reasoning: the client's is taken out where this form is refused as well.
+        may_repair: bool,
+    },
+}
+
+/// What of a rewritten request may be to blame for its refusal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Blamed {
+    /// Anything that was changed.
+    Change,
+    /// What was changed, or the client's own reasoning.
+    Reasoning,
+    /// That it is larger than what its client sent.
+    Size,
+}
+
+/// What is done where no repair helps, by what was sent before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Otherwise {
+    /// The request as planned alone, which was refused as this says.
+    AfterPlanned(RefusalKind),
+    /// Every other form.
+    AfterAll {
         /// What the first refusal named.
         cause: Cause,
         /// What the refusal of the original named.
@@ -98,6 +153,14 @@ pub enum Then {
 /// What an answer showed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finding {
+    /// Repaired, it was the last word.
+    Repaired {
+        /// The provider took it.
+        accepted: bool,
+    },
+    /// Repaired, it is refused: for something that no edit answers, after which the repair may be decided anew, or
+    /// for the same thing.
+    RepairRefused(RevocationRetry),
     /// The request does not fit.
     Overflow,
     /// With room in it, it was the last word.
@@ -140,6 +203,8 @@ pub struct Consequence {
 pub enum Void {
     /// Everything decided so far, in what grows from this request.
     InBranch,
+    /// What the last repair changed.
+    Repair(RevocationRetry),
     /// What made room.
     Room(RevocationRetry),
     /// What the request decided beyond the last accepted one.
@@ -154,7 +219,9 @@ impl State {
         match self {
             State::Planned => false,
             State::WithRoom(_) => form == Form::Planned,
-            State::Original { overflowed, .. } => form == Form::Planned && overflowed,
+            State::Repaired { otherwise: Otherwise::AfterPlanned(_), .. } => form == Form::Planned,
+            State::Repaired { otherwise: Otherwise::AfterAll { .. }, .. } => form == Form::Original,
+            State::Original { blamed, .. } => form == Form::Planned && blamed == Blamed::Size,
             State::LastAccepted { .. } => form == Form::Original,
         }
     }
@@ -162,78 +229,138 @@ impl State {
 
 /// What to do after `verdict` on what was sent last.
 pub fn next(facts: Facts, state: State, verdict: Verdict) -> Step {
-    use Verdict::{Accepted, DoesNotFit, Failed, OverflowInReply, Refused, Unavailable};
-    match (state, verdict) {
-        (State::Planned, OverflowInReply) => {
-            Step::send(State::WithRoom(None)).finding(Finding::Overflow)
+    match state {
+        State::Planned => facts.after_planned(verdict),
+        State::Repaired { otherwise, round } => facts.after_repair(otherwise, round, verdict),
+        State::WithRoom(first) => facts.after_room(first, verdict.unrepaired()),
+        State::Original { cause, blamed } => facts.after_original(cause, blamed, verdict),
+        State::LastAccepted { cause, of_original, may_repair } => {
+            after_last_accepted(cause, of_original, may_repair, verdict)
         }
-        (State::Planned, DoesNotFit(cause)) => {
-            Step::send(State::WithRoom(cause)).finding(Finding::Overflow)
-        }
-        (State::Planned, Refused(cause)) => facts.without_changes(cause, false),
-        (State::Planned, Accepted | Failed | Unavailable) => Step::answer(Form::Planned),
+    }
+}
 
-        (State::WithRoom(_), Accepted) => {
-            Step::answer(Form::WithRoom).finding(Finding::RoomMade { saved: true })
-        }
-        (State::WithRoom(_), Failed) => {
-            Step::answer(Form::WithRoom).finding(Finding::RoomMade { saved: false })
-        }
-        (State::WithRoom(first), Refused(cause)) => {
-            facts.without_room(first).finding(Finding::RoomRefused(cause))
-        }
-        (State::WithRoom(first), OverflowInReply | DoesNotFit(_) | Unavailable) => {
-            facts.without_room(first)
-        }
-
-        (State::Original { cause, .. }, Accepted | OverflowInReply) => {
-            Step::answer(Form::Original).finding(Finding::ChangeRefused(cause))
-        }
-        (State::Original { .. }, DoesNotFit(_)) => next(facts, state, Refused(Cause::Overflow)),
-        (State::Original { cause, overflowed: false }, Refused(of_original))
-            if facts.is_rewritten && !cause.is_beside() =>
-        {
-            Step::send(State::LastAccepted { cause, of_original })
-        }
-        (State::Original { cause, overflowed }, Refused(of_original)) => {
-            // What else the original lacks helps no client to make room; what it got wrong by itself does.
-            let is_planned = overflowed && of_original != Cause::Structure;
-            let form = if is_planned { Form::Planned } else { Form::Original };
-            Step::answer(form).all_refused(cause, Some(of_original))
-        }
-        (State::Original { cause, .. }, Failed | Unavailable) => {
-            Step::answer(Form::Original).all_refused(cause, None)
-        }
-
-        (State::LastAccepted { cause, .. }, Accepted | OverflowInReply) => {
-            let accepted = true;
-            let finding = Finding::OwnDecisionsRefused { cause, accepted };
-            Step::answer(Form::LastAccepted).finding(finding)
-        }
-        (State::LastAccepted { cause, .. }, Failed) => {
-            let accepted = false;
-            let finding = Finding::OwnDecisionsRefused { cause, accepted };
-            Step::answer(Form::LastAccepted).finding(finding)
-        }
-        (State::LastAccepted { cause, of_original }, DoesNotFit(_))
-            if of_original != Cause::Structure =>
-        {
-            Step::answer(Form::LastAccepted).all_refused(cause, Some(of_original))
-        }
-        (State::LastAccepted { cause, of_original }, DoesNotFit(_) | Refused(_) | Unavailable) => {
-            Step::answer(Form::Original).all_refused(cause, Some(of_original))
+impl Verdict {
+    /// Where nothing is repaired: neither what makes room nor the client's own request is.
+    fn unrepaired(self) -> Self {
+        match self {
+            Verdict::Repairable(RefusalKind { overflows: true, cause, .. }) => {
+                Verdict::DoesNotFit(cause)
+            }
+            Verdict::Repairable(RefusalKind { cause, .. }) => {
+                Verdict::Refused(cause.unwrap_or(Cause::Other))
+            }
+            other => other,
         }
     }
 }
 
 impl Facts {
+    /// What to do after `verdict` on the request as planned.
+    fn after_planned(self, verdict: Verdict) -> Step {
+        match verdict {
+            Verdict::Accepted | Verdict::Failed | Verdict::Unavailable => {
+                Step::answer(Form::Planned)
+            }
+            Verdict::OverflowInReply => {
+                Step::send(State::WithRoom(None)).finding(Finding::Overflow)
+            }
+            Verdict::DoesNotFit(cause) => {
+                Step::send(State::WithRoom(cause)).finding(Finding::Overflow)
+            }
+            Verdict::Refused(cause) => self.without_changes(cause, Blamed::Change),
+            Verdict::Repairable(RefusalKind {
+                is_of_reasoning: true, cause: Some(cause), ..
+            }) if self.may_unbind => self.without_changes(cause, Blamed::Reasoning),
+            Verdict::Repairable(first) => Step::repair(Otherwise::AfterPlanned(first), 1),
+        }
+    }
+
+    /// What to do after `verdict` on the request as it was repaired for the time `round`.
+    fn after_repair(self, otherwise: Otherwise, round: u8, verdict: Verdict) -> Step {
+        let repaired =
+            |accepted| Step::answer(Form::Repaired(round)).finding(Finding::Repaired { accepted });
+        match (verdict, otherwise) {
+            (Verdict::Accepted | Verdict::OverflowInReply, _) => repaired(true),
+            (Verdict::Failed, _) => repaired(false),
+            (Verdict::Repairable(_), _) if round < MOST_REPAIRS => {
+                Step::repair(otherwise, round + 1)
+            }
+            (Verdict::DoesNotFit(cause), Otherwise::AfterPlanned(_)) => {
+                Step::send(State::WithRoom(cause)).finding(Finding::Overflow)
+            }
+            (Verdict::Unavailable, _) if round == 1 => self.unrepaired(otherwise),
+            (Verdict::Refused(_) | Verdict::DoesNotFit(_), _) => {
+                self.unrepaired(otherwise).repair_refused(RevocationRetry::Next)
+            }
+            (Verdict::Repairable(_) | Verdict::Unavailable, _) => {
+                self.unrepaired(otherwise).repair_refused(RevocationRetry::Never)
+            }
+        }
+    }
+
+    /// What is done where no repair answers a refusal.
+    fn unrepaired(self, otherwise: Otherwise) -> Step {
+        let first = match otherwise {
+            Otherwise::AfterPlanned(first) => first,
+            Otherwise::AfterAll { cause, of_original } => {
+                return Step::answer(Form::Original).all_refused(cause, Some(of_original));
+            }
+        };
+        match (first.overflows, first.cause) {
+            (true, cause) => Step::send(State::WithRoom(cause)).finding(Finding::Overflow),
+            (false, Some(cause)) => self.without_changes(cause, Blamed::Change),
+            (false, None) => Step::answer(Form::Planned),
+        }
+    }
+
+    /// What to do after `verdict` on the request with room in it; `first`: what the refusal for its size named.
+    fn after_room(self, first: Option<Cause>, verdict: Verdict) -> Step {
+        let room_made = |saved| Step::answer(Form::WithRoom).finding(Finding::RoomMade { saved });
+        match verdict {
+            Verdict::Accepted => room_made(true),
+            Verdict::Failed => room_made(false),
+            Verdict::Refused(cause) => {
+                self.without_room(first).finding(Finding::RoomRefused(cause))
+            }
+            _ => self.without_room(first),
+        }
+    }
+
+    /// What to do after `verdict` on the request as it came.
+    fn after_original(self, cause: Cause, blamed: Blamed, verdict: Verdict) -> Step {
+        let of_original = match verdict.unrepaired() {
+            Verdict::Accepted | Verdict::OverflowInReply => {
+                return Step::answer(Form::Original).finding(Finding::ChangeRefused(cause));
+            }
+            Verdict::DoesNotFit(_) => Some(Cause::Overflow),
+            Verdict::Refused(of_original) => Some(of_original),
+            _ => None,
+        };
+        match of_original {
+            Some(of_original)
+                if blamed != Blamed::Size && self.is_rewritten && !cause.is_beside() =>
+            {
+                let may_repair = blamed == Blamed::Reasoning;
+                Step::send(State::LastAccepted { cause, of_original, may_repair })
+            }
+            _ => {
+                // What else the original lacks helps no client to make room; what it got wrong by itself does.
+                let is_planned = blamed == Blamed::Size
+                    && of_original.is_some_and(|cause| cause != Cause::Structure);
+                let form = if is_planned { Form::Planned } else { Form::Original };
+                Step::answer(form).all_refused(cause, of_original)
+            }
+        }
+    }
+
     /// The request as it came, where a refusal that names `cause` may be due to what we changed. Where
     /// nothing was rewritten it names what was asked on our behalf, or it is the client's: no second request
     /// is sent on a guess.
-    fn without_changes(self, cause: Cause, overflowed: bool) -> Step {
+    fn without_changes(self, cause: Cause, blamed: Blamed) -> Step {
         let is_of_added = self.added.is_some_and(|(added, _)| added == cause);
         match self.is_rewritten || is_of_added {
-            true => Step::send(State::Original { cause, overflowed }),
+            true => Step::send(State::Original { cause, blamed }),
             false => Step::answer(Form::Planned),
         }
     }
@@ -241,9 +368,33 @@ impl Facts {
     /// Where no room could be made. With reasoning put back a request may not fit where it would as it came.
     fn without_room(self, first: Option<Cause>) -> Step {
         match first.filter(|_| self.has_reasoning_back) {
-            Some(cause) => self.without_changes(cause, true),
+            Some(cause) => self.without_changes(cause, Blamed::Size),
             None => Step::answer(Form::Planned),
         }
+    }
+}
+
+/// What to do after `verdict` on the last accepted form.
+fn after_last_accepted(
+    cause: Cause,
+    of_original: Cause,
+    may_repair: bool,
+    verdict: Verdict,
+) -> Step {
+    let own_refused = |accepted| {
+        Step::answer(Form::LastAccepted).finding(Finding::OwnDecisionsRefused { cause, accepted })
+    };
+    let all_refused = |form| Step::answer(form).all_refused(cause, Some(of_original));
+    match verdict.unrepaired() {
+        Verdict::Accepted | Verdict::OverflowInReply => own_refused(true),
+        Verdict::Failed => own_refused(false),
+        Verdict::DoesNotFit(_) if of_original != Cause::Structure => {
+            all_refused(Form::LastAccepted)
+        }
+        Verdict::Refused(_) | Verdict::Unavailable if may_repair => {
+            Step::repair(Otherwise::AfterAll { cause, of_original }, 1)
+        }
+        _ => all_refused(Form::Original),
     }
 }
 
@@ -252,12 +403,20 @@ impl Step {
         Self { finding: None, then: Then::Send(state) }
     }
 
+    fn repair(otherwise: Otherwise, round: u8) -> Self {
+        Self::send(State::Repaired { otherwise, round })
+    }
+
     fn answer(form: Form) -> Self {
         Self { finding: None, then: Then::Answer(form) }
     }
 
     fn finding(self, finding: Finding) -> Self {
         Self { finding: Some(finding), ..self }
+    }
+
+    fn repair_refused(self, anew: RevocationRetry) -> Self {
+        Self { finding: self.finding.or(Some(Finding::RepairRefused(anew))), ..self }
     }
 
     fn all_refused(self, cause: Cause, of_original: Option<Cause>) -> Self {
@@ -269,7 +428,12 @@ impl Finding {
     /// What is remembered of it.
     pub fn consequence(self, facts: Facts) -> Consequence {
         match self {
-            Finding::Overflow | Finding::RoomMade { .. } => Consequence::default(),
+            Finding::Overflow | Finding::RoomMade { .. } | Finding::Repaired { .. } => {
+                Consequence::default()
+            }
+            Finding::RepairRefused(anew) => {
+                Consequence { void: Some(Void::Repair(anew)), lesson: None }
+            }
             Finding::RoomRefused(cause) => {
                 Consequence { void: Some(Void::Room(retry(cause))), lesson: of_the_model(cause) }
             }

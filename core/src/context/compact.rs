@@ -13,6 +13,7 @@ pub use agents::is_worth_it;
 pub use quotes::most_quoted;
 
 use foldhash::{HashMap, HashSet};
+use serde::{Deserialize, Serialize};
 
 use super::begins::is_persons;
 use super::plan::{DecisionReason, PlanRequest, RecordedDecisions};
@@ -24,6 +25,15 @@ use crate::dialect::summary::provider;
 use crate::dialect::{Chain, Dialect, Message, Part, PartKey, PartKind, Purpose, Role, rewrite};
 use crate::wire::splice::Edit;
 use quotes::Quotes;
+
+/// What stood before a cut as it was forwarded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ForwardedHistory {
+    /// The chain of system prompt and tools.
+    pub head: Chain,
+    /// The chain of all that was forwarded before the cut.
+    pub sent: Chain,
+}
 
 /// How much a request needs a summary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use foldhash::HashMap;
 
 use super::footprint::{block, entry, text};
+use super::repair::RepairDecision;
 use super::{
     CompactionRecord, Cut, Fact, InjectionState, Millis, ReasoningAction, ReasoningDecision,
     Replacement,
@@ -67,6 +68,21 @@ impl Decidable for ReasoningDecision {
     }
 }
 
+impl Decidable for RepairDecision {
+    fn place(&self) -> DecisionKey {
+        (self.about.0, false, self.after)
+    }
+
+    fn request(&self) -> &str {
+        &self.request
+    }
+
+    fn bytes(&self) -> usize {
+        let names = text(&self.model) + text(&self.upstream);
+        place(self) + text(&self.request) + names + text(self.repair.words())
+    }
+}
+
 impl Decidable for CompactionRecord {
     fn place(&self) -> DecisionKey {
         (self.address().0, self.shadow, self.after)
@@ -94,6 +110,7 @@ impl Fact {
         match &mut self {
             Self::Cut(cut) => cut.after = aside,
             Self::Echo(echo) => echo.after = aside,
+            Self::Repair(repair) => repair.after = aside,
             Self::Summary(compact) | Self::Compact(compact) => compact.after = aside,
             Self::Said(said) => {
                 if let InjectionState::Taken(taken) = &mut said.fate {

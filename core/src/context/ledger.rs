@@ -13,6 +13,7 @@ use foldhash::{HashMap, HashSet};
 
 use super::decisions::Decisions;
 use super::footprint::{block, entry, list, text};
+use super::repair::RepairDecision;
 use super::{
     CompactionRecord, Cut, Fact, InjectedMessage, InjectionPlace, InjectionState, Outcome,
     QueuedMessage, Reasoning, ReasoningDecision, Revoked, Sketch, SketchPart, Suspended, ThreadId,
@@ -37,6 +38,7 @@ pub struct Ledger {
     /// What was decided, in shadow mode or not.
     cuts: Decisions<Cut>,
     echoes: Decisions<ReasoningDecision>,
+    repairs: Decisions<RepairDecision>,
     /// Rewrites that were refused.
     asides: Vec<Suspended>,
     /// Decisions that are void, by the exchange they were made for.
@@ -116,6 +118,7 @@ impl Ledger {
             Fact::Reasoning(reasoning) => self.add_reasoning(Arc::new(*reasoning)),
             Fact::Cut(cut) => self.bytes += self.cuts.add(Arc::new(*cut)),
             Fact::Echo(echo) => self.bytes += self.echoes.add(Arc::new(*echo)),
+            Fact::Repair(repair) => self.bytes += self.repairs.add(Arc::new(*repair)),
             Fact::Aside(aside) => self.add_aside(*aside),
             Fact::TakenBack(taken) => self.add_taken_back(*taken),
             Fact::Summary(summary) => self.bytes += self.summaries.add(Arc::new(*summary)),
@@ -135,6 +138,7 @@ impl Ledger {
     fn take_decisions(&mut self, other: &Ledger) {
         other.cuts.all().for_each(|cut| self.bytes += self.cuts.add(cut.clone()));
         other.echoes.all().for_each(|echo| self.bytes += self.echoes.add(echo.clone()));
+        other.repairs.all().for_each(|one| self.bytes += self.repairs.add(one.clone()));
         other.summaries.all().for_each(|one| self.bytes += self.summaries.add(one.clone()));
         other.compacts.all().for_each(|one| self.bytes += self.compacts.add(one.clone()));
         self.client_compacts |= other.client_compacts;
@@ -152,8 +156,8 @@ impl Ledger {
 
     /// What decisions take of it, bytes.
     pub fn decision_bytes(&self) -> usize {
-        let Self { cuts, echoes, summaries, compacts, .. } = self;
-        cuts.bytes() + echoes.bytes() + summaries.bytes() + compacts.bytes()
+        let Self { cuts, echoes, repairs, summaries, compacts, .. } = self;
+        cuts.bytes() + echoes.bytes() + repairs.bytes() + summaries.bytes() + compacts.bytes()
     }
 
     fn add_reasoning(&mut self, reasoning: Arc<Reasoning>) {

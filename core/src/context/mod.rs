@@ -21,6 +21,7 @@ pub mod plan;
 pub mod policy;
 pub mod prune;
 pub mod reasoning;
+pub mod repair;
 pub mod savings;
 pub mod trim;
 
@@ -29,6 +30,7 @@ use std::borrow::Cow;
 pub use self::method::Method;
 use crate::dialect::{Chain, Dialect, Part, PartKey, Purpose, Stop, Usage, models::Family};
 pub use crate::tokens::{Counting, learn::Guess};
+pub use compact::ForwardedHistory;
 use serde::{Deserialize, Serialize};
 
 /// Milliseconds since 1970, UTC. Passed in: these floors have no clock.
@@ -409,15 +411,6 @@ pub struct CompactionRecord {
     pub after: Option<Millis>,
 }
 
-/// What stood before a cut as it was forwarded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ForwardedHistory {
-    /// The chain of system prompt and tools.
-    pub head: Chain,
-    /// The chain of all that was forwarded before the cut.
-    pub sent: Chain,
-}
-
 impl CompactionRecord {
     /// The identity of what stands in place of the messages.
     pub fn key(&self) -> PartKey {
@@ -574,6 +567,8 @@ pub enum Fact {
     Cut(Box<Cut>),
     /// What was decided about reasoning.
     Echo(Box<ReasoningDecision>),
+    /// A change that answers a refusal: from then on it is repeated.
+    Repair(Box<repair::RepairDecision>),
     /// A rewrite that was refused.
     Aside(Box<Suspended>),
     /// Decisions that were refused.

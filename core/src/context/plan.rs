@@ -7,6 +7,7 @@
 
 mod overlay;
 mod recorded;
+mod repairs;
 mod replay;
 mod report;
 
@@ -179,6 +180,8 @@ pub enum DecisionReason {
     Shadow,
     /// Refused: the summary is not written yet.
     NotReady,
+    /// The provider refused the request without it.
+    Refusal,
 }
 
 /// What is changed.
@@ -197,6 +200,8 @@ pub enum Change {
     Compacted,
     /// Words were added that somebody queued.
     Said,
+    /// Something that the provider refused was changed.
+    Repaired,
 }
 
 /// Whether a change is made.

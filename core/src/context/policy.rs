@@ -5,6 +5,7 @@
 //! `[prune]`, `[reasoning]` and `[estimate]`: doc comments here are what a person reads in `config/default.toml`.
 
 mod compact;
+mod heal;
 
 use std::borrow::Cow;
 
@@ -15,6 +16,7 @@ use crate::tokens::classic::Rules;
 pub use compact::{
     CompactOverride, CompactPolicy, ReportedUsage, SummaryAuthor, SummaryEngine, ThresholdBasis,
 };
+pub use heal::RepairPolicy;
 
 /// How far we may go with a request; a later one goes further.
 #[derive(
@@ -54,6 +56,8 @@ pub struct Policy {
     pub compact: CompactPolicy,
     /// A second count of every request.
     pub estimate: ClassicPolicy,
+    /// What is changed where the provider refused it.
+    pub heal: RepairPolicy,
     /// What clients are told of usage.
     pub client_usage: ReportedUsage,
 }

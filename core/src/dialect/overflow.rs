@@ -121,7 +121,7 @@ fn fits(words: &str, text: &str) -> Option<Overflow> {
 }
 
 /// A number with its separators (`1,048,576`), and what follows it.
-fn number(text: &str) -> Option<(Option<u64>, &str)> {
+pub(super) fn number(text: &str) -> Option<(Option<u64>, &str)> {
     let inside = |(at, byte): (usize, &u8)| {
         let next = text.as_bytes().get(at + 1);
         byte.is_ascii_digit()
@@ -136,7 +136,12 @@ fn number(text: &str) -> Option<(Option<u64>, &str)> {
 
 /// The words of a body in lower case, JSON's escapes undone: some servers escape `>`, `'` or all
 /// quotes of an error they pass on.
-fn words(body: &[u8]) -> String {
+pub(super) fn words(body: &[u8]) -> String {
+    unescaped(body).to_lowercase()
+}
+
+/// The same as they are written.
+pub(super) fn unescaped(body: &[u8]) -> String {
     let text = String::from_utf8_lossy(body);
     let mut words = String::with_capacity(text.len());
     let mut rest = &*text;
@@ -154,7 +159,7 @@ fn words(body: &[u8]) -> String {
         }
     }
     words.push_str(rest);
-    words.to_lowercase()
+    words
 }
 
 #[cfg(test)]

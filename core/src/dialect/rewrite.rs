@@ -25,8 +25,9 @@ pub use say::say;
 use super::{Conversation, Dialect, Message, Part, PartKind, Role, Span};
 use crate::wire::json::{Document, Kind};
 use crate::wire::splice::Edit;
-use beside::{Room, edit};
-pub(super) use beside::{insert, literal, set, without_member};
+pub(super) use beside::{
+    Room, edit, first_member, insert, literal, room, runs, set, without_member,
+};
 use serde::de::IgnoredAny;
 
 /// What a cut leaves of a tool result.

@@ -68,6 +68,72 @@ pub fn splice(body: &Bytes, mut edits: Vec<Edit>) -> Result<Vec<Bytes>, Conflict
     Ok(slices)
 }
 
+/// The bytes that edits make of a body; the body itself where they cannot be applied.
+pub fn applied(body: &[u8], edits: &[Edit]) -> Vec<u8> {
+    if check(edits, body.len()).is_err() {
+        return body.to_vec();
+    }
+    let mut sorted: Vec<&Edit> = edits.iter().collect();
+    sorted.sort_by_key(|edit| edit.at);
+    let mut out = Vec::with_capacity(body.len());
+    let mut done = 0;
+    for edit in sorted {
+        out.extend_from_slice(&body[done..edit.at.start]);
+        out.extend_from_slice(&edit.with);
+        done = edit.at.end;
+    }
+    out.extend_from_slice(&body[done..]);
+    out
+}
+
+/// Edits of the original that come to the same as `first`, and then `second` of what `first` made of it, which is
+/// `middle`. `None` where `second` cannot be applied.
+pub fn compose(first: &[Edit], middle: &[u8], second: Vec<Edit>) -> Option<Vec<Edit>> {
+    check(&second, middle.len()).ok()?;
+    let mut first: Vec<&Edit> = first.iter().collect();
+    first.sort_by_key(|edit| edit.at);
+    // Each edit with where it stands in the middle; those of the first know how far they shift what follows.
+    let mut shift = 0isize;
+    let mut all: Vec<(Span, Option<&Edit>, Option<Bytes>)> = Vec::new();
+    for edit in first {
+        let start = edit.at.start.checked_add_signed(shift)?;
+        all.push((Span::new(start, start + edit.with.len()), Some(edit), None));
+        shift += edit.with.len() as isize - edit.at.len() as isize;
+    }
+    all.extend(second.into_iter().map(|edit| (edit.at, None, Some(edit.with))));
+    all.sort_by_key(|(at, ..)| *at);
+    let mut composed = Vec::new();
+    let mut back = 0isize;
+    let mut rest = &all[..];
+    while let Some((at, ..)) = rest.first() {
+        let (begin, mut end) = (at.start, at.end);
+        let mut count = 1;
+        while let Some((next, ..)) = rest.get(count).filter(|(next, ..)| next.start <= end) {
+            end = end.max(next.end);
+            count += 1;
+        }
+        let (group, after) = rest.split_at(count);
+        let from = begin.checked_add_signed(back)?;
+        let mut with = Vec::new();
+        let mut done = begin;
+        for (at, of_first, of_second) in group {
+            if let Some(edit) = of_first {
+                back += edit.at.len() as isize - edit.with.len() as isize;
+            }
+            if let Some(new) = of_second {
+                with.extend_from_slice(middle.get(done..at.start)?);
+                with.extend_from_slice(new);
+                done = at.end;
+            }
+        }
+        with.extend_from_slice(middle.get(done..end)?);
+        let to = end.checked_add_signed(back)?;
+        composed.push(Edit { at: Span::new(from, to), with: with.into() });
+        rest = after;
+    }
+    Some(composed)
+}
+
 fn push(slices: &mut Vec<Bytes>, slice: Bytes) {
     if !slice.is_empty() {
         slices.push(slice);
@@ -155,6 +221,24 @@ mod tests {
                 from_body = span.end;
             }
             prop_assert_eq!(&out[from_out..], &body[from_body..]);
+        }
+
+        /// Edits of edits are edits.
+        #[test]
+        fn what_is_composed_is_what_is_done_one_after_the_other(
+            body in proptest::collection::vec(any::<u8>(), 0..60),
+            one in proptest::collection::btree_set(0usize..60, 0..8),
+            two in proptest::collection::btree_set(0usize..90, 0..8),
+        ) {
+            let edits = |cuts: std::collections::BTreeSet<usize>, length: usize, with: &'static str| {
+                let cuts: Vec<usize> = cuts.into_iter().filter(|c| *c <= length).collect();
+                cuts.chunks_exact(2).map(|c| edit(c[0], c[1], with)).collect::<Vec<_>>()
+            };
+            let first = edits(one, body.len(), "<one>");
+            let middle = applied(&body, &first);
+            let second = edits(two, middle.len(), "2");
+            let composed = compose(&first, &middle, second.clone()).unwrap();
+            prop_assert_eq!(applied(&body, &composed), applied(&middle, &second));
         }
 
         #[test]

@@ -72,6 +72,13 @@ impl Explanation {
                 "; the provider refused what was new ({}), and the request was sent as those before it",
                 word(cause)
             ),
+            _ if !self.healed.is_empty() => {
+                let causes: Vec<&str> = self.healed.iter().map(|cause| cause.word()).collect();
+                format!(
+                    "; the provider refused it first ({}), and took it changed",
+                    causes.join(", ")
+                )
+            }
             (Mode::Shadow, ..) => "; decided and measured, and sent as it came".to_owned(),
             _ if self.held_out => "; the session is held out for comparison".to_owned(),
             _ => String::new(),

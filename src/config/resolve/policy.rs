@@ -13,6 +13,8 @@ use crate::tokens::bpe;
 /// How long a request may wait for a summary, s: the shortest budget that clients have for the first
 /// byte is 60 s (`docs/protocols.md` 10.4), and the answer itself takes its time.
 const LONGEST_WAIT: u64 = 45;
+/// Fewer tokens are no answer.
+const LEAST_OUTPUT: u64 = 256;
 /// Fewer tokens hold no head, note and tail.
 const SMALLEST_RESULT: u64 = 200;
 /// No character is more tokens than this.
@@ -81,6 +83,10 @@ impl Resolver<'_> {
                 "Write reinject = \"off\", or strip less.",
             );
         }
+        if said.heal.min_output < LEAST_OUTPUT {
+            let what = "leaves no room for an answer";
+            self.wrong(&["heal", "min_output"], what, "Write 256 or more.");
+        }
         self.estimate(&said.estimate);
         self.compact(said);
         Policy {
@@ -91,6 +97,7 @@ impl Resolver<'_> {
                 gemini_vocabulary: self.vocabulary(said.estimate.gemini_vocabulary.as_deref()),
                 ..said.estimate.clone()
             },
+            heal: said.heal.clone(),
             client_usage: said.client_usage,
         }
     }

@@ -155,7 +155,9 @@ impl ClientRequest {
         let placed = self.placed(analysis, Some(head), account).await;
         let PlacedRequest { measure, writer, edits, beta, added } = placed;
         let rewrite = (!edits.is_empty()).then_some(PlannedRewrite { plain, edits, beta });
-        Some(AnalyzedRequest { measure, writer, changes: BodyChanges { rewrite, added } })
+        let may_repair = measure.as_ref().is_some_and(PendingExchange::may_repair);
+        let changes = BodyChanges { rewrite, added, may_repair };
+        Some(AnalyzedRequest { measure, writer, changes })
     }
 
     /// How its body is read.
@@ -368,6 +370,7 @@ impl ClientRequest {
             unknown: taught != Recalled::Known,
             signed: self.is_signed(),
             added: None,
+            counted_input: None,
             policy: proxy.policy(upstream, name),
             now: now(),
             conversation,

@@ -37,6 +37,8 @@ pub(crate) struct BodyChanges {
     pub(crate) rewrite: Option<PlannedRewrite>,
     /// What is asked on our behalf; only where the body has no encoding.
     pub(crate) added: Option<AddedOption>,
+    /// It may be sent again, changed, should it be refused: however small it is.
+    pub(crate) may_repair: bool,
 }
 
 /// A body of fewer bytes holds nothing that could be left out.
@@ -61,7 +63,8 @@ impl OutboundRequest {
         changes: BodyChanges,
     ) -> Self {
         let rewritten = changes.rewrite.is_some();
-        if !rewritten && changes.added.is_none() && bytes.len() < WORTH_BYTES {
+        let is_small = bytes.len() < WORTH_BYTES && !changes.may_repair;
+        if !rewritten && changes.added.is_none() && is_small {
             return Self::plain(head, OutgoingBody::slices(vec![bytes], trailers));
         }
         let original = OriginalRequest { head, bytes, trailers, added: changes.added };
@@ -95,7 +98,7 @@ impl OutboundRequest {
         // Where no room may be made there is nothing to wait for: what is said of the window is read as it passes.
         let mendable = measure.as_ref().filter(|measure| measure.may_make_room());
         let is_judged = blames_us && measure.is_some() || mendable.is_some();
-        let may_not_fit = is_judged && may_not_fit(status);
+        let may_not_fit = is_judged && (may_not_fit(status) || blames_request(status));
         let may_overflow =
             status == StatusCode::OK && mendable.is_some_and(PendingExchange::may_overflow);
         let Some(original) = original.filter(|_| blames_us || may_not_fit || may_overflow) else {
@@ -141,7 +144,7 @@ mod tests {
 
     fn usage(edit: Option<Edit>) -> BodyChanges {
         let added = edit.map(|edit| AddedOption { what: AddedOptionKind::Usage, edit });
-        BodyChanges { added, rewrite: None }
+        BodyChanges { added, ..BodyChanges::default() }
     }
 
     #[test]

@@ -13,11 +13,14 @@ use http::{Response, StatusCode};
 use super::original_request::{OriginalRequest, sent};
 use super::response_peek;
 use crate::context::Fact;
-use crate::context::attempt::{Facts, Finding, Form, State, Then, Verdict, Void, next};
+use crate::context::attempt::{
+    Facts, Finding, Form, RefusalKind, State, Then, Verdict, Void, next,
+};
 use crate::context::overflow::OverflowSign;
 use crate::dialect::lesson::{Lesson, LessonMatch};
 use crate::dialect::overflow::{Answered, Overflow, overflow};
 use crate::dialect::refusal::{self, Cause};
+use crate::dialect::repair::{self, Refusal, RepairCause};
 use crate::dialect::{PartKey, Purpose};
 use crate::proxy::exchange_recorder::{ExchangeRecorder, LearningSubject};
 use crate::proxy::http::body::{OutgoingBody, StartedResponse};
@@ -28,7 +31,7 @@ use crate::proxy::state::Proxy;
 use crate::proxy::turn::pending::{PendingExchange, RevisedRequest};
 use crate::proxy::upstream::error::UpstreamError;
 use crate::store::ledgers::SessionRoom;
-use crate::telemetry::{FailOpen, LessonOutcome};
+use crate::telemetry::{FailOpen, LessonOutcome, RefusalOutcome};
 use crate::wire::json::Document;
 
 /// Most bytes of a refusal that are read for its cause.
@@ -64,6 +67,12 @@ struct Answers {
     overflow: Option<(OverflowSign, Overflow)>,
     /// What the words of the first one teach.
     taught: LessonMatch,
+    /// What an edit can answer of the newest refusal.
+    refusal: Option<Refusal>,
+    /// The request as it is repaired, what the newest repair decided, and what all of them answer.
+    repaired: Option<RevisedRequest>,
+    repair_decisions: Vec<PartKey>,
+    repair_causes: Vec<RepairCause>,
     /// The request with room in it, and what the words of its refusal teach.
     room: Option<RevisedRequest>,
     room_taught: LessonMatch,
@@ -95,6 +104,7 @@ impl Retry<'_> {
             answers.held.retain(|(form, _)| state.may_answer(*form));
             verdict = match state {
                 State::Planned => Verdict::Unavailable,
+                State::Repaired { round, .. } => self.send_repaired(round, &mut answers).await,
                 State::WithRoom(_) => self.send_with_room(&mut answers).await,
                 State::Original { .. } => {
                     let (head, body) = self.original.untouched();
@@ -111,12 +121,11 @@ impl Retry<'_> {
     }
 
     fn facts(&self) -> Facts {
+        let measure = self.measure.as_deref();
         Facts {
             is_rewritten: self.is_rewritten,
-            has_reasoning_back: self
-                .measure
-                .as_ref()
-                .is_some_and(|measure| measure.has_reasoning_back()),
+            may_unbind: measure.is_some_and(|measure| measure.may_unbind()),
+            has_reasoning_back: measure.is_some_and(|measure| measure.has_reasoning_back()),
             added: self.adds.map(|adds| (adds.cause(), adds.lesson())),
             is_count: self.account.event.purpose == Some(Purpose::Count),
         }
@@ -134,13 +143,17 @@ impl Retry<'_> {
         answers.taught = self.taught(&refused).await;
         let cause = refusal::cause(&refused.start);
         let said = window_of(&refused, self.account).filter(|_| self.suspicion.may_not_fit);
+        answers.refusal = self.repairable(&refused);
         answers.held.push((Form::Planned, refused));
         let blames_us = self.suspicion.blames_us;
-        match said.filter(|said| self.believes(said, &answers.taught)) {
-            Some(said) => {
-                answers.overflow = Some((OverflowSign::Refused, said));
-                Verdict::DoesNotFit(blames_us.then_some(cause))
-            }
+        let said = said.filter(|said| self.believes(said, &answers.taught));
+        answers.overflow = said.map(|said| (OverflowSign::Refused, said));
+        if answers.refusal.is_some() {
+            let cause = blames_us.then_some(cause);
+            return Verdict::Repairable(answers.kind(cause, said.is_some()));
+        }
+        match said {
+            Some(_) => Verdict::DoesNotFit(blames_us.then_some(cause)),
             None if blames_us => Verdict::Refused(cause),
             None => Verdict::Failed,
         }
@@ -188,6 +201,51 @@ impl Retry<'_> {
         let overflows = window_of(&refused, self.account).is_some();
         answers.held.push((form, refused));
         if overflows { Verdict::DoesNotFit(Some(cause)) } else { Verdict::Refused(cause) }
+    }
+
+    /// What an edit can answer of a refusal, where one may be made.
+    fn repairable(&self, refused: &StartedResponse) -> Option<Refusal> {
+        let measure = self.measure.as_ref().filter(|measure| measure.may_repair())?;
+        let (status, body) = (refused.head.status.as_u16(), &*refused.start);
+        let refusal = repair::read(&repair::RefusedAnswer { status, body })?;
+        measure.repairs(refusal.cause).then_some(refusal)
+    }
+
+    /// With the smallest change that answers the newest refusal.
+    async fn send_repaired(&mut self, round: u8, answers: &mut Answers) -> Verdict {
+        let (Some(measure), Some(refusal)) = (&mut self.measure, answers.refusal.take()) else {
+            return Verdict::Unavailable;
+        };
+        let repair = measure.repair(&refusal, answers.repaired.as_ref(), self.account).await;
+        let Some((repaired, decisions)) = repair else { return Verdict::Unavailable };
+        answers.repair_decisions = decisions;
+        answers.repair_causes.push(refusal.cause);
+        let Some((response, repaired)) = self.send_revised(Some(repaired)).await else {
+            return Verdict::Unavailable;
+        };
+        answers.repaired = Some(repaired);
+        let form = Form::Repaired(round);
+        if response.status().is_success() {
+            return self.judge_accepted(form, response, answers).await;
+        }
+        let status = response.status();
+        let is_refused = blames_request(status) || may_not_fit(status);
+        if !is_refused || status.is_server_error() {
+            return self.judge(form, response, false, answers).await;
+        }
+        let refused = read_refusal(response, self.account).await;
+        let cause = refusal::cause(&refused.start);
+        answers.refusal = self.repairable(&refused);
+        let said = window_of(&refused, self.account);
+        if let Some(said) = said {
+            answers.overflow = Some((OverflowSign::Refused, said));
+        }
+        answers.held.push((form, refused));
+        match (&answers.refusal, said) {
+            (Some(_), said) => Verdict::Repairable(answers.kind(Some(cause), said.is_some())),
+            (None, Some(_)) => Verdict::DoesNotFit(Some(cause)),
+            (None, None) => Verdict::Refused(cause),
+        }
     }
 
     /// By cutting what can be cut, or by a summary.
@@ -258,7 +316,26 @@ impl Retry<'_> {
         }
         if let Some(measure) = &mut self.measure {
             match (finding, answers.overflow) {
+                (Finding::Repaired { accepted }, _) => {
+                    let causes = if accepted { &answers.repair_causes[..] } else { &[] };
+                    if let Some(repaired) = answers.repaired.take() {
+                        measure.set_repaired(repaired, causes, self.account);
+                    }
+                    let outcome = match accepted {
+                        true => RefusalOutcome::Healed,
+                        false => RefusalOutcome::Unanswered,
+                    };
+                    self.account.report_refusal(&answers.repair_causes, outcome);
+                }
+                (Finding::RepairRefused(_), _) => {
+                    let causes = &answers.repair_causes;
+                    self.account.report_refusal(causes, RefusalOutcome::RefusedAgain);
+                }
                 (Finding::Overflow, Some(overflow)) => {
+                    // Room is made beside what was repaired.
+                    if let Some(repaired) = answers.repaired.take() {
+                        measure.set_repaired(repaired, &[], self.account);
+                    }
                     measure.record_overflow(overflow, &answers.taught, self.account).await;
                 }
                 (Finding::RoomMade { saved }, _) => {
@@ -281,6 +358,9 @@ impl Retry<'_> {
             self.account.event.refused = Some(cause);
         }
         let consequence = finding.consequence(self.facts());
+        if let Some(Void::Repair(_) | Void::All(_)) = consequence.void {
+            void = std::mem::take(&mut answers.repair_decisions);
+        }
         let fact = consequence.void.and_then(|it| self.void(it, void, answers.room.as_ref()));
         let is_of_room = matches!(finding, Finding::RoomRefused(_));
         let taught = if is_of_room { &answers.room_taught } else { &answers.taught };
@@ -298,7 +378,7 @@ impl Retry<'_> {
         }
     }
 
-    /// The fact that decisions no longer hold. `own`: those beyond the last accepted request.
+    /// The fact that decisions no longer hold. `own`: those beyond the last accepted request, or of the last repair.
     fn void(
         &mut self,
         void: Void,
@@ -309,13 +389,19 @@ impl Retry<'_> {
         match void {
             Void::InBranch => Some(measure.suspend_branch()),
             Void::Room(anew) => measure.revoke(measure.room_decisions(room?), anew),
-            Void::Own(anew) => measure.revoke(own, anew),
-            Void::All(anew) => measure.revoke(measure.own_decisions(), anew),
+            Void::Own(anew) | Void::Repair(anew) => measure.revoke(own, anew),
+            Void::All(anew) => measure.revoke([measure.own_decisions(), own].concat(), anew),
         }
     }
 }
 
 impl Answers {
+    /// The kind of the newest refusal, which an edit can answer.
+    fn kind(&self, cause: Option<Cause>, overflows: bool) -> RefusalKind {
+        let of = self.refusal.as_ref().map(|refusal| refusal.cause);
+        RefusalKind { cause, overflows, is_of_reasoning: of == Some(RepairCause::Reasoning) }
+    }
+
     /// What was answered to a form.
     fn take(mut self, form: Form) -> Result<Response<OutgoingBody>, UpstreamError> {
         let place = self.held.iter().position(|(held, _)| *held == form);

@@ -3,14 +3,17 @@
 //! Small, so that it can stay as long as an answer takes. Must not hold the body, nor anything that grows
 //! with it.
 
+use std::sync::Arc;
+
 use crate::context::Method;
+use crate::context::policy::Policy;
 use crate::dialect::lesson::LessonMatch;
 use crate::dialect::models::Model;
-use crate::dialect::{Dialect, Purpose};
+use crate::dialect::{Dialect, ProviderError, Purpose, repair};
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::Proxy;
 use crate::store::lessons::LessonSource;
-use crate::telemetry::LessonOutcome;
+use crate::telemetry::{LessonOutcome, RefusalOutcome, RefusalReport};
 
 /// An estimate may be off by so much before a window that it disproves is not believed.
 const DOUBT: u64 = 3;
@@ -33,6 +36,7 @@ pub(crate) struct RequestInfo {
     pub(crate) max_output: Option<u64>,
     /// The provider holds earlier history.
     pub(crate) is_held: bool,
+    policy: Arc<Policy>,
 }
 
 impl RequestInfo {
@@ -49,7 +53,27 @@ impl RequestInfo {
             reserve: subject.reserve,
             max_output: conversation.max_output,
             is_held: conversation.held.is_some(),
+            policy: subject.policy.clone(),
         }
+    }
+
+    /// What a refusal that passed unread says that could have been changed.
+    pub(crate) fn refusal(&self, status: u16, error: &ProviderError) -> Option<RefusalReport> {
+        if !matches!(status, 400 | 413 | 422) {
+            return None;
+        }
+        let words = error.words();
+        let refusal = repair::read(&repair::RefusedAnswer { status, body: words.as_bytes() });
+        Some(match refusal {
+            Some(refusal) => {
+                let outcome = match self.policy.heal.causes.contains(&refusal.cause) {
+                    true => RefusalOutcome::Possible,
+                    false => RefusalOutcome::NoRepair,
+                };
+                RefusalReport { causes: vec![refusal.cause], outcome }
+            }
+            None => RefusalReport { causes: Vec::new(), outcome: RefusalOutcome::Unknown },
+        })
     }
 
     /// Where a lesson comes from.

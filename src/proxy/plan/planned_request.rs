@@ -4,6 +4,8 @@
 //! Nothing is on the wire that is not saved; a store that fails or is slow costs the new decisions,
 //! never the request. Large bodies are planned off the async threads.
 
+mod repaired;
+
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
@@ -91,8 +93,9 @@ fn look(
     if !new.is_empty() {
         with.to_mut().add(new.iter().cloned());
     }
-    let plan = plan::replay(&request, &with);
+    let mut plan = plan::replay(&request, &with);
     let measured = subject.measure(&plan.sent, &with, anchor);
+    subject.fit_output(&mut plan, &with, &measured);
     if subject.may_decide() {
         let (cuts, not) = prune::propose(&request, &with, subject.cost(&measured));
         new.extend(cuts.into_iter().filter(|fact| known.may_decide(fact)));
@@ -202,8 +205,9 @@ async fn again(
     let (size, subject) = (subject.body.len(), subject.clone());
     let (known, anchor) = (known.clone(), anchor.cloned());
     let replay = move || {
-        let plan = plan::replay(&subject.request(), &known);
+        let mut plan = plan::replay(&subject.request(), &known);
         let measured = subject.measure(&plan.sent, &known, anchor.as_deref());
+        subject.fit_output(&mut plan, &known, &measured);
         (plan, measured)
     };
     off_thread(size, replay).await.ok()

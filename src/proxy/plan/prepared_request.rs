@@ -48,6 +48,8 @@ pub(crate) struct PreparedRequest {
     /// What is asked on our behalf beside the plan.
     pub(crate) added: Option<AddedOption>,
     pub(crate) reserve: u64,
+    /// How many tokens the provider counted in it when it refused it for want of room.
+    pub(crate) counted_input: Option<u64>,
     pub(crate) now: Millis,
 }
 

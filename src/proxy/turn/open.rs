@@ -139,6 +139,10 @@ impl OpenTurn {
                 // Nothing was answered: there is no turn, and who waits for it may go on.
                 let outgrew = self.outgrew(&turn, event, &host, &reply);
                 let status = event.status.unwrap_or_default();
+                if event.refusal.is_none() {
+                    let error = reply.error.as_ref();
+                    event.refusal = error.and_then(|error| self.info.refusal(status, error));
+                }
                 return Box::pin(self.refused(proxy, (status, reply), turn.estimate, outgrew));
             }
             self.shown(&mut turn, event, &host, &reply);

@@ -14,11 +14,12 @@ use super::{build, drafts};
 use crate::context::budget::Classic;
 use crate::context::overflow::{self, OverflowReport, OverflowSign};
 use crate::context::policy::{Mode, ReportedUsage as ToldUsage};
-use crate::context::{Estimate, Fact, Millis, RevocationRetry, Revoked, Suspended, inject};
+use crate::context::{Estimate, Fact, Millis, RevocationRetry, Revoked, Suspended, inject, repair};
 use crate::dialect::lesson::{Lesson, LessonMatch};
 use crate::dialect::models::Binding;
 use crate::dialect::overflow::Overflow;
 use crate::dialect::refusal::Cause;
+use crate::dialect::repair::{Refusal, RepairCause};
 use crate::dialect::{PartKey, Purpose};
 use crate::proxy::compaction::context::CompactionContext;
 use crate::proxy::exchange_recorder::ExchangeRecorder;
@@ -31,8 +32,8 @@ use crate::proxy::plan::undelivered::{UndeliveredMessage, wait_again};
 use crate::proxy::response::usage_rewrite::UsageAddition;
 use crate::proxy::state::Proxy;
 use crate::store::ledgers::{DraftGuard, OpenedSession, SessionRoom};
-use crate::telemetry::Flight;
 use crate::telemetry::clock::now;
+use crate::telemetry::{Flight, RefusalOutcome};
 use crate::wire::splice::Edit;
 
 /// What a turn is made of before its reply is known.
@@ -220,6 +221,54 @@ impl PendingExchange {
         (compacted || is_pruned).then_some(RevisedRequest { plain, beta, planned })
     }
 
+    /// Whether a refusal of it may be answered by a change.
+    pub(crate) fn may_repair(&self) -> bool {
+        self.may_make_room() && !self.subject.unknown
+    }
+
+    /// Whether policy has this repaired.
+    pub(crate) fn repairs(&self, cause: RepairCause) -> bool {
+        self.subject.policy.heal.causes.contains(&cause)
+    }
+
+    /// The request with the smallest change that answers a refusal of it, or of it as it was repaired `before`, and
+    /// what was decided for that. `None` where there is none, or it could not be kept.
+    pub(crate) async fn repair(
+        &mut self,
+        refusal: &Refusal,
+        before: Option<&RevisedRequest>,
+        account: &mut ExchangeRecorder,
+    ) -> Option<(RevisedRequest, Vec<PartKey>)> {
+        if repair::is_of_window(refusal) {
+            Arc::make_mut(&mut self.subject).counted_input = refusal.count;
+        }
+        let (proxy, subject) = (account.proxy.clone(), self.subject.clone());
+        let base = before.map_or(&self.planned, |before| &before.planned);
+        let repairing = base.repaired(&proxy, &subject, &self.opened, refusal);
+        let repaired = AssertUnwindSafe(repairing).catch_unwind().await.ok();
+        let (planned, decisions) = match repaired.unwrap_or(Err(RefusalOutcome::NoRepair)) {
+            Ok(repaired) => repaired,
+            Err(why) => {
+                account.report_refusal(&[refusal.cause], why);
+                return None;
+            }
+        };
+        let (plain, beta) = (subject.body.clone(), planned.beta(&subject));
+        Some((RevisedRequest { plain, beta, planned }, decisions))
+    }
+
+    /// What the provider answered is the answer to the request as it was repaired.
+    pub(crate) fn set_repaired(
+        &mut self,
+        repaired: RevisedRequest,
+        healed: &[RepairCause],
+        account: &mut ExchangeRecorder,
+    ) {
+        self.planned = repaired.planned;
+        self.planned.done.healed = healed.to_vec();
+        self.update_event(account);
+    }
+
     /// What the provider answered is the answer to the request with room in it.
     pub(crate) fn set_room(
         &mut self,
@@ -258,6 +307,13 @@ impl PendingExchange {
     /// Whether something was put into the request that its client left out.
     pub(crate) fn has_reasoning_back(&self) -> bool {
         self.planned.done.made.put_back > 0
+    }
+
+    /// Whether anything is changed that the client's reasoning may rest on: more than what was refused before.
+    pub(crate) fn may_unbind(&self) -> bool {
+        let made = &self.planned.done.made;
+        let known = &self.planned.known;
+        made.count() > made.repaired + made.taken_out || known.takes_out_unrefused()
     }
 
     /// The request as those before it were sent, where a refusal that names `cause` may be due to what was

@@ -13,6 +13,7 @@ use crate::context::overflow::OverflowReport;
 use crate::context::plan::{Change, ChangeCounts, Decision, RewriteSummary};
 use crate::dialect::Note;
 use crate::telemetry::event::Exchange;
+use crate::telemetry::labels::RefusalOutcome;
 use crate::telemetry::log::word;
 
 /// Whether an exchange was sent changed; a metric label.
@@ -47,6 +48,8 @@ pub(super) struct Rewriting {
     broken: CounterVec,
     pub(super) refused: IntCounterVec,
     pub(super) set_aside: IntCounterVec,
+    healed: IntCounterVec,
+    refusals: IntCounterVec,
     withheld: IntCounterVec,
     input: IntCounterVec,
     read: IntCounterVec,
@@ -78,6 +81,10 @@ impl Rewriting {
                 "Requests that the provider refused as they were rewritten and took as they came, or as those before them were sent, by what the refusal named.")?,
             set_aside: make.counters("plimsoll_threads_set_aside_total", &["upstream"],
                 "Threads that are left alone from then on, because a rewrite was refused that was not so without it.")?,
+            healed: make.counters("plimsoll_healed_total", &["cause"],
+                "Requests that the provider refused, that were changed and sent once more, and then answered, by what was refused.")?,
+            refusals: make.counters("plimsoll_refusals_total", &["upstream", "status", "cause", "outcome"],
+                "Refusals that blame what was sent, by the HTTP status that the client saw (`none`: another), by what is refused (`unknown`: its words are not known) and by what became of it: `healed`, `refused_again`, `unanswered`, `no_repair`, `misplaced` (it names a place that is not there), `not_kept`, `possible` (it could have been changed in mode `active`), `unknown`.")?,
             withheld: make.counters("plimsoll_reasoning_withheld_total", edited,
                 "Exchanges in which the provider kept reasoning that was sent from the model (`input_transformations`), by whether the request was changed.")?,
             input: make.counters("plimsoll_cache_input_tokens_total", edited,
@@ -104,6 +111,7 @@ impl Rewriting {
         if let Some(cause) = exchange.refused {
             self.refused.with_label_values(&[upstream, &word(cause)]).inc();
         }
+        self.count_refusal(exchange, upstream);
         if exchange.sets_aside() {
             self.set_aside.with_label_values(&[upstream]).inc();
         }
@@ -133,6 +141,21 @@ impl Rewriting {
         }
     }
 
+    fn count_refusal(&self, exchange: &Exchange, upstream: &str) {
+        let Some(refusal) = &exchange.refusal else { return };
+        if refusal.outcome == RefusalOutcome::Healed {
+            for cause in &refusal.causes {
+                self.healed.with_label_values(&[cause.word()]).inc();
+            }
+        }
+        // What was healed was answered: what it was refused with is not told.
+        let status = exchange.status.filter(|status| matches!(status, 400 | 413 | 422));
+        let status = status.map_or_else(|| NONE.to_owned(), |status| status.to_string());
+        let cause = refusal.causes.last().map_or("unknown", |cause| cause.word());
+        let labels = [upstream, &*status, cause, &word(refusal.outcome)];
+        self.refusals.with_label_values(&labels).inc();
+    }
+
     fn count_edits(&self, done: &RewriteSummary) {
         let count = |kind: Change, reason: &str, decision: Decision, times: u32| {
             if times > 0 {
@@ -148,8 +171,14 @@ impl Rewriting {
             count(step.change, &word(step.why), step.decision, 1);
         }
         let (mut made, mut new) = (done.made, done.new);
-        let kinds =
-            [Change::Cut, Change::PutBack, Change::TakenOut, Change::Compacted, Change::Said];
+        let kinds = [
+            Change::Cut,
+            Change::PutBack,
+            Change::TakenOut,
+            Change::Compacted,
+            Change::Said,
+            Change::Repaired,
+        ];
         for kind in kinds {
             let (made, new) = (*made.of(kind), *new.of(kind));
             count(kind, NONE, Decision::Replayed, made.saturating_sub(new));

@@ -9,9 +9,15 @@ use super::Then::{Answer, Send};
 use super::Verdict as V;
 use super::*;
 
-const PLAIN: Facts =
-    Facts { is_rewritten: false, has_reasoning_back: false, added: None, is_count: false };
-const REWRITTEN: Facts = Facts { is_rewritten: true, ..PLAIN };
+const PLAIN: Facts = Facts {
+    is_rewritten: false,
+    may_unbind: false,
+    has_reasoning_back: false,
+    added: None,
+    is_count: false,
+};
+const REPAIRED: Facts = Facts { is_rewritten: true, ..PLAIN };
+const REWRITTEN: Facts = Facts { may_unbind: true, ..REPAIRED };
 const REASONING_BACK: Facts = Facts { has_reasoning_back: true, ..REWRITTEN };
 const USAGE_ASKED: Facts = Facts { added: Some((Cause::Usage, Lesson::UsageRefused)), ..PLAIN };
 
@@ -25,20 +31,43 @@ const SIGNATURE: Cause = Cause::Signature;
 const USAGE_AND_REWRITTEN: Facts = Facts { is_rewritten: true, ..USAGE_ASKED };
 const UNFIT: Verdict = V::DoesNotFit(Some(OVERFLOW));
 const PLANNED: State = State::Planned;
+const FIRST: RefusalKind =
+    RefusalKind { cause: Some(STRUCTURE), overflows: false, is_of_reasoning: false };
+const TOO_MUCH: RefusalKind =
+    RefusalKind { cause: Some(OVERFLOW), overflows: true, is_of_reasoning: false };
+const NOBODY: RefusalKind = RefusalKind { cause: None, overflows: false, is_of_reasoning: false };
+const REASONING: RefusalKind =
+    RefusalKind { cause: Some(SIGNATURE), overflows: false, is_of_reasoning: true };
 const ROOM: State = State::WithRoom(None);
 const ROOM_OR_ORIGINAL: State = State::WithRoom(Some(OVERFLOW));
 
+const fn repaired(first: RefusalKind, round: u8) -> State {
+    State::Repaired { otherwise: Otherwise::AfterPlanned(first), round }
+}
+
+const fn repaired_last(round: u8) -> State {
+    let otherwise = Otherwise::AfterAll { cause: SIGNATURE, of_original: BOUND };
+    State::Repaired { otherwise, round }
+}
+
 const fn original(cause: Cause) -> State {
-    State::Original { cause, overflowed: false }
+    State::Original { cause, blamed: Blamed::Change }
+}
+
+const fn thoughtful(cause: Cause) -> State {
+    State::Original { cause, blamed: Blamed::Reasoning }
 }
 
 const fn too_large(cause: Cause) -> State {
-    State::Original { cause, overflowed: true }
+    State::Original { cause, blamed: Blamed::Size }
 }
 
 const fn last(cause: Cause, of_original: Cause) -> State {
-    State::LastAccepted { cause, of_original }
+    State::LastAccepted { cause, of_original, may_repair: false }
 }
+
+const LAST_BUT_REPAIR: State =
+    State::LastAccepted { cause: SIGNATURE, of_original: BOUND, may_repair: true };
 
 const fn all(cause: Cause, of_original: Cause) -> Option<Finding> {
     Some(AllRefused { cause, of_original: Some(of_original) })
@@ -60,6 +89,40 @@ const ROWS: &[Row] = &[
     ("the client's fault: no guess",            USAGE_ASKED, PLANNED, V::Refused(Cause::Other), Answer(Planned), None),
     ("the client's fault",                      PLAIN, PLANNED, V::Refused(STRUCTURE), Answer(Planned), None),
 
+    ("an edit answers it",                      PLAIN, PLANNED, V::Repairable(FIRST), Send(repaired(FIRST, 1)), None),
+    ("an edit answers it, of a rewritten one",  REWRITTEN, PLANNED, V::Repairable(FIRST), Send(repaired(FIRST, 1)), None),
+    ("less output may do, before room is made", PLAIN, PLANNED, V::Repairable(TOO_MUCH), Send(repaired(TOO_MUCH, 1)), None),
+
+    ("the repair helped",                       PLAIN, repaired(FIRST, 1), V::Accepted, Answer(Form::Repaired(1)), Some(Finding::Repaired { accepted: true })),
+    ("a limit",                                 PLAIN, repaired(FIRST, 1), V::Failed, Answer(Form::Repaired(1)), Some(Finding::Repaired { accepted: false })),
+    ("no edit is found",                        PLAIN, repaired(FIRST, 1), V::Unavailable, Answer(Planned), None),
+    ("no edit is found, and we changed it",     REWRITTEN, repaired(FIRST, 1), V::Unavailable, Send(original(STRUCTURE)), None),
+    ("no edit is found, and nobody is blamed",  REWRITTEN, repaired(NOBODY, 1), V::Unavailable, Answer(Planned), None),
+    ("another thing is refused",                PLAIN, repaired(FIRST, 1), V::Repairable(FIRST), Send(repaired(FIRST, 2)), None),
+    ("one thing after another",                 PLAIN, repaired(FIRST, MOST_REPAIRS), V::Repairable(FIRST), Answer(Planned), Some(RepairRefused(RevocationRetry::Never))),
+    ("the same is refused again",               PLAIN, repaired(FIRST, 2), V::Unavailable, Answer(Planned), Some(RepairRefused(RevocationRetry::Never))),
+    ("something else that no edit answers",     PLAIN, repaired(FIRST, 1), V::Refused(Cause::Other), Answer(Planned), Some(RepairRefused(RevocationRetry::Next))),
+    ("the same, and we changed it",             REWRITTEN, repaired(FIRST, 1), V::Refused(Cause::Other), Send(original(STRUCTURE)), Some(RepairRefused(RevocationRetry::Next))),
+    ("less output is not enough",               PLAIN, repaired(TOO_MUCH, 1), V::DoesNotFit(Some(OVERFLOW)), Send(ROOM_OR_ORIGINAL), Some(Overflow)),
+    ("there is no less output",                 PLAIN, repaired(TOO_MUCH, 1), V::Unavailable, Send(ROOM_OR_ORIGINAL), Some(Overflow)),
+
+    ("reasoning, and we changed nothing",       PLAIN, PLANNED, V::Repairable(REASONING), Send(repaired(REASONING, 1)), None),
+    ("the same, with what was repaired before", REPAIRED, PLANNED, V::Repairable(REASONING), Send(repaired(REASONING, 1)), None),
+    ("reasoning may rest on what we changed",   REWRITTEN, PLANNED, V::Repairable(REASONING), Send(thoughtful(SIGNATURE)), None),
+    ("it does not",                             REWRITTEN, thoughtful(SIGNATURE), V::Refused(BOUND), Send(LAST_BUT_REPAIR), None),
+    ("a repair was tried before",               REWRITTEN, original(STRUCTURE), V::Refused(SIGNATURE), Send(last(STRUCTURE, SIGNATURE)), None),
+    ("nor is a repair what an option needs",    USAGE_AND_REWRITTEN, original(Cause::Usage), V::Refused(SIGNATURE), Answer(Original), all(Cause::Usage, SIGNATURE)),
+    ("it rested on older changes",              REWRITTEN, LAST_BUT_REPAIR, V::Accepted, Answer(LastAccepted), own(SIGNATURE, true)),
+    ("it did not: the client's goes",           REWRITTEN, LAST_BUT_REPAIR, V::Refused(SIGNATURE), Send(repaired_last(1)), None),
+    ("the same, refused for something else",    REWRITTEN, LAST_BUT_REPAIR, V::Refused(Cause::Other), Send(repaired_last(1)), None),
+    ("the same, and none was accepted before",  REWRITTEN, LAST_BUT_REPAIR, V::Unavailable, Send(repaired_last(1)), None),
+    ("too large: it helps the client",          REWRITTEN, LAST_BUT_REPAIR, UNFIT, Answer(LastAccepted), all(SIGNATURE, BOUND)),
+    ("that helped",                             REWRITTEN, repaired_last(1), V::Accepted, Answer(Form::Repaired(1)), Some(Finding::Repaired { accepted: true })),
+    ("there is none that could go",             REWRITTEN, repaired_last(1), V::Unavailable, Answer(Original), all(SIGNATURE, BOUND)),
+    ("that did not help",                       REWRITTEN, repaired_last(1), V::Refused(Cause::Other), Answer(Original), all(SIGNATURE, BOUND)),
+    ("it is too large without it",              REWRITTEN, repaired_last(1), UNFIT, Answer(Original), all(SIGNATURE, BOUND)),
+
+    ("room is made, and something is refused",  PLAIN, ROOM, V::Repairable(FIRST), Answer(Planned), Some(RoomRefused(STRUCTURE))),
     ("room helped",                             PLAIN, ROOM, V::Accepted, Answer(WithRoom), Some(RoomMade { saved: true })),
     ("a limit",                                 PLAIN, ROOM, V::Failed, Answer(WithRoom), Some(RoomMade { saved: false })),
     ("no room can be made",                     PLAIN, ROOM, V::Unavailable, Answer(Planned), None),
@@ -101,6 +164,8 @@ type ConsequenceRow = (Option<Finding>, Facts, Option<Void>, Option<Lesson>);
 const CONSEQUENCES: &[ConsequenceRow] = &[
     (Some(Overflow),                                     REWRITTEN, None, None),
     (Some(RoomMade { saved: true }),                     REWRITTEN, None, None),
+    (Some(Finding::Repaired { accepted: true }),         REWRITTEN, None, None),
+    (Some(RepairRefused(RevocationRetry::Never)),        REWRITTEN, Some(Void::Repair(RevocationRetry::Never)), None),
     (Some(RoomRefused(BOUND)),                           REWRITTEN, Some(Void::Room(RevocationRetry::Next)), Some(Lesson::ReasoningBound)),
     (Some(RoomRefused(STRUCTURE)),                       REWRITTEN, Some(Void::Room(RevocationRetry::Cold)), None),
     (Some(ChangeRefused(BOUND)),                         REWRITTEN, Some(Void::InBranch), Some(Lesson::ReasoningBound)),
@@ -141,11 +206,11 @@ fn every_consequence() {
     }
 }
 
-/// Whatever is answered, a request is sent four times at most, each form once, and the client gets an answer
-/// that was given and is held.
+/// Whatever is answered, each form of a request is sent once at most, and the client gets an answer that was
+/// given and is held.
 #[test]
 fn every_path_ends_with_an_answer_that_is_held() {
-    for facts in [PLAIN, REWRITTEN, REASONING_BACK, USAGE_ASKED] {
+    for facts in [PLAIN, REPAIRED, REWRITTEN, REASONING_BACK, USAGE_ASKED] {
         walk(facts, State::Planned, vec![], &mut vec![]);
     }
 }
@@ -161,11 +226,14 @@ fn no_answer_is_held_that_cannot_be_the_last_word() {
     assert_eq!(held(original(BOUND)), [false; 4]);
     assert_eq!(held(too_large(OVERFLOW)), [true, false, false, false]);
     assert_eq!(held(last(BOUND, SIGNATURE)), [false, false, true, false]);
+    assert_eq!(held(repaired(FIRST, 1)), [true, false, false, false]);
+    assert_eq!(held(repaired_last(1)), [false, false, true, false]);
 }
 
 fn walk(facts: Facts, state: State, held: Vec<Form>, sent: &mut Vec<Form>) {
     let form = match state {
         State::Planned => Form::Planned,
+        State::Repaired { round, .. } => Form::Repaired(round),
         State::WithRoom(_) => Form::WithRoom,
         State::Original { .. } => Form::Original,
         State::LastAccepted { .. } => Form::LastAccepted,
@@ -176,6 +244,7 @@ fn walk(facts: Facts, state: State, held: Vec<Form>, sent: &mut Vec<Form>) {
     verdicts.extend(Cause::iter().map(Verdict::Refused));
     verdicts.extend(Cause::iter().map(|cause| Verdict::DoesNotFit(Some(cause))));
     verdicts.push(Verdict::DoesNotFit(None));
+    verdicts.extend([FIRST, TOO_MUCH, NOBODY, REASONING].map(Verdict::Repairable));
     if form != Form::Planned && form != Form::Original {
         verdicts.push(Verdict::Unavailable);
     }

@@ -9,6 +9,7 @@ use foldhash::HashSet;
 
 use super::Ledger;
 use crate::context::decisions::{Decidable, Decisions};
+use crate::context::repair::RepairDecision;
 use crate::context::{
     CompactionRecord, Cut, Fact, Millis, ReasoningAction, ReasoningDecision, RevocationRetry,
     Revoked, Suspended, Turn,
@@ -18,7 +19,7 @@ use crate::dialect::PartKey;
 impl Ledger {
     /// Whether anything was decided, in shadow mode or not.
     pub fn has_decided(&self, shadow: bool) -> bool {
-        self.cuts.any(shadow) || self.echoes.any(shadow)
+        self.cuts.any(shadow) || self.echoes.any(shadow) || self.repairs.any(shadow)
     }
 
     /// The summaries that are in use, in no order.
@@ -81,6 +82,13 @@ impl Ledger {
     ) -> impl Iterator<Item = &Arc<ReasoningDecision>> {
         let holding = self.all_that_hold(&self.echoes, shadow, aside);
         holding.filter(|echo| echo.does == ReasoningAction::Out)
+    }
+
+    /// Changes that answer refusals, and hold, in no order.
+    ///
+    /// A refused rewrite sets none aside: they answer what was said of the client's own words.
+    pub fn repairs(&self) -> impl Iterator<Item = &Arc<RepairDecision>> {
+        self.all_that_hold(&self.repairs, false, None)
     }
 
     /// When a rewrite was last refused that a request of `thread`, grown from `parent`, has to mind: one
@@ -152,6 +160,7 @@ impl Ledger {
         let after = match &fact {
             Fact::Cut(cut) => self.last(&self.cuts, cut.place().0, cut.shadow, aside).0,
             Fact::Echo(echo) => self.last(&self.echoes, echo.place().0, echo.shadow, aside).0,
+            Fact::Repair(one) => self.last(&self.repairs, one.place().0, false, None).0,
             Fact::Compact(one) => self.last(&self.compacts, one.place().0, one.shadow, aside).0,
             _ => aside,
         };
@@ -163,6 +172,7 @@ impl Ledger {
         match fact {
             Fact::Cut(cut) => self.is_void(&**cut),
             Fact::Echo(echo) => self.is_void(&**echo),
+            Fact::Repair(repair) => self.is_void(&**repair),
             Fact::Compact(compact) => self.is_void(&**compact),
             _ => false,
         }
@@ -174,7 +184,8 @@ impl Ledger {
             return HashSet::default();
         }
         let cuts = self.void(&self.cuts, shadow, aside);
-        cuts.chain(self.void(&self.echoes, shadow, aside)).collect()
+        let echoes = self.void(&self.echoes, shadow, aside);
+        cuts.chain(echoes).chain(self.void(&self.repairs, shadow, None)).collect()
     }
 
     fn void<'l, T: Decidable>(

@@ -5,6 +5,7 @@
 //! before them (`docs/architecture.md` "Facts").
 
 mod branch;
+mod repairs;
 mod replies;
 mod returned;
 mod summaries;
@@ -16,6 +17,7 @@ use foldhash::{HashMap, HashSet};
 use super::{Decision, DecisionReason, Overlay, about};
 use crate::context::ledger::{self, BoundaryHash, Ledger};
 use crate::context::lineage::Placement;
+use crate::context::repair::RepairDecision;
 use crate::context::{
     CompactionRecord, Cut, Fact, InjectedMessage, Millis, QueuedMessage, ReasoningAction,
     ReasoningDecision, ThreadId, Turn, inject,
@@ -51,6 +53,8 @@ pub struct RecordedDecisions {
     of_its_model: HashSet<PartKey>,
     /// What decisions are kept by that were refused and taken back for good.
     given_up: HashSet<u128>,
+    /// Changes that answer refusals of this upstream and model, in the order in which they are made.
+    pub(in crate::context) repairs: Vec<Arc<RepairDecision>>,
     /// What decisions of other branches are kept by that this request made its own.
     taken_over: HashSet<u128>,
     /// Its exchange.
@@ -111,6 +115,7 @@ impl RecordedDecisions {
             known.find_ends(ledger, conversation, &branch);
         }
         if !shadow {
+            known.find_repairs(ledger, &branch);
             ledger.taken().into_iter().for_each(|(said, _)| known.find_said(said));
             let Self { said, spots, .. } = &mut known;
             said.retain(|(place, said)| branch.has_said(said, spots[*place].key));
@@ -272,6 +277,10 @@ impl RecordedDecisions {
                     self.takes_over(echo.about.0, &echo.request);
                     self.echoes.entry(echo.about.0).or_insert_with(|| Arc::new(*echo));
                 }
+                Fact::Repair(repair) => {
+                    self.takes_over(repair.about.0, &repair.request);
+                    self.add_repair(Arc::new(*repair));
+                }
                 Fact::Compact(compact) => self.uses(*compact),
                 Fact::Said(said) => {
                     if self.said.iter().all(|(_, known)| known.id != said.id) {
@@ -293,7 +302,8 @@ impl RecordedDecisions {
         let cuts = self.cuts.values().map(|cut| (&cut.request, cut.about));
         let echoes = self.echoes.values().map(|echo| (&echo.request, echo.about));
         let compact = self.compact().map(|(_, one)| (&one.request, PartKey(one.address().0)));
-        let all = cuts.chain(echoes).chain(compact);
+        let repairs = self.repairs.iter().map(|one| (&one.request, one.about));
+        let all = cuts.chain(echoes).chain(compact).chain(repairs);
         let is_its =
             |by: &str, about: PartKey| self.decision(about.0, by, request) == Decision::New;
         all.filter(|(by, about)| is_its(by, *about)).map(|(_, about)| about).collect()
@@ -316,6 +326,7 @@ impl RecordedDecisions {
         match fact {
             Fact::Cut(cut) => !self.given_up.contains(&cut.about.0),
             Fact::Echo(echo) => !self.given_up.contains(&echo.about.0),
+            Fact::Repair(repair) => !self.given_up.contains(&repair.about.0),
             _ => true,
         }
     }
@@ -337,12 +348,18 @@ impl RecordedDecisions {
     /// Whether nothing was decided that could change the request.
     pub fn decides_nothing(&self) -> bool {
         let is_empty = self.cuts.is_empty() && self.echoes.is_empty() && self.said.is_empty();
-        is_empty && self.compact.is_none()
+        is_empty && self.compact.is_none() && self.repairs.is_empty()
     }
 
     /// Whether reasoning that clients send was decided to be taken out.
     pub(super) fn takes_out(&self) -> bool {
         self.echoes.values().any(|echo| echo.does == ReasoningAction::Out)
+    }
+
+    /// Whether any is taken out though its provider did not refuse it.
+    pub fn takes_out_unrefused(&self) -> bool {
+        let mut out = self.echoes.values().filter(|echo| echo.does == ReasoningAction::Out);
+        out.any(|echo| echo.why != DecisionReason::Refusal)
     }
 
     /// Whether the turn that it grew from sent the reasoning of a reply, or some of it.

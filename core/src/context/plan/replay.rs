@@ -4,6 +4,7 @@
 
 use super::{
     Change, DecisionReason, Overlay, Plan, PlanRequest, PlanStep, RecordedDecisions, ReturnedReply,
+    repairs,
 };
 use crate::context::policy::EchoRule;
 use crate::context::{ReasoningAction, ReasoningDecision, reasoning};
@@ -29,8 +30,10 @@ pub fn replay(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Plan {
     cuts(request, known, &mut plan);
     said(request, known, &mut plan);
     reasoning_of(request, known, &mut plan);
+    repairs::of_parts(request, known, &mut plan);
     match splice::check(&plan.edits, request.body.len()) {
         Ok(()) if !plan.conflict => {
+            repairs::of_text(request, known, &mut plan);
             plan.sent.thought = reasoning::newest(request, &plan.sent);
             plan
         }

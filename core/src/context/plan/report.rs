@@ -8,6 +8,7 @@ use super::{Change, Decision, DecisionReason, PlanStep};
 use crate::context::overflow::OverflowReport;
 use crate::context::policy::Mode;
 use crate::dialect::refusal::Cause;
+use crate::dialect::repair::RepairCause;
 
 /// What was done to a request; kept with its turn.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -51,6 +52,9 @@ pub struct RewriteSummary {
     /// request sent as those before it were.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub taken_back: Option<Cause>,
+    /// The provider refused the request for these, and took it with them changed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub healed: Vec<RepairCause>,
     /// The window was not large enough.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overflow: Option<OverflowReport>,
@@ -74,6 +78,9 @@ pub struct ChangeCounts {
     /// Queued words that were said.
     #[serde(default)]
     pub said: u32,
+    /// Changes that answer what the provider refused.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub repaired: u32,
 }
 
 impl ChangeCounts {
@@ -84,7 +91,7 @@ impl ChangeCounts {
 
     /// All of them.
     pub fn count(&self) -> u32 {
-        let parts = [self.put_back, self.taken_out, self.compacted, self.said];
+        let parts = [self.put_back, self.taken_out, self.compacted, self.said, self.repaired];
         parts.into_iter().fold(self.cut, u32::saturating_add)
     }
 
@@ -97,6 +104,7 @@ impl ChangeCounts {
             (self.taken_out, new.taken_out, "piece", "of reasoning taken out"),
             (self.compacted, new.compacted, "history", "compacted"),
             (self.said, new.said, "queued message", "said"),
+            (self.repaired, new.repaired, "refused thing", "repaired"),
         ];
         let told = kinds.into_iter().filter(|(made, ..)| *made > 0);
         let told = told.map(|(made, new, what, done)| {
@@ -115,6 +123,7 @@ impl ChangeCounts {
             Change::TakenOut => &mut self.taken_out,
             Change::Compacted => &mut self.compacted,
             Change::Said => &mut self.said,
+            Change::Repaired => &mut self.repaired,
         }
     }
 }
@@ -173,6 +182,7 @@ const COMPACTION: &str = "docs/rewriting.md \"Compaction\"";
 const ALWAYS: &str = "docs/rewriting.md \"What is always so\"";
 const ALLOWED: &str = "docs/architecture.md \"When a rewrite is allowed\"";
 const FAILING: &str = "docs/architecture.md \"Failing open\"";
+const HEALING: &str = "docs/healing.md \"What is changed\"";
 const TOO_LARGE: &str = "docs/rewriting.md \"A request that does not fit\"";
 
 impl DecisionReason {
@@ -250,6 +260,7 @@ impl DecisionReason {
             Self::NothingToCut => ("nothing of it can be summarised", COMPACTION),
             Self::Shadow => ("shadow mode asks for no summary", ALLOWED),
             Self::NotReady => ("its summary is not written yet", COMPACTION),
+            Self::Refusal => ("the provider refused the request without it", HEALING),
         }
     }
 }
@@ -264,6 +275,7 @@ impl Change {
             Change::TakenOut => "took reasoning out",
             Change::Compacted => "compacted the history",
             Change::Said => "said what was queued",
+            Change::Repaired => "changed what the provider refused",
         }
     }
 }

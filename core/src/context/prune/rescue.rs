@@ -4,9 +4,9 @@
 //! name stays, what it protects for being new is protected less. Pure; proposes facts as its parent.
 
 use super::{Candidate, LEAST_TRIMMED, PruneCandidates, RequestCost, SMALLEST};
-use crate::context::Fact;
 use crate::context::plan::{DecisionReason, PlanRequest, RecordedDecisions};
 use crate::context::policy::PrunePolicy;
+use crate::context::{Fact, repair};
 use crate::dialect::Purpose;
 use crate::dialect::overflow::Overflow;
 
@@ -25,7 +25,9 @@ pub fn make_room(
     if request.conversation.held.is_some() || request.conversation.purpose != Purpose::Turn {
         return Vec::new();
     }
-    let goal = goal(request, cost.tokens, said);
+    // Output that gave way leaves little to cut: no more than that.
+    let lowered = repair::lowered_output(request, known);
+    let goal = goal(request, cost.tokens, said, lowered);
     let policy = &request.policy.prune;
     let prune = PrunePolicy {
         protect_messages: policy.protect_messages.min(NEWEST.0),
@@ -38,12 +40,19 @@ pub fn make_room(
     let eased = crate::context::policy::Policy { prune, ..request.policy.clone() };
     let request = &PlanRequest { policy: &eased, ..*request };
     let found = PruneCandidates::of(request, known, cost);
-    let mut facts: Vec<Fact> =
-        found.old.iter().map(|result| result.cut(request, DecisionReason::Overflow)).collect();
+    let most = lowered.map_or(u64::MAX, |_| cost.tokens.saturating_sub(goal));
+    let (mut facts, mut saved) = (Vec::new(), 0);
+    for result in found.old.iter().rev() {
+        if saved >= most {
+            break;
+        }
+        saved += result.saves;
+        facts.push(result.cut(request, DecisionReason::Overflow));
+    }
     if !facts.is_empty() {
         facts.extend(found.voided(request));
     }
-    let left = cost.tokens.saturating_sub(found.saving());
+    let left = cost.tokens.saturating_sub(saved);
     if left > goal {
         facts.extend(shortened(&found, request, left, goal));
     }
@@ -52,14 +61,16 @@ pub fn make_room(
 
 /// How many tokens fit, as we count them: where the provider counted more or fewer, its number is
 /// right.
-fn goal(request: &PlanRequest<'_>, ours: u64, said: Overflow) -> u64 {
+/// `lowered`: output that was lowered, where that was refused with the prompt.
+fn goal(request: &PlanRequest<'_>, ours: u64, said: Overflow, lowered: Option<u64>) -> u64 {
     let window = request.model.window;
-    let output = request.conversation.max_output.unwrap_or(0).max(request.reserve);
+    let asked = request.conversation.max_output.unwrap_or(0).max(request.reserve);
+    let output = lowered.unwrap_or(asked);
     let usable = window.saturating_sub(output.min(window / 2));
     let counted = |input: u64| u128::from(usable) * u128::from(ours) / u128::from(input.max(1));
     let usable = said.input.map_or(usable, |input| u64::try_from(counted(input)).unwrap_or(usable));
     // Where it says nothing, that much was too much.
-    usable.min(ours - ours / 4)
+    if said.input.is_some() && lowered.is_some() { usable } else { usable.min(ours - ours / 4) }
 }
 
 /// New results that are larger than their share of the room, cut to head and tail.

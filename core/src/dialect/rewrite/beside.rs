@@ -10,7 +10,7 @@ use crate::wire::json::{Document, Kind, Value};
 use crate::wire::splice::Edit;
 
 /// A replacement.
-pub(super) fn edit(at: Span, with: impl Into<Bytes>) -> Edit {
+pub(in crate::dialect) fn edit(at: Span, with: impl Into<Bytes>) -> Edit {
     Edit { at, with: with.into() }
 }
 
@@ -25,7 +25,7 @@ pub(in crate::dialect) fn literal(text: &str) -> String {
 }
 
 /// What is left beside items of a list, or members of an object, when they go.
-pub(super) enum Room {
+pub(in crate::dialect) enum Room {
     /// Others stay: what goes, one comma included.
     Shared(Span),
     /// Nothing else is there: the list or object, brackets included.
@@ -33,7 +33,7 @@ pub(super) enum Room {
 }
 
 /// Spans in order, and those that stand side by side in one list or object as one.
-pub(super) fn runs(body: &[u8], mut spans: Vec<Span>) -> Vec<Span> {
+pub(in crate::dialect) fn runs(body: &[u8], mut spans: Vec<Span>) -> Vec<Span> {
     spans.sort_unstable();
     let mut runs: Vec<Span> = Vec::new();
     for span in spans {
@@ -48,7 +48,7 @@ pub(super) fn runs(body: &[u8], mut spans: Vec<Span>) -> Vec<Span> {
 /// What goes with a run of list items or object members (each from its key to its value's end).
 /// `None` where it is no such run. The comma before it goes rather than the one after, so that runs
 /// which are taken out one by one from the end of a list do not meet.
-pub(super) fn room(body: &[u8], run: Span) -> Option<Room> {
+pub(in crate::dialect) fn room(body: &[u8], run: Span) -> Option<Room> {
     let (before, after) = (last_before(body, run.start)?, first_from(body, run.end)?);
     match (body[before], body[after]) {
         (b',', b',' | b']' | b'}') => Some(Room::Shared(Span::new(before, run.end))),
@@ -61,7 +61,7 @@ pub(super) fn room(body: &[u8], run: Span) -> Option<Room> {
 }
 
 /// The edit that makes `member` the first of the object that begins at `start`.
-pub(super) fn first_member(body: &[u8], start: usize, member: &str) -> Option<Edit> {
+pub(in crate::dialect) fn first_member(body: &[u8], start: usize, member: &str) -> Option<Edit> {
     let inside = start.checked_add(1).filter(|_| body.get(start) == Some(&b'{'))?;
     let comma = if body[first_from(body, inside)?] == b'}' { "" } else { "," };
     Some(insert(inside, format!("{member}{comma}")))

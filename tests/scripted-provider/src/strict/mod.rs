@@ -10,6 +10,7 @@ mod anthropic;
 mod author;
 mod cache;
 mod gemini;
+mod limits;
 mod log;
 mod measure;
 mod openai_chat;
@@ -418,6 +419,7 @@ impl State {
     }
 
     fn read(&self, call: &Call, model: &Model) -> Result<Reading, Refusal> {
+        limits::check(call, &self.rules)?;
         match call.dialect {
             Dialect::Anthropic => anthropic::read(call, model, &self.book),
             Dialect::Chat => openai_chat::read(call, model, &self.book),

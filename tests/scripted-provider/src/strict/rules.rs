@@ -54,6 +54,12 @@ pub struct Rules {
     pub unknown_fields_refused: bool,
     /// Whether it compacts on demand (`docs/protocols.md` 1.3, 3.3).
     pub compacts: bool,
+    /// Pictures in one request (`docs/protocols.md` 1.8).
+    pub most_pictures: usize,
+    /// Bytes of one picture, as it is sent (`docs/protocols.md` 1.8).
+    pub most_picture_bytes: usize,
+    /// Tokens that every model writes at most; `None`: as many as it is asked for (`docs/protocols.md` 1.8).
+    pub most_output: Option<u64>,
 }
 
 impl Default for Rules {
@@ -71,6 +77,9 @@ impl Default for Rules {
             cache_min: None,
             unknown_fields_refused: true,
             compacts: true,
+            most_pictures: 100,
+            most_picture_bytes: 5 * 1024 * 1024,
+            most_output: None,
         }
     }
 }

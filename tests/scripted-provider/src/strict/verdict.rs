@@ -193,6 +193,9 @@ pub enum Rule {
     ResponseCount,
     ResponseForm,
     CachedContent,
+    Pictures,
+    Characters,
+    OutputLimit,
     NotSimulated,
 }
 
@@ -240,6 +243,7 @@ impl Rule {
             Self::TurnOrder | Self::ResponseCount | Self::ResponseForm | Self::CachedContent => {
                 "docs/protocols.md 5.2"
             }
+            Self::Pictures | Self::Characters | Self::OutputLimit => "docs/protocols.md 1.8",
             Self::NotSimulated => "none: this provider does not play it",
         }
     }

@@ -15,10 +15,12 @@ use super::KeyedPart;
 use crate::context::ledger::Ledger;
 use crate::context::lineage::Placement;
 use crate::context::plan::DecisionReason;
+use crate::context::repair::RepairDecision;
 use crate::context::{
     CompactionRecord, Cut, InjectedMessage, Place, Reasoning, ReasoningAction, ReasoningDecision,
     RevocationRetry, SketchPart, Turn, reasoning,
 };
+use crate::dialect::repair::Repair;
 use crate::dialect::{PartKey, Role};
 
 /// The branch that a request is the end of.
@@ -123,6 +125,13 @@ impl<'l> Branch<'l> {
     /// Whether a summary is in use here.
     pub(super) fn has_compact(&self, compact: &CompactionRecord) -> bool {
         self.sent.is_none() || self.has_sent(compact.key()) || self.has_made(&compact.request)
+    }
+
+    /// Whether a change that answers a refusal holds: a picture that this branch has sent stays. What a rule
+    /// changes was accepted in no branch.
+    pub(super) fn has_repair(&self, one: &RepairDecision) -> bool {
+        let Repair::Media { part, .. } = one.repair else { return true };
+        self.sent.is_none() || self.has_made(&one.request) || !self.has_sent(part)
     }
 
     /// Whether words that somebody queued stand here after the part with this key.

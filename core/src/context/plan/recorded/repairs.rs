@@ -1,0 +1,50 @@
+//! Changes that answer refusals: which of them hold for a request.
+//!
+//! They hold for the upstream and model that refused. Must not know what they change.
+
+use std::sync::Arc;
+
+use super::RecordedDecisions;
+use super::branch::Branch;
+use crate::context::ledger::Ledger;
+use crate::context::plan::PlanRequest;
+use crate::context::repair::RepairDecision;
+use crate::dialect::PartKey;
+use crate::dialect::repair::Repair;
+
+impl RecordedDecisions {
+    /// Those that hold in this branch.
+    pub(super) fn find_repairs(&mut self, ledger: &Ledger, branch: &Branch<'_>) {
+        let here = ledger.repairs().filter(|one| branch.has_repair(one));
+        here.for_each(|one| self.add_repair(one.clone()));
+    }
+
+    /// Adds one, unless it is there.
+    pub(super) fn add_repair(&mut self, one: Arc<RepairDecision>) {
+        if self.repairs.iter().all(|other| other.about != one.about) {
+            self.repairs.push(one);
+            self.repairs.sort_by_key(|one| (one.repair.order(), one.about));
+        }
+    }
+
+    /// Those that were decided for what a request asks.
+    pub(in crate::context) fn repairs_of<'k>(
+        &'k self,
+        request: &PlanRequest<'_>,
+    ) -> impl Iterator<Item = &'k RepairDecision> {
+        let (model, upstream) = (request.name.to_owned(), request.upstream.to_owned());
+        let is_its =
+            move |one: &&RepairDecision| *one.model == *model && *one.upstream == *upstream;
+        self.repairs.iter().map(|one| &**one).filter(is_its)
+    }
+
+    /// Whether words take the place of a picture or document.
+    pub(in crate::context) fn has_words_for(
+        &self,
+        request: &PlanRequest<'_>,
+        key: PartKey,
+    ) -> bool {
+        let is_it = |one: &RepairDecision| matches!(&one.repair, Repair::Media { part, .. } if *part == key);
+        self.repairs_of(request).any(is_it)
+    }
+}

@@ -1,0 +1,99 @@
+//! Changes that answer refusals, as they are made of a request: those of one part first, among the other edits; those
+//! of the whole text last, over what the others made of it.
+
+use super::{Change, DecisionReason, Plan, PlanRequest, PlanStep, RecordedDecisions};
+use crate::context::repair::RepairDecision;
+use crate::dialect::repair::{Repair, media, prefill};
+use crate::dialect::{Part, PartKey, Span};
+use crate::wire::splice::{self, Edit};
+
+/// Words in place of media, and a message after the model's.
+pub(super) fn of_parts(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
+    for one in known.repairs_of(request) {
+        match &one.repair {
+            Repair::Media { part, text } => {
+                let places = places(request, *part, known.kept_from());
+                for (at, found) in places {
+                    let edit = media::edits(request.conversation, request.body, found, text);
+                    let Some(edit) = edit.filter(|edit| is_free(plan, edit)) else { continue };
+                    let key = PartKey::of_bytes(text.as_bytes());
+                    let tokens = (text.len() / 4) as u32;
+                    plan.sent.replace(found.span, key, tokens);
+                    told(request, known, plan, (one, at), std::slice::from_ref(&edit));
+                    plan.edits.push(edit);
+                }
+            }
+            Repair::Prefill { part, text } => {
+                let ends = |message: &crate::dialect::Message| {
+                    message.parts.iter().rev().find_map(|part| part.key) == Some(*part)
+                };
+                let messages = &request.conversation.messages;
+                let Some(message) = messages.iter().rposition(ends) else { continue };
+                let edit = prefill::edits(request.conversation, message, text);
+                let Some(edit) = edit.filter(|edit| is_free(plan, edit)) else { continue };
+                told(request, known, plan, (one, (message, 0)), std::slice::from_ref(&edit));
+                plan.edits.push(edit);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Rules of the whole request, over what the other edits made of it.
+pub(super) fn of_text(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
+    let mut sent: Option<Vec<u8>> = None;
+    for one in known.repairs_of(request) {
+        if matches!(one.repair, Repair::Media { .. } | Repair::Prefill { .. }) {
+            continue;
+        }
+        let body = sent.get_or_insert_with(|| splice::applied(request.body, &plan.edits));
+        let edits = one.repair.edits(request.conversation.dialect, body);
+        if edits.is_empty() {
+            continue;
+        }
+        let next = splice::applied(body, &edits);
+        let Some(composed) = splice::compose(&plan.edits, body, edits.clone()) else { continue };
+        told(request, known, plan, (one, (0, 0)), &edits);
+        plan.edits = composed;
+        sent = Some(next);
+    }
+}
+
+/// The parts with this key that stand in what is sent.
+fn places<'r>(
+    request: &PlanRequest<'r>,
+    key: PartKey,
+    from: usize,
+) -> Vec<((usize, usize), &'r Part)> {
+    let messages = request.conversation.messages.iter().enumerate().skip(from);
+    let parts = messages.flat_map(|(at, message)| {
+        message.parts.iter().enumerate().map(move |(part, found)| ((at, part), found))
+    });
+    parts.filter(|(_, part)| part.key == Some(key)).collect()
+}
+
+/// Whether no other edit touches these bytes.
+fn is_free(plan: &Plan, edit: &Edit) -> bool {
+    let Span { start, end } = edit.at;
+    plan.edits.iter().all(|other| other.at.end < start || end < other.at.start)
+}
+
+fn told(
+    request: &PlanRequest<'_>,
+    known: &RecordedDecisions,
+    plan: &mut Plan,
+    (one, at): (&RepairDecision, (usize, usize)),
+    edits: &[Edit],
+) {
+    plan.steps.push(PlanStep {
+        change: Change::Repaired,
+        decision: known.decision(one.about.0, &one.request, request.id),
+        why: DecisionReason::Refusal,
+        at: (at.0 as u32, at.1 as u32),
+        byte: edits.first().map_or(0, |edit| edit.at.start as u64),
+        bytes_before: edits.iter().map(|edit| edit.at.len() as u64).sum(),
+        bytes_after: edits.iter().map(|edit| edit.with.len() as u64).sum(),
+        tokens_before: 0,
+        tokens_after: 0,
+    });
+}

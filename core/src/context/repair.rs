@@ -1,0 +1,238 @@
+//! What a provider refused is changed once, and stays changed (`docs/healing.md`).
+//!
+//! A refusal that an edit can answer is answered by the smallest one, as a fact: what is replayed is the fact, so the
+//! same request is not refused for it again. Pure; proposes facts, which `plan` replays.
+
+mod output;
+mod pictures;
+mod thoughts;
+
+pub use output::{fit_output, lowered_output};
+
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::plan::{self, PlanRequest, RecordedDecisions};
+use super::{Fact, Millis};
+use crate::dialect::repair::path::Place;
+use crate::dialect::repair::{
+    Detail, GO_ON, NO_CONTENT, NO_RESULT, Refusal, Repair, RepairCause, fields,
+};
+use crate::dialect::{PartKey, Purpose, Role};
+use crate::wire::json::Document;
+use crate::wire::splice;
+
+/// A change of a request that answers a refusal.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RepairDecision {
+    /// What it is kept by.
+    pub about: PartKey,
+    /// When it was decided.
+    pub at: Millis,
+    /// The exchange that decided it.
+    pub request: Box<str>,
+    /// The model that refused, as the client named it.
+    pub model: Box<str>,
+    /// The upstream that refused.
+    pub upstream: Box<str>,
+    /// What is changed.
+    #[serde(flatten)]
+    pub repair: Repair,
+    /// Decided anew after this refusal, as with a [`Cut`](super::Cut).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<Millis>,
+}
+
+impl RepairDecision {
+    fn new(request: &PlanRequest<'_>, repair: Repair) -> Self {
+        let words = format!("{}\n{}\n{}", identity(&repair), request.name, request.upstream);
+        Self {
+            about: PartKey(xxh3_128(words.as_bytes())),
+            at: request.now,
+            request: request.id.into(),
+            model: request.name.into(),
+            upstream: request.upstream.into(),
+            repair,
+            after: None,
+        }
+    }
+
+    /// Whether it was decided for what this request asks.
+    pub fn is_for(&self, request: &PlanRequest<'_>) -> bool {
+        *self.model == *request.name && *self.upstream == *request.upstream
+    }
+}
+
+/// What makes a change this one: not its words, which may be others in another version.
+fn identity(repair: &Repair) -> String {
+    let word = repair.cause().word();
+    match repair {
+        Repair::Media { part, .. } | Repair::Prefill { part, .. } => format!("{word} {part}"),
+        Repair::Field { place } => format!("{word} {place}"),
+        Repair::MaxTokens { most } => format!("{word} {most}"),
+        Repair::OutputFits { window } => format!("{word} window {window}"),
+        Repair::ToolIds { length } => format!("{word} {length:?}"),
+        Repair::CacheMarks { most } => format!("{word} {most}"),
+        Repair::Empty { .. } | Repair::Unicode | Repair::ToolPairs { .. } => word.to_owned(),
+    }
+}
+
+/// What came of looking for a change.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Proposal {
+    /// The changes.
+    pub facts: Vec<Fact>,
+    /// The refusal names a place that is not there.
+    pub is_misplaced: bool,
+}
+
+/// The smallest change that answers a refusal of the request as `known` makes it: nothing where policy forbids it,
+/// where what is refused is not the client's, or where it was tried and refused.
+pub fn propose(
+    request: &PlanRequest<'_>,
+    known: &RecordedDecisions,
+    refusal: &Refusal,
+) -> Proposal {
+    let conversation = request.conversation;
+    let may = request.policy.heal.causes.contains(&refusal.cause)
+        && conversation.held.is_none()
+        && conversation.purpose != Purpose::Count;
+    if !may {
+        return Proposal::default();
+    }
+    let plan = plan::replay(request, known);
+    let sent = splice::applied(request.body, &plan.edits);
+    let subject = Subject { request, known, refusal, sent: &sent };
+    let place = match subject.place() {
+        Ok(place) => place,
+        Err(()) => return Proposal { is_misplaced: true, ..Proposal::default() },
+    };
+    let facts = match refusal.cause {
+        RepairCause::Media => pictures::propose(&subject, place.as_ref()),
+        RepairCause::Reasoning => thoughts::propose(&subject, place.as_ref()),
+        _ => subject.rule(place.as_ref()).into_iter().collect(),
+    };
+    let facts = facts.into_iter().filter(|fact| known.may_decide(fact)).collect();
+    Proposal { facts, is_misplaced: false }
+}
+
+/// A request that was refused.
+pub(in crate::context) struct Subject<'a> {
+    request: &'a PlanRequest<'a>,
+    known: &'a RecordedDecisions,
+    refusal: &'a Refusal,
+    /// As it was sent.
+    sent: &'a [u8],
+}
+
+impl Subject<'_> {
+    /// The place that the refusal names; an error where that is not there.
+    fn place(&self) -> Result<Option<Place>, ()> {
+        let Some(path) = &self.refusal.place else { return Ok(None) };
+        let document = Document::read(self.sent).unwrap_or_default();
+        let found = document.root(self.sent).and_then(|root| path.find(root));
+        found.map(Some).ok_or(())
+    }
+
+    /// A rule that the whole request keeps from now on.
+    fn rule(&self, place: Option<&Place>) -> Option<Fact> {
+        let Self { request, refusal, .. } = self;
+        let text = |text: &str| text.into();
+        let repair = match refusal.cause {
+            RepairCause::Empty => Repair::Empty { text: text(NO_CONTENT) },
+            RepairCause::Unicode => Repair::Unicode,
+            RepairCause::ToolPairs => Repair::ToolPairs { text: text(NO_RESULT) },
+            RepairCause::ToolIds => {
+                let length = refusal.limit.and_then(|length| u32::try_from(length).ok());
+                Repair::ToolIds { length }
+            }
+            RepairCause::CacheMarks => {
+                let most = u32::try_from(refusal.limit.unwrap_or(MARKS)).ok()?;
+                Repair::CacheMarks { most }
+            }
+            RepairCause::Field => Repair::Field { place: self.field(place?)?.into() },
+            RepairCause::Prefill => return self.prefill(),
+            RepairCause::MaxTokens => return output::propose(request, refusal),
+            RepairCause::Media | RepairCause::Reasoning => return None,
+        };
+        let dialect = request.conversation.dialect;
+        // What we broke ourselves is not mended: it is taken back.
+        let is_theirs = !repair.edits(dialect, request.body).is_empty();
+        let helps = is_theirs && !repair.edits(dialect, self.sent).is_empty();
+        helps.then(|| decided(request, repair))
+    }
+
+    /// Where the member stands that is not known.
+    fn field(&self, place: &Place) -> Option<String> {
+        let named = self.refusal.name.as_deref();
+        let named =
+            named.filter(|name| name.bytes().all(|it| it.is_ascii_alphanumeric() || it == b'_'));
+        let shape = match named.filter(|name| !place.shape.ends_with(*name)) {
+            Some(name) => format!("{}.{name}", place.shape),
+            None if place.is_whole => place.shape.clone(),
+            None => return None,
+        };
+        fields::may_go(&shape).then_some(shape)
+    }
+
+    /// The user speaks after the model's last words.
+    fn prefill(&self) -> Option<Fact> {
+        let conversation = self.request.conversation;
+        let last = conversation.messages.last().filter(|it| it.role == Role::Assistant)?;
+        let part = last.parts.iter().rev().find_map(|part| part.key)?;
+        Some(decided(self.request, Repair::Prefill { part, text: GO_ON.into() }))
+    }
+}
+
+/// How many cache markers Anthropic takes (`docs/protocols.md` 1.2).
+const MARKS: u64 = 4;
+
+fn decided(request: &PlanRequest<'_>, repair: Repair) -> Fact {
+    Fact::Repair(Box::new(RepairDecision::new(request, repair)))
+}
+
+/// What these facts are kept by.
+pub fn keys(facts: &[Fact]) -> Vec<PartKey> {
+    let key = |fact: &Fact| match fact {
+        Fact::Repair(repair) => Some(repair.about),
+        Fact::Echo(echo) => Some(echo.about),
+        _ => None,
+    };
+    facts.iter().filter_map(key).collect()
+}
+
+/// Whether a refusal says that there is no room for the output that is asked for beside the prompt.
+pub fn is_of_window(refusal: &Refusal) -> bool {
+    refusal.detail == Some(Detail::Window)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is kept and what is changed stand in one object: no name stands twice.
+    #[test]
+    fn a_decision_comes_back_from_the_store() {
+        let (part, text) = (PartKey(7), || "words".into());
+        for repair in [
+            Repair::Media { part, text: text() },
+            Repair::Empty { text: text() },
+            Repair::Prefill { part, text: text() },
+            Repair::Unicode,
+            Repair::ToolPairs { text: text() },
+            Repair::ToolIds { length: Some(9) },
+            Repair::CacheMarks { most: 4 },
+            Repair::Field { place: text() },
+            Repair::MaxTokens { most: 8 },
+            Repair::OutputFits { window: 9 },
+        ] {
+            let (request, model, upstream) = ("r".into(), "m".into(), "u".into());
+            let (about, at, after) = (PartKey(1), 2, Some(3));
+            let one = RepairDecision { about, at, request, model, upstream, repair, after };
+            let kept = serde_json::to_string(&Fact::Repair(Box::new(one.clone()))).unwrap();
+            let read: Fact =
+                serde_json::from_str(&kept).unwrap_or_else(|why| panic!("{why}: {kept}"));
+            assert_eq!(read, Fact::Repair(Box::new(one)));
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! The limit of output, lowered before any history is cut.
+//!
+//! What the model writes at most holds for its every request. What the window has room for depends on the prompt, so
+//! it is reckoned anew each time from what the prompt is estimated to be.
+
+use super::{PlanRequest, RecordedDecisions, decided};
+use crate::context::Fact;
+use crate::context::plan::Plan;
+use crate::dialect::repair::{Detail, OutputLimit, Refusal, Repair};
+use crate::wire::json::Document;
+use crate::wire::splice;
+
+/// Limits of more tokens are other numbers.
+const BELIEVED: std::ops::RangeInclusive<u64> = 128..=10_000_000;
+/// Room that is left beside an estimate, one part in so many, and at least so many tokens.
+const MARGIN: (u64, u64) = (50, 64);
+
+/// The change that answers a refusal of the limit.
+pub(super) fn propose(request: &PlanRequest<'_>, refusal: &Refusal) -> Option<Fact> {
+    let limit = refusal.limit.filter(|limit| BELIEVED.contains(limit))?;
+    let document = Document::read(request.body).ok()?;
+    let OutputLimit(asked) =
+        OutputLimit::of(request.conversation.dialect, document.root(request.body)?)?;
+    let repair = match refusal.detail? {
+        Detail::ModelLimit => Repair::MaxTokens { most: limit },
+        Detail::ModelLimitExclusive => Repair::MaxTokens { most: limit - 1 },
+        Detail::Window => Repair::OutputFits { window: limit },
+        _ => return None,
+    };
+    let lowers = match repair {
+        Repair::MaxTokens { most } => asked > most,
+        _ => asked > request.policy.heal.min_output,
+    };
+    lowers.then(|| decided(request, repair))
+}
+
+/// Lowers the limit of output in a plan to the room that the window has beside `input` tokens, where that was refused
+/// before. `is_counted`: the provider's own number.
+pub fn fit_output(
+    request: &PlanRequest<'_>,
+    known: &RecordedDecisions,
+    plan: &mut Plan,
+    (input, is_counted): (u64, bool),
+) {
+    let Some(window) = window(request, known) else { return };
+    let margin = if is_counted { 0 } else { (input / MARGIN.0).max(MARGIN.1) };
+    let room = window.saturating_sub(input.saturating_add(margin));
+    let most = room.max(request.policy.heal.min_output);
+    let sent = splice::applied(request.body, &plan.edits);
+    let edits = Repair::MaxTokens { most }.edits(request.conversation.dialect, &sent);
+    if let Some(edits) = splice::compose(&plan.edits, &sent, edits) {
+        plan.edits = edits;
+    }
+}
+
+/// The output that is asked for where prompt and output were refused together: the least that policy leaves.
+pub fn lowered_output(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Option<u64> {
+    let asked = request.conversation.max_output;
+    let least = request.policy.heal.min_output;
+    window(request, known).map(|_| asked.map_or(least, |asked| asked.min(least)))
+}
+
+/// The window that prompt and output were refused for together.
+fn window(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Option<u64> {
+    let of = |repair: &Repair| match repair {
+        Repair::OutputFits { window } => Some(*window),
+        _ => None,
+    };
+    known.repairs_of(request).filter_map(|one| of(&one.repair)).min()
+}

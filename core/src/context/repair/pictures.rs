@@ -1,0 +1,158 @@
+//! Which picture or document gives way to words: the one that is named and all that break the same limit, else the
+//! oldest, where there is too much of them, else the newest, because those before it were accepted.
+
+use super::thoughts::meets;
+use super::{Fact, Subject, decided};
+use crate::context::plan::PlanRequest;
+use crate::dialect::repair::path::Place;
+use crate::dialect::repair::{Detail, Repair};
+use crate::dialect::{Part, PartKey, PartKind};
+use crate::tokens::media::size;
+
+/// Of pictures that are one too many, some more go, so that the next one is not one too many again: one in so many
+/// of those that are allowed.
+const SPARE: u64 = 10;
+/// Of a request with too many bytes, so much of its media goes at once: one part in so many.
+const SHARE: usize = 4;
+
+/// Decisions that put words in place of media.
+pub(super) fn propose(subject: &Subject<'_>, place: Option<&Place>) -> Vec<Fact> {
+    let request = subject.request;
+    let known = subject.known;
+    let is_left = |part: &&Part| part.key.is_some_and(|key| !known.has_words_for(request, key));
+    let is_media = |part: &&Part| {
+        matches!(part.kind, PartKind::Image | PartKind::Document) && part.media.is_some()
+    };
+    let all: Vec<&Part> = request.conversation.parts().filter(is_media).filter(is_left).collect();
+    let named = place.map(|place| named(subject, place, &all)).unwrap_or_default();
+    if place.is_some() && named.is_empty() {
+        return Vec::new();
+    }
+    let mut chosen: Vec<&Part> = named.clone();
+    chosen.extend(breaking(subject, &all, named.first().copied()));
+    if chosen.is_empty() {
+        chosen.extend(all.last());
+    }
+    let mut keys: Vec<PartKey> = Vec::new();
+    let mut facts = Vec::new();
+    for part in chosen {
+        let Some(key) = part.key.filter(|key| !keys.contains(key)) else { continue };
+        keys.push(key);
+        let text = words(request, part, subject.refusal.detail).into();
+        facts.push(decided(request, Repair::Media { part: key, text }));
+    }
+    facts
+}
+
+/// The client's media at the place that is named.
+fn named<'p>(subject: &Subject<'_>, place: &Place, all: &[&'p Part]) -> Vec<&'p Part> {
+    let sent = crate::dialect::read(subject.request.conversation.dialect, "/", subject.sent);
+    let there = sent.parts().filter(|part| part.media.is_some() && meets(part.span, place.span));
+    let there: Vec<PartKey> = there.filter_map(|part| part.key).collect();
+    all.iter().filter(|part| part.key.is_some_and(|key| there.contains(&key))).copied().collect()
+}
+
+/// Media that break the limit that is told.
+fn breaking<'p>(subject: &Subject<'_>, all: &[&'p Part], named: Option<&Part>) -> Vec<&'p Part> {
+    let (body, refusal) = (subject.request.body, subject.refusal);
+    let bytes = |part: &Part| data(part, body).len() as u64;
+    let all_that = |breaks: &dyn Fn(&Part) -> bool| {
+        all.iter().filter(|part| breaks(part)).copied().collect::<Vec<_>>()
+    };
+    match (refusal.detail, refusal.limit) {
+        (Some(Detail::Bytes), Some(limit)) => {
+            // Some count what is sent, some what that is decoded to.
+            let is_plain = named.zip(refusal.count).is_some_and(|(part, count)| {
+                bytes(part).abs_diff(count) > (bytes(part) / 4 * 3).abs_diff(count)
+            });
+            all_that(&|part| {
+                if is_plain { bytes(part) / 4 * 3 > limit } else { bytes(part) > limit }
+            })
+        }
+        (Some(Detail::Pixels), Some(limit)) => all_that(&|part| {
+            let side = part.media.as_ref().and_then(|media| size(media.data?.of(body)));
+            side.is_some_and(|size| size.width.max(size.height) as u64 > limit)
+        }),
+        (Some(Detail::Count), limit) => {
+            let limit = limit.unwrap_or(all.len() as u64).min(all.len() as u64);
+            let stay = limit.saturating_sub((limit / SPARE).max(1));
+            all[..all.len().saturating_sub(stay as usize)].to_vec()
+        }
+        (Some(Detail::Request), _) => {
+            let whole: u64 = all.iter().map(|part| bytes(part)).sum();
+            let (mut gone, goal) = (0, whole / SHARE as u64);
+            let goes = |part: &&&Part| {
+                let goes = gone <= goal;
+                gone += bytes(part);
+                goes
+            };
+            all.iter().take_while(goes).copied().collect()
+        }
+        (Some(Detail::Format), _) => all_that(&|part| !is_what_it_says(part, body)),
+        (Some(Detail::Unsupported), _) => all.to_vec(),
+        _ => Vec::new(),
+    }
+}
+
+/// How base64 of each type begins.
+const BEGINS: [(&str, &str); 5] = [
+    ("image/png", "iVBORw0KGgo"),
+    ("image/jpeg", "/9j/"),
+    ("image/gif", "R0lGOD"),
+    ("image/webp", "UklGR"),
+    ("application/pdf", "JVBERi"),
+];
+
+/// Whether media have the type that they are said to have, as far as that can be told.
+fn is_what_it_says(part: &Part, body: &[u8]) -> bool {
+    let data = data(part, body);
+    let said = part.media.as_ref().and_then(|media| media.mime.as_deref());
+    let said = said.map(|said| if said == "image/jpg" { "image/jpeg" } else { said });
+    match BEGINS.iter().find(|(mime, _)| Some(*mime) == said) {
+        Some((_, begins)) => data.is_empty() || data.starts_with(begins.as_bytes()),
+        // Of a picture of another type nobody here knows; of what says none, what it is.
+        None if said.is_none() => {
+            data.is_empty() || BEGINS.iter().any(|(_, begins)| data.starts_with(begins.as_bytes()))
+        }
+        None => false,
+    }
+}
+
+/// The base64 of media; empty where it is elsewhere.
+fn data<'b>(part: &Part, body: &'b [u8]) -> &'b [u8] {
+    let literal = part.media.as_ref().and_then(|media| Some(media.data?.of(body)));
+    let text =
+        literal.and_then(|it| it.strip_prefix(b"\"")?.strip_suffix(b"\"")).unwrap_or_default();
+    match text.strip_prefix(b"data:") {
+        Some(url) => {
+            let at = memchr::memmem::find(url, b"base64,");
+            at.and_then(|at| url.get(at + 7..)).unwrap_or_default()
+        }
+        None => text,
+    }
+}
+
+/// What stood there, in words.
+fn words(request: &PlanRequest<'_>, part: &Part, detail: Option<Detail>) -> String {
+    let what = if part.kind == PartKind::Image { "image" } else { "document" };
+    let mut about = Vec::new();
+    let media = part.media.as_ref();
+    about.extend(media.and_then(|media| media.mime.as_deref()).map(str::to_owned));
+    let pixels = media.and_then(|media| size(media.data?.of(request.body)));
+    about.extend(pixels.map(|it| format!("{} by {} pixels", it.width, it.height)));
+    let bytes = data(part, request.body).len() / 4 * 3;
+    if bytes > 0 {
+        about.push(format!("{} KB", bytes.div_ceil(1000)));
+    }
+    let why = match detail {
+        Some(Detail::Bytes) => "it is too large",
+        Some(Detail::Pixels) => "it has too many pixels",
+        Some(Detail::Count) => "there are too many of them",
+        Some(Detail::Format) => "it cannot be read",
+        Some(Detail::Unsupported) => "this model reads none",
+        Some(Detail::Request) => "the request is too large with it",
+        _ => "the provider does not take it",
+    };
+    let about = if about.is_empty() { String::new() } else { format!(" ({})", about.join(", ")) };
+    format!("[An {what} stood here{about}. It was left out: {why}.]").replace("[An d", "[A d")
+}

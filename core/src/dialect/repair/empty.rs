@@ -1,0 +1,147 @@
+//! Text that is empty or white space alone: the block goes; where nothing else stands beside it, it gets words.
+//!
+//! No message goes: its neighbours may be of one role, and calls may rest on it.
+
+use super::{history, is_blank};
+use crate::dialect::rewrite::{Room, edit, first_member, literal, room, runs};
+use crate::dialect::{Dialect, Span};
+use crate::wire::json::{Kind, Value};
+use crate::wire::splice::Edit;
+
+/// The changes after which nothing is empty.
+pub(super) fn edits(dialect: Dialect, root: Value<'_>, body: &[u8], text: &str) -> Vec<Edit> {
+    let mut pass = Pass { dialect, body, text, edits: Vec::new() };
+    if dialect == Dialect::Anthropic
+        && let Some(system) = root.get("system").filter(|system| system.kind() == Kind::Array)
+        && system.items().next().is_some()
+    {
+        pass.list(system);
+    }
+    let messages: Vec<Value<'_>> =
+        history(dialect, root).into_iter().flat_map(|list| list.items()).collect();
+    for message in &messages {
+        pass.message(*message);
+    }
+    if dialect == Dialect::Anthropic
+        && let Some(last) = messages.last()
+    {
+        pass.ending(*last);
+    }
+    pass.edits
+}
+
+struct Pass<'a> {
+    dialect: Dialect,
+    body: &'a [u8],
+    text: &'a str,
+    edits: Vec<Edit>,
+}
+
+impl Pass<'_> {
+    fn message(&mut self, message: Value<'_>) {
+        if message.kind() != Kind::Object {
+            return;
+        }
+        let name = if self.dialect == Dialect::Gemini { "parts" } else { "content" };
+        let is_models = message.get_text("role").is_some_and(|role| role == "assistant");
+        let calls = message.get("tool_calls").is_some_and(|calls| calls.items().next().is_some());
+        let is_item = message.get_text("type").is_some_and(|kind| kind != "message");
+        if self.dialect == Dialect::OpenaiResponses && is_item {
+            return;
+        }
+        let Some(content) = message.get(name) else {
+            if !calls && message.get("role").is_some() {
+                let member = format!("\"{name}\":{}", self.least());
+                self.edits.extend(first_member(self.body, message.span().start, &member));
+            }
+            return;
+        };
+        match content.kind() {
+            Kind::String if is_blank(content) && is_models && calls => self.put(content, "null"),
+            Kind::String if is_blank(content) => self.put(content, &literal(self.text)),
+            Kind::Null if !calls => self.put(content, &self.least()),
+            Kind::Array if calls && content.items().all(|part| self.is_empty(part)) => {
+                self.put(content, "null");
+            }
+            Kind::Array => self.list(content),
+            _ => {}
+        }
+    }
+
+    /// A list of blocks, and the lists in its results.
+    fn list(&mut self, list: Value<'_>) {
+        let (empty, full): (Vec<_>, Vec<_>) = list.items().partition(|part| self.is_empty(*part));
+        if full.is_empty() {
+            return self.put(list, &format!("[{}]", self.block()));
+        }
+        for run in runs(self.body, empty.iter().map(Value::span).collect()) {
+            if let Some(Room::Shared(at)) = room(self.body, run) {
+                self.edits.push(edit(at, ""));
+            }
+        }
+        if self.dialect != Dialect::Anthropic {
+            return;
+        }
+        for block in full {
+            let is_result = block.get_text("type").is_some_and(|kind| kind == "tool_result");
+            let content = block.get("content").filter(|_| is_result);
+            let content = content.filter(|content| content.kind() == Kind::Array);
+            if let Some(content) = content.filter(|content| content.items().next().is_some()) {
+                self.list(content);
+            }
+        }
+    }
+
+    /// The model's last words may not end in white space.
+    fn ending(&mut self, message: Value<'_>) {
+        if message.get_text("role").as_deref() != Some("assistant") {
+            return;
+        }
+        let Some(content) = message.get("content") else { return };
+        let last = content.items().last().map_or(Some(content), |block| block.get("text"));
+        let Some(text) = last.and_then(|last| Some((last.span(), last.text()?))) else { return };
+        let (at, words) = text;
+        let trimmed = words.trim_end();
+        if !trimmed.is_empty() && trimmed.len() < words.len() {
+            self.edits.push(edit(at, literal(trimmed)));
+        }
+    }
+
+    fn is_empty(&self, part: Value<'_>) -> bool {
+        if part.kind() != Kind::Object {
+            return part.is_null();
+        }
+        if self.dialect == Dialect::Gemini {
+            let is_signed = part.get_any(&["thoughtSignature", "thought_signature"]).is_some();
+            let has_data = part.entries().any(|(key, _)| !key.is("thought"));
+            return !has_data || part.get("text").is_some_and(is_blank) && !is_signed;
+        }
+        let kind = part.get_text("type").unwrap_or_default();
+        let is_text = matches!(&*kind, "text" | "input_text" | "output_text");
+        is_text && part.get("text").is_none_or(is_blank)
+    }
+
+    /// The least content that is taken.
+    fn least(&self) -> String {
+        match self.dialect {
+            Dialect::Gemini => format!("[{}]", self.block()),
+            _ => literal(self.text),
+        }
+    }
+
+    fn block(&self) -> String {
+        let text = literal(self.text);
+        match self.dialect {
+            Dialect::Gemini => format!("{{\"text\":{text}}}"),
+            Dialect::OpenaiResponses => format!("{{\"type\":\"input_text\",\"text\":{text}}}"),
+            Dialect::Anthropic | Dialect::OpenaiChat => {
+                format!("{{\"type\":\"text\",\"text\":{text}}}")
+            }
+        }
+    }
+
+    fn put(&mut self, value: Value<'_>, with: &str) {
+        let Span { start, end } = value.span();
+        self.edits.push(edit(Span::new(start, end), with.to_owned()));
+    }
+}

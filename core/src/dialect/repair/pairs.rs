@@ -1,0 +1,249 @@
+//! Calls and results that have to stand next to each other, in lists within messages: Anthropic and Gemini.
+//!
+//! A list of blocks that changes is put together anew from the bytes of its blocks: each block stays as it is written.
+//! What is missing is looked for elsewhere in the history before it is said that it never came.
+
+use std::collections::VecDeque;
+
+use foldhash::{HashMap, HashSet};
+
+use crate::dialect::Span;
+use crate::dialect::rewrite::{edit, insert, literal};
+use crate::wire::json::{Kind, Value};
+use crate::wire::splice::Edit;
+
+/// A message of Anthropic's, with what of it counts here.
+struct Message<'d> {
+    span: Span,
+    is_models: bool,
+    content: Option<Value<'d>>,
+    blocks: Vec<Value<'d>>,
+}
+
+/// The changes after which every call of Anthropic's has one result, first in the next message.
+pub(super) fn anthropic(root: Value<'_>, text: &str) -> Vec<Edit> {
+    let messages: Vec<Message<'_>> = root
+        .get("messages")
+        .into_iter()
+        .flat_map(|list| list.items())
+        .map(|message| Message {
+            span: message.span(),
+            is_models: message.get_text("role").as_deref() == Some("assistant"),
+            content: message.get("content"),
+            blocks: message.get("content").into_iter().flat_map(|it| it.items()).collect(),
+        })
+        .collect();
+    let kind = |block: &Value<'_>, name: &str| block.get_text("type").is_some_and(|it| it == name);
+    // Results by the id that they answer, in order.
+    let mut results: HashMap<String, VecDeque<Value<'_>>> = HashMap::default();
+    for block in messages.iter().flat_map(|it| &it.blocks).filter(|it| kind(it, "tool_result")) {
+        let id = block.get_text("tool_use_id").unwrap_or_default().into_owned();
+        results.entry(id).or_default().push_back(*block);
+    }
+    let (mut edits, mut ids) = (Vec::new(), HashSet::default());
+    let mut at = 0;
+    while at < messages.len() {
+        let begins = at;
+        let is_models = messages[at].is_models;
+        while at < messages.len() && messages[at].is_models == is_models {
+            at += 1;
+        }
+        let run = &messages[begins..at];
+        if !is_models {
+            // What answers no call stands before the first words of the model.
+            if begins == 0 {
+                run.iter().for_each(|message| edits.extend(put(message, Vec::new())));
+            }
+            continue;
+        }
+        let mut wanted = Vec::new();
+        for call in run.iter().flat_map(|it| &it.blocks).filter(|block| kind(block, "tool_use")) {
+            let Some(value) = call.get("id") else { continue };
+            let id = value.text().unwrap_or_default().into_owned();
+            let result = results.get_mut(&id).and_then(VecDeque::pop_front);
+            let own = unique(&id, &mut ids);
+            if own != id {
+                edits.push(edit(value.span(), literal(&own)));
+            }
+            wanted.push(result_for(result, &id, &own, text));
+        }
+        let next = messages.get(at).filter(|_| at < messages.len());
+        let end = run.last().map_or(0, |last| last.span.end);
+        match next {
+            Some(next) => edits.extend(put(next, wanted)),
+            None if wanted.is_empty() => {}
+            None => {
+                let all = wanted.join(",");
+                edits.push(insert(end, format!(",{{\"role\":\"user\",\"content\":[{all}]}}")));
+            }
+        }
+        // Later messages of the same turn of the user answer nothing.
+        let rest = messages[at..].iter().skip(1).take_while(|message| !message.is_models);
+        rest.for_each(|message| edits.extend(put(message, Vec::new())));
+    }
+    edits
+}
+
+/// An id that no call before it has.
+fn unique(id: &str, taken: &mut HashSet<String>) -> String {
+    let mut own = id.to_owned();
+    let mut number = 2;
+    while !taken.insert(own.clone()) {
+        own = format!("{id}_{number}");
+        number += 1;
+    }
+    own
+}
+
+/// The bytes of a result, with the id that its call has by now; words where there is none.
+fn result_for(result: Option<Value<'_>>, id: &str, own: &str, text: &str) -> String {
+    let Some(result) = result else {
+        let (own, text) = (literal(own), literal(text));
+        return format!(
+            "{{\"type\":\"tool_result\",\"tool_use_id\":{own},\"content\":{text},\"is_error\":true}}"
+        );
+    };
+    let raw = String::from_utf8_lossy(result.raw());
+    match result.get("tool_use_id").filter(|_| own != id) {
+        Some(named) => {
+            let (base, at) = (result.span().start, named.span());
+            let (start, end) = (at.start - base, at.end - base);
+            format!("{}{}{}", &raw[..start], literal(own), &raw[end..])
+        }
+        None => raw.into_owned(),
+    }
+}
+
+/// The user's message with these results first and no others; nothing where it is so.
+fn put(message: &Message<'_>, results: Vec<String>) -> Option<Edit> {
+    let content = message.content?;
+    let text = |value: Value<'_>| String::from_utf8_lossy(value.raw()).into_owned();
+    if content.kind() == Kind::String {
+        let words = format!("{{\"type\":\"text\",\"text\":{}}}", text(content));
+        let all = results.join(",");
+        return (!results.is_empty()).then(|| edit(content.span(), format!("[{all},{words}]")));
+    }
+    if content.kind() != Kind::Array {
+        return None;
+    }
+    let is_result = |block: &&Value<'_>| block.get_text("type").as_deref() == Some("tool_result");
+    let others = message.blocks.iter().filter(|block| !is_result(block)).map(|block| text(*block));
+    let mut all = results;
+    all.extend(others);
+    let before: Vec<String> = message.blocks.iter().map(|block| text(*block)).collect();
+    if is_same(&all, &before) {
+        return None;
+    }
+    if all.is_empty() {
+        all.push(format!("{{\"type\":\"text\",\"text\":{}}}", literal(super::NO_CONTENT)));
+    }
+    Some(edit(content.span(), format!("[{}]", all.join(","))))
+}
+
+/// Whether blocks are the same, whatever the order of the results that lead.
+fn is_same(all: &[String], before: &[String]) -> bool {
+    let leads = |blocks: &[String]| {
+        let is_result = |block: &&String| block.contains("\"tool_result\"");
+        blocks.iter().take_while(is_result).count()
+    };
+    let (one, two) = (leads(all), leads(before));
+    let sorted = |blocks: &[String]| {
+        let mut blocks = blocks.to_vec();
+        blocks.sort_unstable();
+        blocks
+    };
+    one == two && sorted(&all[..one]) == sorted(&before[..two]) && all[one..] == before[two..]
+}
+
+/// The changes after which every turn of Gemini's with calls is followed by as many responses.
+pub(super) fn gemini(root: Value<'_>, text: &str) -> Vec<Edit> {
+    let contents: Vec<Value<'_>> =
+        root.get("contents").into_iter().flat_map(|list| list.items()).collect();
+    let mut edits = Vec::new();
+    for (at, content) in contents.iter().enumerate() {
+        let calls = parts(*content, &CALLS);
+        let before = at.checked_sub(1).and_then(|at| contents.get(at));
+        let was_called = before.is_some_and(|it| !parts(*it, &CALLS).is_empty());
+        let responses = parts(*content, &RESPONSES);
+        if !responses.is_empty() && !was_called {
+            edits.extend(responses_for(*content, &[], text));
+        }
+        if calls.is_empty() {
+            continue;
+        }
+        let names: Vec<(Option<String>, String)> = calls.iter().map(|call| named(*call)).collect();
+        let next = contents.get(at + 1);
+        match next.filter(|next| !parts(**next, &RESPONSES).is_empty()) {
+            Some(next) => edits.extend(responses_for(*next, &names, text)),
+            None => {
+                let all: Vec<String> = names.iter().map(|name| response(name, text)).collect();
+                let all = all.join(",");
+                let turn = format!(",{{\"role\":\"user\",\"parts\":[{all}]}}");
+                edits.push(insert(content.span().end, turn));
+            }
+        }
+    }
+    edits
+}
+
+const CALLS: [&str; 2] = ["functionCall", "function_call"];
+const RESPONSES: [&str; 2] = ["functionResponse", "function_response"];
+
+fn parts<'d>(content: Value<'d>, names: &[&str; 2]) -> Vec<Value<'d>> {
+    let parts = content.get("parts").into_iter().flat_map(|parts| parts.items());
+    parts.filter_map(|part| part.get_any(names)).collect()
+}
+
+/// The id and name of a call or response.
+fn named(value: Value<'_>) -> (Option<String>, String) {
+    let id = value.get_text("id").map(Into::into);
+    (id, value.get_text("name").unwrap_or_default().into_owned())
+}
+
+/// A response that says that there is none.
+fn response((id, name): &(Option<String>, String), text: &str) -> String {
+    let id = id.as_deref().map(|id| format!("\"id\":{},", literal(id))).unwrap_or_default();
+    let (name, text) = (literal(name), literal(text));
+    format!("{{\"functionResponse\":{{{id}\"name\":{name},\"response\":{{\"error\":{text}}}}}}}")
+}
+
+/// The response that a part holds.
+fn response_in(part: Value<'_>) -> Option<Value<'_>> {
+    part.get_any(&RESPONSES)
+}
+
+/// The content with one response for each call; nothing where it is so.
+fn responses_for(
+    content: Value<'_>,
+    calls: &[(Option<String>, String)],
+    text: &str,
+) -> Option<Edit> {
+    let list = content.get("parts")?;
+    let mut left: Vec<Option<Value<'_>>> = list.items().map(Some).collect();
+    let raw = |part: Value<'_>| String::from_utf8_lossy(part.raw()).into_owned();
+    let mut all = Vec::new();
+    for call in calls {
+        let fits = |part: &Option<Value<'_>>| {
+            let Some((id, name)) = part.and_then(response_in).map(named) else { return false };
+            id.is_none() || call.0.is_none() || id == call.0 && name == call.1
+        };
+        let named_so = |part: &Option<Value<'_>>| {
+            fits(part) && part.and_then(response_in).map(named).is_some_and(|it| it.1 == call.1)
+        };
+        let place = left.iter().position(named_so);
+        match place.and_then(|place| left.get_mut(place)?.take()) {
+            Some(part) => all.push(raw(part)),
+            None => all.push(response(call, text)),
+        }
+    }
+    let is_same = all.len() == list.items().filter(|part| response_in(*part).is_some()).count()
+        && all.iter().all(|one| list.items().any(|part| raw(part) == *one));
+    if is_same {
+        return None;
+    }
+    all.extend(left.into_iter().flatten().filter(|part| response_in(*part).is_none()).map(raw));
+    if all.is_empty() {
+        all.push(format!("{{\"text\":{}}}", literal(super::NO_CONTENT)));
+    }
+    Some(edit(list.span(), format!("[{}]", all.join(","))))
+}

@@ -1,0 +1,164 @@
+//! Calls and results that are messages or items of their own: Chat Completions and Responses.
+//!
+//! A result in the wrong place is moved with its bytes; one that nothing called goes; one that never came is said.
+
+use std::collections::VecDeque;
+
+use foldhash::{HashMap, HashSet};
+
+use crate::dialect::Span;
+use crate::dialect::rewrite::{Room, edit, insert, literal, room, runs};
+use crate::wire::json::{Kind, Value};
+use crate::wire::splice::Edit;
+
+/// The changes after which every call of a message is answered right after it, once.
+pub(super) fn chat(root: Value<'_>, body: &[u8], text: &str) -> Vec<Edit> {
+    let messages: Vec<Value<'_>> = items(root, "messages");
+    let is_tool = |message: &Value<'_>| message.get_text("role").as_deref() == Some("tool");
+    let mut results: HashMap<String, VecDeque<usize>> = HashMap::default();
+    for (at, message) in messages.iter().enumerate().filter(|(_, message)| is_tool(message)) {
+        let id = message.get_text("tool_call_id").unwrap_or_default().into_owned();
+        results.entry(id).or_default().push_back(at);
+    }
+    let (mut stays, mut edits) = (HashSet::default(), Vec::new());
+    for (at, message) in messages.iter().enumerate() {
+        let mut after = messages[at + 1..].iter().take_while(|it| is_tool(it)).count();
+        after += at;
+        let mut missing = String::new();
+        for call in message.get("tool_calls").into_iter().flat_map(|calls| calls.items()) {
+            let id = call.get_text("id").unwrap_or_default().into_owned();
+            let known = results.get_mut(&id);
+            // The one right after it, before any other.
+            let found = known.and_then(|all| {
+                let near = all.iter().position(|it| (at + 1..=after).contains(it)).unwrap_or(0);
+                all.remove(near)
+            });
+            match found {
+                Some(found) if (at + 1..=after).contains(&found) => {
+                    stays.insert(found);
+                }
+                Some(found) => {
+                    missing.push(',');
+                    missing.push_str(&String::from_utf8_lossy(messages[found].raw()));
+                }
+                None => {
+                    let (id, text) = (literal(&id), literal(text));
+                    missing.push_str(&format!(
+                        ",{{\"role\":\"tool\",\"tool_call_id\":{id},\"content\":{text}}}"
+                    ));
+                }
+            }
+        }
+        if !missing.is_empty() {
+            edits.push(insert(message.span().end, missing));
+        }
+    }
+    let gone = messages.iter().enumerate().filter(|(at, it)| is_tool(it) && !stays.contains(at));
+    let gone = gone.map(|(_, message)| message.span()).collect();
+    edits.extend(removed(body, gone, "{\"role\":\"user\",\"content\":\"(no content)\"}"));
+    without_overlaps(edits)
+}
+
+/// Kinds of calls, each with what its result is called.
+const CALLS: [(&str, &str); 2] =
+    [("function_call", "function_call_output"), ("custom_tool_call", "custom_tool_call_output")];
+
+/// The changes after which every call has an output, and every output a call before it.
+pub(super) fn responses(root: Value<'_>, body: &[u8], text: &str) -> Vec<Edit> {
+    let items: Vec<Value<'_>> = items(root, "input");
+    let kind = |item: &Value<'_>| item.get_text("type").unwrap_or_default().into_owned();
+    let id = |item: &Value<'_>| item.get_text("call_id").unwrap_or_default().into_owned();
+    let kinds: Vec<String> = items.iter().map(kind).collect();
+    let mut edits = Vec::new();
+    let mut gone: HashSet<usize> = HashSet::default();
+    for (call, output) in CALLS {
+        let mut open: HashMap<String, usize> = HashMap::default();
+        let mut answered: HashSet<String> = HashSet::default();
+        for (at, item) in items.iter().enumerate() {
+            if kinds[at] == call {
+                open.insert(id(item), at);
+            } else if kinds[at] == output {
+                let is_called = open.contains_key(&id(item));
+                if !is_called || !answered.insert(id(item)) {
+                    gone.insert(at);
+                }
+            }
+        }
+        let mut missing: Vec<(usize, String)> = open
+            .into_iter()
+            .filter(|(id, _)| !answered.contains(id))
+            .map(|(id, at)| (at, id))
+            .collect();
+        missing.sort_unstable();
+        for (at, id) in missing {
+            // It came before its call, or never.
+            let early = items.iter().enumerate().find(|(place, item)| {
+                gone.contains(place) && kinds[*place] == output && self::id(item) == id
+            });
+            let with = match early {
+                Some((_, item)) => String::from_utf8_lossy(item.raw()).into_owned(),
+                None => {
+                    let (id, text) = (literal(&id), literal(text));
+                    format!("{{\"type\":\"{output}\",\"call_id\":{id},\"output\":{text}}}")
+                }
+            };
+            let end = run_end(&kinds, at);
+            edits.push((items[end].span().end, format!(",{with}")));
+        }
+    }
+    // Several at one place are one edit.
+    let mut joined: Vec<Edit> = Vec::new();
+    edits.sort_by_key(|(at, _)| *at);
+    for group in edits.chunk_by(|one, two| one.0 == two.0) {
+        let all: String = group.iter().map(|(_, with)| with.as_str()).collect();
+        joined.push(insert(group[0].0, all));
+    }
+    let gone = gone.into_iter().map(|at| items[at].span()).collect();
+    joined.extend(removed(body, gone, "{\"role\":\"user\",\"content\":\"(no content)\"}"));
+    without_overlaps(joined)
+}
+
+fn id(item: &Value<'_>) -> String {
+    item.get_text("call_id").unwrap_or_default().into_owned()
+}
+
+/// The last of the calls and thoughts that stand beside a call.
+fn run_end(kinds: &[String], at: usize) -> usize {
+    let is_call = |kind: &&String| CALLS.iter().any(|(call, _)| *call == kind.as_str());
+    at + kinds[at + 1..].iter().take_while(is_call).count()
+}
+
+fn items<'d>(root: Value<'d>, name: &str) -> Vec<Value<'d>> {
+    let list = root.get(name).filter(|list| list.kind() == Kind::Array);
+    list.into_iter().flat_map(|list| list.items()).collect()
+}
+
+/// Items that go; where none is left, `least` stands in their place.
+fn removed(body: &[u8], gone: Vec<Span>, least: &str) -> Vec<Edit> {
+    let runs = runs(body, gone).into_iter();
+    let edits = runs.filter_map(|run| match room(body, run)? {
+        Room::Shared(at) => Some(edit(at, "")),
+        Room::Alone(at) => Some(edit(at, format!("[{least}]"))),
+    });
+    edits.collect()
+}
+
+/// A message that goes takes the comma before it with it, which is where another one is put in: the two are one.
+fn without_overlaps(mut edits: Vec<Edit>) -> Vec<Edit> {
+    edits.sort_by_key(|edit| edit.at);
+    let mut joined: Vec<Edit> = Vec::with_capacity(edits.len());
+    for next in edits {
+        match joined.last_mut() {
+            Some(last) if last.at.end == next.at.start && last.at.is_empty() => {
+                last.at.end = next.at.end;
+                last.with = [&last.with[..], &next.with[..]].concat().into();
+            }
+            Some(last) if next.at.start < last.at.end => {
+                last.at.end = last.at.end.max(next.at.end);
+                last.with = [&last.with[..], &next.with[..]].concat().into();
+            }
+            _ => joined.push(next),
+        }
+    }
+    joined
+}

@@ -1,0 +1,176 @@
+//! A place in a request as providers name it: `messages.3.content.1`, `messages[3].content`, `input[5]`.
+//!
+//! Providers put tags between the names that are no members (`content.1.image.source`), so a name that is not
+//! there is passed over; a number that is not there is no place. Pure.
+
+use crate::wire::json::{Kind, Span, Value};
+
+/// A step of a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// A member.
+    Name(Box<str>),
+    /// An item of a list.
+    Number(usize),
+}
+
+/// A path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Path(pub Vec<Step>);
+
+/// A place that was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The deepest value on the path.
+    pub span: Span,
+    /// Its names, with `*` for numbers.
+    pub shape: String,
+    /// Whether the last step of the path is the value's own name.
+    pub is_whole: bool,
+}
+
+/// Lists that paths begin with.
+const ROOTS: [&str; 5] = ["messages", "input", "contents", "system", "tools"];
+/// More steps are no path.
+const MOST_STEPS: usize = 24;
+
+impl Path {
+    /// The first place that a text names.
+    pub fn first_in(text: &str) -> Option<Self> {
+        let mut best: Option<(usize, Self)> = None;
+        for root in ROOTS {
+            for (at, _) in text.match_indices(root) {
+                let before = text[..at].bytes().next_back();
+                if before.is_some_and(|byte| byte.is_ascii_alphanumeric() || byte == b'_') {
+                    continue;
+                }
+                if best.as_ref().is_some_and(|(found, _)| *found <= at) {
+                    break;
+                }
+                if let Some(path) = Self::read(&text[at..]) {
+                    best = Some((at, path));
+                    break;
+                }
+            }
+        }
+        best.map(|(_, path)| path)
+    }
+
+    /// The path that a text begins with; it has a number in it.
+    fn read(text: &str) -> Option<Self> {
+        let mut steps = Vec::new();
+        let mut rest = text;
+        while steps.len() < MOST_STEPS {
+            let is_part = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
+            let end = rest.bytes().take_while(|byte| is_part(byte)).count();
+            if end == 0 {
+                break;
+            }
+            let word = &rest[..end];
+            steps.push(match word.parse() {
+                Ok(number) => Step::Number(number),
+                Err(_) => Step::Name(word.into()),
+            });
+            rest = &rest[end..];
+            rest = rest.strip_prefix(']').unwrap_or(rest);
+            match rest.bytes().next() {
+                Some(b'.' | b'[') => rest = &rest[1..],
+                _ => break,
+            }
+        }
+        steps.iter().any(|step| matches!(step, Step::Number(_))).then_some(Self(steps))
+    }
+
+    /// Of the steps of a `loc` list.
+    pub fn of_list(list: Value<'_>) -> Option<Self> {
+        let step = |value: Value<'_>| match value.as_u64() {
+            Some(number) => Some(Step::Number(usize::try_from(number).ok()?)),
+            None => Some(Step::Name(value.text()?.into())),
+        };
+        let mut steps: Vec<Step> = list.items().take(MOST_STEPS).filter_map(step).collect();
+        let begins = |step: &Step| matches!(step, Step::Name(name) if ROOTS.contains(&&**name));
+        let start = steps.iter().position(begins)?;
+        steps.drain(..start);
+        steps.iter().any(|step| matches!(step, Step::Number(_))).then_some(Self(steps))
+    }
+
+    /// What it names in a body; `None` where that is not there.
+    pub fn find(&self, root: Value<'_>) -> Option<Place> {
+        let (mut value, mut shape, mut is_whole) = (root, Vec::new(), true);
+        for (at, step) in self.0.iter().enumerate() {
+            let next = match step {
+                Step::Name(_) if is_tag(value, step, self.0.get(at + 1)) => None,
+                Step::Name(name) if value.kind() == Kind::Object => value.get(name),
+                Step::Name(_) => None,
+                Step::Number(number) => {
+                    if value.kind() != Kind::Array {
+                        return None;
+                    }
+                    Some(value.items().nth(*number)?)
+                }
+            };
+            is_whole = next.is_some();
+            let Some(next) = next else { continue };
+            shape.push(match step {
+                Step::Name(name) => name.to_string(),
+                Step::Number(_) => "*".to_owned(),
+            });
+            value = next;
+        }
+        let is_found = shape.len() > 1;
+        is_found.then(|| Place { span: value.span(), shape: shape.join("."), is_whole })
+    }
+}
+
+/// Whether a name is a block's type, though a member is called so: what comes next is beside that member.
+fn is_tag(value: Value<'_>, step: &Step, next: Option<&Step>) -> bool {
+    let (Step::Name(name), Some(Step::Name(next))) = (step, next) else { return false };
+    let inner = value.get(name);
+    inner.is_some_and(|inner| inner.get(next).is_none()) && value.get(next).is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::json::Document;
+
+    const BODY: &str = r#"{"messages":[{"role":"user","content":"a"},{"content":[{"type":"image","source":{"data":"x"}}]}]}"#;
+
+    fn found(text: &str) -> Option<(String, String, bool)> {
+        let document = Document::read(BODY.as_bytes()).unwrap();
+        let place = Path::first_in(text)?.find(document.root(BODY.as_bytes()).unwrap())?;
+        let bytes = place.span.of(BODY.as_bytes()).to_vec();
+        Some((place.shape, String::from_utf8(bytes).unwrap(), place.is_whole))
+    }
+
+    #[test]
+    fn every_way_to_write_a_path_is_found() {
+        let source = r#"{"data":"x"}"#;
+        for (text, shape, bytes, whole) in [
+            (
+                "messages.1.content.0.image.source.base64: image exceeds 5 MB",
+                "messages.*.content.*.source",
+                source,
+                false,
+            ),
+            ("at messages[1].content[0].source.", "messages.*.content.*.source", source, true),
+            (
+                "messages.1.content.0.type.source: extra",
+                "messages.*.content.*.source",
+                source,
+                true,
+            ),
+            ("Invalid 'messages[0].content': empty", "messages.*.content", "\"a\"", true),
+        ] {
+            assert_eq!(found(text), Some((shape.into(), bytes.into(), whole)), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_place_that_is_not_there_is_none() {
+        for text in ["messages.7.content", "messages.0.content.3", "messages: at least one", "x"] {
+            assert_eq!(found(text), None, "{text}");
+        }
+        assert!(Path::first_in("my_messages.1.content").is_none());
+    }
+}

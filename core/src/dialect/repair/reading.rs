@@ -1,0 +1,247 @@
+//! Which of the things that an edit can answer a refusal names, by the provider's words (`config/refusals.toml`).
+//!
+//! Words that nobody knows are no refusal of ours. They heal one request and teach nothing. Pure.
+
+use std::sync::OnceLock;
+
+use serde::Deserialize;
+
+use super::RepairCause;
+use super::path::Path;
+use crate::dialect::overflow::{number, unescaped};
+use crate::wire::json::{Document, Value};
+
+/// What a refusal says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// What it is about.
+    pub cause: RepairCause,
+    /// What there is too much of.
+    pub detail: Option<Detail>,
+    /// Where, as the provider names it.
+    pub place: Option<Path>,
+    /// The most that would be taken.
+    pub limit: Option<u64>,
+    /// How much there is.
+    pub count: Option<u64>,
+    /// An id, or the name of a member.
+    pub name: Option<Box<str>>,
+}
+
+/// What there is too much of, or what is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Detail {
+    /// Bytes of one picture or document.
+    Bytes,
+    /// Pixels of a picture's side.
+    Pixels,
+    /// Pictures and documents.
+    Count,
+    /// Its form: not what it says it is, or nothing that can be read.
+    Format,
+    /// The model reads none.
+    Unsupported,
+    /// Bytes of the whole request.
+    Request,
+    /// Output, past what the model writes.
+    ModelLimit,
+    /// The same, and the limit itself is one too many.
+    ModelLimitExclusive,
+    /// Prompt and output together, past the window.
+    Window,
+    /// Reasoning that belongs to another history than the one before it.
+    Bound,
+}
+
+/// An answer that refuses a request.
+#[derive(Clone, Copy, Debug)]
+pub struct RefusedAnswer<'a> {
+    /// Its HTTP status.
+    pub status: u16,
+    /// Its body, without its encoding.
+    pub body: &'a [u8],
+}
+
+/// Statuses of refusals that are about the request itself.
+const REFUSALS: &[u16] = &[400, 413, 422];
+/// Most bytes that are read.
+const MOST_BYTES: usize = 64 * 1024;
+/// Most bytes of a name in a message.
+const LONGEST_NAME: usize = 200;
+
+/// What an answer refuses; `None` where it is no refusal, or its words are not known.
+pub fn read(answer: &RefusedAnswer<'_>) -> Option<Refusal> {
+    if !(400..500).contains(&answer.status) || answer.body.len() > MOST_BYTES {
+        return None;
+    }
+    // Gateways pass on what they were answered as a string in a string.
+    let text = unescaped(unescaped(answer.body).as_bytes());
+    let lower = text.to_ascii_lowercase();
+    let file = built_in();
+    if file.except.iter().any(|words| lower.contains(&**words)) {
+        return None;
+    }
+    let fits = |known: &&KnownRefusal| {
+        known.status.as_deref().unwrap_or(REFUSALS).contains(&answer.status)
+    };
+    let (known, said) = file
+        .refusal
+        .iter()
+        .filter(fits)
+        .find_map(|known| Some((known, known.said(&lower, &text)?)))?;
+    let place = listed_place(answer.body).or_else(|| Path::first_in(&text));
+    let Said { limit, count, name } = said;
+    Some(Refusal { cause: known.cause, detail: known.detail, place, limit, count, name })
+}
+
+/// The place of a fault that is told as a list of steps.
+fn listed_place(body: &[u8]) -> Option<Path> {
+    let document = Document::read(body).ok()?;
+    let root = document.root(body)?;
+    let faults = root.get("detail").or_else(|| root.get("message")?.get("detail"))?;
+    let mut loc = faults.items().filter_map(|fault: Value<'_>| fault.get("loc"));
+    Path::of_list(loc.next()?)
+}
+
+/// The form of `config/refusals.toml`.
+#[derive(Deserialize)]
+struct File {
+    except: Vec<Box<str>>,
+    refusal: Vec<KnownRefusal>,
+}
+
+/// One way to refuse.
+#[derive(Deserialize)]
+struct KnownRefusal {
+    cause: RepairCause,
+    detail: Option<Detail>,
+    text: Box<str>,
+    status: Option<Vec<u16>>,
+}
+
+/// What the words say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Said {
+    limit: Option<u64>,
+    count: Option<u64>,
+    name: Option<Box<str>>,
+}
+
+/// What is built in; parsed on first use. A test holds that it can be.
+fn built_in() -> &'static File {
+    static FILE: OnceLock<File> = OnceLock::new();
+    FILE.get_or_init(|| {
+        toml::from_str(include_str!("../../../../config/refusals.toml"))
+            .unwrap_or_else(|_| File { except: Vec::new(), refusal: Vec::new() })
+    })
+}
+
+impl KnownRefusal {
+    /// What is said at the first place where the words stand. `lower`: `text` in lower case.
+    fn said(&self, lower: &str, text: &str) -> Option<Said> {
+        let first = self.text.split([' ', '{']).next().unwrap_or_default();
+        let starts = memchr::memmem::find_iter(lower.as_bytes(), first.as_bytes());
+        starts.filter_map(|start| fits(&self.text, lower.get(start..)?, text.get(start..)?)).next()
+    }
+}
+
+/// What `words` say where `lower` begins with them.
+fn fits(words: &str, lower: &str, text: &str) -> Option<Said> {
+    let (mut words, mut rest) = (words, lower);
+    let mut said = Said::default();
+    while let Some(next) = words.chars().next() {
+        if next == '{' {
+            let (name, after) = words[1..].split_once('}')?;
+            words = after;
+            if name == "name" {
+                let end = rest.bytes().take_while(is_of_name).take(LONGEST_NAME).count();
+                let begin = lower.len() - rest.len();
+                said.name = Some(text.get(begin..begin + end).filter(|it| !it.is_empty())?.into());
+                rest = &rest[end..];
+                continue;
+            }
+            let (number, left) = number(rest)?;
+            match name {
+                "limit" => said.limit = number,
+                "count" => said.count = number,
+                _ => {}
+            }
+            rest = left;
+        } else if next == ' ' {
+            (words, rest) = (&words[1..], rest.trim_start());
+        } else {
+            rest = rest.strip_prefix(next)?;
+            words = &words[next.len_utf8()..];
+        }
+    }
+    Some(said)
+}
+
+fn is_of_name(byte: &u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"._:/@-[]".contains(byte)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(status: u16, body: &str) -> Option<Refusal> {
+        read(&RefusedAnswer { status, body: body.as_bytes() })
+    }
+
+    #[test]
+    fn every_way_to_refuse_is_read_with_its_cause() {
+        let file = built_in();
+        assert!(file.refusal.len() > 60 && file.except.len() > 8, "the data does not parse");
+        for known in &file.refusal {
+            let words = known.text.replace("{limit}", "100").replace("{count}", "200");
+            let words = words.replace("{name}", "rs_1").replace("{}", "7");
+            assert_eq!(known.text, known.text.to_ascii_lowercase().into(), "in lower case");
+            let body = serde_json::json!({"error": {"message": format!("Oh: {words}.")}});
+            let status = known.status.as_ref().map_or(400, |all| all[0]);
+            let seen = said(status, &body.to_string()).unwrap_or_else(|| panic!("{body}"));
+            assert_eq!(seen.cause, known.cause, "{body}");
+            for status in [200, 401, 429, 500, 529] {
+                assert_eq!(said(status, &body.to_string()), None, "{status} {body}");
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_places_and_names_are_read() {
+        let image = said(
+            400,
+            r#"{"error":{"message":"messages.16.content.2.image.source.base64: image exceeds 5 MB maximum: 6521204 bytes > 5242880 bytes"}}"#,
+        )
+        .unwrap();
+        assert_eq!((image.limit, image.count), (Some(5_242_880), Some(6_521_204)));
+        assert_eq!(image.detail, Some(Detail::Bytes));
+        assert!(image.place.is_some());
+        let item = said(
+            400,
+            r#"{"error":{"message":"The encrypted content for item rs_Ab1 could not be verified."}}"#,
+        );
+        assert_eq!(item.unwrap().name.as_deref(), Some("rs_Ab1"));
+        let field = said(
+            422,
+            r#"{"detail":[{"loc":["body","messages",1,"assistant","reasoning_content"],"msg":"Extra inputs are not permitted"}]}"#,
+        );
+        let place = field.unwrap().place.unwrap();
+        assert_eq!(place.0.len(), 4, "{place:?}");
+    }
+
+    #[test]
+    fn what_a_router_passes_on_is_read() {
+        let raw = r#"{"error":{"message":"Provider returned error","code":400,"metadata":{"raw":"{\"type\":\"error\",\"error\":{\"message\":\"messages.1: `tool_use` ids were found without `tool_result` blocks immediately after: t1\"}}"}}}"#;
+        assert_eq!(said(400, raw).unwrap().cause, RepairCause::ToolPairs);
+    }
+
+    #[test]
+    fn words_that_nobody_knows_are_none() {
+        for body in ["", "{}", "temperature must be below 2", "Rate limit: image exceeds", "\\u12"]
+        {
+            assert_eq!(said(400, body), None, "{body}");
+        }
+    }
+}

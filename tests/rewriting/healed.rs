@@ -1,0 +1,465 @@
+//! What a provider refuses of a client's request is changed once, sent once more, and stays changed
+//! (`docs/healing.md`).
+
+use plimsoll::config::Mode;
+use plimsoll::context::policy::{Policy, RepairPolicy};
+use plimsoll::dialect::repair::RepairCause;
+use plimsoll::telemetry::{RefusalOutcome, RefusalReport};
+use scripted_provider::strict::{Reply, Rules};
+use serde_json::{Value, json};
+
+use crate::play::{Play, answers, asks};
+use crate::stage::{Asked, Stage};
+
+const CLAUDE: &str = "/v1/messages";
+const CHAT: &str = "/v1/chat/completions";
+const RESPONSES: &str = "/v1/responses";
+const GEMINI: &str = "/v1beta/models/gemini-2.5-pro:generateContent";
+
+fn healed(cause: RepairCause) -> Option<RefusalReport> {
+    Some(RefusalReport { causes: vec![cause], outcome: RefusalOutcome::Healed })
+}
+
+fn claude(messages: Value) -> Value {
+    json!({"model": "claude-sonnet-4-6", "max_tokens": 1000, "messages": messages, "tools": [
+        {"name": "look", "input_schema": {"type": "object"}}]})
+}
+
+fn chat(messages: Value) -> Value {
+    json!({"model": "gpt-5.5", "max_completion_tokens": 1000, "messages": messages})
+}
+
+fn responses(input: Value) -> Value {
+    json!({"model": "gpt-5.5", "max_output_tokens": 1000, "store": false, "input": input})
+}
+
+fn gemini(contents: Value) -> Value {
+    json!({"contents": contents, "generationConfig": {"maxOutputTokens": 1000}})
+}
+
+/// The base64 of a picture of so many bytes.
+fn picture(bytes: usize) -> String {
+    format!("iVBORw0KGgo{}", "A".repeat(bytes))
+}
+
+fn image(data: &str) -> Value {
+    json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}})
+}
+
+/// The name under which the history stands.
+fn history(body: &Value) -> &'static str {
+    ["messages", "input", "contents"].into_iter().find(|name| body[*name].is_array()).unwrap()
+}
+
+/// The client goes on after an answer.
+fn goes_on(body: &Value, answer: &Value) -> Value {
+    let mut body = body.clone();
+    let name = history(&body);
+    let list = body[name].as_array_mut().unwrap();
+    match name {
+        "contents" => {
+            list.push(answer["candidates"][0]["content"].clone());
+            list.push(json!({"role": "user", "parts": [{"text": "And now?"}]}));
+        }
+        "input" => {
+            list.extend(answer["output"].as_array().unwrap().clone());
+            list.push(json!({"role": "user", "content": "And now?"}));
+        }
+        _ => {
+            let message = match answer["choices"][0]["message"].is_object() {
+                true => {
+                    json!({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
+                }
+                false => json!({"role": "assistant", "content": answer["content"]}),
+            };
+            list.push(message);
+            list.push(json!({"role": "user", "content": "And now?"}));
+        }
+    }
+    body
+}
+
+fn refusals(asked: &Asked) -> usize {
+    asked.log.iter().filter(|judged| judged.verdict.refused().is_some()).count()
+}
+
+/// The client asks, is answered although the provider refused, and goes on without another refusal, after a restart
+/// too; what went out before stays as it is.
+async fn heals(name: &str, rules: Rules, target: &str, body: Value, cause: RepairCause) {
+    let mut stage = Stage::open(rules, Policy::default()).await;
+    let asked = stage.asks(target, &body, Reply::text("Good.")).await;
+    assert_eq!(asked.status, 200, "{name}: {} {:?}", asked.answer, asked.told.refusal);
+    assert_eq!((asked.log.len(), refusals(&asked)), (2, 1), "{name}");
+    assert_eq!(asked.told.refusal, healed(cause), "{name}");
+    let (sent, list) = (asked.sent().clone(), history(&body));
+    let mut next = goes_on(&body, &asked.answer);
+    for restarts in [false, true] {
+        if restarts {
+            stage.restarts().await;
+        }
+        let again = stage.asks(target, &next, Reply::text("Better.")).await;
+        assert_eq!((again.status, again.log.len()), (200, 1), "{name}: {}", again.answer);
+        assert_eq!(again.told.refusal, None, "{name}");
+        let (before, now) =
+            (sent[list].as_array().unwrap(), again.sent()[list].as_array().unwrap());
+        assert_eq!(before[..], now[..before.len()], "{name}: what went out before changed");
+        next = goes_on(&next, &again.answer);
+    }
+}
+
+fn rules() -> Rules {
+    Rules { most_picture_bytes: 5_000, ..Rules::default() }
+}
+
+#[tokio::test]
+async fn a_picture_that_is_too_large_becomes_words() {
+    let words = json!({"type": "text", "text": "What is this?"});
+    let large = claude(json!([{"role": "user", "content": [image(&picture(9_000)), words]}]));
+    heals("in a message", rules(), CLAUDE, large.clone(), RepairCause::Media).await;
+    let call = json!({"role": "assistant", "content": [
+        {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}]});
+    let result = json!({"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": [
+        {"type": "text", "text": "Here."}, image(&picture(9_000))]}]});
+    let nested = claude(json!([{"role": "user", "content": "Look."}, call, result]));
+    heals("in a result", rules(), CLAUDE, nested, RepairCause::Media).await;
+    let url = format!("data:image/png;base64,{}", picture(9_000));
+    let part = json!({"type": "image_url", "image_url": {"url": url}});
+    let body =
+        chat(json!([{"role": "user", "content": [part, {"type": "text", "text": "What?"}]}]));
+    heals("Chat", rules(), CHAT, body, RepairCause::Media).await;
+    let part = json!({"type": "input_image", "image_url": url});
+    let body = responses(
+        json!([{"role": "user", "content": [part, {"type": "input_text", "text": "What?"}]}]),
+    );
+    heals("Responses", rules(), RESPONSES, body, RepairCause::Media).await;
+    let part = json!({"inlineData": {"mimeType": "image/png", "data": picture(9_000)}});
+    let body = gemini(json!([{"role": "user", "parts": [part, {"text": "What?"}]}]));
+    heals("Gemini", rules(), GEMINI, body, RepairCause::Media).await;
+
+    // Only what is named is changed: everything else is the client's, to the byte.
+    let mut stage = Stage::open(rules(), Policy::default()).await;
+    let small = picture(100);
+    let both =
+        claude(json!([{"role": "user", "content": [image(&picture(9_000)), image(&small)]}]));
+    let asked = stage.asks(CLAUDE, &both, Reply::text("Good.")).await;
+    let sent = asked.log.last().unwrap().call.bytes.clone();
+    let sent = String::from_utf8(sent.to_vec()).unwrap();
+    let (before, after) = (both.to_string(), image(&picture(9_000)).to_string());
+    let (first, rest) = before.split_once(&after).unwrap();
+    assert!(sent.starts_with(first) && sent.ends_with(rest), "{sent}");
+    let text = asked.sent()["messages"][0]["content"][0]["text"].as_str().unwrap();
+    assert!(text.contains("image/png") && text.contains("too large"), "{text}");
+}
+
+#[tokio::test]
+async fn too_many_pictures_and_pictures_that_are_none_become_words() {
+    let rules = Rules { most_pictures: 4, ..Rules::default() };
+    let many: Vec<Value> = (0..6).map(|at| image(&picture(100 + at))).collect();
+    let body = claude(json!([{"role": "user", "content": many}]));
+    heals("too many", rules, CLAUDE, body.clone(), RepairCause::Media).await;
+    let rules = Rules { most_pictures: 4, ..Rules::default() };
+    let mut stage = Stage::open(rules, Policy::default()).await;
+    let asked = stage.asks(CLAUDE, &body, Reply::text("Good.")).await;
+    let kinds = asked.sent()["messages"][0]["content"].as_array().unwrap();
+    let kinds: Vec<&str> = kinds.iter().map(|it| it["type"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["text", "text", "text", "image", "image", "image"], "the oldest go");
+    let wrong =
+        claude(json!([{"role": "user", "content": [image("AAAAAAAA"), image(&picture(10))]}]));
+    heals("no picture", Rules::default(), CLAUDE, wrong, RepairCause::Media).await;
+    // Where no place is named, it is the one that is not what it says.
+    let url = |data: &str| json!({"type": "image_url", "image_url": {"url": format!("data:image/png;base64,{data}")}});
+    let body = chat(json!([{"role": "user", "content": [url("AAAAAAAA"), url(&picture(10))]}]));
+    heals("no place", Rules::default(), CHAT, body, RepairCause::Media).await;
+}
+
+#[tokio::test]
+async fn what_is_empty_goes_or_gets_words() {
+    let body = claude(json!([{"role": "user", "content": [
+        {"type": "text", "text": ""}, {"type": "text", "text": "Hello"}]}]));
+    heals("a block", Rules::default(), CLAUDE, body, RepairCause::Empty).await;
+    let body = claude(json!([
+        {"role": "user", "content": "Hello"}, {"role": "assistant", "content": ""}, {"role": "user", "content": "?"}]));
+    heals("a message", Rules::default(), CLAUDE, body, RepairCause::Empty).await;
+}
+
+#[tokio::test]
+async fn a_history_that_ends_with_the_model_goes_on() {
+    let body = claude(json!([
+        {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "I was cut"}]));
+    heals("Claude", Rules::default(), CLAUDE, body, RepairCause::Prefill).await;
+}
+
+#[tokio::test]
+async fn half_a_character_is_replaced() {
+    for (target, body) in [
+        (CLAUDE, claude(json!([{"role": "user", "content": "x HALF y"}]))),
+        (CHAT, chat(json!([{"role": "user", "content": "x HALF y"}]))),
+        (RESPONSES, responses(json!([{"role": "user", "content": "x HALF y"}]))),
+        (GEMINI, gemini(json!([{"role": "user", "parts": [{"text": "x HALF y"}]}]))),
+    ] {
+        let mut stage = Stage::open(Rules::default(), Policy::default()).await;
+        let text = body.to_string().replace("HALF", "\\ud83d");
+        let asked = stage.sends(target, &text, Reply::text("Good.")).await;
+        assert_eq!((asked.status, asked.log.len()), (200, 2), "{target}: {}", asked.answer);
+        assert_eq!(asked.told.refusal, healed(RepairCause::Unicode));
+        let sent = String::from_utf8(asked.log[1].call.bytes.to_vec()).unwrap();
+        let sent = sent.replace("\"include\":[\"reasoning.encrypted_content\"],", "");
+        assert_eq!(sent, text.replace("\\ud83d", "\\ufffd"));
+        let again = stage.sends(target, &text, Reply::text("Good.")).await;
+        assert_eq!((again.status, again.log.len()), (200, 1));
+    }
+}
+
+#[tokio::test]
+async fn calls_and_results_pair_again() {
+    let user = |words: &str| json!({"role": "user", "content": words});
+    let call = json!({"role": "assistant", "content": [
+        {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}]});
+    let result = |id: &str| {
+        json!({"role": "user", "content": [
+        {"type": "tool_result", "tool_use_id": id, "content": "Seen."}]})
+    };
+    for (name, messages) in [
+        ("no result", json!([user("a"), call, user("b")])),
+        ("no call", json!([user("a"), result("toolu_9")])),
+        ("an id twice", json!([user("a"), call, result("toolu_1"), call, result("toolu_1")])),
+        (
+            "too late",
+            json!([user("a"), call, user("b"), {"role": "assistant", "content": "c"}, result("toolu_1")]),
+        ),
+    ] {
+        heals(name, Rules::default(), CLAUDE, claude(messages), RepairCause::ToolPairs).await;
+    }
+    let call = json!({"role": "assistant", "content": null, "tool_calls": [
+        {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": "{}"}}]});
+    let result = json!({"role": "tool", "tool_call_id": "call_1", "content": "Seen."});
+    for (name, messages) in [
+        ("Chat: no result", json!([user("a"), call, user("b")])),
+        ("Chat: no call", json!([user("a"), result, user("b")])),
+    ] {
+        heals(name, Rules::default(), CHAT, chat(messages), RepairCause::ToolPairs).await;
+    }
+    let call =
+        json!({"type": "function_call", "call_id": "call_1", "name": "look", "arguments": "{}"});
+    let output = json!({"type": "function_call_output", "call_id": "call_1", "output": "Seen."});
+    for (name, items) in [
+        ("Responses: no output", json!([user("a"), call, user("b")])),
+        ("Responses: no call", json!([user("a"), output, user("b")])),
+    ] {
+        heals(name, Rules::default(), RESPONSES, responses(items), RepairCause::ToolPairs).await;
+    }
+    let said = json!({"role": "user", "parts": [{"text": "a"}]});
+    let call = json!({"role": "model", "parts": [{"functionCall": {"name": "look", "args": {}}}]});
+    let body = gemini(json!([said, call, said]));
+    heals("Gemini: no response", Rules::default(), GEMINI, body, RepairCause::ToolPairs).await;
+}
+
+#[tokio::test]
+async fn ids_and_cache_markers_and_members_are_taken() {
+    let call = json!({"role": "assistant", "content": [
+        {"type": "tool_use", "id": "look:1", "name": "look", "input": {}}]});
+    let result = json!({"role": "user", "content": [
+        {"type": "tool_result", "tool_use_id": "look:1", "content": "Seen."}]});
+    let body = claude(json!([{"role": "user", "content": "a"}, call, result]));
+    heals("ids", Rules::default(), CLAUDE, body, RepairCause::ToolIds).await;
+    let marked = |words: &str| json!({"type": "text", "text": words, "cache_control": {"type": "ephemeral"}});
+    let marks: Vec<Value> = ["a", "b", "c", "d", "e", "f"].iter().map(|it| marked(it)).collect();
+    let mut stage = Stage::open(Rules::default(), Policy::default()).await;
+    let body = claude(json!([{"role": "user", "content": marks}]));
+    let asked = stage.asks(CLAUDE, &body, Reply::text("Good.")).await;
+    assert_eq!((asked.status, asked.told.refusal.clone()), (200, healed(RepairCause::CacheMarks)));
+    let body = claude(json!([{"role": "user", "content": [
+        {"type": "text", "text": "a", "source_note": "mine"}]}]));
+    heals("a member", Rules::default(), CLAUDE, body, RepairCause::Field).await;
+}
+
+#[tokio::test]
+async fn thinking_of_another_model_goes() {
+    let thought = json!({"type": "thinking", "thinking": "Hm.", "signature": "bm90IG91cnM="});
+    let body = claude(json!([{"role": "user", "content": "a"},
+        {"role": "assistant", "content": [thought, {"type": "text", "text": "b"}]},
+        {"role": "user", "content": "c"}]));
+    heals("Claude", Rules::default(), CLAUDE, body, RepairCause::Reasoning).await;
+}
+
+#[tokio::test]
+async fn more_output_than_the_model_writes_is_lowered() {
+    for (target, mut body, path) in [
+        (CLAUDE, claude(json!([{"role": "user", "content": "a"}])), "/max_tokens"),
+        (CHAT, chat(json!([{"role": "user", "content": "a"}])), "/max_completion_tokens"),
+        (
+            GEMINI,
+            gemini(json!([{"role": "user", "parts": [{"text": "a"}]}])),
+            "/generationConfig/maxOutputTokens",
+        ),
+    ] {
+        *body.pointer_mut(path).unwrap() = json!(64_000);
+        let rules = Rules { most_output: Some(8_192), ..Rules::default() };
+        let mut stage = Stage::open(rules.clone(), Policy::default()).await;
+        let asked = stage.asks(target, &body, Reply::text("Good.")).await;
+        assert_eq!(
+            (asked.status, asked.told.refusal.clone()),
+            (200, healed(RepairCause::MaxTokens)),
+            "{target}"
+        );
+        assert_eq!(asked.sent().pointer(path), Some(&json!(8_192)));
+        heals(target, rules, target, body, RepairCause::MaxTokens).await;
+    }
+}
+
+/// Prompt and output together are too much: less output is asked for, and no history is cut.
+#[tokio::test]
+async fn output_gives_way_before_history_does() {
+    let rules = Rules { window: Some(12_000), ..Rules::default() };
+    let mut stage = Stage::open(rules, Policy::default()).await;
+    let mut body = claude(json!([{"role": "user", "content": "word ".repeat(3_000)}]));
+    body["model"] = json!("claude-sonnet-4");
+    body["max_tokens"] = json!(11_000);
+    let asked = stage.asks(CLAUDE, &body, Reply::text("Good.")).await;
+    assert_eq!((asked.status, asked.log.len()), (200, 2), "{}", asked.answer);
+    assert_eq!(asked.told.refusal, healed(RepairCause::MaxTokens));
+    let (before, after) = (&body["messages"], &asked.sent()["messages"]);
+    assert_eq!(before, after, "history was cut");
+    assert!(asked.sent()["max_tokens"].as_u64().unwrap() >= 4096);
+    let next = goes_on(&body, &asked.answer);
+    let again = stage.asks(CLAUDE, &next, Reply::text("Good.")).await;
+    assert_eq!((again.status, again.log.len()), (200, 1), "{}", again.answer);
+}
+
+/// Where the least output does not fit either, so much history is cut as is too much, and no more.
+#[tokio::test]
+async fn history_is_cut_only_as_far_as_output_is_not_enough() {
+    let rules = Rules { window: Some(12_000), ..Rules::default() };
+    let mut stage = Stage::open(rules, Policy::default()).await;
+    let mut messages = vec![json!({"role": "user", "content": "Look at all."})];
+    for at in 0..7 {
+        let id = format!("toolu_{at}");
+        messages.push(json!({"role": "assistant", "content": [
+            {"type": "tool_use", "id": id, "name": "look", "input": {"at": at}}]}));
+        messages.push(json!({"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": id, "content": format!("{at} {}", "word ".repeat(1_040))}]}));
+    }
+    messages.push(json!({"role": "assistant", "content": "Seen."}));
+    messages.push(json!({"role": "user", "content": "And now?"}));
+    let mut body = claude(Value::Array(messages));
+    body["model"] = json!("claude-sonnet-4");
+    body["max_tokens"] = json!(9_000);
+    let asked = stage.asks(CLAUDE, &body, Reply::text("Good.")).await;
+    assert_eq!(asked.status, 200, "{} {:?}", asked.answer, asked.told.refusal);
+    let sent = asked.sent();
+    let whole = sent["messages"].as_array().unwrap().iter();
+    let whole =
+        whole.filter(|it| it["content"][0]["content"].as_str().is_some_and(|it| it.len() > 5_000));
+    let whole = whole.count();
+    assert!((4..7).contains(&whole), "{whole} results stay whole");
+    assert_eq!(sent["max_tokens"], 4_096);
+}
+
+/// Each thing that is refused is answered, one after the other.
+#[tokio::test]
+async fn several_things_at_once_are_healed() {
+    let call = json!({"role": "assistant", "content": [
+        {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}]});
+    let body = claude(
+        json!([{"role": "user", "content": [image(&picture(9_000)), {"type": "text", "text": ""}]},
+        call, {"role": "user", "content": "go on"}]),
+    );
+    let mut stage = Stage::open(rules(), Policy::default()).await;
+    let asked = stage.asks(CLAUDE, &body, Reply::text("Good.")).await;
+    assert_eq!((asked.status, asked.log.len()), (200, 4), "{}", asked.answer);
+    let causes = [RepairCause::Media, RepairCause::Empty, RepairCause::ToolPairs];
+    assert_eq!(asked.told.refusal.as_ref().unwrap().causes, causes);
+    let next = goes_on(&body, &asked.answer);
+    assert_eq!(stage.asks(CLAUDE, &next, Reply::text("Good.")).await.log.len(), 1);
+}
+
+#[tokio::test]
+async fn only_active_mode_heals_and_the_others_count() {
+    let body = claude(json!([{"role": "user", "content": ""}]));
+    for mode in [Mode::Observe, Mode::Shadow] {
+        let mut stage = Stage::open(Rules::default(), Policy::default()).await;
+        stage.config.mode = mode;
+        stage.restarts().await;
+        let asked = stage.asks(CLAUDE, &body, Reply::text("Good.")).await;
+        assert_eq!((asked.status, asked.log.len()), (400, 1));
+        let (causes, outcome) = (vec![RepairCause::Empty], RefusalOutcome::Possible);
+        assert_eq!(asked.told.refusal, Some(RefusalReport { causes, outcome }), "{mode:?}");
+    }
+    // A cause that policy does not name is passed on.
+    let heal = RepairPolicy { causes: vec![RepairCause::Media], ..RepairPolicy::default() };
+    let mut stage = Stage::open(Rules::default(), Policy { heal, ..Policy::default() }).await;
+    let asked = stage.asks(CLAUDE, &body, Reply::text("Good.")).await;
+    assert_eq!((asked.status, asked.log.len()), (400, 1));
+}
+
+const EMPTY: &str = r#"{"type":"error","error":{"type":"invalid_request_error","message":"messages: text content blocks must be non-empty"}}"#;
+
+/// The provider refuses the changed request, too: the client gets the first answer, byte for byte, and the change is
+/// not tried again.
+#[tokio::test]
+async fn a_change_that_does_not_help_is_made_once() {
+    let mut play = Play::of(CLAUDE, Policy::default()).await;
+    let request = asks("claude-sonnet-4-6", &[json!({"role": "user", "content": ""})]);
+    let mut client = play.sends(&request).await;
+    let mut call = play.provider.call().await;
+    assert_eq!(call.message.text(), request.to_string());
+    call.answer("400 Bad Request", EMPTY).await;
+    let mut call = call.wire.request().await;
+    assert_ne!(call.message.text(), request.to_string());
+    call.answer("400 Bad Request", &EMPTY.replace("messages", "all messages")).await;
+    let response = client.response().await;
+    assert_eq!((response.status(), response.text()), (400, EMPTY));
+    drop(call);
+    let told = play.house.told().await;
+    assert_eq!(told.refusal.as_ref().unwrap().outcome, RefusalOutcome::RefusedAgain);
+    for restarts in [false, true] {
+        if restarts {
+            play.restarts().await;
+        }
+        let mut client = play.sends(&request).await;
+        let mut call = play.provider.call().await;
+        assert_eq!(call.message.text(), request.to_string());
+        call.answer("400 Bad Request", EMPTY).await;
+        assert_eq!(client.response().await.status(), 400);
+        let told = play.house.told().await;
+        assert_eq!(told.refusal.as_ref().unwrap().outcome, RefusalOutcome::NoRepair);
+    }
+}
+
+/// Words that nobody knows, and places that are not there, are passed on and counted.
+#[tokio::test]
+async fn what_is_not_understood_is_passed_on() {
+    let mut play = Play::of(CLAUDE, Policy::default()).await;
+    let request = asks("claude-sonnet-4-6", &[json!({"role": "user", "content": "a"})]);
+    for (words, outcome) in [
+        (r#"{"error":{"message":"The moon is full."}}"#, RefusalOutcome::Unknown),
+        (
+            r#"{"error":{"message":"messages.7.content.1.image.source.base64: image exceeds 5 MB maximum: 6000000 bytes > 5242880 bytes"}}"#,
+            RefusalOutcome::Misplaced,
+        ),
+    ] {
+        let mut client = play.sends(&request).await;
+        let mut call = play.provider.call().await;
+        call.answer("400 Bad Request", words).await;
+        let response = client.response().await;
+        assert_eq!((response.status(), response.text()), (400, words));
+        assert_eq!(play.house.told().await.refusal.as_ref().unwrap().outcome, outcome, "{words}");
+    }
+    let reply = answers("m1", "claude-sonnet-4-6", json!([{"type": "text", "text": "Go on."}]));
+    assert_eq!(play.asks(&request, &reply).await.bytes, request.to_string());
+}
+
+/// The response says what was changed.
+#[tokio::test]
+async fn the_response_says_what_was_changed() {
+    let play = Play::of(CLAUDE, Policy::default()).await;
+    let request = asks("claude-sonnet-4-6", &[json!({"role": "user", "content": ""})]);
+    let mut client = play.sends(&request).await;
+    let mut call = play.provider.call().await;
+    call.answer("400 Bad Request", EMPTY).await;
+    let mut call = call.wire.request().await;
+    let reply = answers("m1", "claude-sonnet-4-6", json!([{"type": "text", "text": "Go on."}]));
+    call.answer("200 OK", &reply.to_string()).await;
+    let response = client.response().await;
+    assert!(response.head.contains("x-plimsoll-healed: empty"), "{}", response.head);
+}
