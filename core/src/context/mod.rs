@@ -22,6 +22,8 @@ pub mod policy;
 pub mod prune;
 pub mod reasoning;
 pub mod savings;
+#[cfg(test)]
+mod scene;
 pub mod trim;
 
 use std::borrow::Cow;
