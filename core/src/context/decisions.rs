@@ -78,7 +78,8 @@ impl Decidable for CompactionRecord {
 
     fn bytes(&self) -> usize {
         let near = block(self.near.capacity() * size_of::<PartKey>());
-        place(self) + text(&self.request) + text(&self.raw) + near
+        let names = text(&self.request) + text(&self.upstream) + text(&self.model);
+        place(self) + names + text(&self.raw) + near
     }
 }
 
@@ -281,6 +282,19 @@ mod tests {
         with(CompactionRecord { raw: long.as_str().into(), ..plain.clone() });
         with(CompactionRecord { request: long.as_str().into(), ..plain.clone() });
         with(CompactionRecord { near: vec![PartKey(1); 1 << 12], ..plain.clone() });
+    }
+
+    /// The upstream's and the model's names are a client's to choose: long ones count like its words.
+    #[test]
+    fn a_summary_counts_for_the_names_of_who_wrote_it() {
+        let (base, long) = (summary(SummaryAuthor::Summary, ""), "w".repeat(1 << 16));
+        for with in [
+            CompactionRecord { model: long.as_str().into(), ..base.clone() },
+            CompactionRecord { upstream: long.as_str().into(), ..base.clone() },
+        ] {
+            let more = with.bytes() - base.bytes();
+            assert!((1 << 16..(1 << 16) + (1 << 13)).contains(&more), "{more} more");
+        }
     }
 
     /// What a provider wrote is void for another model, so that each model keeps its own; what anybody can
