@@ -6,7 +6,7 @@ use super::*;
 use crate::context::ledger::Ledger;
 use crate::context::policy::{self, Mode, Policy};
 use crate::context::{Place, lineage};
-use crate::dialect::models::{Catalogue, Model};
+use crate::dialect::models::{Binding, Catalogue, Model};
 use crate::dialect::{self, Conversation};
 use crate::tokens::Tokenizer;
 
@@ -19,6 +19,7 @@ struct Scene {
     body: Vec<u8>,
     model: Model,
     policy: Policy,
+    echo: EchoRule,
 }
 
 impl Scene {
@@ -52,7 +53,13 @@ impl Scene {
             json!({"model": name, "max_tokens": 9, "messages": messages}).to_string().into_bytes();
         let conversation = dialect::read(Dialect::Anthropic, "/v1/messages", &body);
         let model = Model { window: 10_000, ..Catalogue::default().model(name, "") };
-        Self { conversation, body, model, policy: Policy { compact, ..Policy::default() } }
+        Self {
+            conversation,
+            body,
+            model,
+            policy: Policy { compact, ..Policy::default() },
+            echo: EchoRule::Wanted,
+        }
     }
 
     fn request(&self) -> PlanRequest<'_> {
@@ -63,7 +70,7 @@ impl Scene {
             model: &self.model,
             name: "claude-sonnet-4-5",
             upstream: "up",
-            echo: EchoRule::Wanted,
+            echo: self.echo,
             policy: &self.policy,
             mode: Mode::Active,
             clears_past: None,
@@ -294,4 +301,48 @@ fn a_summary_that_saves_nothing_or_leaves_too_much_is_not_accepted() {
             "{tokens} instead of 4,000"
         );
     }
+}
+
+/// What a compaction would make fit is not trimmed first. Where none is made, nothing is promised.
+#[test]
+fn a_request_that_a_summary_makes_fit_is_known_before_it_is_written() {
+    let policy = |engine| policy::CompactPolicy { engine, ..keeping(3, 9_000) };
+    let fits = |scene: &Scene, mode, tokens| {
+        let parts = scene.conversation.parts().filter_map(|part| part.key);
+        let parts: Vec<SketchPart> =
+            parts.map(|key| SketchPart { key, tokens: EACH, place: Place::History }).collect();
+        would_fit(&PlanRequest { mode, ..scene.request() }, &scene.known(), &parts, tokens)
+    };
+    // Six parts of 100 go, and a summary of a quarter of them comes.
+    let scene = Scene::of("uauauauau", policy(SummaryEngine::Summary));
+    assert!(fits(&scene, Mode::Active, 10_450));
+    assert!(!fits(&scene, Mode::Active, 10_451));
+    assert!(!fits(&scene, Mode::Shadow, 10_450), "shadow mode asks for none");
+    let off = Scene::of("uauauauau", policy(SummaryEngine::Off));
+    assert!(!fits(&off, Mode::Active, 10_450));
+    let nothing = Scene::of("u", policy(SummaryEngine::Summary));
+    assert!(!fits(&nothing, Mode::Active, 10_450), "there is nothing to cut");
+    let mut unknown = Scene::of("uauauauau", policy(SummaryEngine::Summary));
+    unknown.model.known = false;
+    assert!(!fits(&unknown, Mode::Active, 10_450));
+    // An open loop that demands its reasoning goes first.
+    let mut bound = Scene::of("uauauauacr", policy(SummaryEngine::Summary));
+    assert!(fits(&bound, Mode::Active, 10_000));
+    (bound.model.binding, bound.echo) = (Binding::Prefix, EchoRule::Demanded);
+    assert!(!fits(&bound, Mode::Active, 10_000));
+}
+
+/// Where a summary would make void the reasoning that an open loop demands, it is for the turn after it.
+#[test]
+fn a_summary_waits_for_the_end_of_a_loop_that_demands_its_reasoning() {
+    let most = |letters, echo, binding| {
+        let mut scene = Scene::of(letters, keeping(1, 9_000));
+        scene.model.binding = binding;
+        at_most(&PlanRequest { echo, ..scene.request() })
+    };
+    use Binding::{Free, Prefix};
+    assert_eq!(most("ucr", EchoRule::Demanded, Prefix), CompactionNeed::Swap);
+    assert_eq!(most("ucru", EchoRule::Demanded, Prefix), CompactionNeed::Must);
+    assert_eq!(most("ucr", EchoRule::Wanted, Prefix), CompactionNeed::Must);
+    assert_eq!(most("ucr", EchoRule::Demanded, Free), CompactionNeed::Must);
 }
