@@ -278,3 +278,6 @@ impl PlanStep {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -230,6 +230,37 @@ fn short_words_prove_a_parent_as_far_as_what_stands_before_them() {
     assert!(grown_from(&five, &["x", "b", "c", "d", "e"], "Be brief."), "five under another head");
 }
 
+/// Of several turns that met alike, the one with which most stands in a row; of equals the newest.
+#[test]
+fn the_longest_run_of_parts_tells_the_parent() {
+    let history = |said: &[&str]| {
+        let one = |(at, text): (usize, &&str)| if at % 2 == 0 { user(text) } else { model(text) };
+        said.iter().enumerate().map(one).collect::<Vec<_>>().join(",")
+    };
+    let mut play = Play::default();
+    for said in [["a", "b", "c", "d", "e"], ["a", "b", "c", "d", "e"], ["x", "y", "c", "d", "e"]] {
+        play.say(&history(&said), &words("Done."));
+    }
+    let grown = play.say(&history(&["z", "b", "c", "d", "e", "Done.", "Go on."]), &words("ok"));
+    assert_eq!(parent(&grown), Some("req-2"));
+    let other = play.say(&history(&["z", "y", "c", "d", "e", "Done.", "Go on."]), &words("ok"));
+    assert_eq!(parent(&other), Some("req-3"));
+}
+
+/// A joint nearer to the end counts before one that proves as much further up, and the person's words are none.
+#[test]
+fn the_newest_joint_tells_the_parent() {
+    const FIRST: &str = "The draught of this ship is three metres and a half, fully loaded.";
+    const SECOND: &str = "Its beam is eleven metres, and its length is forty-five, over all.";
+    let mut play = Play::default();
+    play.say(&user("one"), &words(FIRST));
+    play.say(&[user("one"), model(FIRST), user("two")].join(","), &words(SECOND));
+    let altered = [user("1"), model(FIRST), user("2"), model(SECOND), user("three")].join(",");
+    assert_eq!(parent(&play.say(&altered, &words("ok"))), Some("req-2"));
+    let quoted = play.say(&[user("1"), model("Hm."), user(SECOND)].join(","), &words("ok"));
+    assert_eq!(parent(&quoted), None, "the person only quotes it");
+}
+
 #[test]
 fn a_client_that_drops_the_words_beside_a_call_stays() {
     let mut play = Play::default();
