@@ -336,4 +336,27 @@ mod tests {
             }
         }
     }
+
+    /// A decision that is made anew stands beside the one that was refused, by its refusal.
+    #[test]
+    fn a_decision_made_anew_is_kept_by_its_refusal() {
+        let place = |fact: &Fact| match fact {
+            Fact::Cut(cut) => cut.place(),
+            Fact::Echo(echo) => echo.place(),
+            Fact::Summary(one) | Fact::Compact(one) => one.place(),
+            other => panic!("{other:?}"),
+        };
+        let one = || Box::new(summary(SummaryAuthor::Summary, "m"));
+        for (fact, about) in [
+            (Fact::Cut(Box::new(cut(1, ""))), 1),
+            (Fact::Echo(Box::new(echo(ReasoningAction::Out))), 1),
+            (Fact::Summary(one()), 1),
+            (Fact::Compact(one()), 1),
+        ] {
+            assert_eq!(place(&fact), (about, false, None));
+            assert_eq!(place(&fact.after(Some(9))), (about, false, Some(9)));
+        }
+        assert_eq!(echo(ReasoningAction::Back).request(), "1");
+        assert_eq!(summary(SummaryAuthor::Summary, "m").request(), "1");
+    }
 }

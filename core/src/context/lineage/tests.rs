@@ -332,3 +332,61 @@ fn sketches_are_put_together_from_their_differences() {
     assert_eq!(sketch("c").unwrap(), [part(1), part(2), part(4), part(5)]);
     assert_eq!((sketch("lost"), sketch("round")), (None, None));
 }
+
+/// Of several turns at one chain: one of the conversation before one beside it, then the client's own thread, then the
+/// same instructions and tools, then one that was answered; of equals the newest.
+#[test]
+fn of_turns_that_ended_alike_the_nearest_is_the_parent() {
+    let mut play = Play::default();
+    play.say(&user("one"), &words("1"));
+    let base = Turn::clone(play.ledger.turn("req-1").unwrap());
+    let conversation = body(&user("one"), "You are calm.", "");
+    let conversation = dialect::read(Dialect::Anthropic, "/v1/messages", conversation.as_bytes());
+    let here = standing(&conversation, Some("main"));
+    let turn = |request: &str, change: fn(&mut Turn)| {
+        let mut turn = Turn { request: request.into(), ..base.clone() };
+        turn.standing.lane = Some("main".into());
+        change(&mut turn);
+        Arc::new(turn)
+    };
+    let best = turn("best", |_| {});
+    let others = [
+        turn("beside", |turn| turn.purpose = Purpose::Side),
+        turn("lane", |turn| turn.standing.lane = None),
+        turn("head", |turn| turn.standing.system = PartKey(7)),
+        turn("broken", |turn| turn.outcome = Outcome::UpstreamFailed),
+    ];
+    let of = |turns: &[&Arc<Turn>]| {
+        let found = prefer(turns.iter().copied(), &here).unwrap();
+        found.request.to_string()
+    };
+    for (at, other) in others.iter().enumerate() {
+        assert_eq!((of(&[other, &best]), of(&[&best, other])), ("best".into(), "best".to_owned()));
+        // The earlier a rule stands, the more it says.
+        for worse in &others[..at] {
+            assert_eq!(of(&[worse, other]), *other.request, "against {}", worse.request);
+            assert_eq!(of(&[other, worse]), *other.request, "against {}", worse.request);
+        }
+    }
+    assert_eq!(of(&[&turn("newest", |_| {}), &best]), "newest");
+}
+
+/// Nothing was said before a warm-up that brought instructions and tools alone: what follows it begins, though it names it.
+#[test]
+fn what_follows_a_bare_warm_up_is_found_by_its_words() {
+    let base = || {
+        let mut play = Play::default();
+        play.say(&user("one"), &words("1"));
+        Turn::clone(play.ledger.turn("req-1").unwrap())
+    };
+    let of = |change: fn(&mut Turn)| {
+        let mut turn = base();
+        (turn.purpose, turn.standing.chain) = (Purpose::WarmUp, Chain::START);
+        change(&mut turn);
+        is_bare(&turn)
+    };
+    assert!(of(|_| {}));
+    assert!(!of(|turn| turn.purpose = Purpose::Turn));
+    assert!(!of(|turn| turn.standing.parent = Some("r".into())));
+    assert!(!of(|turn| turn.standing.chain = Chain(7)), "it brought words");
+}
