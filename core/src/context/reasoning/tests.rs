@@ -288,3 +288,209 @@ fn bound_reasoning_behind_a_summary_goes_where_its_client_sends_it() {
     known.replies[0].reasoning = Arc::new(again);
     assert_eq!(of(&scene, &known).0, [], "it was made behind the summary");
 }
+
+/// As far as host and model tell (`docs/protocols.md` 4.2).
+#[test]
+fn what_an_upstream_does_with_reasoning_goes_by_its_host_and_model() {
+    use Dialect::{Anthropic, Gemini, OpenaiChat, OpenaiResponses};
+    use EchoRule::{Demanded, Unwanted, Wanted};
+    for (dialect, host, model, does) in [
+        (Anthropic, "api.anthropic.com", "claude-opus-4-6", Wanted),
+        (Anthropic, "api.deepseek.com", "any", Demanded),
+        (Anthropic, "api.kimi.com", "any", Demanded),
+        (Anthropic, "h", "vendor/deepseek-v4", Demanded),
+        (Anthropic, "h", "DeepSeek-R1", Wanted),
+        (OpenaiResponses, "h", "deepseek-v4", Wanted),
+        (Gemini, "h", "gemini-2.5-pro", Wanted),
+        (Gemini, "h", "gemini-3-pro", Demanded),
+        (Gemini, "h", "models/gemini-10", Demanded),
+        (Gemini, "h", "gemini-pro", Wanted),
+        (Gemini, "h", "gemma", Wanted),
+        (OpenaiChat, "api.openai.com", "deepseek-v4", Unwanted),
+        (OpenaiChat, "eu.api.openai.com", "deepseek-v4", Unwanted),
+        (OpenaiChat, "notapi.openai.com", "deepseek-v4", Demanded),
+        (OpenaiChat, "api.x.ai", "kimi-k2", Unwanted),
+        (OpenaiChat, "api.moonshot.ai", "any", Demanded),
+        (OpenaiChat, "api.deepseek.com", "deepseek-r1", Unwanted),
+        (OpenaiChat, "api.z.ai", "any", Wanted),
+        (OpenaiChat, "h", "glm-5", Wanted),
+        (OpenaiChat, "open.bigmodel.cn", "any", Wanted),
+        (OpenaiChat, "dashscope.aliyuncs.com", "any", Wanted),
+        (OpenaiChat, "h", "qwq-32b", Wanted),
+        (OpenaiChat, "api.minimax.io", "any", Wanted),
+        (OpenaiChat, "openrouter.ai", "any", Wanted),
+        (OpenaiChat, "ai-gateway.vercel.sh", "any", Wanted),
+        (OpenaiChat, "api.mistral.ai", "any", Wanted),
+        (OpenaiChat, "h", "google/gemini-2.5", Wanted),
+        (OpenaiChat, "h", "llama-5", Unwanted),
+    ] {
+        assert_eq!(rule(dialect, host, model), does, "{dialect:?} {host} {model}");
+    }
+}
+
+/// A part of a reply: its words, its seal, and its number where it has a key.
+fn piece(kind: PartKind, text: &str, seal: Option<&str>, key: Option<u128>) -> ReplyPart {
+    let (sealed, key) = (seal.map(Into::into), key.map(PartKey));
+    ReplyPart { text: text.into(), sealed, key, ..ReplyPart::of(kind) }
+}
+
+fn raw(seal: Option<&str>) -> ReplyPart {
+    ReplyPart { raw: Some("{}".into()), ..piece(PartKind::Reasoning, "Hm.", seal, None) }
+}
+
+fn recorded(dialect: Dialect, parts: Vec<ReplyPart>) -> Option<Reasoning> {
+    let made = ReplyOrigin {
+        dialect,
+        after: Chain(1),
+        prefix: Chain(2),
+        order: None,
+        model: "m",
+        upstream: "u",
+        at: 3,
+    };
+    record(&Reply { parts, ..Reply::default() }, made)
+}
+
+/// Blocks with their place among the keyed parts, and what ran at the provider between.
+#[test]
+fn blocks_are_kept_with_their_places() {
+    let text = |key| piece(PartKind::Text, "Aye.", None, Some(key));
+    let ran = || piece(PartKind::Opaque, "", None, None);
+    let parts = vec![raw(None), text(1), ran(), raw(None), ran(), raw(None), text(2), raw(None)];
+    let kept = recorded(Dialect::OpenaiResponses, parts).unwrap();
+    let places = kept.blocks.iter().map(|it| (it.before, it.hosted, it.leads, it.partial));
+    assert_eq!(
+        places.collect::<Vec<_>>(),
+        [(0, 0, false, false), (1, 1, true, false), (1, 2, false, false), (2, 0, false, false)]
+    );
+    assert_eq!((kept.parts, kept.seals), (vec![PartKey(1), PartKey(2)], vec![]));
+    assert_eq!((kept.after, kept.prefix, kept.at), (Chain(1), Chain(2), 3));
+    assert!(recorded(Dialect::Anthropic, vec![text(1)]).is_none(), "there is none");
+}
+
+/// A block that broke off is kept by its seal, where the dialect wants all of a reply's reasoning or none.
+#[test]
+fn a_block_that_broke_off_is_kept_by_its_seal() {
+    let cut = |seal| vec![piece(PartKind::Reasoning, "Hm", Some(seal), None)];
+    let kept = recorded(Dialect::Anthropic, cut("c2ln")).unwrap();
+    let [block] = &kept.blocks[..] else { panic!("{kept:?}") };
+    assert!(block.partial && block.raw.contains(r#""signature":"c2ln""#), "{block:?}");
+    assert!(recorded(Dialect::Anthropic, cut("")).is_none(), "none came of it");
+    assert!(recorded(Dialect::OpenaiResponses, cut("c2ln")).is_none());
+    let words = vec![piece(PartKind::Opaque, "", Some("c2ln"), None)];
+    assert!(recorded(Dialect::Anthropic, words).is_none());
+}
+
+/// Gemini's thoughts need not go back, its signatures must: each on its part, and of words on its piece of them.
+#[test]
+fn geminis_signatures_are_kept_with_their_parts() {
+    let of = |parts| recorded(Dialect::Gemini, parts);
+    assert!(of(vec![raw(None)]).is_none());
+    assert_eq!(of(vec![raw(Some("a"))]).unwrap().blocks.len(), 1);
+    let call = |seal, key| piece(PartKind::ToolCall, "{}", seal, Some(key));
+    let text = |text, seal, key| piece(PartKind::Text, text, seal, key);
+    let seals = |parts| {
+        let kept = of(parts).unwrap();
+        let seals = kept.seals.iter().map(|it| (it.part, it.seal.to_string(), it.piece));
+        seals.collect::<Vec<_>>()
+    };
+    let all = vec![
+        text("One ", Some("a"), None),
+        text("two ", None, None),
+        text("three.", Some("b"), Some(1)),
+        call(Some("c"), 2),
+        call(None, 3),
+        text("Done.", Some("d"), Some(4)),
+    ];
+    assert_eq!(
+        seals(all),
+        [
+            (0, "a".into(), Some((0, 4))),
+            (0, "b".into(), Some((8, 14))),
+            (1, "c".into(), None),
+            (3, "d".to_owned(), None)
+        ]
+    );
+}
+
+/// Gemini demands a signature on the first call of each step of the turn that goes on.
+#[test]
+fn a_call_of_geminis_without_a_signature_gets_a_stand_in() {
+    let call = |n: usize, seal: Option<&str>| {
+        let mut part = json!({"functionCall": {"name": "ls", "args": {"n": n}}});
+        if let Some(seal) = seal {
+            part["thoughtSignature"] = seal.into();
+        }
+        part
+    };
+    let result = json!({"functionResponse": {"name": "ls", "response": {"output": "a"}}});
+    let said = |role, parts: Value| json!({"role": role, "parts": parts});
+    let step = |calls: Value| [said("model", calls), said("user", json!([result]))];
+    let contents: Vec<Value> = [said("user", json!([{"text": "Look."}]))]
+        .into_iter()
+        .chain(step(json!([call(1, None)])))
+        .chain([said("model", json!([{"text": "Aye."}])), said("user", json!([{"text": "And?"}]))])
+        .chain(step(json!([call(2, None), call(3, None)])))
+        .chain(step(json!([call(4, Some("c2ln"))])))
+        .collect();
+    let path = "/v1beta/models/gemini-3-pro:generateContent";
+    let body = json!({"contents": contents});
+    let mut scene = Scene::read(Dialect::Gemini, path, "gemini-3-pro", &body);
+    scene.echo = EchoRule::Demanded;
+    let known = scene.known();
+    let facts = propose(&scene.request(), &known).0;
+    let [Fact::Echo(echo)] = &facts[..] else { panic!("{facts:?}") };
+    assert_eq!(Some(echo.about.0), known.about((5, 0)));
+    assert_eq!(echo.does, ReasoningAction::StandIn(SKIP.into()));
+    scene.echo = EchoRule::Wanted;
+    assert_eq!(proposed(&scene).0, []);
+}
+
+/// Chat's look-alikes demand a field on each message with calls that has none; what is known is put back instead.
+#[test]
+fn a_message_with_calls_gets_a_stand_in_where_nothing_is_known() {
+    let call = |id: &str| json!([{"id": id, "type": "function", "function": {"name": "ls", "arguments": "{}"}}]);
+    let body = json!({"messages": [{"role": "user", "content": "Look."},
+        {"role": "assistant", "tool_calls": call("call_one")},
+        {"role": "tool", "tool_call_id": "call_one", "content": "a"},
+        {"role": "assistant", "reasoning_content": "Hm.", "tool_calls": call("call_two")},
+        {"role": "tool", "tool_call_id": "call_two", "content": "b"},
+        {"role": "assistant", "content": "Aye."},
+        {"role": "user", "content": "Go on."}]});
+    let of = |echo, thinks| {
+        let path = "/v1/chat/completions";
+        let mut scene = Scene::read(Dialect::OpenaiChat, path, "deepseek-v4", &body);
+        (scene.echo, scene.conversation.thinks) = (echo, thinks);
+        let known = scene.known();
+        let facts = propose(&scene.request(), &known).0;
+        let about = |fact: &Fact| match fact {
+            Fact::Echo(echo) => (0..7).find(|at| known.about((*at, 0)) == Some(echo.about.0)),
+            other => panic!("{other:?}"),
+        };
+        facts.iter().map(about).collect::<Vec<_>>()
+    };
+    assert_eq!(of(EchoRule::Demanded, None), [Some(1)]);
+    assert_eq!(of(EchoRule::Demanded, Some(true)), [Some(1)]);
+    assert_eq!(of(EchoRule::Demanded, Some(false)), []);
+    assert_eq!(of(EchoRule::Wanted, None), []);
+    // Anthropic's has blocks of its own.
+    let mut claude = session(FREE, "ucr", SENDS);
+    claude.echo = EchoRule::Demanded;
+    assert_eq!(proposed(&claude).0, []);
+}
+
+/// Outside an open loop Chat's reasoning may go; within one where it is not wanted.
+#[test]
+fn chats_reasoning_may_leave_an_open_loop_that_does_not_want_it() {
+    let of = |echo, goes_on| {
+        let body = json!({"messages": [{"role": "user", "content": "Look."}]});
+        let path = "/v1/chat/completions";
+        let mut scene = Scene::read(Dialect::OpenaiChat, path, "glm-5", &body);
+        scene.echo = echo;
+        // What is bound elsewhere is bound to nothing here.
+        scene.model.binding = crate::dialect::models::Binding::Prefix;
+        may_go_next(&scene.request(), goes_on)
+    };
+    assert!(of(EchoRule::Wanted, false) && !of(EchoRule::Wanted, true));
+    assert!(of(EchoRule::Unwanted, false) && of(EchoRule::Unwanted, true));
+}
