@@ -272,13 +272,9 @@ impl<'a> PruneCandidates<'a> {
         };
         let read = price.cache_read / price.input;
         // What is written lives as long as what the turn before wrote, and costs accordingly.
-        let before = known.parent.as_ref().map(|parent| &parent.usage);
+        let before = known.parent.as_ref().map(|parent| parent.usage.clone()).unwrap_or_default();
         let dialect = request.conversation.dialect;
-        let write = match before.filter(|usage| usage.cache_write.is_some_and(|it| it > 0)) {
-            Some(usage) => savings::write_price(usage, price, dialect) / price.input,
-            None if price.cache_write > 0.0 => price.cache_write / price.input,
-            None => 1.0,
-        };
+        let write = savings::write_price(&before, price, dialect) / price.input;
         let saving = self.saving() as f64;
         let again = (self.after_first as f64 - saving).max(0.0) * (write - read).max(0.0);
         let turns = again / (saving * read);

@@ -374,11 +374,26 @@ fn of_turns_that_ended_alike_the_nearest_is_the_parent() {
 /// Nothing was said before a warm-up that brought instructions and tools alone: what follows it begins, though it names it.
 #[test]
 fn what_follows_a_bare_warm_up_is_found_by_its_words() {
-    let base = || {
-        let mut play = Play::default();
-        play.say(&user("one"), &words("1"));
-        Turn::clone(play.ledger.turn("req-1").unwrap())
+    let mut play = Play::default();
+    let warm = r#"{"model":"m","max_tokens":0,"system":"You are calm.","messages":[]}"#;
+    play.send(warm, "", Outcome::Complete, None);
+    assert!(is_bare(play.ledger.turn("req-1").unwrap()));
+    let after = r#","thread":{"type":"continue","previous_message_id":"msg_1"}"#;
+    let mut go_on = |messages: &[String], answer| {
+        let body = body(&messages.join(","), "You are calm.", after);
+        let placed = play.send(&body, &words(answer), Outcome::Complete, None);
+        parent(&placed).map(ToString::to_string)
     };
+    assert_eq!(go_on(&[user("one")], "1").as_deref(), Some("req-1"));
+    let grown = [user("one"), model("1"), user("two")];
+    assert_eq!(go_on(&grown, "2").as_deref(), Some("req-2"), "its words say more");
+    // After a turn that had words, the id says more than they do.
+    let mut play = Play::default();
+    play.say(&user("hi"), &words("A"));
+    let again = body(&user("hi"), "", after);
+    let again = play.send(&again, &words("B"), Outcome::Complete, None);
+    assert_eq!((again.growth, parent(&again)), (Growth::Grows, Some("req-1")));
+    let base = || Turn::clone(play.ledger.turn("req-1").unwrap());
     let of = |change: fn(&mut Turn)| {
         let mut turn = base();
         (turn.purpose, turn.standing.chain) = (Purpose::WarmUp, Chain::START);

@@ -598,3 +598,135 @@ fn results_of_a_thread_that_rests_are_not_trimmed() {
     assert!(facts.is_empty());
     assert_eq!(refused.iter().map(|step| step.why).collect::<Vec<_>>(), [DecisionReason::Aside]);
 }
+
+/// What the old ones make room for is not trimmed as well.
+#[test]
+fn a_new_result_stays_whole_where_old_ones_make_room_for_it() {
+    let of = |gate| {
+        let mut scene = scene("ucrcr", PrunePolicy { gate, ..eased() });
+        scene.policy.compact.engine = crate::context::policy::SummaryEngine::Off;
+        scene.model.window = 1_000;
+        trimmed(&scene, 600, 1_050)
+    };
+    assert!(of(vec![]).is_some());
+    assert_eq!(of(vec![PruneGate::Always]), None);
+}
+
+/// However little room there is, a twentieth of the window is left of it.
+#[test]
+fn a_trimmed_result_keeps_a_twentieth_of_the_window() {
+    let mut scene = scene("ucr", eased());
+    scene.policy.compact.engine = crate::context::policy::SummaryEngine::Off;
+    scene.model.window = 10_000;
+    let of = |tokens| trimmed(&scene, 6_000, tokens).unwrap().content;
+    let (none, little, more) = (of(20_000), of(15_500), of(15_000));
+    assert_eq!(none, little);
+    assert_ne!(little, more);
+}
+
+/// Pictures stay with a trimmed result, and with a cut one as policy has it.
+#[test]
+fn pictures_stay_where_policy_keeps_them_or_words_stay() {
+    let keeps = |keep_media, why| {
+        let scene = scene("ucra", PrunePolicy { keep_media, ..eased() });
+        let (request, known, parts) = (scene.request(), scene.known(), scene.parts(|_| EACH));
+        let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
+        match PruneCandidates::of(&request, &known, cost).old[0].cut(&request, why) {
+            Fact::Cut(cut) => cut.keep_media,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!(!keeps(false, DecisionReason::Always) && keeps(true, DecisionReason::Always));
+    assert!(keeps(false, DecisionReason::TooLarge));
+}
+
+/// Where results alone are counted, the placeholder does not count against what a cut saves.
+#[test]
+fn a_cut_saves_what_is_counted() {
+    let saves = |protect_counts| {
+        let scene = scene("ucra", PrunePolicy { protect_counts, ..eased() });
+        let parts = scene.parts(|_| EACH);
+        let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
+        PruneCandidates::of(&scene.request(), &scene.known(), cost).saving()
+    };
+    assert_eq!(saves(ProtectUnit::Results), u64::from(EACH));
+    assert!(saves(ProtectUnit::All) < u64::from(EACH));
+}
+
+/// The same words are known however they are escaped.
+#[test]
+fn a_result_that_its_client_cut_is_known_by_its_words() {
+    let mut all = messages("ucrcrcra");
+    let placeholder = eased().placeholder;
+    all[4]["content"][0]["content"] = placeholder.clone().into();
+    let mut scene = of(FREE, &all, PrunePolicy { stop_at_cut: true, ..eased() });
+    let escaped: String =
+        placeholder.chars().map(|it| format!("\\u{:04x}", u32::from(it))).collect();
+    let body = String::from_utf8(scene.body).unwrap().replace(&placeholder, &escaped);
+    scene.conversation = crate::dialect::read(Dialect::Anthropic, "/v1/messages", body.as_bytes());
+    scene.body = body.into_bytes();
+    assert_eq!(old(&scene), [6]);
+}
+
+/// What a summary stands for is not there to be cut.
+#[test]
+fn nothing_is_cut_before_a_summary_of_ours() {
+    let mut scene = scene("ucraucra", eased());
+    assert_eq!(old(&scene), [6, 2]);
+    let (about, near) = scene.known().at_cut(4).unwrap();
+    let compact = crate::context::CompactionRecord {
+        about,
+        near,
+        is_own: true,
+        at: 1,
+        request: scene.request().id.into(),
+        raw: r#"{"role":"user","content":"They spoke."}"#.into(),
+        was: 100,
+        tokens: 10,
+        by: crate::context::policy::SummaryAuthor::Summary,
+        why: DecisionReason::Threshold,
+        upstream: "up".into(),
+        model: FREE.into(),
+        spent: <_>::default(),
+        took: 0,
+        carries: None,
+        shadow: false,
+        after: None,
+    };
+    scene.ledger.add(Fact::Compact(Box::new(compact)));
+    assert_eq!(old(&scene), [6]);
+}
+
+/// After the provider's refusal whatever may go goes at once, and what is new is cut to its share of the room.
+#[test]
+fn room_is_made_of_old_results_first_and_of_new_ones_where_these_are_not_enough() {
+    use crate::dialect::overflow::Overflow;
+    let mut scene =
+        scene("ucraucrcr", PrunePolicy { protect_messages: 9, ..PrunePolicy::default() });
+    (scene.model.window, scene.reserve) = (10_000, 1_000);
+    let made = |tokens: u64, own: u32, said| {
+        let parts = scene.parts(|message| if message == 8 { own } else { 900 });
+        let cost = RequestCost { tokens, parts: &parts, rules: None };
+        let facts = make_room(&scene.request(), &scene.known(), cost, said);
+        let cuts = facts.iter().map(|fact| match fact {
+            Fact::Cut(cut) => {
+                let at = (0..9).find(|at| scene.known().about((*at, 0)) == Some(cut.about.0));
+                (at.unwrap(), cut.why)
+            }
+            other => panic!("{other:?}"),
+        });
+        cuts.collect::<Vec<_>>()
+    };
+    use DecisionReason::{Overflow as Full, TooLarge};
+    let said = |input| Overflow { window: None, input };
+    // Three quarters of 6,000 are the goal: the newest of them keep a quarter, and two messages stay.
+    assert_eq!(made(6_000, 900, said(None)), [(6, Full), (2, Full)]);
+    let with_new = vec![(6, Full), (2, Full), (8, TooLarge)];
+    assert_eq!(made(40_000, 30_000, said(None)), with_new);
+    // By the provider's count the same tokens are more than fit.
+    assert_eq!(made(8_000, 5_000, said(Some(80_000))), with_new);
+    scene.conversation.purpose = Purpose::Compaction;
+    let parts = scene.parts(|_| 900);
+    let cost = RequestCost { tokens: 8_000, parts: &parts, rules: None };
+    assert!(make_room(&scene.request(), &scene.known(), cost, said(None)).is_empty());
+}
