@@ -12,6 +12,7 @@
 Everything is kept in target/mutants. A run that was stopped goes on where it was.
 """
 
+import ctypes
 import json
 import os
 import re
@@ -134,6 +135,15 @@ def wanted_programs():
 # ---- tests
 
 
+LIBC, DIES_WITH_PARENT = ctypes.CDLL(None), 1
+
+
+def bounded():
+    """A mutant may take all memory there is, or never end: it ends with this program at the latest."""
+    resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30))
+    LIBC.prctl(DIES_WITH_PARENT, signal.SIGKILL)
+
+
 class Tests:
     """Runs tests of one program, one after the other, and stops at the first that fails."""
 
@@ -147,7 +157,7 @@ class Tests:
                 [self.program, "--exact", "--test-threads=1", *names],
                 cwd=package_of(self.program), env=dict(self.environment, TMPDIR=scratch), text=False, start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30)),
+                preexec_fn=bounded,
             )
             try:
                 return self.watch(process, names, limits)

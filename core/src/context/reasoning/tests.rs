@@ -269,7 +269,7 @@ fn bound_reasoning_behind_a_summary_goes_where_its_client_sends_it() {
     let out = (ReasoningAction::Out, DecisionReason::Bound);
     let scene = summarised(BOUND, SENDS);
     assert_eq!(scene.known().kept_from(), 2);
-    assert_eq!(proposed(&scene).0, [out.clone()], "that of the message that stays");
+    assert_eq!(proposed(&scene).0, std::slice::from_ref(&out), "that of the message that stays");
     let mut known = scene.known();
     known.add(propose(&scene.request(), &known).0);
     assert_eq!(of(&scene, &known).0, [], "it is decided once");
