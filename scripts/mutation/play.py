@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Plays every mutant that cargo-mutants lists, with one build; docs/mutants.md says how and has the score.
 
-  play.py build          the tree with its switches, and its test programs (`switch.py`)
-  play.py baseline       each test by itself: how long it takes, and which mutants it meets. KEEP=1 only runs new tests,
-                         TESTS= those of some programs (`core` and `lib` have the unit tests)
+  play.py list           what cargo-mutants would change
+  play.py build          the tree with its switches, and its test programs (`switch.py`). TESTS= some of the programs
+                         (`core` and `lib` have the unit tests): mutants of what is not built are not played
+  play.py baseline       each test by itself: how long it takes, and which mutants it meets. KEEP=1 only runs new tests
   play.py play [k/n]     each mutant against the tests that meet it, until one fails. What was caught stays caught; what
                          lived is played again after another baseline. ONLY= plays those again whose name holds it
   play.py score          the score by floor; what lives is listed in target/mutants/alive.txt
@@ -11,8 +12,10 @@
 Everything is kept in target/mutants. A run that was stopped goes on where it was.
 """
 
+import ctypes
 import json
 import os
+import re
 import resource
 import select
 import signal
@@ -30,6 +33,11 @@ from switch import PROGRAMS, UNITS
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "target/mutants"
+# What decides.
+PLAYED = ["core/src/context/**", "core/src/dialect/rewrite.rs", "core/src/dialect/rewrite/**", "core/src/tokens/**",
+          "src/store/**", "src/proxy/exchange/retry.rs"]
+NOT_PLAYED = ["**/tests.rs", "**/tests/**", "core/src/dialect/rewrite/invariants*", "core/src/dialect/rewrite/invariants/**",
+              "src/store/conformance*", "src/store/sqlite/scale.rs"]
 # A test that takes longer by itself is left out, and one mutant is played for as long at most.
 LONGEST_TEST_S, LONGEST_MUTANT_S = 20, int(os.environ.get("LONGEST_MUTANT_S", 60))
 FLOORS = ["core/src/context", "core/src/dialect/rewrite", "core/src/tokens", "src/proxy/exchange/retry.rs", "src/store"]
@@ -37,8 +45,14 @@ TIERS = [0.03, 0.2, 1, 4]
 WORKERS = int(os.environ.get("WORKERS", 2))
 
 
+# Which step makes each file.
+MADE_BY = {"list.json": "list", "built.json": "build", "baseline.json": "baseline"}
+
+
 def load(name, default=None):
     path = OUT / name
+    if not path.exists() and default is None:
+        sys.exit(f"target/mutants/{name} is not there: run `play.py {MADE_BY[name]}` first")
     return json.loads(path.read_text()) if path.exists() else default
 
 
@@ -63,19 +77,44 @@ def floor_of(mutant):
     return next(floor for floor in FLOORS if mutant["file"].startswith(floor))
 
 
+# ---- list
+
+
+def list_all():
+    command = ["cargo", "mutants", "--list", "--json", "--workspace"]
+    command += [word for path in PLAYED for word in ("-f", path)] + [word for path in NOT_PLAYED for word in ("-e", path)]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if found.returncode != 0:
+        sys.exit(f"cargo-mutants lists nothing (`scripts/mutants` installs it):\n{found.stderr[-3000:]}")
+    save("list.json", json.loads(found.stdout))
+    print(f"{len(mutants())} mutants")
+
+
+def must_be_listed(found):
+    """The list says where each mutant stands: it is of the files as they are now, or of no use."""
+    listed = (OUT / "list.json").stat().st_mtime
+    paths = sorted({mutant["file"] for mutant in found})
+    changed = [path for path in paths if not (ROOT / path).exists() or (ROOT / path).stat().st_mtime > listed]
+    if changed:
+        sys.exit(f"{changed[0]} was changed after the mutants were listed: run `play.py list` again")
+
+
 # ---- build
 
 
 def build():
-    tree = switch.Tree(ROOT, OUT / "tree", mutants())
+    found = mutants()
+    must_be_listed(found)
+    tree = switch.Tree(ROOT, OUT / "tree", found)
     before = load("built.json", {})
     by_key = {m["key"]: m["id"] for m in tree.mutants}
     tree.dropped = {by_key[key]: why for key, why in before.get("dropped", {}).items() if key in by_key}
-    environment = dict(os.environ, CARGO_TARGET_DIR=str(OUT / "target"))
-    command = ["cargo", "test", "--no-run", "--locked", "--message-format=json", "--lib"]
+    # A build is played many times: some speed in its code is worth the time that takes.
+    environment = {"CARGO_PROFILE_DEV_OPT_LEVEL": "1", **os.environ, "CARGO_TARGET_DIR": str(OUT / "target")}
+    command = ["cargo", "test", "--no-run", "--locked", "--message-format=json", *switch.selected(wanted_programs())]
     key_of = {m["id"]: m["key"] for m in tree.mutants}
     keep = lambda: save("built.json", dict(before, dropped={key_of[number]: why for number, why in tree.dropped.items()}))
-    programs = tree.build(command + [word for name in PROGRAMS for word in ("--test", name)], environment, keep)
+    programs = tree.build(command, environment, keep)
     save("built.json", {
         "dropped": {key_of[number]: why for number, why in tree.dropped.items()},
         "programs": programs,
@@ -85,7 +124,24 @@ def build():
     print(f"{len(tree.mutants)} mutants, {len(tree.dropped)} not viable, {len(tree.apart)} in constants")
 
 
+def wanted_programs():
+    every, wanted = [*UNITS.values(), *PROGRAMS], os.environ.get("TESTS", "").split()
+    unknown = [name for name in wanted if name not in every]
+    if unknown:
+        sys.exit(f"TESTS= knows no {unknown[0]!r}: there are {', '.join(every)}")
+    return wanted or every
+
+
 # ---- tests
+
+
+LIBC, DIES_WITH_PARENT = ctypes.CDLL(None), 1
+
+
+def bounded():
+    """A mutant may take all memory there is, or never end: it ends with this program at the latest."""
+    resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30))
+    LIBC.prctl(DIES_WITH_PARENT, signal.SIGKILL)
 
 
 class Tests:
@@ -99,9 +155,9 @@ class Tests:
         with tempfile.TemporaryDirectory(dir=OUT / "tmp", ignore_cleanup_errors=True) as scratch:
             process = subprocess.Popen(
                 [self.program, "--exact", "--test-threads=1", *names],
-                cwd=OUT / "tree", env=dict(self.environment, TMPDIR=scratch), text=False, start_new_session=True,
+                cwd=package_of(self.program), env=dict(self.environment, TMPDIR=scratch), text=False, start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30)),
+                preexec_fn=bounded,
             )
             try:
                 return self.watch(process, names, limits)
@@ -141,12 +197,28 @@ class Tests:
 
 def environment(**more):
     kept = {name: value for name, value in os.environ.items() if name not in ("MUTANT", "MUTANTS_MET")}
-    return dict(kept, CARGO_MANIFEST_DIR=str(OUT / "tree"), RUST_BACKTRACE="0", PROPTEST_RNG_SEED="1", **more)
+    # Random cases are the same each time, and one that fails is enough.
+    proptest = {"PROPTEST_RNG_SEED": "1", "PROPTEST_MAX_SHRINK_ITERS": "0", "PROPTEST_DISABLE_FAILURE_PERSISTENCE": "1"}
+    return dict(kept, RUST_BACKTRACE="0", **proptest, **more)
+
+
+def package_of(program):
+    """Where cargo runs a test program."""
+    return OUT / "tree/core" if Path(program).name.startswith("plimsoll_core-") else OUT / "tree"
 
 
 def listed(program, *options):
-    found = subprocess.run([program, "--list", "--format=terse", *options], cwd=OUT / "tree", capture_output=True, text=True)
+    found = subprocess.run([program, "--list", "--format=terse", *options], cwd=package_of(program), capture_output=True, text=True)
     return [line.removesuffix(": test") for line in found.stdout.splitlines() if line.endswith(": test")]
+
+
+def programs_of(built):
+    """The test programs that were built, as far as TESTS= wants them."""
+    programs = {name: path for name, path in built["programs"].items() if name in wanted_programs()}
+    missing = [name for name in wanted_programs() if not Path(programs.get(name, "-")).exists()]
+    if missing and (os.environ.get("TESTS") or not programs):
+        sys.exit(f"the tests of {missing[0]} are not built: run `play.py build` first")
+    return {name: path for name, path in programs.items() if name not in missing}
 
 
 def baseline():
@@ -157,10 +229,7 @@ def baseline():
     old = {name: dict(test, met=[before["keys"][i] for i in test["met"]]) for name, test in before["tests"].items()}
     number_of = {key: i for i, key in enumerate(keys)}
     work, results, lock = [], {}, threading.Lock()
-    wanted = os.environ.get("TESTS", "").split() or list(built["programs"])
-    for program, path in built["programs"].items():
-        if program not in wanted:
-            continue
+    for program, path in programs_of(built).items():
         ignored = set(listed(path, "--ignored"))
         for name in listed(path):
             if name not in ignored:
@@ -208,6 +277,8 @@ def played():
 
 
 def play(shard="0/1"):
+    if not re.fullmatch(r"\d+/[1-9]\d*", shard):
+        sys.exit(f"{shard!r} is no shard: `0/4` is the first of four")
     part, parts = (int(word) for word in shard.split("/"))
     built, base, before = load("built.json"), load("baseline.json"), played()
     tests_of = defaultdict(list)
@@ -216,13 +287,16 @@ def play(shard="0/1"):
             for index in test["met"]:
                 tests_of[base["keys"][index]].append(name)
     only, apart = os.environ.get("ONLY"), set(built["apart"])
+    units = {test.split()[0] for test in base["tests"]}
     work = []
     for index, mutant in enumerate(mutants()):
         last = before.get(mutant["key"])
         is_done = last and (last["verdict"] != "alive" or last["baseline"] == base["made"])
         if only:
             is_done = only not in mutant["name"]
-        if index % parts == part and not is_done and mutant["key"] not in built["dropped"] and mutant["key"] not in apart:
+        is_built = mutant["key"] in built["ids"] and (mutant["file"].startswith("core/") or units - {"core"})
+        is_viable = mutant["key"] not in built["dropped"] and mutant["key"] not in apart
+        if index % parts == part and not is_done and is_built and is_viable:
             work.append(mutant)
     work.sort(key=lambda mutant: floor_of(mutant) not in FLOORS[:3])  # what decides comes first
     began, lock, counts = time.monotonic(), threading.Lock(), Counter()
@@ -311,5 +385,5 @@ def score():
 if __name__ == "__main__":
     (OUT / "tmp").mkdir(parents=True, exist_ok=True)
     command, *rest = sys.argv[1:] or ["help"]
-    commands = {"build": build, "baseline": baseline, "play": play, "score": score}
+    commands = {"list": list_all, "build": build, "baseline": baseline, "play": play, "score": score}
     commands[command](*rest) if command in commands else sys.exit(__doc__)

@@ -74,6 +74,14 @@ UNITS = {"plimsoll_core": "core", "plimsoll": "lib"}
 PROGRAMS = ["rewriting", "threads", "compacting", "reading", "estimate", "replay"]
 
 
+def selected(programs):
+    """How cargo is told to build these test programs."""
+    if programs == ["core"]:
+        return ["--package", "plimsoll-core", "--lib"]
+    units = ["--lib"] if set(programs) & {*UNITS.values()} else []
+    return units + [word for name in programs if name in PROGRAMS for word in ("--test", name)]
+
+
 class File:
     """One source file: its text, its mutants, and how each place is written."""
 

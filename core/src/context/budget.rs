@@ -598,4 +598,6 @@ fn fit(parts: Breakdown, total: u64) -> Breakdown {
 }
 
 #[cfg(test)]
+mod rewritten;
+#[cfg(test)]
 mod tests;

@@ -94,7 +94,8 @@ impl Decidable for CompactionRecord {
 
     fn bytes(&self) -> usize {
         let near = block(self.near.capacity() * size_of::<PartKey>());
-        place(self) + text(&self.request) + text(&self.raw) + near
+        let names = text(&self.request) + text(&self.upstream) + text(&self.model);
+        place(self) + names + text(&self.raw) + near
     }
 }
 
@@ -300,6 +301,19 @@ mod tests {
         with(CompactionRecord { near: vec![PartKey(1); 1 << 12], ..plain.clone() });
     }
 
+    /// The upstream's and the model's names are a client's to choose: long ones count like its words.
+    #[test]
+    fn a_summary_counts_for_the_names_of_who_wrote_it() {
+        let (base, long) = (summary(SummaryAuthor::Summary, ""), "w".repeat(1 << 16));
+        for with in [
+            CompactionRecord { model: long.as_str().into(), ..base.clone() },
+            CompactionRecord { upstream: long.as_str().into(), ..base.clone() },
+        ] {
+            let more = with.bytes() - base.bytes();
+            assert!((1 << 16..(1 << 16) + (1 << 13)).contains(&more), "{more} more");
+        }
+    }
+
     /// What a provider wrote is void for another model, so that each model keeps its own; what anybody can
     /// read is one for all.
     #[test]
@@ -338,5 +352,28 @@ mod tests {
                 assert_eq!(of(RevocationRetry::Never).epoch(), None);
             }
         }
+    }
+
+    /// A decision that is made anew stands beside the one that was refused, by its refusal.
+    #[test]
+    fn a_decision_made_anew_is_kept_by_its_refusal() {
+        let place = |fact: &Fact| match fact {
+            Fact::Cut(cut) => cut.place(),
+            Fact::Echo(echo) => echo.place(),
+            Fact::Summary(one) | Fact::Compact(one) => one.place(),
+            other => panic!("{other:?}"),
+        };
+        let one = || Box::new(summary(SummaryAuthor::Summary, "m"));
+        for (fact, about) in [
+            (Fact::Cut(Box::new(cut(1, ""))), 1),
+            (Fact::Echo(Box::new(echo(ReasoningAction::Out))), 1),
+            (Fact::Summary(one()), 1),
+            (Fact::Compact(one()), 1),
+        ] {
+            assert_eq!(place(&fact), (about, false, None));
+            assert_eq!(place(&fact.after(Some(9))), (about, false, Some(9)));
+        }
+        assert_eq!(echo(ReasoningAction::Back).request(), "1");
+        assert_eq!(summary(SummaryAuthor::Summary, "m").request(), "1");
     }
 }

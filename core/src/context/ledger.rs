@@ -506,6 +506,9 @@ fn is_anchor(turn: &Turn) -> bool {
 }
 
 #[cfg(test)]
+mod memory;
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::context::Thought;

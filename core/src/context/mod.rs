@@ -23,6 +23,8 @@ pub mod prune;
 pub mod reasoning;
 pub mod repair;
 pub mod savings;
+#[cfg(test)]
+mod scene;
 pub mod trim;
 
 use std::borrow::Cow;

@@ -283,3 +283,6 @@ impl PlanStep {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

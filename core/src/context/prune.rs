@@ -108,7 +108,6 @@ impl<'a> PruneCandidates<'a> {
                 return found;
             }
             let protected = index >= first_protected;
-            let mut inner = 0;
             for (part_at, part) in message.parts.iter().enumerate().rev() {
                 if policy.stop_at_summary && is_summary(part) {
                     return found;
@@ -123,12 +122,10 @@ impl<'a> PruneCandidates<'a> {
                     counted += weights.judged(part, own);
                 }
                 if part.kind != PartKind::ToolResult {
-                    let within = matches!(part.kind, PartKind::Image | PartKind::Document);
-                    inner = if within { inner + own } else { 0 };
                     continue;
                 }
-                let tokens = if policy.keep_media { own } else { own + inner };
-                inner = 0;
+                let within = if policy.keep_media { 0 } else { weights.within(message, part_at) };
+                let tokens = own + within;
                 let Some(about) = known.about(at).filter(|_| part.content.is_some()) else {
                     continue;
                 };
@@ -275,13 +272,9 @@ impl<'a> PruneCandidates<'a> {
         };
         let read = price.cache_read / price.input;
         // What is written lives as long as what the turn before wrote, and costs accordingly.
-        let before = known.parent.as_ref().map(|parent| &parent.usage);
+        let before = known.parent.as_ref().map(|parent| parent.usage.clone()).unwrap_or_default();
         let dialect = request.conversation.dialect;
-        let write = match before.filter(|usage| usage.cache_write.is_some_and(|it| it > 0)) {
-            Some(usage) => savings::write_price(usage, price, dialect) / price.input,
-            None if price.cache_write > 0.0 => price.cache_write / price.input,
-            None => 1.0,
-        };
+        let write = savings::write_price(&before, price, dialect) / price.input;
         let saving = self.saving() as f64;
         let again = (self.after_first as f64 - saving).max(0.0) * (write - read).max(0.0);
         let turns = again / (saving * read);
@@ -394,6 +387,13 @@ impl<'a> PartWeights<'a> {
         part.key.map_or(0, |key| u64::from(self.own.get(&key).copied().unwrap_or(0)))
     }
 
+    /// What stands within a result, pictures and documents: not those beside it.
+    fn within(&self, message: &Message, at: usize) -> u64 {
+        let end = message.parts[at].span.end;
+        let inner = message.parts[at + 1..].iter().take_while(|inner| inner.span.end <= end);
+        inner.map(|inner| self.own(inner)).sum()
+    }
+
     fn judged(&self, part: &Part, own: u64) -> u64 {
         self.rules.map_or(own, |rules| rules.part(self.body, part))
     }
@@ -440,3 +440,6 @@ fn names<'a>(request: &PlanRequest<'a>) -> HashMap<&'a str, &'a str> {
 fn is_summary(part: &Part) -> bool {
     part.kind == PartKind::Opaque && part.name.as_deref() == Some("compaction")
 }
+
+#[cfg(test)]
+mod tests;

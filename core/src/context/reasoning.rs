@@ -507,28 +507,4 @@ fn blank(model: &str) -> &'static str {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Pairs, before a signature knew its piece of the words.
-    #[test]
-    fn signatures_of_earlier_versions_are_read() {
-        let read: Signature = serde_json::from_str(r#"[2,"sig"]"#).unwrap();
-        assert_eq!(read, Signature { part: 2, seal: "sig".into(), piece: None });
-        let now = Signature { piece: Some((0, 4)), ..read };
-        let again = serde_json::from_str::<Signature>(&serde_json::to_string(&now).unwrap());
-        assert_eq!(again.unwrap(), now);
-    }
-
-    #[test]
-    fn a_gateway_that_reads_reasoning_gets_it_back_whatever_the_model() {
-        let rule = |host, model| rule(Dialect::OpenaiChat, host, model);
-        assert_eq!(rule("ai-gateway.vercel.sh", "openai/gpt-oss-120b"), EchoRule::Wanted);
-        assert_eq!(rule("openrouter.ai", "openai/gpt-oss-120b"), EchoRule::Wanted);
-        assert_eq!(rule("ai-gateway.vercel.sh", "moonshotai/kimi-k2.5"), EchoRule::Demanded);
-        assert_eq!(rule("api.avian.io", "moonshotai/kimi-k2.5"), EchoRule::Demanded);
-        // They refuse what they do not know.
-        assert_eq!(rule("api.groq.com", "openai/gpt-oss-120b"), EchoRule::Unwanted);
-        assert_eq!(rule("api.openai.com", "gpt-5.4"), EchoRule::Unwanted);
-    }
-}
+mod tests;

@@ -25,3 +25,43 @@ pub(super) fn cold_band(family: Family, tokens: u64) -> (u64, u64) {
     let most = (tokens as f64 * high).ceil() as u64;
     (least.min(tokens.saturating_sub(3)), most.max(tokens.saturating_add(3)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FAMILIES: [Family; 6] = [
+        Family::O200k,
+        Family::Cl100k,
+        Family::Gemini,
+        Family::Claude,
+        Family::ClaudeNew,
+        Family::Other,
+    ];
+
+    #[test]
+    fn a_first_calls_band_holds_its_estimate_and_some_structure() {
+        for family in FAMILIES {
+            for tokens in [0, 1, 5, 10, 199, 200, 999, 1_000, 50_000, u64::MAX] {
+                let (low, high) = cold_band(family, tokens);
+                let told = format!("{family:?}, {tokens}: {low} to {high}");
+                assert!(
+                    low <= tokens.saturating_sub(3) && high >= tokens.saturating_add(3),
+                    "{told}"
+                );
+                // None is wider than from a fifth to six times as much.
+                assert!(tokens > 1 << 53 || low >= (tokens / 5).saturating_sub(3), "{told}");
+                assert!(high <= tokens.saturating_mul(6).max(tokens.saturating_add(3)), "{told}");
+            }
+        }
+    }
+
+    /// As measured (`docs/estimates.md`, "First calls"): what stands around a small prompt may be thrice its size.
+    #[test]
+    fn a_first_calls_band_goes_by_size() {
+        let of = |tokens| cold_band(Family::Claude, tokens);
+        assert_eq!((of(100), of(400), of(2_000)), ((90, 300), (260, 520), (1_100, 5_200)));
+        let share = |tokens: u64| of(tokens).1 as f64 / tokens as f64;
+        assert!(share(199) > 2.9 && share(200) < 1.4 && share(999) < 1.4 && share(1_000) > 2.5);
+    }
+}

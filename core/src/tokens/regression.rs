@@ -138,3 +138,119 @@ impl Regression {
 const STARTLED: f64 = 500.0;
 /// Weights fall towards 0 where nothing holds them.
 const STAYS_OF_WEIGHT: f64 = 0.9995;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An observation of some thousand tokens of text and some pieces of structure.
+    fn seen(text: f64, pieces: f64) -> [f64; FEATURES] {
+        let mut features = [0.0; FEATURES];
+        (features[0], features[TEXT + 1]) = (text, pieces);
+        features
+    }
+
+    /// Of 20 tokens more for each thousand, and 2 for each piece.
+    fn truth(text: f64, pieces: f64) -> f64 {
+        20.0 * text + 2.0 * pieces
+    }
+
+    fn learned(times: u32) -> Regression {
+        let mut regression = Regression::new(Family::Claude, false);
+        for n in 0..times {
+            let (text, pieces) = (f64::from(n % 7 + 1), f64::from(n % 5));
+            regression.learn(&seen(text, pieces), truth(text, pieces), 3.0);
+        }
+        regression
+    }
+
+    fn check(says: f64, wanted: f64, most: f64) {
+        assert!((says - wanted).abs() <= most, "{says}, not {wanted}");
+    }
+
+    #[test]
+    fn it_learns_what_text_and_structure_cost() {
+        let nothing = Regression::new(Family::Claude, false);
+        check(nothing.predict(&seen(5.0, 2.0), 9.0), 0.0, 0.0);
+        let says = learned(60);
+        check(says.predict(&seen(5.0, 0.0), 9.0), 100.0, 3.0);
+        check(says.predict(&seen(0.0, 4.0), 9.0), 8.0, 1.5);
+        check(says.predict(&seen(3.0, 1.0), 9.0), 62.0, 3.0);
+        assert!(says.is_whole());
+    }
+
+    /// Of text no more is said than of one so many times as large as any that was seen lately.
+    #[test]
+    fn it_reaches_as_far_as_it_has_seen() {
+        let says = learned(60);
+        check(says.largest, 7.0, 0.1);
+        let (at, past) = (says.predict(&seen(14.0, 0.0), 2.0), says.predict(&seen(99.0, 0.0), 2.0));
+        check(past, at, 3.0);
+        check(says.predict(&seen(99.0, 0.0), 99.0), 1_980.0, 40.0);
+        // Structure is of any size.
+        check(says.predict(&seen(0.0, 40.0), 2.0), 80.0, 15.0);
+        // What was large once is forgotten.
+        let mut small = learned(60);
+        (0..700).for_each(|_| small.learn(&seen(0.5, 0.0), truth(0.5, 0.0), 3.0));
+        assert!(small.largest < 2.5, "{}", small.largest);
+    }
+
+    /// The odd large error teaches little; what startles is learned at once.
+    #[test]
+    fn an_outlier_teaches_little_unless_it_is_believed() {
+        let of = |prepare: fn(&mut Regression)| {
+            let mut says = learned(60);
+            prepare(&mut says);
+            says.learn(&seen(5.0, 0.0), 1_100.0, 3.0);
+            says.predict(&seen(5.0, 0.0), 9.0)
+        };
+        check(of(|_| {}), 100.0, 15.0);
+        let doubted = of(Regression::doubt);
+        let startled = of(Regression::startled);
+        assert!(doubted > of(|_| {}) + 1.0, "{doubted}");
+        assert!(startled > 900.0, "{startled}");
+    }
+
+    /// What was learned long ago may change; what is unsure is no more unsure than at the start.
+    #[test]
+    fn what_was_learned_fades_and_can_be_learned_anew() {
+        let mut says = learned(400);
+        for n in 0..200 {
+            let text = f64::from(n % 7 + 1);
+            says.learn(&seen(text, 0.0), 40.0 * text, 3.0);
+        }
+        check(says.predict(&seen(5.0, 0.0), 9.0), 200.0, 10.0);
+        let spread = |regression: &Regression, at: usize| regression.covariance[at * FEATURES + at];
+        let first = Regression::new(Family::Claude, false);
+        for at in 0..FEATURES {
+            assert!(spread(&says, at) <= spread(&first, at) + 1e-6, "{at}");
+        }
+        assert!(spread(&says, 0) < spread(&first, 0) / 2.0);
+        let mut doubted = says.clone();
+        doubted.doubt();
+        assert!(spread(&doubted, 0) >= spread(&first, 0) / 2.0);
+        says.startled();
+        check(spread(&says, 0), spread(&first, 0) + STARTLED * STARTLED, 1.0);
+        check(spread(&says, 1), spread(&first, 1), 1e-6);
+    }
+
+    #[test]
+    fn what_no_number_can_be_teaches_nothing() {
+        let says = learned(60);
+        for (text, truth, noise) in
+            [(f64::NAN, 1.0, 3.0), (1.0, f64::INFINITY, 3.0), (0.0, 1.0, 0.0), (1.0, f64::NAN, 3.0)]
+        {
+            let mut other = says.clone();
+            other.learn(&seen(text, 0.0), truth, noise);
+            assert_eq!(other, says, "{text}, {truth}, {noise}");
+        }
+        let broken = Regression { weights: vec![0.0; FEATURES - 1], ..says.clone() };
+        assert!(!broken.is_whole());
+        let mut other = broken.clone();
+        other.learn(&seen(1.0, 0.0), 1.0, 3.0);
+        other.doubt();
+        other.startled();
+        assert_eq!(other, broken);
+        assert!(!Regression { largest: f64::NAN, ..says }.is_whole());
+    }
+}

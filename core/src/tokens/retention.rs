@@ -114,3 +114,98 @@ impl ReadingEvidence {
 pub(super) fn doublings(error: u64) -> f32 {
     (8.0 + error as f32).log2()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dialect::models::Catalogue;
+
+    fn best(belief: &ByRetention<f32>) -> ReasoningRetention {
+        let most = belief.iter().copied().fold(f32::MIN, f32::max);
+        ReasoningRetention::ALL[belief.iter().position(|it| it.total_cmp(&most).is_eq()).unwrap()]
+    }
+
+    /// As recorded calls say (`docs/estimates.md` 2).
+    #[test]
+    fn what_becomes_of_reasoning_is_known_of_a_model_beforehand() {
+        use ReasoningRetention::{Drops, Keeps, Loops, Turns};
+        let model =
+            |family| Model { family, ..Catalogue::default().model("claude-sonnet-4-5", "") };
+        let of = |keeps_reasoning, reads_reasoning, drops_steered| {
+            let claude = model(Family::Claude);
+            let model = Model { keeps_reasoning, reads_reasoning, drops_steered, ..claude };
+            best(&ReasoningRetention::of(&model, false, None))
+        };
+        assert_eq!((of(true, true, false), of(true, true, true)), (Keeps, Keeps));
+        assert_eq!((of(false, true, false), of(false, true, true)), (Loops, Turns));
+        assert_eq!((of(false, false, false), of(true, false, true)), (Drops, Drops));
+        let gemini = |reads_reasoning, streams, began_cached| {
+            let gemini = model(Family::Gemini);
+            let model = Model { keeps_reasoning: false, reads_reasoning, ..gemini };
+            ReasoningRetention::of(&model, streams, began_cached)
+        };
+        // Where it reads at all it goes by the session: no habit is firm, and none is kept for good.
+        for (reads, streams) in [(true, false), (true, true), (false, true)] {
+            for (began, habit) in [(None, Loops), (Some(false), Loops), (Some(true), Drops)] {
+                let belief = gemini(reads, streams, began);
+                assert_eq!(best(&belief), habit, "{began:?}");
+                assert!(belief[Keeps as usize] < 0.0);
+                assert_eq!(ReadingEvidence(9.0).belief(&belief), [0.0; HABITS]);
+            }
+        }
+        assert_eq!(best(&gemini(false, false, Some(false))), Drops);
+    }
+
+    /// 1,400 tokens where reasoning is read, 1,000 where it is not.
+    fn after(evidence: ReadingEvidence, actual: u64, expected: f64) -> ReadingEvidence {
+        evidence.after(&[1_400, 1_400, 1_400, 1_000], actual, expected)
+    }
+
+    #[test]
+    fn a_call_shows_what_becomes_of_reasoning_where_one_way_alone_explains_it() {
+        let new = ReadingEvidence::default();
+        assert!(after(new, 1_400, 50.0).0 > 0.0 && after(new, 1_000, 50.0).0 < 0.0);
+        assert_eq!(after(new, 1_200, 50.0), new, "neither");
+        // Within 30 tokens and a tenth of the reasoning.
+        assert!(after(new, 1_070, 50.0).0 < 0.0 && after(new, 1_330, 50.0).0 > 0.0);
+        assert_eq!((after(new, 1_071, 50.0), after(new, 1_329, 50.0)), (new, new));
+        // Four times what counting is expected to miss.
+        assert!(after(new, 1_400, 100.0).0 > 0.0);
+        assert_eq!(after(new, 1_400, 100.1), new);
+        // Of the habits that read the nearest counts.
+        let near = new.after(&[1_400, 1_390, 9_000, 1_000], 1_390, 50.0);
+        assert!(near.0 > 0.0);
+    }
+
+    /// A clear call outweighs the table; a habit of many calls takes two to break, and no more than a few count.
+    #[test]
+    fn the_newest_calls_outweigh_what_was_known() {
+        let table = [4.0, 0.0, 0.0, 0.0];
+        let believed = |evidence: ReadingEvidence| {
+            let more = evidence.belief(&table);
+            best(&std::array::from_fn(|at| table[at] + more[at]))
+        };
+        let new = ReadingEvidence::default();
+        assert_eq!(believed(new), ReasoningRetention::Keeps);
+        assert_eq!(believed(after(new, 1_000, 50.0)), ReasoningRetention::Drops);
+        let many = (0..50).fold(new, |evidence, _| after(evidence, 1_400, 50.0));
+        let once = after(new, 1_400, 50.0);
+        assert!(many.0 > 3.0 * once.0 && many.0 < 4.0 * once.0, "{many:?}");
+        let against = after(many, 1_000, 50.0);
+        assert!(against.0 > 0.0 && after(against, 1_000, 50.0).0 < 0.0);
+        // However large its reasoning is, one call shows no more than another.
+        let large = new.after(&[90_000, 90_000, 90_000, 1_000], 90_000, 50.0);
+        assert_eq!(large, once);
+    }
+
+    /// A model of which the table is not sure goes by its session.
+    #[test]
+    fn evidence_counts_where_the_table_is_firm() {
+        let of = |table| ReadingEvidence(2.0).belief(&table);
+        assert_eq!(of([0.0, 3.0, 1.0, 0.0]), [2.0, 2.0, 2.0, 0.0]);
+        assert_eq!(of([0.0, 2.9, 1.0, 0.0]), [0.0; HABITS]);
+        assert_eq!(ReadingEvidence(-2.0).belief(&[0.0, 0.0, 0.0, 4.0]), [0.0, 0.0, 0.0, 2.0]);
+        assert!(ReadingEvidence(-999.0).is_whole() && !ReadingEvidence(1e3).is_whole());
+        assert!(!ReadingEvidence(f32::NAN).is_whole());
+    }
+}

@@ -311,3 +311,6 @@ fn lost_reasoning(turn: &Turn) -> u64 {
         _ => 0,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -205,3 +205,6 @@ pub(super) fn reported_reasoning(turn: &Turn) -> u64 {
     let output = turn.context().map_or(0, |context| context.output);
     turn.usage.reasoning.unwrap_or(0).min(output)
 }
+
+#[cfg(test)]
+mod tests;

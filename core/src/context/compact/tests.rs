@@ -5,8 +5,9 @@ use serde_json::{Value, json};
 use super::*;
 use crate::context::ledger::Ledger;
 use crate::context::policy::{self, Mode, Policy};
-use crate::context::{Place, lineage};
-use crate::dialect::models::{Catalogue, Model};
+use crate::context::scene::{self, messages};
+use crate::context::{Place, Turn, lineage};
+use crate::dialect::models::{Binding, Catalogue, Model};
 use crate::dialect::{self, Conversation};
 use crate::tokens::Tokenizer;
 
@@ -19,6 +20,7 @@ struct Scene {
     body: Vec<u8>,
     model: Model,
     policy: Policy,
+    echo: EchoRule,
 }
 
 impl Scene {
@@ -52,7 +54,13 @@ impl Scene {
             json!({"model": name, "max_tokens": 9, "messages": messages}).to_string().into_bytes();
         let conversation = dialect::read(Dialect::Anthropic, "/v1/messages", &body);
         let model = Model { window: 10_000, ..Catalogue::default().model(name, "") };
-        Self { conversation, body, model, policy: Policy { compact, ..Policy::default() } }
+        Self {
+            conversation,
+            body,
+            model,
+            policy: Policy { compact, ..Policy::default() },
+            echo: EchoRule::Wanted,
+        }
     }
 
     fn request(&self) -> PlanRequest<'_> {
@@ -63,7 +71,7 @@ impl Scene {
             model: &self.model,
             name: "claude-sonnet-4-5",
             upstream: "up",
-            echo: EchoRule::Wanted,
+            echo: self.echo,
             policy: &self.policy,
             mode: Mode::Active,
             clears_past: None,
@@ -294,4 +302,332 @@ fn a_summary_that_saves_nothing_or_leaves_too_much_is_not_accepted() {
             "{tokens} instead of 4,000"
         );
     }
+}
+
+/// What a compaction would make fit is not trimmed first. Where none is made, nothing is promised.
+#[test]
+fn a_request_that_a_summary_makes_fit_is_known_before_it_is_written() {
+    let policy = |engine| policy::CompactPolicy { engine, ..keeping(3, 9_000) };
+    let fits = |scene: &Scene, mode, tokens| {
+        let parts = scene.conversation.parts().filter_map(|part| part.key);
+        let parts: Vec<SketchPart> =
+            parts.map(|key| SketchPart { key, tokens: EACH, place: Place::History }).collect();
+        would_fit(&PlanRequest { mode, ..scene.request() }, &scene.known(), &parts, tokens)
+    };
+    // Six parts of 100 go, and a summary of a quarter of them comes.
+    let scene = Scene::of("uauauauau", policy(SummaryEngine::Summary));
+    assert!(fits(&scene, Mode::Active, 10_450));
+    assert!(!fits(&scene, Mode::Active, 10_451));
+    assert!(!fits(&scene, Mode::Shadow, 10_450), "shadow mode asks for none");
+    let off = Scene::of("uauauauau", policy(SummaryEngine::Off));
+    assert!(!fits(&off, Mode::Active, 10_450));
+    let nothing = Scene::of("u", policy(SummaryEngine::Summary));
+    assert!(!fits(&nothing, Mode::Active, 10_450), "there is nothing to cut");
+    let mut unknown = Scene::of("uauauauau", policy(SummaryEngine::Summary));
+    unknown.model.known = false;
+    assert!(!fits(&unknown, Mode::Active, 10_450));
+    // An open loop that demands its reasoning goes first.
+    let mut bound = Scene::of("uauauauacr", policy(SummaryEngine::Summary));
+    assert!(fits(&bound, Mode::Active, 10_000));
+    (bound.model.binding, bound.echo) = (Binding::Prefix, EchoRule::Demanded);
+    assert!(!fits(&bound, Mode::Active, 10_000));
+}
+
+/// Where a summary would make void the reasoning that an open loop demands, it is for the turn after it.
+#[test]
+fn a_summary_waits_for_the_end_of_a_loop_that_demands_its_reasoning() {
+    let most = |letters, echo, binding| {
+        let mut scene = Scene::of(letters, keeping(1, 9_000));
+        scene.model.binding = binding;
+        at_most(&PlanRequest { echo, ..scene.request() })
+    };
+    use Binding::{Free, Prefix};
+    assert_eq!(most("ucr", EchoRule::Demanded, Prefix), CompactionNeed::Swap);
+    assert_eq!(most("ucru", EchoRule::Demanded, Prefix), CompactionNeed::Must);
+    assert_eq!(most("ucr", EchoRule::Wanted, Prefix), CompactionNeed::Must);
+    assert_eq!(most("ucr", EchoRule::Demanded, Free), CompactionNeed::Must);
+}
+
+/// Half of the window and more held free is of a model that was never meant to fill it.
+#[test]
+fn a_quarter_of_the_window_is_held_free_where_the_reserve_is_senseless() {
+    let scene = Scene::of("u", keeping(1, 1));
+    let of = |reserve| usable(&PlanRequest { reserve, ..scene.request() });
+    assert_eq!([0, 4_999, 5_000, 20_000].map(of), [10_000, 5_001, 7_500, 7_500]);
+}
+
+/// By what the last call read; what a summary took the place of since is none of it.
+#[test]
+fn a_summary_is_due_by_the_last_call_where_policy_watches_that() {
+    let watching = |watches| {
+        let mut scene = scene::Scene::of("claude-sonnet-4-5", &messages("uau"));
+        scene.model.window = 10_000;
+        scene.policy.compact = policy::CompactPolicy {
+            watches,
+            threshold: 0.8,
+            prepare: 0.5,
+            ..policy::CompactPolicy::default()
+        };
+        scene
+    };
+    let of = |scene: &scene::Scene, read: u64, tokens| {
+        let known = scene.grown_from(|turn| turn.usage.input = Some(read));
+        due(&scene.request(), &known, tokens)
+    };
+    let scene = watching(ThresholdBasis::LastCall);
+    use CompactionNeed::{Must, No, Prepare, Swap};
+    for (read, need) in [(4_000, No), (4_001, Prepare), (8_000, Prepare), (8_001, Swap)] {
+        assert_eq!(of(&scene, read, 10_000), need, "{read}");
+        assert_eq!(of(&watching(ThresholdBasis::Estimate), read, 100), No, "{read}");
+    }
+    assert_eq!(of(&scene, 1, 10_001), Must);
+    assert_eq!(due(&scene.request(), &scene.known(), 9_999), No, "there was no call");
+    // At the limit itself, what fits is left alone.
+    let mut full = watching(ThresholdBasis::Estimate);
+    (full.policy.compact.threshold, full.policy.compact.prepare) = (1.0, 1.0);
+    assert_eq!(of(&full, 1, 10_000), No);
+}
+
+fn written(scene: &scene::Scene, cut: usize) -> CompactionRecord {
+    let (about, near) = scene.known().at_cut(cut).unwrap();
+    CompactionRecord {
+        about,
+        near,
+        is_own: true,
+        at: 5,
+        request: "writer".into(),
+        raw: r#"{"role":"user","content":"They spoke."}"#.into(),
+        was: 100,
+        tokens: 10,
+        by: SummaryAuthor::Summary,
+        why: DecisionReason::Threshold,
+        upstream: "up".into(),
+        model: "claude-opus-5-5".into(),
+        spent: <_>::default(),
+        took: 0,
+        carries: None,
+        shadow: false,
+        after: None,
+    }
+}
+
+#[test]
+fn the_call_before_a_summary_says_nothing_of_what_is_sent_now() {
+    let settled = |at, request: &'static str, ended| {
+        let mut scene = scene::Scene::of("claude-sonnet-4-5", &messages("uauau"));
+        scene.policy.compact.watches = ThresholdBasis::LastCall;
+        let one = CompactionRecord { at, request: scene.request().id.into(), ..written(&scene, 2) };
+        scene.ledger.add(Fact::Compact(Box::new(one)));
+        let known = scene.grown_from(|turn: &mut Turn| {
+            (turn.request, turn.ended) = (request.into(), ended);
+        });
+        let is = is_settled(&scene.request(), &known);
+        scene.policy.compact.watches = ThresholdBasis::Estimate;
+        assert!(!is_settled(&scene.request(), &known), "what is sent now is estimated");
+        is
+    };
+    assert!(settled(5, "before", 5) && settled(5, "before", 4));
+    assert!(!settled(5, "before", 6), "a call came since");
+    assert!(!settled(5, "r1", 5), "it was sent with it");
+}
+
+#[test]
+fn who_writes_is_policys_choice_as_far_as_the_provider_can() {
+    let of = |engine, name: &'static str, told, refused| {
+        let mut scene = scene::Scene::of(name, &messages("uau"));
+        scene.policy.compact.engine = engine;
+        writers(&scene.request(), refused, told)
+    };
+    use SummaryAuthor::{Provider, Summary};
+    let claude = "claude-sonnet-4-5";
+    assert_eq!(of(SummaryEngine::Auto, claude, false, false), [Provider, Summary]);
+    assert_eq!(of(SummaryEngine::Auto, claude, true, false), [Provider, Summary], "it can be told");
+    assert_eq!(of(SummaryEngine::Auto, claude, false, true), [Summary], "it refused");
+    assert_eq!(of(SummaryEngine::Auto, "some-clone", false, false), [Summary], "a look-alike");
+    assert_eq!(of(SummaryEngine::Provider, claude, false, false), [Provider]);
+    assert_eq!(
+        of(SummaryEngine::Provider, "some-clone", false, false),
+        [Provider],
+        "as it was asked"
+    );
+    assert_eq!(of(SummaryEngine::Provider, claude, false, true), []);
+    assert_eq!(of(SummaryEngine::Summary, claude, false, false), [Summary]);
+    let other = |dialect, path: &str, name, told| {
+        let body = serde_json::json!({"model": name, "input": "Look.", "messages": []});
+        let mut scene = scene::Scene::read(dialect, path, name, &body);
+        scene.policy.compact.engine = SummaryEngine::Auto;
+        writers(&scene.request(), false, told)
+    };
+    let responses = |name, told| other(Dialect::OpenaiResponses, "/v1/responses", name, told);
+    assert_eq!(responses("gpt-5.4", false), [Provider, Summary]);
+    assert_eq!(responses("gpt-5.4", true), [Summary], "it takes no instructions");
+    assert_eq!(other(Dialect::OpenaiChat, "/v1/chat/completions", "gpt-5.4", false), [Summary]);
+}
+
+/// Each part is 100 tokens: pieces of whole steps, as large as there is room; a step that is too large is one alone.
+#[test]
+fn a_history_is_summarised_in_pieces_of_whole_steps() {
+    let of = |letters, cut, room| {
+        let scene = Scene::of(letters, keeping(1, 1));
+        let parts = scene.conversation.parts().filter_map(|part| part.key);
+        let parts: Vec<SketchPart> =
+            parts.map(|key| SketchPart { key, tokens: EACH, place: Place::History }).collect();
+        let (request, known) = (scene.request(), scene.known());
+        let pieces = pieces(&request, &known, &parts, cut, room);
+        let weighed = pieces.iter().map(|piece| weigh(&request, &known, &parts, *piece));
+        assert_eq!(weighed.sum::<u64>(), 100 * cut as u64);
+        pieces.iter().map(|piece| (piece.from, piece.through)).collect::<Vec<_>>()
+    };
+    assert_eq!(of("uauauau", 6, 600), [(0, 6)]);
+    assert_eq!(of("uauauau", 6, 599), [(0, 5), (5, 6)]);
+    assert_eq!(of("uauauau", 6, 200), [(0, 2), (2, 4), (4, 6)]);
+    assert_eq!(of("ucrcrcra", 7, 300), [(0, 3), (3, 5), (5, 7)]);
+    assert_eq!(of("ucrcrcra", 7, 1), [(0, 3), (3, 5), (5, 7)], "no call is parted from its result");
+    assert_eq!(of("u", 0, 1), [(0, 0)]);
+}
+
+/// What a summary stands for is not summarised again: it is one step, and weighs as much as the summary.
+#[test]
+fn what_was_summarised_weighs_as_its_summary() {
+    let mut scene = scene::Scene::of("claude-sonnet-4-5", &messages("uauauau"));
+    let one = CompactionRecord { request: scene.request().id.into(), ..written(&scene, 2) };
+    scene.ledger.add(Fact::Compact(Box::new(one)));
+    let (known, parts) = (scene.known(), scene.parts(|_| EACH));
+    let weights = MessageWeights::of(&scene.request(), &known, &parts).messages;
+    assert_eq!(weights, [10, 0, 100, 100, 100, 100, 100]);
+    let pieces = pieces(&scene.request(), &known, &parts, 6, 200);
+    let pieces: Vec<_> = pieces.iter().map(|piece| (piece.from, piece.through)).collect();
+    assert_eq!(pieces, [(0, 3), (3, 5), (5, 6)]);
+}
+
+/// Calls without ids are closed by as many results.
+#[test]
+fn calls_without_ids_are_open_until_as_many_results_came() {
+    let call = |n: usize| json!({"functionCall": {"name": "ls", "args": {"n": n}}});
+    let result = json!({"functionResponse": {"name": "ls", "response": {"output": "a"}}});
+    let said = |role, parts: Value| json!({"role": role, "parts": parts});
+    let body = json!({"contents": [said("user", json!([{"text": "Look."}])),
+        said("model", json!([call(1), call(2)])), said("user", json!([result])),
+        said("user", json!([result])), said("model", json!([{"text": "Aye."}])),
+        said("user", json!([{"text": "And?"}]))]});
+    let path = "/v1beta/models/gemini-2.5-pro:generateContent";
+    let scene = scene::Scene::read(Dialect::Gemini, path, "gemini-2.5-pro", &body);
+    let weights = MessageWeights::of(&scene.request(), &scene.known(), &[]);
+    assert_eq!(weights.open, [false, false, true, true, false, false]);
+}
+
+/// For whoever summarises them, results that are too large are cut to head and tail, unless they are cut already.
+#[test]
+fn results_too_large_to_be_summarised_are_shortened() {
+    let scene = scene::Scene::of("claude-sonnet-4-5", &messages("ucrcrcra"));
+    let tokens = |message| if message == 4 { 200 } else { 900 };
+    let shortened = |known: &RecordedDecisions, from, through, most| {
+        let parts = scene.parts(tokens);
+        let piece = HistoryChunk { from, through };
+        let edits = shorten(&scene.request(), known, &parts, piece, most);
+        let messages = &scene.conversation.messages;
+        let of = |edit: &Edit| {
+            messages
+                .iter()
+                .position(|it| it.span.start <= edit.at.start && edit.at.end <= it.span.end)
+        };
+        edits.iter().filter_map(of).collect::<Vec<_>>()
+    };
+    let known = scene.known();
+    assert_eq!(shortened(&known, 0, 8, 300), [2, 6]);
+    assert_eq!(shortened(&known, 0, 8, 199), [2, 4, 6]);
+    assert_eq!(shortened(&known, 0, 8, 900), [0; 0]);
+    assert_eq!((shortened(&known, 3, 8, 300), shortened(&known, 0, 6, 300)), (vec![6], vec![2]));
+    let mut cut = scene.known();
+    cut.add([Fact::Cut(Box::new(crate::context::Cut {
+        after: None,
+        about: PartKey(scene.about(2)),
+        at: 1,
+        request: "r".into(),
+        content: crate::context::Replacement::Text("gone".into()),
+        keep_media: false,
+        was: 900,
+        tokens: 9,
+        why: DecisionReason::Pressure,
+        shadow: false,
+    }))]);
+    assert_eq!(shortened(&cut, 0, 8, 300), [6]);
+}
+
+/// The request that takes a summary into use decides it: why, and with the reasoning that it makes void, which an open
+/// loop keeps as long as it can.
+#[test]
+fn a_summary_is_taken_into_use_with_what_it_makes_void() {
+    let of = |name, letters: &str, due, change: fn(&mut CompactionRecord)| {
+        let mut scene = scene::Scene::of(name, &messages(letters));
+        (scene.now, scene.mode) = (9, Mode::Shadow);
+        let mut one = CompactionRecord { shadow: true, ..written(&scene, 2) };
+        change(&mut one);
+        scene.ledger.add(Fact::Summary(Box::new(one)));
+        let facts = propose(&scene.request(), &scene.known(), due)?;
+        let Some((Fact::Compact(one), voided)) = facts.split_first() else { panic!("{facts:?}") };
+        assert_eq!((one.at, &*one.request, one.shadow), (9, scene.request().id, true));
+        Ok((one.why, voided.len()))
+    };
+    use CompactionNeed::{Must, Swap};
+    use DecisionReason::{Asked, OpenLoop, Threshold, Window};
+    let (free, bound) = ("claude-opus-4-6", "claude-opus-5-5");
+    let plain: fn(&mut CompactionRecord) = |_| {};
+    assert_eq!(of(free, "uautrau", Swap, plain), Ok((Threshold, 0)));
+    assert_eq!(of(free, "uautrau", Must, plain), Ok((Window, 0)));
+    assert_eq!(of(free, "uautrau", Swap, |one| one.why = Asked), Ok((Asked, 0)));
+    assert_eq!(of(bound, "uautrau", Swap, plain), Ok((Threshold, 1)));
+    assert_eq!(of(bound, "uautr", Swap, plain), Err(OpenLoop));
+    assert_eq!(of(bound, "uautr", Must, plain), Ok((Window, 1)));
+    assert_eq!(of(bound, "uaucr", Swap, plain), Ok((Threshold, 0)), "nothing is void");
+    assert_eq!(of(free, "uautr", Swap, plain), Ok((Threshold, 0)));
+    // Of several the latest cut, of equals the first that was written.
+    let mut scene = scene::Scene::of(free, &messages("uauauau"));
+    for (cut, at) in [(2, 1), (4, 7), (4, 8)] {
+        let after = (at == 8).then_some(3);
+        scene.ledger.add(Fact::Summary(Box::new(CompactionRecord {
+            at,
+            after,
+            ..written(&scene, cut)
+        })));
+    }
+    let facts = propose(&scene.request(), &scene.known(), Swap).unwrap();
+    let [Fact::Compact(one)] = &facts[..] else { panic!("{facts:?}") };
+    assert_eq!(one.about, scene.known().at_cut(4).unwrap().0);
+    // What a provider wrote carries what it had read, as long as that is what was sent.
+    let carried = |sent| {
+        let mut scene = scene::Scene::of(bound, &messages("uautrau"));
+        let carries = crate::context::ForwardedHistory { sent, ..scene.known().carried(2) };
+        let one = CompactionRecord { carries: Some(carries), ..written(&scene, 2) };
+        scene.ledger.add(Fact::Summary(Box::new(one)));
+        let facts = propose(&scene.request(), &scene.known(), Swap).unwrap();
+        let Some(Fact::Compact(one)) = facts.first() else { panic!("{facts:?}") };
+        (one.carries.is_some(), facts.len())
+    };
+    let read = scene::Scene::of(bound, &messages("uautrau")).known().carried(2).sent;
+    assert_eq!((carried(read), carried(Chain(7))), ((true, 1), (false, 2)));
+}
+
+#[test]
+fn a_cut_that_gives_up_too_little_is_not_worth_a_summary() {
+    let scene = scene::Scene::of("claude-sonnet-4-5", &messages("uauau"));
+    let choice = |last: u32, cut| {
+        let parts = scene.parts(|message| if message == 4 { last } else { EACH });
+        let weights = MessageWeights::of(&scene.request(), &scene.known(), &parts);
+        weights.choice(&scene.request(), &scene.known(), cut, SummaryAuthor::Summary)
+    };
+    // An eighth of 1,600 are 200.
+    assert_eq!(choice(1_200, 2).map(|choice| choice.was), Some(200));
+    assert_eq!(choice(1_201, 2), None);
+    for nothing in [0, 5, 6] {
+        assert_eq!(choice(EACH, nothing), None, "{nothing}");
+    }
+    assert!(choice(EACH, 4).is_some());
+    let mut held = scene::Scene::of("claude-sonnet-4-5", &messages("uauau"));
+    assert!(can(&held.request()) && may(&held.request()));
+    held.conversation.purpose = Purpose::Side;
+    assert!(!can(&held.request()));
+    held.conversation.purpose = Purpose::Turn;
+    held.conversation.held = Some(crate::dialect::HeldHistory::After("r".into()));
+    assert!(!can(&held.request()) && !may(&held.request()));
 }

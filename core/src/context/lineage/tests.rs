@@ -230,6 +230,37 @@ fn short_words_prove_a_parent_as_far_as_what_stands_before_them() {
     assert!(grown_from(&five, &["x", "b", "c", "d", "e"], "Be brief."), "five under another head");
 }
 
+/// Of several turns that met alike, the one with which most stands in a row; of equals the newest.
+#[test]
+fn the_longest_run_of_parts_tells_the_parent() {
+    let history = |said: &[&str]| {
+        let one = |(at, text): (usize, &&str)| if at % 2 == 0 { user(text) } else { model(text) };
+        said.iter().enumerate().map(one).collect::<Vec<_>>().join(",")
+    };
+    let mut play = Play::default();
+    for said in [["a", "b", "c", "d", "e"], ["a", "b", "c", "d", "e"], ["x", "y", "c", "d", "e"]] {
+        play.say(&history(&said), &words("Done."));
+    }
+    let grown = play.say(&history(&["z", "b", "c", "d", "e", "Done.", "Go on."]), &words("ok"));
+    assert_eq!(parent(&grown), Some("req-2"));
+    let other = play.say(&history(&["z", "y", "c", "d", "e", "Done.", "Go on."]), &words("ok"));
+    assert_eq!(parent(&other), Some("req-3"));
+}
+
+/// A joint nearer to the end counts before one that proves as much further up, and the person's words are none.
+#[test]
+fn the_newest_joint_tells_the_parent() {
+    const FIRST: &str = "The draught of this ship is three metres and a half, fully loaded.";
+    const SECOND: &str = "Its beam is eleven metres, and its length is forty-five, over all.";
+    let mut play = Play::default();
+    play.say(&user("one"), &words(FIRST));
+    play.say(&[user("one"), model(FIRST), user("two")].join(","), &words(SECOND));
+    let altered = [user("1"), model(FIRST), user("2"), model(SECOND), user("three")].join(",");
+    assert_eq!(parent(&play.say(&altered, &words("ok"))), Some("req-2"));
+    let quoted = play.say(&[user("1"), model("Hm."), user(SECOND)].join(","), &words("ok"));
+    assert_eq!(parent(&quoted), None, "the person only quotes it");
+}
+
 #[test]
 fn a_client_that_drops_the_words_beside_a_call_stays() {
     let mut play = Play::default();
@@ -300,4 +331,77 @@ fn sketches_are_put_together_from_their_differences() {
     let sketch = |id: &str| play.ledger.sketch(play.ledger.turn(id).unwrap());
     assert_eq!(sketch("c").unwrap(), [part(1), part(2), part(4), part(5)]);
     assert_eq!((sketch("lost"), sketch("round")), (None, None));
+}
+
+/// Of several turns at one chain: one of the conversation before one beside it, then the client's own thread, then the
+/// same instructions and tools, then one that was answered; of equals the newest.
+#[test]
+fn of_turns_that_ended_alike_the_nearest_is_the_parent() {
+    let mut play = Play::default();
+    play.say(&user("one"), &words("1"));
+    let base = Turn::clone(play.ledger.turn("req-1").unwrap());
+    let conversation = body(&user("one"), "You are calm.", "");
+    let conversation = dialect::read(Dialect::Anthropic, "/v1/messages", conversation.as_bytes());
+    let here = standing(&conversation, Some("main"));
+    let turn = |request: &str, change: fn(&mut Turn)| {
+        let mut turn = Turn { request: request.into(), ..base.clone() };
+        turn.standing.lane = Some("main".into());
+        change(&mut turn);
+        Arc::new(turn)
+    };
+    let best = turn("best", |_| {});
+    let others = [
+        turn("beside", |turn| turn.purpose = Purpose::Side),
+        turn("lane", |turn| turn.standing.lane = None),
+        turn("head", |turn| turn.standing.system = PartKey(7)),
+        turn("broken", |turn| turn.outcome = Outcome::UpstreamFailed),
+    ];
+    let of = |turns: &[&Arc<Turn>]| {
+        let found = prefer(turns.iter().copied(), &here).unwrap();
+        found.request.to_string()
+    };
+    for (at, other) in others.iter().enumerate() {
+        assert_eq!((of(&[other, &best]), of(&[&best, other])), ("best".into(), "best".to_owned()));
+        // The earlier a rule stands, the more it says.
+        for worse in &others[..at] {
+            assert_eq!(of(&[worse, other]), *other.request, "against {}", worse.request);
+            assert_eq!(of(&[other, worse]), *other.request, "against {}", worse.request);
+        }
+    }
+    assert_eq!(of(&[&turn("newest", |_| {}), &best]), "newest");
+}
+
+/// Nothing was said before a warm-up that brought instructions and tools alone: what follows it begins, though it names it.
+#[test]
+fn what_follows_a_bare_warm_up_is_found_by_its_words() {
+    let mut play = Play::default();
+    let warm = r#"{"model":"m","max_tokens":0,"system":"You are calm.","messages":[]}"#;
+    play.send(warm, "", Outcome::Complete, None);
+    assert!(is_bare(play.ledger.turn("req-1").unwrap()));
+    let after = r#","thread":{"type":"continue","previous_message_id":"msg_1"}"#;
+    let mut go_on = |messages: &[String], answer| {
+        let body = body(&messages.join(","), "You are calm.", after);
+        let placed = play.send(&body, &words(answer), Outcome::Complete, None);
+        parent(&placed).map(ToString::to_string)
+    };
+    assert_eq!(go_on(&[user("one")], "1").as_deref(), Some("req-1"));
+    let grown = [user("one"), model("1"), user("two")];
+    assert_eq!(go_on(&grown, "2").as_deref(), Some("req-2"), "its words say more");
+    // After a turn that had words, the id says more than they do.
+    let mut play = Play::default();
+    play.say(&user("hi"), &words("A"));
+    let again = body(&user("hi"), "", after);
+    let again = play.send(&again, &words("B"), Outcome::Complete, None);
+    assert_eq!((again.growth, parent(&again)), (Growth::Grows, Some("req-1")));
+    let base = || Turn::clone(play.ledger.turn("req-1").unwrap());
+    let of = |change: fn(&mut Turn)| {
+        let mut turn = base();
+        (turn.purpose, turn.standing.chain) = (Purpose::WarmUp, Chain::START);
+        change(&mut turn);
+        is_bare(&turn)
+    };
+    assert!(of(|_| {}));
+    assert!(!of(|turn| turn.purpose = Purpose::Turn));
+    assert!(!of(|turn| turn.standing.parent = Some("r".into())));
+    assert!(!of(|turn| turn.standing.chain = Chain(7)), "it brought words");
 }

@@ -154,3 +154,44 @@ proptest::proptest! {
         }
     }
 }
+
+/// Eight times what we count, and the answer beside it: more than that nobody's tokenizer makes of what all can be seen.
+#[test]
+fn a_message_that_contradicts_the_estimate_wildly_is_not_believed() {
+    let sent = |content: &str| {
+        let body =
+            format!(r#"{{"max_tokens":50,"messages":[{{"role":"user","content":{content}}}]}}"#);
+        crate::dialect::read(crate::dialect::Dialect::Anthropic, "/v1/messages", body.as_bytes())
+    };
+    let words = sent(r#""Look.""#);
+    let of = |window, input| Overflow { window, input };
+    let is_wild = |said: Overflow| contradicts(&said, &estimate(100, Method::Anchored), &words);
+    assert!(!is_wild(of(Some(200), Some(850))) && is_wild(of(Some(200), Some(851))));
+    assert!(!is_wild(of(Some(850), None)) && is_wild(of(Some(851), None)));
+    assert!(!is_wild(of(None, None)), "it says nothing");
+    let said = of(None, Some(9_999));
+    let unseen = |method, sent| contradicts(&said, &estimate(100, method), sent);
+    assert!(unseen(Method::Anchored, &words) && !unseen(Method::Held, &words));
+    let held = Some(crate::dialect::HeldHistory::After("r".into()));
+    let held = Conversation { held, ..words.clone() };
+    assert!(!unseen(Method::Anchored, &held));
+    let picture = r#"[{"type":"image","source":{"type":"url","url":"https://a/b.png"}}]"#;
+    assert!(!unseen(Method::Anchored, &sent(picture)), "nobody here knows its size");
+}
+
+#[test]
+fn a_report_says_what_is_known_and_what_was_done() {
+    let told = |sign, input, window, saved| {
+        OverflowReport { sign, said: Overflow { window, input }, saved }.to_string()
+    };
+    let refused = told(OverflowSign::Refused, Some(2_100), Some(2_000), false);
+    assert!(refused.ends_with("(2,100 tokens, window 2,000); no room could be made"), "{refused}");
+    let saved = told(OverflowSign::Refused, Some(2_100), None, true);
+    assert!(saved.ends_with("(2,100 tokens); room was made, and it was answered"), "{saved}");
+    let late = told(OverflowSign::Truncated, None, Some(2_000), false);
+    assert!(late.ends_with("cut the history (window 2,000)"), "{late}");
+    use OverflowSign::{Empty, InReply, Refused, Truncated, WindowFull};
+    let words = [Refused, InReply, WindowFull, Empty, Truncated].map(OverflowSign::words);
+    let different: std::collections::BTreeSet<_> = words.iter().collect();
+    assert!(different.len() == 5 && words.iter().all(|it| it.contains(' ')), "{words:?}");
+}

@@ -1,0 +1,277 @@
+//! What of a turn the next request holds, by sums done by hand.
+
+use serde_json::json;
+
+use super::*;
+use crate::context::Estimate;
+use crate::context::scene::{Scene, messages};
+use crate::dialect::editing::Cleared;
+use crate::dialect::{ReplyPart, Usage};
+
+/// Of a client that sends everything, under policy that takes nothing out.
+fn outlook() -> CarryOutlook {
+    CarryOutlook {
+        dialect: Dialect::Anthropic,
+        streams: false,
+        held: false,
+        ruled: false,
+        clears_past: None,
+        strip: StripPolicy::None,
+        may_strip: true,
+        may_strip_loop: false,
+        puts_back: false,
+        puts_back_loop: false,
+        drops: false,
+        thoughts: Sums { reasoning: 10, steered: 20, old: 30, ..Sums::default() },
+        newest: None,
+        limits: Limits::default(),
+        contents: Contents::default(),
+    }
+}
+
+/// A reply of thinking (`t`), words (`w`) and calls (`c`); with a capital, sealed.
+fn reply(letters: &str) -> Reply {
+    let part = |letter: char| {
+        let kind = match letter.to_ascii_lowercase() {
+            't' => PartKind::Reasoning,
+            'w' => PartKind::Text,
+            _ => PartKind::ToolCall,
+        };
+        let sealed = letter.is_ascii_uppercase().then(|| "c2ln".into());
+        ReplyPart { sealed, ..ReplyPart::of(kind) }
+    };
+    Reply { parts: letters.chars().map(part).collect(), ..Reply::default() }
+}
+
+/// What comes back: as it is sent, as an agent's rules see it, and whether nothing of it is sent.
+fn back(outlook: &CarryOutlook, letters: &str) -> (bool, bool, bool) {
+    let back = outlook.comes_back(&reply(letters));
+    assert_eq!(back.goes_on, letters.to_ascii_lowercase().contains('c'), "{letters}");
+    (back.returns, back.returns_by_rules, back.unsent)
+}
+
+const ALL: (bool, bool, bool) = (true, true, false);
+const NOTHING: (bool, bool, bool) = (false, false, true);
+
+#[test]
+fn a_reply_without_reasoning_brings_none_back() {
+    for (letters, comes) in [("Tw", ALL), ("tw", ALL), ("Tc", ALL), ("w", NOTHING), ("c", NOTHING)]
+    {
+        assert_eq!(back(&outlook(), letters), comes, "{letters}");
+    }
+    let held = CarryOutlook { held: true, ..outlook() };
+    assert_eq!(back(&held, "w"), ALL, "the provider holds it");
+    assert_eq!(back(&CarryOutlook { dialect: Dialect::Gemini, ..held }, "w"), ALL);
+}
+
+/// It is put back, or not, as the turn ends or goes on.
+#[test]
+fn what_a_client_drops_comes_back_where_it_is_put_back() {
+    let drops = CarryOutlook { drops: true, ..outlook() };
+    assert_eq!((back(&drops, "tw"), back(&drops, "tc")), (NOTHING, NOTHING));
+    let ended = CarryOutlook { puts_back: true, ..drops.clone() };
+    assert_eq!((back(&ended, "tw"), back(&ended, "tc")), (ALL, NOTHING));
+    let goes_on = CarryOutlook { puts_back_loop: true, ..drops.clone() };
+    assert_eq!((back(&goes_on, "tw"), back(&goes_on, "tc")), (NOTHING, ALL));
+    // Signatures on words and calls, of look-alikes of Chat Completions.
+    let chat = CarryOutlook { dialect: Dialect::OpenaiChat, ..outlook() };
+    assert_eq!(back(&chat, "W"), ALL);
+    let chat = CarryOutlook { dialect: Dialect::OpenaiChat, ..drops };
+    assert!(!back(&chat, "W").0);
+    let chat = CarryOutlook { puts_back: true, ..chat };
+    assert!(back(&chat, "W").0);
+}
+
+#[test]
+fn what_policy_takes_out_does_not_come_back_where_it_may_go() {
+    let strips = |strip| CarryOutlook { strip, ..outlook() };
+    let all = strips(StripPolicy::All);
+    assert_eq!((back(&all, "tw"), back(&all, "tc")), (NOTHING, ALL), "a loop keeps its own");
+    let all = CarryOutlook { may_strip: false, may_strip_loop: true, ..all };
+    assert_eq!((back(&all, "tw"), back(&all, "tc")), (ALL, NOTHING));
+    assert_eq!(back(&strips(StripPolicy::AllButLast), "tw"), ALL, "it is the last");
+}
+
+/// Gemini reads the signature, not the thoughts; an agent's rules know of no signatures.
+#[test]
+fn geminis_reasoning_comes_back_with_its_signature() {
+    let gemini = CarryOutlook { dialect: Dialect::Gemini, ..outlook() };
+    assert_eq!(back(&gemini, "tW"), ALL);
+    assert_eq!(back(&gemini, "tw"), (true, true, true));
+    assert_eq!(back(&gemini, "T"), (true, true, true), "on the thoughts it signs nothing");
+    assert_eq!(back(&gemini, "w"), NOTHING);
+    let drops = CarryOutlook { drops: true, ..gemini.clone() };
+    assert_eq!(back(&drops, "tW"), ALL, "with its words");
+    let strips = CarryOutlook { strip: StripPolicy::All, may_strip: false, ..gemini };
+    assert_eq!(back(&strips, "W"), (true, false, false));
+}
+
+/// A turn of 1,000 tokens that was answered with 60 of words and 40 of reasoning.
+fn turn() -> Turn {
+    let scene = Scene::of("claude-opus-4-6", &messages("u"));
+    let mut turn = scene.turn(&scene.reply(&json!([{"type": "text", "text": "Aye."}])));
+    turn.usage =
+        Usage { input: Some(1000), output: Some(100), reasoning: Some(40), ..Usage::default() };
+    turn.reply[0].tokens = 60;
+    turn
+}
+
+const KEEPS: ReplyCarry =
+    ReplyCarry { returns: true, unsent: false, returns_by_rules: true, goes_on: true };
+const LOSES: ReplyCarry =
+    ReplyCarry { returns: false, unsent: true, returns_by_rules: false, goes_on: false };
+
+#[test]
+fn the_next_request_holds_input_words_and_the_reasoning_that_is_read() {
+    use ReasoningRetention::{Drops, Keeps, Loops, Turns};
+    let of = |back, habit| {
+        let carry = outlook().carried(&turn(), back, habit, false);
+        assert_eq!((carry.returns, carry.drops), (back.returns, false));
+        (carry.tokens, carry.reasoning, carry.by_rules)
+    };
+    // The turn goes on: 10 of it, 20 steered, 30 old, and the reply's own 40.
+    assert_eq!(of(KEEPS, Keeps), (1000 + 60 + 40, 10 + 20 + 30 + 40, 1100));
+    assert_eq!(of(KEEPS, Loops), (1000 + 60 + 40, 10 + 20 + 40, 1100));
+    assert_eq!(of(KEEPS, Turns), (1000 + 60 + 40, 10 + 40, 1100));
+    assert_eq!(of(KEEPS, Drops), (1000 + 60, 0, 1100));
+    // The person speaks: all of it is old.
+    let ends = ReplyCarry { goes_on: false, ..KEEPS };
+    assert_eq!(of(ends, Keeps), (1100, 100, 1100));
+    assert_eq!(of(ends, Loops), (1000 + 60 - 10 - 20, 0, 1100));
+    assert_eq!(of(ends, Turns), (1000 + 60 - 10, 0, 1100));
+    assert_eq!(of(LOSES, Keeps), (1000 + 60, 60, 1000 + 100 - 40));
+}
+
+/// Some providers count what is not sent back.
+#[test]
+fn what_is_not_sent_back_counts_where_the_provider_counts_it() {
+    let of = |back, counted| {
+        let carry = outlook().carried(&turn(), back, ReasoningRetention::Keeps, counted);
+        (carry.tokens, carry.reasoning)
+    };
+    assert_eq!((of(LOSES, false), of(LOSES, true)), ((1060, 60), (1100, 100)));
+    assert_eq!(of(KEEPS, true), (1100, 100), "it is sent back");
+}
+
+#[test]
+fn reasoning_that_policy_takes_out_leaves_the_next_request() {
+    let of = |strip, may, may_in_loop, back| {
+        let outlook = CarryOutlook {
+            strip,
+            may_strip: may,
+            may_strip_loop: may_in_loop,
+            newest: Some(SketchPart { key: PartKey(1), tokens: 7, place: Place::Reasoning }),
+            ..outlook()
+        };
+        let stay = outlook.stay(back);
+        let carry = outlook.carried(&turn(), back, ReasoningRetention::Keeps, false);
+        assert_eq!(
+            carry.by_rules + 60 - stay.thoughts(),
+            if back.returns_by_rules { 1100 } else { 1060 }
+        );
+        (stay.reasoning, stay.steered, stay.old)
+    };
+    use StripPolicy::{All, AllButLast, None as Nothing};
+    let ends = ReplyCarry { goes_on: false, ..KEEPS };
+    for back in [KEEPS, ends, LOSES] {
+        assert_eq!(of(Nothing, true, true, back), (10, 20, 30));
+        assert_eq!(of(All, false, false, back), (10, 20, 30));
+        assert_eq!(of(All, true, true, back), (0, 0, 0));
+    }
+    // Of the turn that goes on it may stay while that of old ones goes, and the other way round.
+    assert_eq!(of(All, true, false, KEEPS), (10, 20, 0));
+    assert_eq!(of(All, false, true, KEEPS), (0, 0, 30));
+    assert_eq!(of(All, true, false, ends), (0, 0, 0));
+    // The newest stays, unless the reply's own is newer.
+    assert_eq!(of(AllButLast, true, true, LOSES), (7, 0, 0));
+    assert_eq!(of(AllButLast, true, true, KEEPS), (0, 0, 0));
+    assert_eq!(of(AllButLast, false, false, LOSES), (10, 20, 30));
+}
+
+/// What the provider cleared is sent again, and cleared again where it is asked to and the prompt is large enough.
+#[test]
+fn what_the_provider_cleared_comes_again() {
+    let mut turn = turn();
+    turn.usage.cleared = Some(Cleared { input_tokens: 500, ..Cleared::default() });
+    let of = |clears_past| {
+        let outlook = CarryOutlook { clears_past, ..outlook() };
+        outlook.carried(&turn, KEEPS, ReasoningRetention::Keeps, false).tokens
+    };
+    assert_eq!((of(None), of(Some(1_600)), of(Some(1_599))), (1_600, 1_600, 1_100));
+}
+
+/// Where no usage came, the estimate and what was said are all there is.
+#[test]
+fn without_usage_the_estimate_is_carried_over() {
+    let mut turn = turn();
+    turn.usage = Usage::default();
+    let estimate = turn.estimate.take().unwrap();
+    let of = |turn: &Turn| {
+        let carry = outlook().carried(turn, KEEPS, ReasoningRetention::Keeps, false);
+        (carry.tokens, carry.by_rules)
+    };
+    assert_eq!((of(&turn), turn.carried()), ((60, 60), None));
+    turn.estimate = Some(Estimate { tokens: 700, ..estimate });
+    assert_eq!((of(&turn), turn.carried()), ((760, 760), Some(700)));
+}
+
+/// Of a reply that broke off, what came of it counts where that is more than was reported.
+#[test]
+fn a_reply_that_broke_off_is_measured_by_what_came_of_it() {
+    let of = |change: fn(&mut Usage)| {
+        let mut turn = turn();
+        turn.usage.lower_bound = true;
+        change(&mut turn.usage);
+        turn.context().map(|context| (context.input, context.output))
+    };
+    assert_eq!(of(|usage| usage.output = Some(10)), Some((1000, 60)));
+    assert_eq!(of(|usage| usage.output = None), Some((1000, 60)));
+    assert_eq!(of(|_| {}), Some((1000, 100)));
+    assert_eq!(of(|usage| usage.input = None), None);
+    assert_eq!(of(|usage| usage.hosted_tools = true), None, "it measures something else");
+    assert_eq!(of(|usage| usage.last_call = Some(LastCall { input: 1, output: 1 })), None);
+    assert_eq!(of(|usage| (usage.lower_bound, usage.hosted_tools) = (false, true)), None);
+}
+
+/// OpenAI's Chat Completions does not show reasoning: it never comes back.
+#[test]
+fn what_is_shown_after_a_turn_is_what_was_written_with_it() {
+    let mut turn = turn();
+    assert_eq!((turn.carried_by_rules(), turn.carried()), (Some(1100), Some(1100)));
+    (turn.dialect, turn.family) = (Dialect::OpenaiChat, Family::O200k);
+    assert_eq!((turn.carried_by_rules(), turn.carried()), (Some(1060), Some(1060)));
+    turn.family = Family::Claude;
+    assert_eq!(turn.carried(), Some(1100));
+    let carry = CarryOver { tokens: 900, by_rules: 800, ..CarryOver::default() };
+    turn.carry = Some(carry.clone());
+    assert_eq!((turn.carried_by_rules(), turn.carried()), (Some(800), Some(900)));
+    turn.carry = Some(CarryOver { ruled: true, ..carry });
+    assert_eq!(turn.carried(), Some(800));
+}
+
+/// What was expected to come back did not, or it was seen before.
+#[test]
+fn a_client_that_drops_reasoning_is_seen_to() {
+    let thought = |key| SketchPart { key: PartKey(key), tokens: 9, place: Place::Reasoning };
+    let words = |key| SketchPart { place: Place::History, ..thought(key) };
+    let of = |before: &[SketchPart], now: &[SketchPart], returns, drops| {
+        let mut turn = turn();
+        turn.carry = Some(CarryOver { returns, drops, ..CarryOver::default() });
+        has_dropped(now, Some(Anchor { turn: &turn, sketch: before }))
+    };
+    let before = [words(1), thought(2)];
+    assert!(of(&before, &[words(1), thought(2), words(3)], true, false));
+    assert!(!of(&before, &[words(1), thought(2), thought(3)], true, true), "it came");
+    assert!(!of(&before, &[thought(2), thought(2)], true, true), "as often as a signature comes");
+    assert!(of(&[thought(2), thought(2)], &[thought(2), words(9)], true, false));
+    for drops in [false, true] {
+        assert_eq!(of(&before, &before, false, drops), drops, "nothing was expected");
+    }
+    let mut none = turn();
+    (none.usage.reasoning, none.reply[0].tokens) = (None, 100);
+    none.carry = Some(CarryOver { returns: true, ..CarryOver::default() });
+    assert!(!has_dropped(&before, Some(Anchor { turn: &none, sketch: &before })), "it had none");
+    none.carry = None;
+    assert!(!has_dropped(&before, Some(Anchor { turn: &none, sketch: &before })));
+    assert!(!has_dropped(&before, None));
+}

@@ -1,0 +1,162 @@
+//! What a request costs that is not sent as it came: with a summary, with words of others, with reasoning put back.
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::context::plan::DecisionReason;
+use crate::context::policy::SummaryAuthor;
+use crate::context::scene::{Scene, messages, thinking};
+use crate::context::{CompactionRecord, Fact, QueuedMessage, inject, reasoning};
+use crate::dialect::Usage;
+
+/// What the request at hand costs as it is sent, measured from the turn it grew from.
+fn measured(scene: &Scene) -> MeasuredEstimate {
+    let (plan, placed) = (scene.plan(), scene.placed());
+    let sketch = placed.parent.as_ref().and_then(|parent| scene.ledger.sketch(parent));
+    let anchor = placed.parent.as_deref().zip(sketch.as_deref());
+    measure(
+        &scene.conversation,
+        &scene.body,
+        &plan.sent,
+        &scene.model,
+        anchor.map(|(turn, sketch)| Anchor { turn, sketch }),
+        Tokenizer::whole(scene.model.family),
+        &Learned::new(scene.model.family),
+    )
+}
+
+/// A request that follows on one answer.
+fn followed(name: &'static str) -> Scene {
+    let mut scene = Scene::of(name, &messages("u"));
+    scene.answered(&json!([{"type": "text", "text": "Said 1."}]));
+    scene.send(&messages("uau"));
+    scene
+}
+
+#[test]
+fn words_of_others_cost_what_they_are_counted_as() {
+    let mut scene = followed("claude-opus-4-6");
+    let before = measured(&scene);
+    scene.ledger.add(Fact::Queued(Box::new(QueuedMessage {
+        id: "q".into(),
+        number: 1,
+        at: 1,
+        text: "Mind the weather, and come back before the tide is out.".into(),
+        again: None,
+    })));
+    let said = inject::propose(&scene.request(), &scene.known());
+    let Some(Fact::Said(one)) = said.first() else { panic!("{said:?}") };
+    let (key, tokens) = (one.key(), u64::from(one.taken().unwrap().tokens));
+    said.iter().for_each(|fact| scene.ledger.add(fact.clone()));
+    let after = measured(&scene);
+    assert_eq!(after.contents.user - before.contents.user, tokens);
+    assert_eq!(after.estimate.tokens - before.estimate.tokens, tokens);
+    assert_eq!(after.estimate.new - before.estimate.new, tokens);
+    let texts = |of: &MeasuredEstimate| of.seen.as_ref().unwrap().news.texts;
+    assert_eq!(texts(&after) - texts(&before), 1);
+    assert!(after.parts.iter().any(|part| part.key == key && u64::from(part.tokens) == tokens));
+    // From then on they are known: they cost what they cost, and are not new.
+    scene.answered(&json!([{"type": "text", "text": "Said 3."}]));
+    scene.send(&messages("uauau"));
+    let later = measured(&scene);
+    assert!(later.parts.iter().any(|part| part.key == key));
+    assert_eq!((texts(&later), later.estimate.method), (1, Method::Anchored));
+    assert!(later.estimate.new < before.estimate.new + tokens, "{:?}", later.estimate);
+}
+
+#[test]
+fn a_summary_costs_what_it_is_counted_as() {
+    let mut scene = followed("claude-opus-4-6");
+    scene.answered(&json!([{"type": "text", "text": "Said 3."}]));
+    scene.send(&messages("uauau"));
+    let (about, near) = scene.known().at_cut(2).unwrap();
+    let one = CompactionRecord {
+        about,
+        near,
+        is_own: true,
+        at: 1,
+        request: scene.request().id.into(),
+        raw: r#"{"role":"user","content":"They spoke."}"#.into(),
+        was: 100,
+        tokens: 70,
+        by: SummaryAuthor::Summary,
+        why: DecisionReason::Threshold,
+        upstream: "up".into(),
+        model: "claude-opus-4-6".into(),
+        spent: Usage::default(),
+        took: 0,
+        carries: None,
+        shadow: false,
+        after: None,
+    };
+    let key = one.key();
+    let before = measured(&scene);
+    scene.ledger.add(Fact::Compact(Box::new(one)));
+    let after = measured(&scene);
+    assert_eq!(
+        (before.estimate.method, after.estimate.method),
+        (Method::Anchored, Method::Compacted)
+    );
+    assert_eq!((before.contents.summaries, after.contents.summaries), (0, 70));
+    assert_eq!(after.estimate.new, before.estimate.new + 70);
+    assert!(after.estimate.gone > 0 && after.seen.is_none(), "an error would say nothing");
+    assert_eq!(after.parts.iter().position(|part| part.key == key), Some(0));
+    assert_eq!(after.parts[0].tokens, 70);
+    // Of the next request it is a part like any other.
+    scene.answered(&json!([{"type": "text", "text": "Said 5."}]));
+    scene.send(&messages("uauauau"));
+    let later = measured(&scene);
+    assert_eq!((later.estimate.method, later.contents.summaries), (Method::Anchored, 70));
+}
+
+/// What is put back costs what the reply's reasoning cost, piece by piece, at its place.
+#[test]
+fn reasoning_that_is_put_back_costs_what_it_cost() {
+    let mut scene = Scene::of("claude-opus-4-6", &messages("u"));
+    let content = json!([thinking(1), thinking(2), messages("uc")[1]["content"][0]]);
+    scene.answered(&content);
+    scene.send(&messages("ucr"));
+    let before = measured(&scene);
+    let facts = reasoning::propose(&scene.request(), &scene.known()).0;
+    facts.into_iter().for_each(|fact| scene.ledger.add(fact));
+    let after = measured(&scene);
+    let turn = scene.placed().parent.unwrap();
+    let thoughts: Vec<&SketchPart> =
+        after.parts.iter().filter(|part| part.place == Place::Reasoning).collect();
+    let all: u64 = thoughts.iter().map(|part| u64::from(part.tokens)).sum();
+    assert_eq!((thoughts.len(), all), (2, reasoning_of(&turn)));
+    assert!(all > 0 && thoughts[0].tokens.abs_diff(thoughts[1].tokens) <= 1, "{thoughts:?}");
+    assert_eq!(after.estimate.tokens - before.estimate.tokens, all);
+    assert_eq!(after.estimate.breakdown.reasoning, all);
+    // Once the person has spoken it is of turns before.
+    let place = |letters: &str, sends: bool| -> Vec<Place> {
+        let mut all: Value = messages(letters);
+        if sends {
+            all[1]["content"] = json!([thinking(1), all[1]["content"][0]]);
+        }
+        let measured = measured(&Scene::of("claude-opus-4-6", &all));
+        let parts = measured.parts.iter().map(|part| part.place);
+        parts.filter(|place| *place != Place::History).collect()
+    };
+    assert_eq!(place("ucr", false), []);
+    assert_eq!(place("ucr", true), [Place::Reasoning]);
+    assert_eq!(place("ucra", true), [Place::Reasoning]);
+    assert_eq!(place("ucrau", true), [Place::OldReasoning]);
+    assert_eq!(place("ucru", true), [Place::SteeredReasoning]);
+}
+
+#[test]
+fn a_thread_began_in_the_cache_where_its_first_turn_read_from_it() {
+    let scene = followed("claude-opus-4-6");
+    let turn = scene.placed().parent.unwrap();
+    let of = |base: Option<&str>, read| {
+        let sketch = Sketch { base: base.map(Into::into), ..Sketch::default() };
+        let usage = Usage { cache_read: read, ..Usage::default() };
+        began_cached(&Turn { sketch, usage, ..Turn::clone(&turn) })
+    };
+    assert_eq!(
+        (of(None, Some(1)), of(None, Some(0)), of(None, None)),
+        (Some(true), Some(false), Some(false))
+    );
+    assert_eq!(of(Some("r0"), Some(1)), None, "it is not the first");
+}

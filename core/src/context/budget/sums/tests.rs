@@ -1,0 +1,155 @@
+//! Sums done by hand.
+
+use serde_json::json;
+
+use super::*;
+use crate::context::scene::{Scene, messages};
+use crate::dialect::PartKey;
+use crate::dialect::editing::Cleared;
+
+fn part(tokens: u32, place: Place) -> SketchPart {
+    SketchPart { key: PartKey(u128::from(tokens)), tokens, place }
+}
+
+fn turn(input: u64, output: u64) -> Turn {
+    let scene = Scene::of("claude-opus-4-6", &messages("u"));
+    let mut turn = scene.turn(&scene.reply(&json!([{"type": "text", "text": "Aye."}])));
+    (turn.usage.input, turn.usage.output) = (Some(input), Some(output));
+    turn
+}
+
+fn cleared_turn(input: u64, cleared: u64) -> Turn {
+    let mut turn = turn(input, 0);
+    turn.usage.cleared = Some(Cleared { input_tokens: cleared, ..Cleared::default() });
+    turn
+}
+
+#[test]
+fn reasoning_is_summed_by_where_it_stands_and_read_by_habit() {
+    let sums = Sums::of(&[
+        part(1, Place::System),
+        part(2, Place::Tools),
+        part(4, Place::SystemItem),
+        part(8, Place::ToolsItem),
+        part(16, Place::History),
+        part(100, Place::Reasoning),
+        part(1_000, Place::SteeredReasoning),
+        part(10_000, Place::OldReasoning),
+    ]);
+    assert_eq!((sums.words, sums.thoughts()), (31, 11_100));
+    let read = Sums { around: -1, around_read: 5, ..sums }.by_habit().map(|(_, tokens)| tokens);
+    let by = |habit: ReasoningRetention| read[habit as usize];
+    assert_eq!(by(ReasoningRetention::Keeps), 30 + 11_100 + 5);
+    assert_eq!(by(ReasoningRetention::Loops), 30 + 1_100 + 5);
+    assert_eq!(by(ReasoningRetention::Turns), 30 + 100 + 5);
+    assert_eq!(by(ReasoningRetention::Drops), 30);
+    let sketch = [
+        part(1, Place::System),
+        part(4, Place::SystemItem),
+        part(2, Place::Tools),
+        part(8, Place::ToolsItem),
+        part(16, Place::History),
+        part(100, Place::Reasoning),
+    ];
+    let there = places(&sketch, ReasoningRetention::Turns);
+    assert_eq!((there.system, there.tools, there.messages, there.reasoning), (5, 10, 16, 100));
+    assert_eq!(places(&sketch, ReasoningRetention::Drops).reasoning, 0);
+}
+
+/// What stayed cancels out: what was reported, with what came, less what left.
+#[test]
+fn an_estimate_grows_from_what_was_reported() {
+    let (turn, sketch) = (turn(5_000, 100), [part(4_000, Place::History)]);
+    let anchor = Anchor { turn: &turn, sketch: &sketch };
+    let of = |all, left| grown(&anchor, (ReasoningRetention::Keeps, all), left, None);
+    assert_eq!(of(4_600, 0), 5_600);
+    assert_eq!(of(3_500, 999), 4_500, "little leaves with every call of some clients");
+    // With a quarter of it goes a quarter of the thousand that it was counted too small by.
+    assert_eq!(of(3_000, 1_000), 3_750);
+    assert_eq!(went(&anchor, ReasoningRetention::Keeps, 1_000), 1_250);
+    assert_eq!(went(&anchor, ReasoningRetention::Keeps, 999), 999);
+}
+
+/// What a whole is counted wrong by is believed up to its half, or its double.
+#[test]
+fn a_wrong_count_is_shared_out_within_bounds() {
+    assert_eq!(miscounted(5_000, 4_000, 2_000), 500);
+    assert_eq!(miscounted(3_000, 4_000, 2_000), -500);
+    assert_eq!(miscounted(90_000, 4_000, 2_000), 2_000);
+    assert_eq!(miscounted(0, 4_000, 2_000), -1_000);
+    assert_eq!(miscounted(5_000, 4_000, 9_000), 1_000, "no more can leave than there was");
+    assert_eq!(miscounted(5_000, 4_000, 999), 0);
+    assert_eq!(miscounted(5_000, 0, 2_000), 0);
+}
+
+/// Between tokenizers the whole is scaled: parts say nothing of each other.
+#[test]
+fn another_tokenizers_count_is_scaled() {
+    let turn = turn(6_000, 0);
+    let of = |sketch: &[SketchPart], all| rescaled(&Anchor { turn: &turn, sketch }, all, None);
+    assert_eq!(of(&[part(4_000, Place::History)], 5_000), 7_500);
+    assert_eq!(of(&[], 5_000), 5_000, "nothing is known of it");
+}
+
+#[test]
+fn what_the_provider_clears_is_left_out_where_it_clears_again() {
+    let (turn, sketch) = (cleared_turn(1_000, 500), [part(1_500, Place::History)]);
+    let anchor = Anchor { turn: &turn, sketch: &sketch };
+    let of = |past| grown(&anchor, (ReasoningRetention::Keeps, 1_600), 0, past);
+    assert_eq!((of(None), of(Some(1_600)), of(Some(1_599))), (1_600, 1_600, 1_100));
+    let next = |past| cleared_next(&turn, 1_100, past);
+    assert_eq!((next(None), next(Some(1_600)), next(Some(1_599))), (1_600, 1_600, 1_100));
+}
+
+/// New is what came; gone is what makes the sum right.
+#[test]
+fn what_came_and_what_left_add_up() {
+    let turn = turn(1_000, 100);
+    let anchor = Anchor { turn: &turn, sketch: &[] };
+    for (counted, tokens, new, moves) in [
+        (1_300, 1_300, 200, (200, 0)),
+        (1_200, 1_200, 200, (200, 100)),
+        (1_300, 1_350, 200, (250, 0)),
+        (1_300, 1_250, 200, (150, 0)),
+        (1_400, 1_400, 200, (300, 0)),
+    ] {
+        let (new, gone) = moved(&anchor, (counted, tokens), new);
+        assert_eq!((new, gone), moves, "{counted}, {tokens}");
+        assert_eq!(1_100 + new - gone, tokens);
+    }
+}
+
+/// A guess has a floor: what is sent now, counted wrong as the whole was. What left makes its band wider.
+#[test]
+fn a_guess_never_falls_to_nothing() {
+    let (turn, sketch) = (turn(1_000, 0), [part(2_000, Place::History)]);
+    let anchor = Anchor { turn: &turn, sketch: &sketch };
+    let now = Sums { words: 800, ..Sums::default() };
+    let guess = |tokens, head_left| {
+        let guess = Guess { tokens, low: tokens, high: tokens, ..Guess::default() };
+        let guess = floored(guess, &anchor, &now, head_left);
+        (guess.tokens, guess.low, guess.high)
+    };
+    // Half of what was counted was reported: 800 are 400.
+    assert_eq!(guess(500, 0), (500, 500, 500));
+    assert_eq!(guess(500, 300), (500, 350, 650), "half of what left is unsure");
+    assert_eq!(guess(200, 0), (200, 200, 200));
+    assert_eq!(guess(200, 2_000), (200, 100, 1_200), "a quarter of them at least");
+    assert_eq!(guess(199, 0), (400, 100, 800));
+    assert_eq!(guess(0, 4_000), (400, 100, 2_000));
+}
+
+#[test]
+fn a_replys_reasoning_is_what_its_parts_do_not_explain() {
+    let mut turn = turn(1_000, 100);
+    turn.reply[0].tokens = 70;
+    assert_eq!((reasoning_of(&turn), reported_reasoning(&turn)), (30, 0));
+    turn.usage.reasoning = Some(40);
+    assert_eq!((reasoning_of(&turn), reported_reasoning(&turn)), (40, 40));
+    turn.usage.reasoning = Some(140);
+    assert_eq!(reasoning_of(&turn), 100, "no more than was generated");
+    let sketch = [part(5, Place::OldReasoning), part(6, Place::History)];
+    assert_eq!(thoughts(&Anchor { turn: &turn, sketch: &sketch }), 105);
+    turn.usage.input = None;
+    assert_eq!(reasoning_of(&turn), 0);
+}

@@ -1,0 +1,245 @@
+//! What a ledger takes in memory, what it forgets, and in what order it tells what it knows.
+
+use serde_json::json;
+
+use super::*;
+use crate::context::scene::{Scene, messages};
+use crate::context::{Millis, Place, ReasoningAction, Replacement, plan};
+
+const HELD: usize = 1 << 16;
+
+fn long() -> Box<str> {
+    "w".repeat(HELD).into()
+}
+
+/// Adds a fact to a ledger that knows nothing, twice; answers by how many bytes it grew.
+fn grown(fact: Fact) -> usize {
+    let mut ledger = Ledger::default();
+    ledger.add(fact.clone());
+    let bytes = ledger.bytes();
+    ledger.add(fact);
+    assert_eq!(ledger.bytes(), bytes, "added twice");
+    let mut other = Ledger::default();
+    other.take(&ledger);
+    assert_eq!(other.bytes(), bytes, "taken over");
+    bytes
+}
+
+/// Whether one grew by so many times what it holds more than another, and by no more than an eighth of that beside.
+fn check(more: usize, times: usize) {
+    assert!((times * HELD..times * (HELD + HELD / 8)).contains(&more), "{more}, {times} times");
+}
+
+fn turn() -> Turn {
+    let scene = Scene::of("claude-opus-4-6", &messages("u"));
+    let turn = scene.turn(&scene.reply(&json!([{"type": "text", "text": "Aye."}])));
+    Turn { sketch: Sketch::default(), response: None, ..turn }
+}
+
+#[test]
+fn a_turn_counts_for_what_it_holds() {
+    let of = |turn: Turn| grown(Fact::Turn(Box::new(turn)));
+    let base = of(turn());
+    assert!((size_of::<Turn>()..2 * size_of::<Turn>() + 1000).contains(&base), "{base}");
+    let with = |times, change: fn(&mut Turn)| {
+        let mut turn = turn();
+        change(&mut turn);
+        check(of(turn) - base, times);
+    };
+    // What a turn is found by is kept twice.
+    with(2, |turn| turn.request = long());
+    with(2, |turn| turn.response = Some(long()));
+    with(2, |turn| turn.standing.parent = Some(long()));
+    with(1, |turn| turn.standing.lane = Some(long()));
+    with(1, |turn| turn.standing.thread = long());
+    with(1, |turn| turn.upstream = long());
+    with(1, |turn| turn.model = long());
+    with(1, |turn| turn.sketch.base = Some(long()));
+    let part = || SketchPart { key: PartKey(1), tokens: 1, place: Place::History };
+    let count = HELD / size_of::<SketchPart>() + 1;
+    let grows = |turn: Turn| of(turn) - base;
+    let sketch = Sketch { added: vec![part(); count], ..Sketch::default() };
+    check(grows(Turn { sketch, ..turn() }), 1);
+    check(grows(Turn { reply: vec![part(); count], ..turn() }), 1);
+    let (refused, span) = (plan::PlanStep::refused, crate::dialect::Span::new(0, 1));
+    let step = refused(plan::Change::Cut, plan::DecisionReason::NoGate, (0, 0), span, 1);
+    let mut told = turn();
+    told.done.steps = vec![step; HELD / size_of::<plan::PlanStep>() + 1];
+    check(grows(told), 1);
+    // Each mark is a way to find it, too.
+    let marks = grows(Turn { marks: vec![PartKey(7); 1000], ..turn() });
+    assert!((1000 * (16 + 48)..1000 * 400).contains(&marks), "{marks}");
+}
+
+fn queued(id: &str, number: u32, at: Millis) -> QueuedMessage {
+    QueuedMessage { id: id.into(), number, at, text: "Mind.".into(), again: None }
+}
+
+fn said(id: &str, number: u32) -> InjectedMessage {
+    let place = InjectionPlace {
+        request: "r".into(),
+        thread: "t".into(),
+        number,
+        after: PartKey(1),
+        joint: None,
+        text: "Mind.".into(),
+        tokens: 2,
+        queued: 1,
+        aside: None,
+    };
+    InjectedMessage { id: id.into(), at: 1, fate: InjectionState::Taken(Box::new(place)) }
+}
+
+#[test]
+fn queued_words_count_for_what_they_hold() {
+    let of = |queued| grown(Fact::Queued(Box::new(queued)));
+    let base = of(queued("q", 1, 1));
+    let own = size_of::<QueuedMessage>();
+    assert!((own..2 * own + 300).contains(&base), "{base}");
+    check(of(QueuedMessage { id: long(), ..queued("q", 1, 1) }) - base, 2);
+    check(of(QueuedMessage { text: long(), ..queued("q", 1, 1) }) - base, 1);
+    check(of(QueuedMessage { again: Some(long()), ..queued("q", 1, 1) }) - base, 1);
+    let of = |said| grown(Fact::Said(Box::new(said)));
+    let base = of(said("q", 1));
+    let own = size_of::<InjectedMessage>() + size_of::<InjectionPlace>();
+    assert!((own..2 * own + 300).contains(&base), "{base}");
+    check(of(InjectedMessage { id: long(), ..said("q", 1) }) - base, 2);
+    let with = |change: fn(&mut InjectionPlace)| {
+        let mut one = said("q", 1);
+        let InjectionState::Taken(place) = &mut one.fate else { unreachable!() };
+        change(place);
+        check(of(one) - base, 1);
+    };
+    with(|place| place.text = long());
+    with(|place| place.request = long());
+    with(|place| place.thread = long());
+    let removed = InjectedMessage { fate: InjectionState::Removed, ..said("q", 1) };
+    assert!(of(removed) < base);
+}
+
+/// Words wait and stand in the order in which they were queued.
+#[test]
+fn words_are_told_in_the_order_in_which_they_were_queued() {
+    let mut ledger = Ledger::default();
+    for (id, number, at) in [("d", 2, 5), ("b", 1, 9), ("c", 2, 4), ("a", 1, 9)] {
+        ledger.add(Fact::Queued(Box::new(queued(id, number, at))));
+    }
+    let ids =
+        |ledger: &Ledger| ledger.waiting().iter().map(|it| it.id.to_string()).collect::<Vec<_>>();
+    assert_eq!(ids(&ledger), ["a", "b", "c", "d"]);
+    ledger.add(Fact::Said(Box::new(said("c", 2))));
+    ledger.add(Fact::Said(Box::new(said("b", 1))));
+    let removed = InjectedMessage { fate: InjectionState::Removed, ..said("d", 2) };
+    ledger.add(Fact::Said(Box::new(removed)));
+    assert_eq!(ids(&ledger), ["a"]);
+    let taken: Vec<_> = ledger.taken().iter().map(|(said, _)| said.id.to_string()).collect();
+    assert_eq!((taken, ledger.queued().count()), (vec!["b".into(), "c".to_owned()], 4));
+    assert!(ledger.said("d").is_some_and(|said| said.taken().is_none()));
+    assert!(ledger.said("a").is_none());
+}
+
+/// What decisions take is a part of the whole.
+#[test]
+fn decisions_are_counted_apart() {
+    let scene = Scene::of("claude-opus-4-6", &messages("ucrau"));
+    let cut = Cut {
+        after: None,
+        about: PartKey(1),
+        at: 1,
+        request: "r".into(),
+        content: Replacement::Text(long()),
+        keep_media: false,
+        was: 2,
+        tokens: 1,
+        why: plan::DecisionReason::Pressure,
+        shadow: false,
+    };
+    let echo = ReasoningDecision {
+        about: PartKey(2),
+        at: 1,
+        request: "r".into(),
+        does: ReasoningAction::StandIn(long()),
+        why: plan::DecisionReason::Demanded,
+        shadow: false,
+        after: None,
+    };
+    let (about, near) = scene.known().at_cut(2).unwrap_or((Chain(9), vec![]));
+    let compact = CompactionRecord {
+        about,
+        near,
+        is_own: true,
+        at: 1,
+        request: "r".into(),
+        raw: long(),
+        was: 2,
+        tokens: 1,
+        by: crate::context::policy::SummaryAuthor::Summary,
+        why: plan::DecisionReason::Threshold,
+        upstream: "u".into(),
+        model: "m".into(),
+        spent: Usage::default(),
+        took: 0,
+        carries: None,
+        shadow: false,
+        after: None,
+    };
+    let mut ledger = Ledger::default();
+    let mut before = 0;
+    for fact in [
+        Fact::Cut(Box::new(cut)),
+        Fact::Echo(Box::new(echo)),
+        Fact::Summary(Box::new(compact.clone())),
+        Fact::Compact(Box::new(compact)),
+    ] {
+        let alone = grown(fact.clone());
+        check(alone, 1);
+        ledger.add(fact);
+        assert_eq!((ledger.decision_bytes(), ledger.bytes()), (before + alone, before + alone));
+        before += alone;
+    }
+    ledger.add(Fact::Turn(Box::new(turn())));
+    assert!(ledger.bytes() > ledger.decision_bytes());
+    assert_eq!(ledger.decision_bytes(), before);
+}
+
+/// Past its bound the oldest quarter goes; what grew from that is made whole, so that it stays an anchor.
+#[test]
+fn the_oldest_quarter_of_a_long_session_is_forgotten() {
+    let part = |n: usize| SketchPart { key: PartKey(n as u128), tokens: 1, place: Place::History };
+    let mut ledger = Ledger::default();
+    let base = turn();
+    let add = |ledger: &mut Ledger, n: usize| {
+        let sketch = Sketch {
+            base: n.checked_sub(1).map(|before| before.to_string().into()),
+            kept: n.min(2) as u32,
+            added: vec![part(n)],
+        };
+        let mut turn = Turn { request: n.to_string().into(), sketch, ..base.clone() };
+        turn.standing.thread = if n.is_multiple_of(2) { "even".into() } else { "odd".into() };
+        turn.usage = Usage { input: Some(1), output: Some(2), ..Usage::default() };
+        ledger.add(Fact::Turn(Box::new(turn)));
+    };
+    for n in 0..TURNS {
+        add(&mut ledger, n);
+    }
+    assert_eq!(ledger.turns().count(), TURNS);
+    let before = ledger.bytes();
+    let compaction = Turn { request: "c".into(), purpose: Purpose::Compaction, ..base.clone() };
+    ledger.add(Fact::Turn(Box::new(compaction)));
+    let left = TURNS - TURNS / 4;
+    assert_eq!(ledger.turns().count(), left + 1);
+    assert!(ledger.bytes() < before * 4 / 5 && ledger.bytes() > before / 2, "{}", ledger.bytes());
+    assert!(ledger.client_compacts(), "its client compacts by itself");
+    let oldest = (TURNS / 4).to_string();
+    assert!(ledger.turn(&oldest).is_some() && ledger.turn("0").is_none());
+    let sketch = |n: usize| ledger.sketch(ledger.turn(&n.to_string()).unwrap());
+    assert_eq!(sketch(TURNS / 4).unwrap(), [part(0), part(1), part(TURNS / 4)]);
+    assert_eq!(sketch(TURNS - 1).unwrap(), [part(0), part(1), part(TURNS - 1)]);
+    let threads: Vec<_> =
+        ledger.threads().into_iter().map(|(id, turns)| (id, turns.len())).collect();
+    let own = base.standing.thread.clone();
+    assert_eq!(threads, [("even".into(), left / 2), ("odd".into(), left / 2), (own, 1)]);
+    let totals = ledger.totals();
+    assert_eq!((totals.input, totals.output), (left as u64 + 900, 2 * left as u64 + 100));
+    assert_eq!(totals.total, totals.input + totals.output);
+}

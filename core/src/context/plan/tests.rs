@@ -1,0 +1,609 @@
+//! Which decisions hold for a request, in its own branch and beside it, and what they make of it.
+
+use bytes::Bytes;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::context::policy::SummaryAuthor;
+use crate::context::scene::{Scene, messages, thinking};
+use crate::context::{
+    CompactionRecord, Cut, Fact, InjectedMessage, QueuedMessage, ReasoningAction,
+    ReasoningDecision, Replacement, RevocationRetry, Revoked, Suspended, compact, inject,
+    reasoning,
+};
+use crate::dialect::Usage;
+use crate::wire::splice::splice;
+
+const FREE: &str = "claude-opus-4-6";
+const BOUND: &str = "claude-opus-5-5";
+const GONE: &str = "It went.";
+const NONE: [usize; 0] = [];
+
+/// The request as it is sent.
+fn sent(scene: &Scene) -> Value {
+    let plan = scene.plan();
+    assert!(!plan.conflict, "{:?}", plan.steps);
+    let slices = splice(&Bytes::copy_from_slice(&scene.body), plan.edits).unwrap();
+    serde_json::from_slice(&slices.concat()).unwrap()
+}
+
+/// The decision of the request at hand that a result gives way.
+fn cut(scene: &Scene, message: usize, why: DecisionReason) -> Fact {
+    Fact::Cut(Box::new(Cut {
+        after: None,
+        about: PartKey(scene.about(message)),
+        at: scene.now,
+        request: scene.request().id.into(),
+        content: Replacement::Text(GONE.into()),
+        keep_media: false,
+        was: 900,
+        tokens: 20,
+        why,
+        shadow: scene.mode == Mode::Shadow,
+    }))
+}
+
+/// The messages whose results gave way.
+fn cut_in(scene: &Scene) -> Vec<usize> {
+    let sent = sent(scene);
+    let messages = sent["messages"].as_array().unwrap().iter().enumerate();
+    messages.filter(|(_, one)| one.to_string().contains(GONE)).map(|(at, _)| at).collect()
+}
+
+/// A session of which each request is answered as `letters` say; the last is at hand.
+fn session(name: &'static str, letters: &str, at: impl Fn(usize, &mut Scene)) -> Scene {
+    let all = messages(letters);
+    let upto = |count: usize| all.as_array().unwrap()[..count].iter().cloned().collect::<Value>();
+    let mut scene = Scene::of(name, &upto(1));
+    for (number, letter) in letters.chars().enumerate().filter(|(_, it)| "acwt".contains(*it)) {
+        if number > 1 {
+            scene.send(&upto(number));
+        }
+        at(number, &mut scene);
+        let content = &all[number]["content"];
+        let words = || json!([{"type": "text", "text": content}]);
+        scene.answered(&if letter == 'a' { words() } else { content.clone() });
+    }
+    scene.send(&upto(letters.len()));
+    scene
+}
+
+fn plain(letters: &str) -> Scene {
+    session(FREE, letters, |_, _| {})
+}
+
+/// A session whose request before the message `number` cut a result.
+fn with_cut(letters: &str, number: usize, result: usize, why: DecisionReason) -> Scene {
+    session(FREE, letters, |at, scene| {
+        if at == number {
+            let fact = cut(scene, result, why);
+            scene.ledger.add(fact);
+        }
+    })
+}
+
+const PRESSURE: DecisionReason = DecisionReason::Pressure;
+
+#[test]
+fn what_was_cut_is_cut_in_all_that_grows_from_it() {
+    assert_eq!(cut_in(&plain("ucrau")), NONE);
+    let scene = with_cut("ucrauau", 5, 2, PRESSURE);
+    assert_eq!(cut_in(&scene), [2]);
+    let plan = scene.plan();
+    let [step] = &plan.steps[..] else { panic!("{:?}", plan.steps) };
+    assert_eq!((step.change, step.decision, step.why), (Change::Cut, Decision::Replayed, PRESSURE));
+    assert_eq!((step.at, step.tokens_before, step.tokens_after), ((2, 0), 900, 20));
+    assert!(step.bytes_before > 900 && step.bytes_after < 50, "{step:?}");
+    assert!(plan.sent.replaced(scene.request().part((2, 0)).unwrap().span).is_some());
+    assert!(!plan.sent.is_as_it_came() && as_it_came(&scene.request()).is_as_it_came());
+    // The request that decides it has it as new.
+    let mut scene = plain("ucrau");
+    scene.ledger.add(cut(&scene, 2, PRESSURE));
+    let plan = scene.plan();
+    assert_eq!(plan.steps.iter().map(|step| step.decision).collect::<Vec<_>>(), [Decision::New]);
+}
+
+/// A fork that sent the result whole has it whole: its cache, and bound reasoning, rest on that. What was trimmed at
+/// its birth is trimmed wherever it is not known to have been sent whole.
+#[test]
+fn a_cut_holds_in_the_branch_that_made_it() {
+    let forked = |why| {
+        let mut scene = with_cut("ucrauau", 5, 2, why);
+        let mut all = messages("ucrau");
+        all[4]["content"] = "Another way.".into();
+        scene.send(&all);
+        cut_in(&scene)
+    };
+    assert_eq!(forked(PRESSURE), NONE);
+    assert_eq!(forked(DecisionReason::TooLarge), NONE, "this branch sent it whole");
+    // A fork from before the result: its model has not read it.
+    let before = |why| {
+        let mut scene = with_cut("ucrau", 3, 2, why);
+        let mut all = messages("ucr");
+        let first = json!({"type": "text", "text": "Be quick."});
+        all[2]["content"].as_array_mut().unwrap().insert(0, first);
+        scene.send(&all);
+        cut_in(&scene)
+    };
+    assert_eq!((before(PRESSURE), before(DecisionReason::TooLarge)), (vec![], vec![2]));
+}
+
+/// Shadow mode's decisions are repeated in shadow mode alone.
+#[test]
+fn shadow_mode_decides_apart() {
+    let mut scene = plain("ucrau");
+    scene.mode = Mode::Shadow;
+    scene.ledger.add(cut(&scene, 2, PRESSURE));
+    let cuts = |scene: &Scene| scene.known().cuts_here().count();
+    assert_eq!(cuts(&scene), 1);
+    scene.mode = Mode::Active;
+    assert_eq!(cuts(&scene), 0);
+}
+
+/// What was refused is void: it may be tried once more, and twice refused never again. A thread set aside keeps
+/// nothing of before.
+#[test]
+fn a_refused_decision_is_void() {
+    let mut scene = plain("ucrau");
+    let decided = cut(&scene, 2, PRESSURE);
+    scene.ledger.add(decided.clone());
+    let about = vec![PartKey(scene.about(2))];
+    let revoked = |scene: &Scene, anew| {
+        Fact::TakenBack(Box::new(Revoked {
+            request: scene.request().id.into(),
+            thread: scene.placed().standing.thread,
+            parent: scene.placed().standing.parent,
+            at: 2,
+            about: about.clone(),
+            anew,
+        }))
+    };
+    assert_eq!(cut_in(&scene), [2]);
+    scene.ledger.add(revoked(&scene, RevocationRetry::Next));
+    assert_eq!(cut_in(&scene), NONE);
+    assert!(scene.known().may_decide(&decided) && !scene.known().rests);
+    scene.send(&messages("ucrau"));
+    let anew = scene.ledger.anew(cut(&scene, 2, PRESSURE), None);
+    scene.ledger.add(anew);
+    assert_eq!(cut_in(&scene), [2], "decided anew");
+    let mut never = plain("ucrau");
+    never.ledger.add(cut(&never, 2, PRESSURE));
+    never.ledger.add(revoked(&never, RevocationRetry::Never));
+    assert!(!never.known().may_decide(&decided));
+    let mut cold = plain("ucrau");
+    cold.ledger.add(cut(&cold, 2, PRESSURE));
+    cold.ledger.add(revoked(&cold, RevocationRetry::Cold));
+    assert!(cold.known().rests && cold.known().may_decide(&decided));
+    let mut aside = plain("ucrau");
+    aside.ledger.add(cut(&aside, 2, PRESSURE));
+    let standing = aside.placed().standing;
+    aside.ledger.add(Fact::Aside(Box::new(Suspended {
+        request: "refused".into(),
+        thread: standing.thread,
+        parent: standing.parent,
+        at: 9,
+    })));
+    let known = aside.known();
+    assert_eq!((known.aside, known.rests, known.cuts_here().count()), (Some(9), true, 0));
+}
+
+/// A result that was trimmed can be cleared: its second cut stands beside the first.
+#[test]
+fn a_trimmed_result_is_cleared_by_its_second_cut() {
+    let mut scene = with_cut("ucrau", 3, 2, DecisionReason::TooLarge);
+    let Fact::Cut(first) = cut(&scene, 2, PRESSURE) else { unreachable!() };
+    let again = PartKey(again(first.about.0));
+    let second = Cut { about: again, content: Replacement::Text("Cleared.".into()), ..*first };
+    scene.ledger.add(Fact::Cut(Box::new(Cut { was: 20, tokens: 9, ..second })));
+    assert!(sent(&scene).to_string().contains("Cleared."));
+    let plan = scene.plan();
+    let step = plan.steps.last().unwrap();
+    assert_eq!((step.tokens_before, step.tokens_after), (900, 9), "as it was before anything");
+    let known = scene.known();
+    let part = scene.request().part((2, 0)).unwrap().clone();
+    let (cut, trimmed) = known.cut_at(&part, (2, 0));
+    assert_eq!((cut.unwrap().about, trimmed.is_some()), (again, false));
+    assert_eq!(known.cut_at(&part, (0, 0)), (None, None));
+    let whole = scene.conversation.messages[2].parts[0].key.unwrap();
+    assert_eq!(known.cuts_here().map(|(_, key, _)| key).collect::<Vec<_>>(), [whole.cut().cut()]);
+}
+
+/// A fork takes over what it decides again, as it was decided first.
+#[test]
+fn what_another_branch_decided_is_taken_over() {
+    let mut scene = with_cut("ucrauau", 5, 2, PRESSURE);
+    let mut all = messages("ucrau");
+    all[4]["content"] = "Another way.".into();
+    scene.send(&all);
+    let mut known = scene.known();
+    let bare = known.clone();
+    assert!(known.decides_nothing());
+    let first = scene.ledger.cut(scene.about(2), false, None).unwrap().clone();
+    known.add([Fact::Cut(Box::new(Cut::clone(&first)))]);
+    assert!(!known.decides_nothing());
+    let decision = known.decision(first.about.0, &first.request, scene.request().id);
+    assert_eq!(decision, Decision::New, "new to this exchange");
+    assert_eq!(known.decision(first.about.0, &first.request, "other"), Decision::Replayed);
+    assert_eq!(known.decided_by(scene.request().id).into_iter().collect::<Vec<_>>(), [first.about]);
+    let mut later = bare.clone();
+    later.keeps_what_was_taken_over(&known);
+    assert_eq!(later.cuts_here().count(), 1);
+    assert!(known.as_cached(scene.request().id).is_some_and(|cached| cached.decides_nothing()));
+    assert!(bare.as_cached(scene.request().id).is_none());
+}
+
+/// Nothing rests on the absence of what was decided when it was first seen.
+#[test]
+fn births_are_taken_over_by_what_is_sent_again() {
+    let births = |why| {
+        let mut scene = plain("ucr");
+        scene.ledger.add(cut(&scene, 2, why));
+        let (of, id) = (scene.known(), scene.request().id);
+        let mut known = plain("ucr").known();
+        known.takes_births(&of, id);
+        let mut other = plain("ucr").known();
+        other.takes_births(&of, "other");
+        assert!(other.decides_nothing());
+        (known.cuts_here().count(), of.as_cached(id).is_some())
+    };
+    assert_eq!(births(DecisionReason::TooLarge), (1, false));
+    assert_eq!(births(DecisionReason::Birth), (1, false));
+    assert_eq!(births(PRESSURE), (0, true));
+}
+
+/// The summary of the first two messages, as the request at hand took it into use.
+fn summary(scene: &Scene, cut: usize) -> CompactionRecord {
+    let (about, near) = scene.known().at_cut(cut).unwrap();
+    CompactionRecord {
+        about,
+        near,
+        is_own: scene.known().has_own_near(&scene.conversation, cut),
+        at: 1,
+        request: scene.request().id.into(),
+        raw: r#"{"role":"user","content":"They spoke."}"#.into(),
+        was: 100,
+        tokens: 10,
+        by: SummaryAuthor::Summary,
+        why: DecisionReason::Threshold,
+        upstream: "up".into(),
+        model: FREE.into(),
+        spent: Usage::default(),
+        took: 0,
+        carries: None,
+        shadow: false,
+        after: None,
+    }
+}
+
+fn compacts(scene: &mut Scene, cut: usize) {
+    let one = summary(scene, cut);
+    scene.ledger.add(Fact::Compact(Box::new(one)));
+}
+
+#[test]
+fn a_summary_takes_the_place_of_what_is_before_its_cut() {
+    let mut scene = plain("uauau");
+    compacts(&mut scene, 2);
+    let body = sent(&scene);
+    let words: Vec<&str> = body["messages"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|it| it["content"].as_str())
+        .collect();
+    assert_eq!(words, ["They spoke.", "Words 2.", "Said 3.", "Words 4."]);
+    let plan = scene.plan();
+    let step = &plan.steps[0];
+    assert_eq!((step.change, step.decision, step.at), (Change::Compacted, Decision::New, (0, 0)));
+    assert_eq!((step.tokens_before, step.tokens_after), (100, 10));
+    assert_eq!(plan.summary, Some(SummaryAuthor::Summary));
+    assert_eq!(plan.sent.summary().map(|(_, tokens)| tokens), Some(10));
+    let request = scene.request();
+    let gone = |message| plan.sent.is_gone(request.part((message, 0)).unwrap().span);
+    assert_eq!([0, 1, 2, 3, 4].map(gone), [true, true, false, false, false]);
+    // What is cut before it is not cut as well.
+    let mut both = session(FREE, "ucrauau", |at, scene| {
+        if at == 5 {
+            let fact = cut(scene, 2, PRESSURE);
+            scene.ledger.add(fact);
+        }
+    });
+    assert_eq!(both.known().cuts_here().count(), 1);
+    compacts(&mut both, 4);
+    assert_eq!((both.known().kept_from(), both.known().cuts_here().count()), (4, 0));
+    assert_eq!(cut_in(&both), NONE);
+}
+
+/// It holds where its end is there and this branch has it; of several, the latest, and of equals the first.
+#[test]
+fn the_latest_summary_of_a_branch_is_in_use() {
+    let mut scene = plain("uauauau");
+    compacts(&mut scene, 2);
+    compacts(&mut scene, 4);
+    assert_eq!(scene.known().kept_from(), 4);
+    let later = CompactionRecord { at: 9, after: Some(9), ..summary(&plain("uauauau"), 4) };
+    scene.ledger.add(Fact::Compact(Box::new(later)));
+    assert_eq!(scene.known().compact().unwrap().1.at, 1);
+    // A rewind before its end has none of it.
+    scene.send(&messages("uau"));
+    assert_eq!(scene.known().kept_from(), 0, "a message has to follow");
+    let mut fork = plain("uauau");
+    let mut one = summary(&fork, 2);
+    one.request = "elsewhere".into();
+    fork.ledger.add(Fact::Compact(Box::new(one)));
+    assert_eq!(fork.known().kept_from(), 0, "this branch never sent it");
+}
+
+/// A provider's own is void for another model; shadow mode's is never sent.
+#[test]
+fn a_summary_is_for_its_model_and_mode() {
+    let of = |change: fn(&mut CompactionRecord)| {
+        let mut scene = plain("uauau");
+        let mut one = summary(&scene, 2);
+        change(&mut one);
+        scene.ledger.add(Fact::Compact(Box::new(one)));
+        scene.known().kept_from()
+    };
+    assert_eq!(of(|_| {}), 2);
+    assert_eq!(of(|one| one.shadow = true), 0);
+    assert_eq!(of(|one| one.model = "other".into()), 2);
+    assert_eq!(of(|one| one.by = SummaryAuthor::Provider), 2);
+    assert_eq!(of(|one| (one.by, one.model) = (SummaryAuthor::Provider, "other".into())), 0);
+}
+
+/// A summary that is written waits; the request that takes it into use decides so.
+#[test]
+fn a_written_summary_is_taken_into_use_once() {
+    let mut scene = plain("uauauau");
+    let written = |cut| Fact::Summary(Box::new(summary(&plain("uauauau"), cut)));
+    assert_eq!(compact_of(&scene), Err(DecisionReason::NotReady));
+    scene.ledger.add(written(2));
+    scene.ledger.add(written(4));
+    assert_eq!((scene.known().kept_from(), scene.known().summaries.len()), (0, 2));
+    let mut known = scene.known();
+    let facts = compact_of(&scene).unwrap();
+    let [Fact::Compact(one)] = &facts[..] else { panic!("{facts:?}") };
+    assert_eq!(&*one.request, scene.request().id);
+    known.add(facts);
+    assert_eq!((known.kept_from(), known.summaries.len()), (4, 0), "older ones are of no use");
+    let mut later = scene.known();
+    later.keeps_what_was_taken_over(&known);
+    assert_eq!(later.kept_from(), 0, "nothing of it is another branch's");
+}
+
+fn compact_of(scene: &Scene) -> Result<Vec<Fact>, DecisionReason> {
+    compact::propose(&scene.request(), &scene.known(), compact::CompactionNeed::Swap)
+}
+
+/// Where the client changed what stands further up, the parts before the cut tell its place, if they are its own.
+#[test]
+fn a_summary_is_found_by_what_stands_before_its_cut() {
+    let found = |letters: &str, own| {
+        let mut scene = plain(letters);
+        let one = CompactionRecord { is_own: own, ..summary(&scene, 4) };
+        scene.ledger.add(Fact::Compact(Box::new(one.clone())));
+        let mut all = messages(letters);
+        all.as_array_mut().unwrap().insert(0, json!({"role": "user", "content": "Another date."}));
+        scene.send(&all);
+        // This branch has to have it, too.
+        scene.ledger.add(Fact::Compact(Box::new(CompactionRecord {
+            request: scene.request().id.into(),
+            about: Chain(7),
+            ..one
+        })));
+        scene.known().kept_from()
+    };
+    assert_eq!((found("ucraua", true), found("ucraua", false)), (5, 0));
+}
+
+#[test]
+fn only_a_call_of_its_own_or_long_words_mark_a_cut() {
+    let own = |words: &str, cut| {
+        let scene = Scene::of(
+            FREE,
+            &json!([{"role": "user", "content": "Hm. ".repeat(40)},
+            {"role": "assistant", "content": words}, {"role": "user", "content": "Go on."},
+            {"role": "assistant", "content": "Aye."}, {"role": "user", "content": "Go on."}]),
+        );
+        scene.known().has_own_near(&scene.conversation, cut)
+    };
+    assert!(!own(&"w".repeat(45), 2) && own(&"w".repeat(46), 2), "quotes count");
+    assert!(!own("Aye.", 2), "the person's words do not");
+    let called = plain("ucra");
+    assert!(called.known().has_own_near(&called.conversation, 3));
+    // Four parts are looked at.
+    let long = "w".repeat(99);
+    assert!(own(&long, 4) && own(&long, 5));
+}
+
+/// Reasoning that was put back goes back again, where the model thinks behind it, and stays out where it was sent so.
+#[test]
+fn reasoning_is_put_back_again_in_its_branch() {
+    let all = messages("ucrcr");
+    let upto = |count: usize| all.as_array().unwrap()[..count].iter().cloned().collect::<Value>();
+    let with = |number: usize| json!([thinking(number), all[number]["content"][0]]);
+    let mut scene = Scene::of(BOUND, &upto(1));
+    scene.answered(&with(1));
+    scene.send(&upto(3));
+    let decided = reasoning::propose(&scene.request(), &scene.known()).0;
+    let [Fact::Echo(echo)] = &decided[..] else { panic!("{decided:?}") };
+    assert_eq!(echo.does, ReasoningAction::Back);
+    decided.iter().for_each(|fact| scene.ledger.add(fact.clone()));
+    let thinks = |scene: &Scene| {
+        let sent = sent(scene);
+        let all = sent["messages"].as_array().unwrap().iter().enumerate();
+        let thinks = |one: &Value| one["content"][0]["type"] == "thinking";
+        all.filter(|(_, one)| thinks(one)).map(|(at, _)| at).collect::<Vec<_>>()
+    };
+    assert_eq!(thinks(&scene), [1]);
+    let first = reasoning::seal(&thinking(1).to_string());
+    assert_eq!(scene.plan().sent.thought(), first);
+    assert_eq!(scene.plan().sent.all_back().collect::<Vec<_>>(), [first.unwrap()]);
+    scene.answered(&with(3));
+    scene.send(&upto(5));
+    assert_eq!(thinks(&scene), [1], "that of the newest is not decided yet");
+    assert!(scene.known().was_sent(&scene.known().replies[0]));
+    assert!(!scene.known().was_sent(&scene.known().replies[1]));
+    let more = reasoning::propose(&scene.request(), &scene.known()).0;
+    more.into_iter().for_each(|fact| scene.ledger.add(fact));
+    assert_eq!(thinks(&scene), [1, 3]);
+    // A client that sends it itself has it once.
+    let mut own = upto(5);
+    own[3]["content"] = with(3);
+    scene.send(&own);
+    assert_eq!(thinks(&scene), [1, 3]);
+    // Behind other words none of it holds.
+    own[0]["content"] = "Other words.".into();
+    own[3]["content"] = all[3]["content"].clone();
+    scene.send(&own);
+    assert_eq!(thinks(&scene), NONE);
+}
+
+/// What a client sends and policy takes out goes, block by block; the rest of its message stays.
+#[test]
+fn reasoning_that_was_taken_out_stays_out() {
+    let mut all = messages("uauau");
+    for number in [1, 3] {
+        all[number]["content"] = json!([thinking(number), {"type": "text", "text": "Aye."}]);
+    }
+    let mut scene = Scene::of(FREE, &all);
+    scene.policy.reasoning.strip_from_context = crate::context::policy::StripPolicy::AllButLast;
+    let (facts, _) = reasoning::propose(&scene.request(), &scene.known());
+    facts.into_iter().for_each(|fact| scene.ledger.add(fact));
+    let sent = sent(&scene);
+    let content = |number: usize| sent["messages"][number]["content"].as_array().unwrap().len();
+    assert_eq!((content(1), content(3)), (1, 2));
+    let plan = scene.plan();
+    let [step] = &plan.steps[..] else { panic!("{:?}", plan.steps) };
+    assert_eq!((step.change, step.at), (Change::TakenOut, (1, 0)));
+    let span = |at| scene.request().part(at).unwrap().span;
+    assert!(plan.sent.is_gone(span((1, 0))) && !plan.sent.is_gone(span((3, 0))));
+    assert_eq!(plan.sent.thought(), reasoning::seal(&thinking(3).to_string()));
+}
+
+/// Words that wait are said at the end of the next request, and stay where they were said.
+#[test]
+fn queued_words_are_said_once_and_stay() {
+    let mut scene = plain("uau");
+    let queued = |number: u32| QueuedMessage {
+        id: format!("q{number}").into(),
+        number,
+        at: 1,
+        text: format!("Mind {number}.").into(),
+        again: None,
+    };
+    for number in [1, 2] {
+        scene.ledger.add(Fact::Queued(Box::new(queued(number))));
+    }
+    let proposed = |scene: &Scene| inject::propose(&scene.request(), &scene.known());
+    let said = proposed(&scene);
+    assert_eq!(said.len(), 2);
+    said.iter().for_each(|fact| scene.ledger.add(fact.clone()));
+    assert_eq!(inject::taken(&said, scene.request().id), ["q1".into(), "q2".into()]);
+    assert_eq!(inject::taken(&said, "other"), [] as [Box<str>; 0]);
+    assert_eq!(inject::untaken(&said, scene.request().id).len(), 2);
+    assert!(proposed(&scene).is_empty(), "nothing waits any more");
+    let words = |scene: &Scene| {
+        let sent = sent(scene).to_string();
+        ["Mind 1.", "Mind 2."].map(|words| sent.matches(words).count())
+    };
+    assert_eq!(words(&scene), [1, 1]);
+    let known = scene.known();
+    assert!(known.is_said("q1") && !known.is_said("q3"));
+    assert_eq!(known.said_at((2, 0)).count(), 2);
+    assert_eq!((known.said_at((0, 0)).count(), known.said_in(2).count()), (0, 2));
+    let ids: Vec<_> = known.said_here().map(|(at, said)| (at, said.len())).collect();
+    assert_eq!(ids, [((2, 0), 2)]);
+    let plan = scene.plan();
+    let span = scene.request().part((2, 0)).unwrap().span;
+    assert_eq!(plan.sent.said_after(span).len(), 2);
+    assert!(plan.steps.iter().all(|it| (it.change, it.decision) == (Change::Said, Decision::New)));
+    scene.answered(&json!([{"type": "text", "text": "Said 3."}]));
+    scene.send(&messages("uauau"));
+    assert_eq!(words(&scene), [1, 1]);
+    assert_eq!(scene.known().said_at((2, 0)).count(), 2);
+    let steps = scene.plan().steps;
+    assert!(steps.iter().all(|step| step.decision == Decision::Replayed), "{steps:?}");
+    // Of a request that nobody answered they wait again.
+    let waits = |scene: &Scene, in_vain| inject::again(&scene.known(), "r9", 5, in_vain).len();
+    assert_eq!(waits(&scene, false), 0, "they stand further up");
+    scene.send(&messages("uau"));
+    assert_eq!((waits(&scene, false), waits(&scene, true)), (2, 2));
+    // Beside the conversation nothing is said.
+    scene.ledger.add(Fact::Queued(Box::new(queued(3))));
+    scene.send(&messages("uauau"));
+    assert_eq!(proposed(&scene).len(), 1);
+    scene.mode = Mode::Shadow;
+    assert!(proposed(&scene).is_empty());
+    let removed =
+        InjectedMessage { id: "q3".into(), at: 1, fate: crate::context::InjectionState::Removed };
+    scene.ledger.add(Fact::Said(Box::new(removed)));
+    scene.mode = Mode::Active;
+    assert!(proposed(&scene).is_empty());
+}
+
+/// The history is not in the request: there is nothing to change.
+#[test]
+fn what_the_provider_holds_is_sent_as_it_came() {
+    let mut scene = plain("ucrau");
+    scene.ledger.add(cut(&scene, 2, PRESSURE));
+    scene.conversation.held = Some(crate::dialect::HeldHistory::After("r".into()));
+    let plan = scene.plan();
+    assert!(plan.edits.is_empty() && plan.sent.is_as_it_came() && !plan.conflict);
+}
+
+/// What a turn of the person's begins with, and whether the model waits for results.
+#[test]
+fn a_loop_is_open_while_calls_wait_for_the_model() {
+    let of = |letters: &str| {
+        let scene = Scene::of(FREE, &messages(letters));
+        let request = scene.request();
+        (request.turn_begins(), request.is_in_loop())
+    };
+    assert_eq!(of("ucr"), (0, true));
+    assert_eq!(of("uc"), (0, true));
+    assert_eq!(of("ucra"), (0, false));
+    assert_eq!(of("ucrau"), (4, false));
+    assert_eq!(of("ucraucr"), (4, true));
+    let mut all = messages("ucr");
+    let picture = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}});
+    all[2]["content"].as_array_mut().unwrap().push(picture);
+    let scene = Scene::of(FREE, &all);
+    assert!(scene.request().is_in_loop(), "pictures come with results");
+    let request = scene.request();
+    assert_eq!([0, 1, 2, 3].map(|at| request.is_models(at)), [false, true, false, false]);
+    assert_eq!(PlanRequest { reserve: 1_000, ..request }.usable(), scene.model.window - 1_000);
+    let bound = |name| Scene::of(name, &messages("u")).request().is_bound();
+    assert!(bound(BOUND) && !bound(FREE));
+}
+
+/// A stand-in that was decided for one model goes to another only where that demands one, too.
+#[test]
+fn a_stand_in_goes_where_it_is_demanded() {
+    let body = json!({"model": "kimi-k2.5", "messages": [{"role": "user", "content": "Look."},
+        {"role": "assistant", "content": null, "tool_calls": [{"id": "c1", "type": "function",
+            "function": {"name": "ls", "arguments": "{}"}}]},
+        {"role": "tool", "tool_call_id": "c1", "content": "a"}]});
+    let path = "/v1/chat/completions";
+    let mut scene = Scene::read(Dialect::OpenaiChat, path, "kimi-k2.5", &body);
+    let proposed = |scene: &Scene| reasoning::propose(&scene.request(), &scene.known()).0;
+    assert!(proposed(&scene).is_empty());
+    scene.echo = EchoRule::Demanded;
+    let facts = proposed(&scene);
+    let [Fact::Echo(echo)] = &facts[..] else { panic!("{facts:?}") };
+    let ReasoningAction::StandIn(raw) = &echo.does else { panic!("{echo:?}") };
+    assert_eq!(&**raw, r#"{"reasoning_content":" "}"#);
+    scene.ledger.add(Fact::Echo(Box::new(ReasoningDecision {
+        request: "unknown".into(),
+        ..*echo.clone()
+    })));
+    assert!(proposed(&scene).is_empty(), "once");
+    assert_eq!(sent(&scene)["messages"][1]["reasoning_content"], " ");
+    assert_eq!(scene.plan().steps[0].change, Change::StandIn);
+    scene.conversation.thinks = Some(false);
+    assert!(proposed(&scene).is_empty());
+    let mut deepseek = Scene::read(Dialect::OpenaiChat, path, "deepseek-chat", &body);
+    deepseek.echo = EchoRule::Demanded;
+    let facts = proposed(&deepseek);
+    assert!(format!("{facts:?}").contains(r#"{\"reasoning_content\":\"\"}"#), "{facts:?}");
+}

@@ -1,0 +1,732 @@
+//! Which results may be cut, and when it is time.
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::context::policy::Mode;
+use crate::context::scene::{Scene, messages};
+use crate::dialect::Dialect;
+use crate::dialect::models::Price;
+
+/// What every part costs, tokens.
+const EACH: u32 = 100;
+const FREE: &str = "claude-opus-4-6";
+const BOUND: &str = "claude-opus-5-5";
+
+/// Policy that lets everything go at once.
+fn eased() -> PrunePolicy {
+    PrunePolicy {
+        gate: vec![PruneGate::Always],
+        protect_tokens: 0,
+        protect_messages: 0,
+        min_saving_tokens: 0,
+        min_messages: 0,
+        ..PrunePolicy::default()
+    }
+}
+
+fn scene(letters: &str, prune: PrunePolicy) -> Scene {
+    of(FREE, &messages(letters), prune)
+}
+
+fn of(name: &'static str, messages: &Value, prune: PrunePolicy) -> Scene {
+    let mut scene = Scene::of(name, messages);
+    scene.policy.prune = prune;
+    scene
+}
+
+/// What was found: the messages of the old results, newest first; those of the new ones; the tokens from the oldest
+/// to the end, and whether reasoning stands there.
+#[derive(Debug, PartialEq)]
+struct Found {
+    old: Vec<usize>,
+    new: Vec<usize>,
+    after_first: u64,
+    reasoning_after: bool,
+}
+
+fn found_in(scene: &Scene, known: &RecordedDecisions) -> Found {
+    let parts = scene.parts(|_| EACH);
+    let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
+    let request = scene.request();
+    let found = PruneCandidates::of(&request, known, cost);
+    Found {
+        old: found.old.iter().map(|result| result.at.0).collect(),
+        new: found.newborn.iter().map(|(at, ..)| at.0).collect(),
+        after_first: found.after_first,
+        reasoning_after: found.reasoning_after,
+    }
+}
+
+fn old(scene: &Scene) -> Vec<usize> {
+    found_in(scene, &scene.known()).old
+}
+
+#[test]
+fn a_result_is_old_once_the_model_has_answered_it() {
+    for (letters, old, new) in [
+        ("ucrcrcra", vec![6, 4, 2], vec![]),
+        ("ucrcrcr", vec![4, 2], vec![6]),
+        ("ucr", vec![], vec![2]),
+        ("ua", vec![], vec![]),
+    ] {
+        let scene = scene(letters, eased());
+        let found = found_in(&scene, &scene.known());
+        assert_eq!((found.old, found.new), (old, new), "{letters}");
+    }
+}
+
+/// Of the whole history, or of the results that could be cut alone: then also of those that are new, unless policy
+/// protects them anyway.
+#[test]
+fn the_newest_tokens_stay() {
+    let stay = |letters, tokens, protect_counts, protect_messages, except: &[&str]| {
+        let except_tools = except.iter().map(ToString::to_string).collect();
+        let policy = PrunePolicy {
+            protect_tokens: tokens,
+            protect_counts,
+            protect_messages,
+            except_tools,
+            ..eased()
+        };
+        old(&scene(letters, policy))
+    };
+    for (tokens, rest) in
+        [(199, vec![6, 4, 2]), (200, vec![4, 2]), (399, vec![4, 2]), (400, vec![2]), (600, vec![])]
+    {
+        assert_eq!(stay("ucrcrcra", tokens, ProtectUnit::All, 0, &[]), rest, "{tokens}");
+    }
+    let of_results = |letters, tokens, messages, except: &[&str]| {
+        stay(letters, tokens, ProtectUnit::Results, messages, except)
+    };
+    assert_eq!(of_results("ucrcrcra", 100, 0, &[]), [4, 2]);
+    assert_eq!(of_results("ucrcrcra", 200, 0, &[]), [2]);
+    assert_eq!(of_results("ucrcrcr", 100, 0, &[]), [4, 2], "the new one counts");
+    assert_eq!(of_results("ucrcrcr", 100, 1, &[]), [2], "it is protected by its place");
+    assert_eq!(of_results("ucrcrwr", 100, 0, &["Write"]), [2], "it could not be cut");
+    assert_eq!(of_results("ucrwrcra", 100, 0, &["Write"]), [2], "nor could an old one");
+}
+
+#[test]
+fn the_newest_messages_and_turns_stay() {
+    for (messages, turns, rest) in [
+        (0, 0, vec![10, 6, 2]),
+        (1, 0, vec![10, 6, 2]),
+        (2, 0, vec![6, 2]),
+        (99, 0, vec![]),
+        (0, 1, vec![6, 2]),
+        (0, 2, vec![2]),
+        (0, 3, vec![]),
+        (0, 4, vec![]),
+        (6, 1, vec![2]),
+        (2, 2, vec![2]),
+    ] {
+        let policy = PrunePolicy { protect_messages: messages, protect_turns: turns, ..eased() };
+        let told = format!("{messages} messages, {turns} turns");
+        assert_eq!(old(&scene("ucraucraucra", policy)), rest, "{told}");
+    }
+}
+
+#[test]
+fn errors_and_tools_that_policy_keeps_stay() {
+    let kept = |keep_errors| old(&scene("ucecra", PrunePolicy { keep_errors, ..eased() }));
+    assert_eq!((kept(true), kept(false)), (vec![4], vec![4, 2]));
+    // A result does not name its tool: its call does.
+    let only = PrunePolicy { tools: vec!["Write".into()], ..eased() };
+    assert_eq!(old(&scene("ucrwrcra", only)), [4]);
+    let except = PrunePolicy { except_tools: vec!["Write".into()], ..eased() };
+    assert_eq!(old(&scene("ucrwrcra", except)), [6, 2]);
+}
+
+/// What stands before a provider's summary is no longer read.
+#[test]
+fn nothing_is_cut_before_a_summary_of_the_providers() {
+    let with = |block: Value| {
+        let mut all = messages("ucrucra");
+        all[3]["content"] = json!([block, {"type": "text", "text": "Go on."}]);
+        all[3]["role"] = "assistant".into();
+        move |stop_at_summary| {
+            old(&of(FREE, &all.clone(), PrunePolicy { stop_at_summary, ..eased() }))
+        }
+    };
+    let summary = with(json!({"type": "compaction", "content": "They looked."}));
+    assert_eq!((summary(true), summary(false)), (vec![5], vec![5, 2]));
+    let unknown = with(json!({"type": "container_upload", "file_id": "f"}));
+    assert_eq!(unknown(true), [5, 2], "another block that nobody knows");
+    let call = json!({"type": "tool_use", "id": "toolu_9", "name": "compaction", "input": {}});
+    assert_eq!(with(call)(true), [5, 2], "a tool of that name");
+}
+
+fn trim_of(scene: &Scene, message: usize) -> Replacement {
+    let part = &scene.conversation.messages[message].parts[0];
+    let words = trim::words(part, &scene.body);
+    Replacement::Trim(Trim::new(&words, 1000, 300).unwrap())
+}
+
+fn cut(scene: &Scene, message: usize, why: DecisionReason) -> Fact {
+    let content = match why {
+        DecisionReason::TooLarge => trim_of(scene, message),
+        _ => Replacement::Text("gone".into()),
+    };
+    Fact::Cut(Box::new(Cut {
+        after: None,
+        about: PartKey(scene.about(message)),
+        at: 1,
+        request: "r0".into(),
+        content,
+        keep_media: true,
+        was: 1000,
+        tokens: 90,
+        why,
+        shadow: false,
+    }))
+}
+
+fn with_cut(scene: &Scene, message: usize, why: DecisionReason) -> RecordedDecisions {
+    let mut known = scene.known();
+    known.add([cut(scene, message, why)]);
+    known
+}
+
+/// One that was trimmed at its birth can be cleared like any other, by another name; once cut, it stays as it is.
+#[test]
+fn a_result_is_cut_once_and_one_that_was_trimmed_can_be_cleared() {
+    let scene = scene("ucrcrcr", eased());
+    let found = |message, why| found_in(&scene, &with_cut(&scene, message, why));
+    let cleared = found(4, DecisionReason::Pressure);
+    assert_eq!((cleared.old, cleared.new), (vec![2], vec![6]));
+    let trimmed = found(4, DecisionReason::TooLarge);
+    assert_eq!((trimmed.old, trimmed.new), (vec![4, 2], vec![6]));
+    // It costs what is left of it: from the oldest to the end are 4 parts of 100 and one of 90.
+    assert_eq!(trimmed.after_first, 4 * u64::from(EACH) + 90);
+    let new = found(6, DecisionReason::TooLarge);
+    assert_eq!((new.old, new.new), (vec![4, 2], vec![]), "the model has not read it yet");
+    let known = with_cut(&scene, 4, DecisionReason::TooLarge);
+    let (parts, request) = (scene.parts(|_| EACH), scene.request());
+    let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
+    let abouts = PruneCandidates::of(&request, &known, cost).old;
+    let abouts: Vec<u128> = abouts.iter().map(|result| result.about).collect();
+    assert_eq!(abouts, [plan::again(scene.about(4)), scene.about(2)]);
+}
+
+#[test]
+fn nothing_is_cut_before_what_was_cut_where_policy_stops_there() {
+    let stops = |stop_at_cut| scene("ucrcrcra", PrunePolicy { stop_at_cut, ..eased() });
+    let ours = |stop_at_cut| {
+        let scene = stops(stop_at_cut);
+        found_in(&scene, &with_cut(&scene, 4, DecisionReason::Pressure)).old
+    };
+    assert_eq!((ours(true), ours(false)), (vec![6], vec![6, 2]));
+    // Its client cut it: it says our words, or others.
+    let clients = |words: &str| {
+        let mut all = messages("ucrcrcra");
+        all[4]["content"][0]["content"] = words.into();
+        old(&of(FREE, &all, PrunePolicy { stop_at_cut: true, ..eased() }))
+    };
+    let placeholder = eased().placeholder;
+    assert_eq!(clients(&placeholder), [6]);
+    assert_eq!(clients(&placeholder.replace('O', "N")), [6, 4, 2]);
+    assert_eq!(clients(&format!("{placeholder}.")), [6, 4, 2]);
+}
+
+/// A placeholder takes the place of what costs more than it, and of nothing else.
+#[test]
+fn a_placeholder_that_is_no_smaller_stands_for_nothing() {
+    let scene = scene("ucra", eased());
+    let (request, known) = (scene.request(), scene.known());
+    let saves = |tokens: u32| {
+        let parts = scene.parts(|_| tokens);
+        let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
+        let found = PruneCandidates::of(&request, &known, cost);
+        found.old.first().map(|result| (result.after, result.saves))
+    };
+    let (after, saved) = saves(EACH).unwrap();
+    assert_eq!(after + saved, u64::from(EACH));
+    let after = u32::try_from(after).unwrap();
+    assert_eq!(saves(after), None);
+    assert_eq!(saves(after + 1), Some((u64::from(after), 1)));
+}
+
+/// Pictures within a result go with it, where policy lets them; those beside it are the person's, and stay.
+#[test]
+fn pictures_in_a_result_are_counted_with_it_where_they_go_too() {
+    let picture = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}});
+    let mut all = messages("ucra");
+    let words = all[2]["content"][0]["content"].clone();
+    all[2]["content"][0]["content"] = json!([{"type": "text", "text": words}, picture, picture]);
+    let tokens = |all: &Value, keep_media| {
+        let scene = of(FREE, all, PrunePolicy { keep_media, ..eased() });
+        let parts = scene.parts(|_| EACH);
+        let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
+        let (request, known) = (scene.request(), scene.known());
+        PruneCandidates::of(&request, &known, cost).old[0].tokens / u64::from(EACH)
+    };
+    assert_eq!((tokens(&all, true), tokens(&all, false)), (1, 3));
+    all[2]["content"].as_array_mut().unwrap().push(picture);
+    assert_eq!((tokens(&all, true), tokens(&all, false)), (1, 3), "one beside it");
+}
+
+/// Tokens from the oldest that goes, and reasoning behind that: what a cut breaks.
+#[test]
+fn what_stands_behind_the_oldest_cut_is_counted() {
+    let of = |letters| {
+        let scene = scene(letters, eased());
+        let found = found_in(&scene, &scene.known());
+        (found.after_first / u64::from(EACH), found.reasoning_after)
+    };
+    assert_eq!(of("ucrcrcra"), (6, false));
+    assert_eq!(of("ucra"), (2, false));
+    assert_eq!(of("ucrtra"), (4, true), "thinking costs nothing here: it has no key");
+    assert_eq!(of("utra"), (2, false), "before it");
+    // A signature may stand on the words or calls themselves.
+    let call = |n: usize, seal: Option<&str>| json!({"functionCall": {"name": "ls", "args": {"n": n}}, "thoughtSignature": seal});
+    let result = |n: usize| json!({"functionResponse": {"name": "ls", "response": {"output": format!("{n}: {}", "a ".repeat(900))}}});
+    let signed = |seals: [Option<&str>; 2]| {
+        let body = json!({"contents": [
+            {"role": "user", "parts": [{"text": "Look."}]},
+            {"role": "model", "parts": [call(1, seals[0])]}, {"role": "user", "parts": [result(1)]},
+            {"role": "model", "parts": [call(2, seals[1])]}, {"role": "user", "parts": [result(2)]}]});
+        let path = "/v1beta/models/gemini-3-pro:generateContent";
+        let mut scene = Scene::read(Dialect::Gemini, path, "gemini-3-pro", &body);
+        scene.policy.prune = eased();
+        let found = found_in(&scene, &scene.known());
+        (found.old, found.reasoning_after)
+    };
+    assert_eq!(signed([Some("c2ln"), None]), (vec![2], false));
+    assert_eq!(signed([None, Some("c2ln")]), (vec![2], true));
+}
+
+/// The prices of a model of which a read costs an eighth and a write a quarter more: all sums are exact.
+const PRICE: Price = Price { input: 8.0, output: 40.0, cache_read: 1.0, cache_write: 10.0 };
+
+/// In how many turns a cut is paid back that takes 1,000 tokens and leaves `stays` behind it.
+fn turns(stays: u64, price: Price, usage: impl Fn(&mut crate::dialect::Usage)) -> Option<u32> {
+    let mut scene = scene("ucra", eased());
+    scene.model.price = Some(price);
+    let known = scene.grown_from(|turn| usage(&mut turn.usage));
+    (0..200).find(|horizon| {
+        scene.policy.prune.horizon_turns = *horizon;
+        let request = scene.request();
+        let parts = scene.parts(|_| EACH);
+        let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
+        let mut found = PruneCandidates::of(&request, &known, cost);
+        (found.old[0].saves, found.after_first) = (1000, 1000 + stays);
+        found.pays_back(&request, &known)
+    })
+}
+
+/// `N = (T−R)(w−r) / (R·r)` (`docs/protocols.md` 7.4).
+#[test]
+fn a_cut_pays_back_once_it_saved_what_it_broke_of_the_cache() {
+    let of = |stays, price| turns(stays, price, |_| {});
+    assert_eq!(of(0, PRICE), Some(0), "it breaks nothing");
+    assert_eq!(of(1_000, PRICE), Some(9), "(1.25 - 0.125) / 0.125");
+    assert_eq!(of(3_000, PRICE), Some(27));
+    assert_eq!(of(1_001, PRICE), Some(10), "9.009 turns are not 9");
+    assert_eq!(
+        of(1_000, Price { cache_write: 0.0, ..PRICE }),
+        Some(7),
+        "a write is a read of input"
+    );
+    let free_write = Price { cache_write: 0.5, ..PRICE };
+    assert_eq!(of(1_000, free_write), Some(0), "a write for less than a read breaks nothing");
+    // A model that costs nothing saves nothing.
+    assert_eq!(of(1_000, Price { input: 0.0, ..PRICE }), None);
+    assert_eq!(of(1_000, Price { cache_read: 0.0, ..PRICE }), None, "a read that is free, too");
+    let mut unknown = scene("ucra", eased());
+    unknown.model.price = None;
+    let request = unknown.request();
+    assert!(!PruneCandidates::default().pays_back(&request, &unknown.known()));
+}
+
+/// What is written lives as long as what the turn before wrote, and costs accordingly.
+#[test]
+fn what_lives_for_an_hour_takes_longer_to_pay_back() {
+    let of = |write, long| {
+        turns(1_000, PRICE, |usage| {
+            (usage.cache_write, usage.cache_write_long) = (write, long);
+        })
+    };
+    assert_eq!(of(Some(100), Some(100)), Some(15), "(2 - 0.125) / 0.125");
+    assert_eq!(of(Some(100), Some(0)), Some(9));
+    assert_eq!(of(Some(100), None), Some(9));
+    assert_eq!(of(Some(0), Some(100)), Some(9), "nothing was written");
+}
+
+/// Why the old ones are cut, or are not.
+fn gate(
+    scene: &Scene,
+    known: &RecordedDecisions,
+    tokens: u64,
+) -> Result<Option<DecisionReason>, DecisionReason> {
+    let parts = scene.parts(|_| EACH);
+    let cost = RequestCost { tokens, parts: &parts, rules: None };
+    let request = scene.request();
+    PruneCandidates::of(&request, known, cost).gate(&request, known, cost)
+}
+
+#[test]
+fn nothing_is_said_of_a_request_that_is_not_pruned() {
+    let of = |letters, prune| {
+        let scene = scene(letters, prune);
+        gate(&scene, &scene.known(), 0)
+    };
+    assert_eq!(of("ucra", eased()), Ok(Some(DecisionReason::Always)));
+    assert_eq!(of("ua", eased()), Ok(None), "nothing is old");
+    assert_eq!(of("ucra", PrunePolicy { gate: vec![], ..eased() }), Ok(None));
+    assert_eq!(of("ucra", PrunePolicy { min_messages: 5, ..eased() }), Ok(None));
+    let four = PrunePolicy { min_messages: 4, ..eased() };
+    assert_eq!(of("ucra", four), Ok(Some(DecisionReason::Always)));
+}
+
+#[test]
+fn a_batch_waits_until_it_saves_enough() {
+    let scene_of =
+        |min_saving_tokens| scene("ucrcra", PrunePolicy { min_saving_tokens, ..eased() });
+    let scene = scene_of(0);
+    let (request, parts) = (scene.request(), scene.parts(|_| EACH));
+    let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
+    let saving = PruneCandidates::of(&request, &scene.known(), cost).saving();
+    assert!(saving > u64::from(EACH), "two of them: {saving}");
+    let of = |min| gate(&scene_of(min), &scene.known(), 0);
+    assert_eq!(of(saving), Ok(Some(DecisionReason::Always)));
+    assert_eq!(of(saving + 1), Err(DecisionReason::TooLittle));
+}
+
+#[test]
+fn where_the_provider_clears_nothing_is_cut() {
+    let mut scene = scene("ucra", PrunePolicy { method: PruneMethod::Provider, ..eased() });
+    assert_eq!(gate(&scene, &scene.known(), 0), Err(DecisionReason::Provider));
+    scene.policy.prune.method = PruneMethod::Auto;
+    assert_eq!(gate(&scene, &scene.known(), 0), Ok(Some(DecisionReason::Always)));
+    scene.clears_past = Some(1);
+    assert_eq!(gate(&scene, &scene.known(), 0), Err(DecisionReason::Provider));
+}
+
+/// A thread whose rewrite was refused is left alone until its cache is cold.
+#[test]
+fn a_thread_that_rests_is_cut_when_its_cache_is_cold() {
+    let mut scene = scene("ucra", eased());
+    let mut known = scene.grown_from(|_| {});
+    known.rests = true;
+    assert_eq!(gate(&scene, &known, 0), Err(DecisionReason::Aside));
+    scene.now += 48 * 3_600_000;
+    assert_eq!(gate(&scene, &known, 0), Ok(Some(DecisionReason::Always)));
+}
+
+/// The first gate that is open is why; where none is, the first that says something of it.
+#[test]
+fn the_first_open_gate_is_why() {
+    let mut scene = scene("ucra", eased());
+    scene.model.price = Some(PRICE);
+    let known = scene.grown_from(|_| {});
+    let mut of = |gates: &[PruneGate], tokens, horizon_turns, now| {
+        scene.policy.prune.gate = gates.to_vec();
+        (scene.policy.prune.horizon_turns, scene.now) = (horizon_turns, now);
+        gate(&scene, &known, tokens)
+    };
+    use PruneGate::{Always, ColdCache, PaysBack, Pressure};
+    let late = 48 * 3_600_000;
+    assert_eq!(of(&[ColdCache, Always], 0, 0, 1), Ok(Some(DecisionReason::Always)));
+    assert_eq!(of(&[ColdCache, Always], 0, 0, late), Ok(Some(DecisionReason::ColdCache)));
+    assert_eq!(of(&[Always, ColdCache], 0, 0, late), Ok(Some(DecisionReason::Always)));
+    assert_eq!(of(&[ColdCache], 0, 0, 1), Err(DecisionReason::NoGate));
+    assert_eq!(of(&[PaysBack], 0, 0, 1), Err(DecisionReason::NoGate));
+    assert_eq!(of(&[PaysBack], 0, 99, 1), Ok(Some(DecisionReason::PaysBack)));
+    let full = scene.model.window;
+    let mut of = |gates: &[PruneGate], tokens| {
+        scene.policy.prune.gate = gates.to_vec();
+        gate(&scene, &known, tokens)
+    };
+    assert_eq!(of(&[ColdCache, Pressure], full), Err(DecisionReason::LittleRoom));
+    assert_eq!(of(&[Pressure, ColdCache], full), Err(DecisionReason::LittleRoom));
+    assert_eq!(of(&[ColdCache, Pressure], full + 1), Ok(Some(DecisionReason::Pressure)));
+}
+
+/// One cut makes room for several turns and pays for what it breaks; where nothing fits any more, neither counts.
+#[test]
+fn pressure_cuts_where_that_makes_room_and_pays() {
+    let mut scene = scene("ucra", PrunePolicy { gate: vec![PruneGate::Pressure], ..eased() });
+    scene.model.price = Some(PRICE);
+    scene.model.window = 1_000;
+    scene.reserve = 200;
+    (scene.policy.prune.pressure, scene.policy.prune.low_water) = (0.5, 0.75);
+    scene.policy.prune.horizon_turns = 999;
+    let known = scene.grown_from(|_| {});
+    let (request, parts) = (scene.request(), scene.parts(|_| EACH));
+    let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
+    let saving = PruneCandidates::of(&request, &known, cost).saving();
+    let no = Err(DecisionReason::NoGate);
+    let (pressure, little) = (Ok(Some(DecisionReason::Pressure)), Err(DecisionReason::LittleRoom));
+    for (tokens, verdict) in [
+        (400, no),
+        (401, pressure),
+        (600 + saving, pressure),
+        (601 + saving, little),
+        (800, little),
+        (801, pressure),
+    ] {
+        assert_eq!(gate(&scene, &known, tokens), verdict, "{tokens}");
+    }
+    scene.policy.prune.low_water = 1.0;
+    assert_eq!(gate(&scene, &known, 800), pressure, "it never waits");
+    scene.policy.prune.low_water = 0.75;
+    scene.policy.prune.horizon_turns = 0;
+    assert_eq!(gate(&scene, &known, 500), Err(DecisionReason::NoGain));
+    assert_eq!(gate(&scene, &known, 801), pressure, "it must");
+    // What costs nothing, and what is in no cache, need not pay.
+    scene.model.price = Some(Price { input: 0.0, ..PRICE });
+    assert_eq!(gate(&scene, &known, 500), pressure);
+    scene.model.price = Some(PRICE);
+    scene.now += 48 * 3_600_000;
+    assert_eq!(gate(&scene, &known, 500), pressure);
+    scene.model.known = false;
+    assert_eq!(gate(&scene, &known, 801), Err(DecisionReason::UnknownWindow));
+}
+
+/// Reasoning is bound to what stands before it: a cut there makes it void. Never in an open tool loop.
+#[test]
+fn a_cut_before_bound_reasoning_is_policys_to_allow() {
+    let of = |name, letters, accept_reasoning_loss| {
+        let scene = of(name, &messages(letters), PrunePolicy { accept_reasoning_loss, ..eased() });
+        gate(&scene, &scene.known(), 0)
+    };
+    let always = Ok(Some(DecisionReason::Always));
+    assert_eq!(of(BOUND, "ucrtra", false), Err(DecisionReason::Bound));
+    assert_eq!(of(BOUND, "ucrtrau", true), always);
+    assert_eq!(of(BOUND, "ucrtr", true), Err(DecisionReason::OpenLoop));
+    assert_eq!(of(BOUND, "ucrcr", true), always, "nothing is void");
+    assert_eq!(of(BOUND, "utra", false), always, "it stands before it");
+    assert_eq!(of(FREE, "ucrtr", false), always);
+}
+
+/// What a cut makes void is taken out with it.
+#[test]
+fn reasoning_that_a_cut_makes_void_goes_with_it() {
+    let facts = |name| {
+        let policy = PrunePolicy { accept_reasoning_loss: true, ..eased() };
+        let scene = of(name, &messages("utrctrau"), policy);
+        let parts = scene.parts(|_| EACH);
+        let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
+        let (facts, refused) = propose(&scene.request(), &scene.known(), cost);
+        assert!(refused.is_empty(), "{refused:?}");
+        facts.iter().fold((0, 0), |(cuts, out), fact| match fact {
+            Fact::Cut(_) => (cuts + 1, out),
+            Fact::Echo(echo) if echo.why == DecisionReason::Bound => (cuts, out + 1),
+            other => panic!("{other:?}"),
+        })
+    };
+    assert_eq!((facts(BOUND), facts(FREE)), ((2, 1), (2, 0)));
+}
+
+/// A batch that is not cut is told once, of its oldest.
+#[test]
+fn one_line_tells_of_the_batch_that_waits() {
+    let scene = scene("ucrcra", PrunePolicy { gate: vec![PruneGate::ColdCache], ..eased() });
+    let parts = scene.parts(|_| EACH);
+    let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
+    let (facts, refused) = propose(&scene.request(), &scene.known(), cost);
+    assert!(facts.is_empty());
+    let [one] = &refused[..] else { panic!("{refused:?}") };
+    assert_eq!((one.at, one.why), ((2, 0), DecisionReason::NoGate));
+    assert!(one.tokens_before > u64::from(EACH), "of both: {}", one.tokens_before);
+}
+
+/// A call beside the conversation rests on nothing, and what the provider holds is not here.
+#[test]
+fn nothing_is_cut_beside_the_conversation() {
+    let mut scene = scene("ucra", eased());
+    let parts = scene.parts(|_| EACH);
+    let proposed = |scene: &Scene| {
+        let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
+        propose(&scene.request(), &scene.known(), cost).0.len()
+    };
+    assert_eq!(proposed(&scene), 1);
+    scene.conversation.purpose = Purpose::Compaction;
+    assert_eq!(proposed(&scene), 0);
+    scene.conversation.purpose = Purpose::Turn;
+    scene.conversation.held = Some(crate::dialect::HeldHistory::After("resp".into()));
+    assert_eq!(proposed(&scene), 0);
+}
+
+/// What a new result costs, and what the request costs; trimmed to how much, where it is.
+fn trimmed(scene: &Scene, own: u32, tokens: u64) -> Option<Cut> {
+    let last = scene.conversation.messages.len() - 1;
+    let parts = scene.parts(|message| if message == last { own } else { EACH });
+    let cost = RequestCost { tokens, parts: &parts, rules: None };
+    let (facts, _) = propose(&scene.request(), &scene.known(), cost);
+    facts.into_iter().find_map(|fact| match fact {
+        Fact::Cut(cut) if cut.why == DecisionReason::TooLarge => Some(*cut),
+        _ => None,
+    })
+}
+
+#[test]
+fn a_new_result_past_policys_limit_is_trimmed() {
+    let limited = |max_result_tokens| scene("ucr", PrunePolicy { max_result_tokens, ..eased() });
+    let scene = limited(Some(500));
+    assert_eq!(trimmed(&scene, 500, 700), None);
+    let cut = trimmed(&scene, 501, 700).unwrap();
+    assert_eq!((cut.was, cut.keep_media), (501, true));
+    let small = limited(Some(100));
+    assert_eq!(trimmed(&small, 199, 700), None, "nothing would be saved");
+    assert!(trimmed(&small, 200, 700).is_some());
+}
+
+/// Without a limit, that is left which fits; what the person compacts, or what is small, is not to blame.
+#[test]
+fn a_new_result_that_does_not_fit_is_trimmed_to_what_does() {
+    let mut scene = scene("ucr", eased());
+    scene.policy.compact.engine = crate::context::policy::SummaryEngine::Off;
+    (scene.model.window, scene.reserve) = (1_200, 200);
+    assert_eq!(trimmed(&scene, 900, 1_000), None, "it fits");
+    assert!(trimmed(&scene, 900, 1_001).is_some());
+    assert_eq!(trimmed(&scene, 500, 1_001), None, "it is no more than half of what fits");
+    assert!(trimmed(&scene, 501, 1_001).is_some());
+    scene.mode = Mode::Shadow;
+    assert!(trimmed(&scene, 501, 1_001).unwrap().shadow);
+}
+
+#[test]
+fn results_of_a_thread_that_rests_are_not_trimmed() {
+    let scene = scene("ucr", PrunePolicy { max_result_tokens: Some(500), ..eased() });
+    let parts = scene.parts(|_| 900);
+    let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
+    let mut known = scene.known();
+    known.rests = true;
+    let (facts, refused) = propose(&scene.request(), &known, cost);
+    assert!(facts.is_empty());
+    assert_eq!(refused.iter().map(|step| step.why).collect::<Vec<_>>(), [DecisionReason::Aside]);
+}
+
+/// What the old ones make room for is not trimmed as well.
+#[test]
+fn a_new_result_stays_whole_where_old_ones_make_room_for_it() {
+    let of = |gate| {
+        let mut scene = scene("ucrcr", PrunePolicy { gate, ..eased() });
+        scene.policy.compact.engine = crate::context::policy::SummaryEngine::Off;
+        scene.model.window = 1_000;
+        trimmed(&scene, 600, 1_050)
+    };
+    assert!(of(vec![]).is_some());
+    assert_eq!(of(vec![PruneGate::Always]), None);
+}
+
+/// However little room there is, a twentieth of the window is left of it.
+#[test]
+fn a_trimmed_result_keeps_a_twentieth_of_the_window() {
+    let mut scene = scene("ucr", eased());
+    scene.policy.compact.engine = crate::context::policy::SummaryEngine::Off;
+    scene.model.window = 10_000;
+    let of = |tokens| trimmed(&scene, 6_000, tokens).unwrap().content;
+    let (none, little, more) = (of(20_000), of(15_500), of(15_000));
+    assert_eq!(none, little);
+    assert_ne!(little, more);
+}
+
+/// Pictures stay with a trimmed result, and with a cut one as policy has it.
+#[test]
+fn pictures_stay_where_policy_keeps_them_or_words_stay() {
+    let keeps = |keep_media, why| {
+        let scene = scene("ucra", PrunePolicy { keep_media, ..eased() });
+        let (request, known, parts) = (scene.request(), scene.known(), scene.parts(|_| EACH));
+        let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
+        match PruneCandidates::of(&request, &known, cost).old[0].cut(&request, why) {
+            Fact::Cut(cut) => cut.keep_media,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!(!keeps(false, DecisionReason::Always) && keeps(true, DecisionReason::Always));
+    assert!(keeps(false, DecisionReason::TooLarge));
+}
+
+/// Where results alone are counted, the placeholder does not count against what a cut saves.
+#[test]
+fn a_cut_saves_what_is_counted() {
+    let saves = |protect_counts| {
+        let scene = scene("ucra", PrunePolicy { protect_counts, ..eased() });
+        let parts = scene.parts(|_| EACH);
+        let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
+        PruneCandidates::of(&scene.request(), &scene.known(), cost).saving()
+    };
+    assert_eq!(saves(ProtectUnit::Results), u64::from(EACH));
+    assert!(saves(ProtectUnit::All) < u64::from(EACH));
+}
+
+/// The same words are known however they are escaped.
+#[test]
+fn a_result_that_its_client_cut_is_known_by_its_words() {
+    let mut all = messages("ucrcrcra");
+    let placeholder = eased().placeholder;
+    all[4]["content"][0]["content"] = placeholder.clone().into();
+    let mut scene = of(FREE, &all, PrunePolicy { stop_at_cut: true, ..eased() });
+    let escaped: String =
+        placeholder.chars().map(|it| format!("\\u{:04x}", u32::from(it))).collect();
+    let body = String::from_utf8(scene.body).unwrap().replace(&placeholder, &escaped);
+    scene.conversation = crate::dialect::read(Dialect::Anthropic, "/v1/messages", body.as_bytes());
+    scene.body = body.into_bytes();
+    assert_eq!(old(&scene), [6]);
+}
+
+/// What a summary stands for is not there to be cut.
+#[test]
+fn nothing_is_cut_before_a_summary_of_ours() {
+    let mut scene = scene("ucraucra", eased());
+    assert_eq!(old(&scene), [6, 2]);
+    let (about, near) = scene.known().at_cut(4).unwrap();
+    let compact = crate::context::CompactionRecord {
+        about,
+        near,
+        is_own: true,
+        at: 1,
+        request: scene.request().id.into(),
+        raw: r#"{"role":"user","content":"They spoke."}"#.into(),
+        was: 100,
+        tokens: 10,
+        by: crate::context::policy::SummaryAuthor::Summary,
+        why: DecisionReason::Threshold,
+        upstream: "up".into(),
+        model: FREE.into(),
+        spent: <_>::default(),
+        took: 0,
+        carries: None,
+        shadow: false,
+        after: None,
+    };
+    scene.ledger.add(Fact::Compact(Box::new(compact)));
+    assert_eq!(old(&scene), [6]);
+}
+
+/// After the provider's refusal whatever may go goes at once, and what is new is cut to its share of the room.
+#[test]
+fn room_is_made_of_old_results_first_and_of_new_ones_where_these_are_not_enough() {
+    use crate::dialect::overflow::Overflow;
+    let mut scene =
+        scene("ucraucrcr", PrunePolicy { protect_messages: 9, ..PrunePolicy::default() });
+    (scene.model.window, scene.reserve) = (10_000, 1_000);
+    let made = |tokens: u64, own: u32, said| {
+        let parts = scene.parts(|message| if message == 8 { own } else { 900 });
+        let cost = RequestCost { tokens, parts: &parts, rules: None };
+        let facts = make_room(&scene.request(), &scene.known(), cost, said);
+        let cuts = facts.iter().map(|fact| match fact {
+            Fact::Cut(cut) => {
+                let at = (0..9).find(|at| scene.known().about((*at, 0)) == Some(cut.about.0));
+                (at.unwrap(), cut.why)
+            }
+            other => panic!("{other:?}"),
+        });
+        cuts.collect::<Vec<_>>()
+    };
+    use DecisionReason::{Overflow as Full, TooLarge};
+    let said = |input| Overflow { window: None, input };
+    // Three quarters of 6,000 are the goal: the newest of them keep a quarter, and two messages stay.
+    assert_eq!(made(6_000, 900, said(None)), [(6, Full), (2, Full)]);
+    let with_new = vec![(6, Full), (2, Full), (8, TooLarge)];
+    assert_eq!(made(40_000, 30_000, said(None)), with_new);
+    // By the provider's count the same tokens are more than fit.
+    assert_eq!(made(8_000, 5_000, said(Some(80_000))), with_new);
+    scene.conversation.purpose = Purpose::Compaction;
+    let parts = scene.parts(|_| 900);
+    let cost = RequestCost { tokens: 8_000, parts: &parts, rules: None };
+    assert!(make_room(&scene.request(), &scene.known(), cost, said(None)).is_empty());
+}

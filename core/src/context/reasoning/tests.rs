@@ -1,0 +1,496 @@
+//! What is put back, what stands in, and what goes.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::context::CompactionRecord;
+use crate::context::policy::{ReasoningPolicy, SummaryAuthor};
+use crate::context::scene::{Scene, messages, thinking};
+use crate::dialect::Usage;
+
+/// Pairs, before a signature knew its piece of the words.
+#[test]
+fn signatures_of_earlier_versions_are_read() {
+    let read: Signature = serde_json::from_str(r#"[2,"sig"]"#).unwrap();
+    assert_eq!(read, Signature { part: 2, seal: "sig".into(), piece: None });
+    let now = Signature { piece: Some((0, 4)), ..read };
+    let again = serde_json::from_str::<Signature>(&serde_json::to_string(&now).unwrap());
+    assert_eq!(again.unwrap(), now);
+}
+
+#[test]
+fn a_gateway_that_reads_reasoning_gets_it_back_whatever_the_model() {
+    let rule = |host, model| rule(Dialect::OpenaiChat, host, model);
+    assert_eq!(rule("ai-gateway.vercel.sh", "openai/gpt-oss-120b"), EchoRule::Wanted);
+    assert_eq!(rule("openrouter.ai", "openai/gpt-oss-120b"), EchoRule::Wanted);
+    assert_eq!(rule("ai-gateway.vercel.sh", "moonshotai/kimi-k2.5"), EchoRule::Demanded);
+    assert_eq!(rule("api.avian.io", "moonshotai/kimi-k2.5"), EchoRule::Demanded);
+    // They refuse what they do not know.
+    assert_eq!(rule("api.groq.com", "openai/gpt-oss-120b"), EchoRule::Unwanted);
+    assert_eq!(rule("api.openai.com", "gpt-5.4"), EchoRule::Unwanted);
+}
+
+const FREE: &str = "claude-opus-4-6";
+const BOUND: &str = "claude-opus-5-5";
+
+/// A session in which the model thought before each of its words and calls, and the request that follows. `letters`
+/// as in [`messages`]; `sends`: whether its client sends the thinking of the message with this number.
+fn session(name: &'static str, letters: &str, sends: impl Fn(usize) -> bool) -> Scene {
+    let all = messages(letters);
+    let history = |upto: usize| -> Value {
+        let message = |(number, one): (usize, &Value)| {
+            let mut one = one.clone();
+            if one["role"] == "assistant" && sends(number) {
+                one["content"] = thought(number, &one);
+            }
+            one
+        };
+        all.as_array().unwrap()[..upto].iter().enumerate().map(message).collect()
+    };
+    let mut scene = Scene::of(name, &history(1));
+    for (number, one) in all.as_array().unwrap().iter().enumerate() {
+        if one["role"] == "assistant" {
+            if number > 1 {
+                scene.send(&history(number));
+            }
+            scene.answered(&thought(number, one));
+        }
+    }
+    scene.send(&history(letters.len()));
+    scene
+}
+
+/// What a message of the model's says, with its thinking before it.
+fn thought(number: usize, message: &Value) -> Value {
+    let said = match &message["content"] {
+        Value::String(words) => json!([{"type": "text", "text": words}]),
+        blocks => blocks.clone(),
+    };
+    std::iter::once(thinking(number)).chain(said.as_array().unwrap().iter().cloned()).collect()
+}
+
+/// What is decided of reasoning, and what is decided against, each with why.
+fn proposed(scene: &Scene) -> (Vec<(ReasoningAction, DecisionReason)>, Vec<DecisionReason>) {
+    of(scene, &scene.known())
+}
+
+fn of(
+    scene: &Scene,
+    known: &RecordedDecisions,
+) -> (Vec<(ReasoningAction, DecisionReason)>, Vec<DecisionReason>) {
+    let (facts, refused) = propose(&scene.request(), known);
+    let decided = facts.into_iter().map(|fact| match fact {
+        Fact::Echo(echo) => (echo.does, echo.why),
+        other => panic!("{other:?}"),
+    });
+    (decided.collect(), refused.into_iter().map(|step| step.why).collect())
+}
+
+const DROPS: fn(usize) -> bool = |_| false;
+const SENDS: fn(usize) -> bool = |_| true;
+
+#[test]
+fn what_a_client_drops_of_the_newest_reply_is_put_back_at_once() {
+    let back = (vec![(ReasoningAction::Back, DecisionReason::Birth)], vec![]);
+    for name in [FREE, BOUND] {
+        assert_eq!(proposed(&session(name, "ucr", DROPS)), back, "{name}");
+        assert_eq!(proposed(&session(name, "uau", DROPS)), back, "{name}");
+        assert_eq!(proposed(&session(name, "ucr", SENDS)), (vec![], vec![]), "{name}");
+    }
+}
+
+/// What was sent without it before rests on that: it comes back where that costs nothing, or has to be.
+#[test]
+fn older_reasoning_is_put_back_where_nothing_rests_on_its_absence() {
+    let of = |letters, echo, late: u64| {
+        let mut scene = session(FREE, letters, DROPS);
+        (scene.echo, scene.now) = (echo, 1 + late);
+        let (decided, refused) = proposed(&scene);
+        (decided.into_iter().map(|(_, why)| why).collect::<Vec<_>>(), refused)
+    };
+    use DecisionReason::{Birth, ColdCache, Demanded, OpenLoop, TooLate};
+    assert_eq!(of("uauau", EchoRule::Wanted, 0), (vec![Birth], vec![TooLate]));
+    assert_eq!(of("uauau", EchoRule::Demanded, 0), (vec![Demanded, Birth], vec![]));
+    assert_eq!(of("uauau", EchoRule::Wanted, 86_400_000), (vec![ColdCache, Birth], vec![]));
+    assert_eq!(of("ucrcr", EchoRule::Wanted, 0), (vec![OpenLoop, Birth], vec![]));
+    assert_eq!(of("ucrcrau", EchoRule::Wanted, 0), (vec![Birth], vec![TooLate, TooLate]));
+}
+
+#[test]
+fn reasoning_goes_back_to_the_model_and_the_upstream_that_made_it() {
+    let refused = |change: fn(&mut Scene)| {
+        let mut scene = session(FREE, "ucr", DROPS);
+        change(&mut scene);
+        let (decided, refused) = proposed(&scene);
+        assert!(decided.is_empty(), "{decided:?}");
+        refused
+    };
+    use DecisionReason::{OtherModel, OtherUpstream, Unwanted};
+    assert_eq!(refused(|scene| scene.name = "claude-opus-4-5"), [OtherModel]);
+    assert_eq!(refused(|scene| scene.upstream = "other"), [OtherUpstream]);
+    assert_eq!(refused(|scene| scene.echo = EchoRule::Unwanted), [Unwanted]);
+    assert_eq!(refused(|scene| scene.conversation.thinks = Some(false)), [Unwanted]);
+}
+
+/// Bound reasoning is void behind anything else than what it was made from; other reasoning is not.
+#[test]
+fn bound_reasoning_goes_back_behind_what_it_was_made_from_alone() {
+    let altered = |name| {
+        let mut scene = session(name, "ucr", DROPS);
+        let mut all = messages("ucr");
+        all[0]["content"] = "Other words.".into();
+        scene.send(&all);
+        proposed(&scene)
+    };
+    assert_eq!(altered(BOUND), (vec![], vec![DecisionReason::OtherPrefix]));
+    assert_eq!(altered(FREE), (vec![(ReasoningAction::Back, DecisionReason::Birth)], vec![]));
+}
+
+#[test]
+fn policy_keeps_what_is_dropped_away() {
+    let of = |letters, reinject, strip_from_context| {
+        let mut scene = session(FREE, letters, DROPS);
+        scene.policy.reasoning =
+            ReasoningPolicy { reinject, strip_from_context, ..ReasoningPolicy::default() };
+        proposed(&scene)
+    };
+    use DecisionReason::Policy;
+    let nothing = (vec![], vec![]);
+    assert_eq!(of("uau", Reinject::Off, StripPolicy::None), nothing);
+    assert_eq!(of("uau", Reinject::Auto, StripPolicy::All), (vec![], vec![Policy]));
+    // In the turn that goes on it is wanted all the same.
+    let back = (vec![(ReasoningAction::Back, DecisionReason::Birth)], vec![]);
+    assert_eq!(of("ucr", Reinject::Auto, StripPolicy::All), back);
+}
+
+/// A call beside the conversation sets nothing that its thread would rest on; a thread that rests waits until its
+/// cache is cold.
+#[test]
+fn nothing_is_decided_beside_the_conversation_or_at_rest() {
+    let mut scene = session(FREE, "ucr", DROPS);
+    let mut known = scene.known();
+    known.rests = true;
+    assert_eq!(of(&scene, &known), (vec![], vec![]));
+    scene.now += 86_400_000;
+    assert_eq!(of(&scene, &known).0.len(), 1);
+    scene.conversation.purpose = Purpose::Count;
+    assert_eq!(of(&scene, &known), (vec![], vec![]));
+}
+
+#[test]
+fn policy_takes_out_what_the_provider_lets_go() {
+    let of = |name, letters, echo, strip_from_context| {
+        let mut scene = session(name, letters, SENDS);
+        scene.policy.reasoning.strip_from_context = strip_from_context;
+        scene.echo = echo;
+        let (decided, refused) = proposed(&scene);
+        let out = |(does, why)| (does, why) == (ReasoningAction::Out, DecisionReason::Stripped);
+        assert!(decided.iter().cloned().all(out), "{decided:?}");
+        (decided.len(), refused)
+    };
+    use DecisionReason::{Bound, Demanded, OpenLoop};
+    use EchoRule::Wanted;
+    assert_eq!(of(FREE, "uauau", Wanted, StripPolicy::All), (2, vec![]));
+    assert_eq!(of(FREE, "uauau", Wanted, StripPolicy::AllButLast), (1, vec![]));
+    assert_eq!(of(FREE, "uauau", Wanted, StripPolicy::None), (0, vec![]));
+    assert_eq!(of(FREE, "uaucr", Wanted, StripPolicy::All), (1, vec![OpenLoop]));
+    assert_eq!(of(FREE, "uauau", EchoRule::Demanded, StripPolicy::All), (0, vec![Demanded; 2]));
+    assert_eq!(of(BOUND, "uauau", Wanted, StripPolicy::All), (0, vec![Bound; 2]));
+    let mut held = session(FREE, "uau", SENDS);
+    held.policy.reasoning.strip_from_context = StripPolicy::All;
+    held.conversation.held = Some(crate::dialect::HeldHistory::After("r".into()));
+    assert_eq!(proposed(&held), (vec![], vec![DecisionReason::Held]));
+}
+
+/// The same, as it is foretold of the request after this one.
+#[test]
+fn what_policy_takes_out_and_puts_back_next_is_foretold() {
+    let may_go = |name, echo, goes_on| {
+        let mut scene = Scene::of(name, &messages("u"));
+        scene.echo = echo;
+        may_go_next(&scene.request(), goes_on)
+    };
+    assert!(may_go(FREE, EchoRule::Wanted, false) && !may_go(FREE, EchoRule::Wanted, true));
+    assert!(!may_go(FREE, EchoRule::Demanded, false) && !may_go(BOUND, EchoRule::Wanted, false));
+    let back = |reinject, echo, thinks, strip_from_context, goes_on| {
+        let mut scene = Scene::of(FREE, &messages("u"));
+        (scene.echo, scene.conversation.thinks) = (echo, thinks);
+        let reasoning = &mut scene.policy.reasoning;
+        (reasoning.reinject, reasoning.strip_from_context) = (reinject, strip_from_context);
+        is_put_back_next(&scene.request(), goes_on)
+    };
+    use EchoRule::{Demanded, Unwanted, Wanted};
+    use StripPolicy::{All, None as Nothing};
+    let auto = Reinject::Auto;
+    for goes_on in [false, true] {
+        assert!(back(auto, Wanted, None, Nothing, goes_on));
+        assert!(back(auto, Wanted, Some(true), Nothing, goes_on));
+        assert!(back(auto, Demanded, None, All, goes_on), "demanded whatever policy leaves out");
+        assert!(!back(Reinject::Off, Wanted, None, Nothing, goes_on));
+        assert!(!back(auto, Unwanted, None, Nothing, goes_on));
+        assert!(!back(auto, Wanted, Some(false), Nothing, goes_on));
+    }
+    // Policy leaves it out of turns that are over, not of the one that goes on.
+    assert!(!back(auto, Wanted, None, All, false) && back(auto, Wanted, None, All, true));
+}
+
+/// A session whose first two messages a summary stands for.
+fn summarised(name: &'static str, sends: fn(usize) -> bool) -> Scene {
+    let mut scene = session(name, "uauau", sends);
+    let (about, near) = scene.known().at_cut(2).unwrap();
+    let compact = CompactionRecord {
+        about,
+        near,
+        is_own: true,
+        at: 1,
+        request: scene.request().id.into(),
+        raw: r#"{"role":"user","content":"They spoke."}"#.into(),
+        was: 100,
+        tokens: 10,
+        by: SummaryAuthor::Summary,
+        why: DecisionReason::Threshold,
+        upstream: "up".into(),
+        model: name.into(),
+        spent: Usage::default(),
+        took: 0,
+        carries: None,
+        shadow: false,
+        after: None,
+    };
+    scene.ledger.add(Fact::Compact(Box::new(compact)));
+    scene
+}
+
+/// Its provider would refuse it: it was made behind what the summary stands for.
+#[test]
+fn bound_reasoning_behind_a_summary_goes_where_its_client_sends_it() {
+    let out = (ReasoningAction::Out, DecisionReason::Bound);
+    let scene = summarised(BOUND, SENDS);
+    assert_eq!(scene.known().kept_from(), 2);
+    assert_eq!(proposed(&scene).0, std::slice::from_ref(&out), "that of the message that stays");
+    let mut known = scene.known();
+    known.add(propose(&scene.request(), &known).0);
+    assert_eq!(of(&scene, &known).0, [], "it is decided once");
+    assert_eq!(proposed(&summarised(FREE, SENDS)).0, [], "it is bound to nothing");
+    assert!(!proposed(&summarised(BOUND, DROPS)).0.contains(&out), "its client does not send it");
+    assert_eq!(proposed(&session(BOUND, "uauau", SENDS)).0, [], "there is no summary");
+    // At rest, too: the alternative is a request that is refused.
+    let mut known = scene.known();
+    known.rests = true;
+    assert_eq!(of(&scene, &known).0, [out]);
+    let made_behind = scene.known().replies[0].reasoning.prefix;
+    let mut known = scene.known();
+    let sent = known.sent().before(known.replies[0].spot);
+    assert_ne!(made_behind, sent);
+    let again = Reasoning { prefix: sent, ..Reasoning::clone(&known.replies[0].reasoning) };
+    known.replies[0].reasoning = Arc::new(again);
+    assert_eq!(of(&scene, &known).0, [], "it was made behind the summary");
+}
+
+/// As far as host and model tell (`docs/protocols.md` 4.2).
+#[test]
+fn what_an_upstream_does_with_reasoning_goes_by_its_host_and_model() {
+    use Dialect::{Anthropic, Gemini, OpenaiChat, OpenaiResponses};
+    use EchoRule::{Demanded, Unwanted, Wanted};
+    for (dialect, host, model, does) in [
+        (Anthropic, "api.anthropic.com", "claude-opus-4-6", Wanted),
+        (Anthropic, "api.deepseek.com", "any", Demanded),
+        (Anthropic, "api.kimi.com", "any", Demanded),
+        (Anthropic, "h", "vendor/deepseek-v4", Demanded),
+        (Anthropic, "h", "DeepSeek-R1", Wanted),
+        (OpenaiResponses, "h", "deepseek-v4", Wanted),
+        (Gemini, "h", "gemini-2.5-pro", Wanted),
+        (Gemini, "h", "gemini-3-pro", Demanded),
+        (Gemini, "h", "models/gemini-10", Demanded),
+        (Gemini, "h", "gemini-pro", Wanted),
+        (Gemini, "h", "gemma", Wanted),
+        (OpenaiChat, "api.openai.com", "deepseek-v4", Unwanted),
+        (OpenaiChat, "eu.api.openai.com", "deepseek-v4", Unwanted),
+        (OpenaiChat, "notapi.openai.com", "deepseek-v4", Demanded),
+        (OpenaiChat, "api.x.ai", "kimi-k2", Unwanted),
+        (OpenaiChat, "api.moonshot.ai", "any", Demanded),
+        (OpenaiChat, "api.deepseek.com", "deepseek-r1", Unwanted),
+        (OpenaiChat, "api.z.ai", "any", Wanted),
+        (OpenaiChat, "h", "glm-5", Wanted),
+        (OpenaiChat, "open.bigmodel.cn", "any", Wanted),
+        (OpenaiChat, "dashscope.aliyuncs.com", "any", Wanted),
+        (OpenaiChat, "h", "qwq-32b", Wanted),
+        (OpenaiChat, "api.minimax.io", "any", Wanted),
+        (OpenaiChat, "openrouter.ai", "any", Wanted),
+        (OpenaiChat, "ai-gateway.vercel.sh", "any", Wanted),
+        (OpenaiChat, "api.mistral.ai", "any", Wanted),
+        (OpenaiChat, "h", "google/gemini-2.5", Wanted),
+        (OpenaiChat, "h", "llama-5", Unwanted),
+    ] {
+        assert_eq!(rule(dialect, host, model), does, "{dialect:?} {host} {model}");
+    }
+}
+
+/// A part of a reply: its words, its seal, and its number where it has a key.
+fn piece(kind: PartKind, text: &str, seal: Option<&str>, key: Option<u128>) -> ReplyPart {
+    let (sealed, key) = (seal.map(Into::into), key.map(PartKey));
+    ReplyPart { text: text.into(), sealed, key, ..ReplyPart::of(kind) }
+}
+
+fn raw(seal: Option<&str>) -> ReplyPart {
+    ReplyPart { raw: Some("{}".into()), ..piece(PartKind::Reasoning, "Hm.", seal, None) }
+}
+
+fn recorded(dialect: Dialect, parts: Vec<ReplyPart>) -> Option<Reasoning> {
+    let made = ReplyOrigin {
+        dialect,
+        after: Chain(1),
+        prefix: Chain(2),
+        order: None,
+        model: "m",
+        upstream: "u",
+        at: 3,
+    };
+    record(&Reply { parts, ..Reply::default() }, made)
+}
+
+/// Blocks with their place among the keyed parts, and what ran at the provider between.
+#[test]
+fn blocks_are_kept_with_their_places() {
+    let text = |key| piece(PartKind::Text, "Aye.", None, Some(key));
+    let ran = || piece(PartKind::Opaque, "", None, None);
+    let parts = vec![raw(None), text(1), ran(), raw(None), ran(), raw(None), text(2), raw(None)];
+    let kept = recorded(Dialect::OpenaiResponses, parts).unwrap();
+    let places = kept.blocks.iter().map(|it| (it.before, it.hosted, it.leads, it.partial));
+    assert_eq!(
+        places.collect::<Vec<_>>(),
+        [(0, 0, false, false), (1, 1, true, false), (1, 2, false, false), (2, 0, false, false)]
+    );
+    assert_eq!((kept.parts, kept.seals), (vec![PartKey(1), PartKey(2)], vec![]));
+    assert_eq!((kept.after, kept.prefix, kept.at), (Chain(1), Chain(2), 3));
+    assert!(recorded(Dialect::Anthropic, vec![text(1)]).is_none(), "there is none");
+}
+
+/// A block that broke off is kept by its seal, where the dialect wants all of a reply's reasoning or none.
+#[test]
+fn a_block_that_broke_off_is_kept_by_its_seal() {
+    let cut = |seal| vec![piece(PartKind::Reasoning, "Hm", Some(seal), None)];
+    let kept = recorded(Dialect::Anthropic, cut("c2ln")).unwrap();
+    let [block] = &kept.blocks[..] else { panic!("{kept:?}") };
+    assert!(block.partial && block.raw.contains(r#""signature":"c2ln""#), "{block:?}");
+    assert!(recorded(Dialect::Anthropic, cut("")).is_none(), "none came of it");
+    assert!(recorded(Dialect::OpenaiResponses, cut("c2ln")).is_none());
+    let words = vec![piece(PartKind::Opaque, "", Some("c2ln"), None)];
+    assert!(recorded(Dialect::Anthropic, words).is_none());
+}
+
+/// Gemini's thoughts need not go back, its signatures must: each on its part, and of words on its piece of them.
+#[test]
+fn geminis_signatures_are_kept_with_their_parts() {
+    let of = |parts| recorded(Dialect::Gemini, parts);
+    assert!(of(vec![raw(None)]).is_none());
+    assert_eq!(of(vec![raw(Some("a"))]).unwrap().blocks.len(), 1);
+    let call = |seal, key| piece(PartKind::ToolCall, "{}", seal, Some(key));
+    let text = |text, seal, key| piece(PartKind::Text, text, seal, key);
+    let seals = |parts| {
+        let kept = of(parts).unwrap();
+        let seals = kept.seals.iter().map(|it| (it.part, it.seal.to_string(), it.piece));
+        seals.collect::<Vec<_>>()
+    };
+    let all = vec![
+        text("One ", Some("a"), None),
+        text("two ", None, None),
+        text("three.", Some("b"), Some(1)),
+        call(Some("c"), 2),
+        call(None, 3),
+        text("Done.", Some("d"), Some(4)),
+    ];
+    assert_eq!(
+        seals(all),
+        [
+            (0, "a".into(), Some((0, 4))),
+            (0, "b".into(), Some((8, 14))),
+            (1, "c".into(), None),
+            (3, "d".to_owned(), None)
+        ]
+    );
+}
+
+/// Gemini demands a signature on the first call of each step of the turn that goes on.
+#[test]
+fn a_call_of_geminis_without_a_signature_gets_a_stand_in() {
+    let call = |n: usize, seal: Option<&str>| {
+        let mut part = json!({"functionCall": {"name": "ls", "args": {"n": n}}});
+        if let Some(seal) = seal {
+            part["thoughtSignature"] = seal.into();
+        }
+        part
+    };
+    let result = json!({"functionResponse": {"name": "ls", "response": {"output": "a"}}});
+    let said = |role, parts: Value| json!({"role": role, "parts": parts});
+    let step = |calls: Value| [said("model", calls), said("user", json!([result]))];
+    let contents: Vec<Value> = [said("user", json!([{"text": "Look."}]))]
+        .into_iter()
+        .chain(step(json!([call(1, None)])))
+        .chain([said("model", json!([{"text": "Aye."}])), said("user", json!([{"text": "And?"}]))])
+        .chain(step(json!([call(2, None), call(3, None)])))
+        .chain(step(json!([call(4, Some("c2ln"))])))
+        .collect();
+    let path = "/v1beta/models/gemini-3-pro:generateContent";
+    let body = json!({"contents": contents});
+    let mut scene = Scene::read(Dialect::Gemini, path, "gemini-3-pro", &body);
+    scene.echo = EchoRule::Demanded;
+    let known = scene.known();
+    let facts = propose(&scene.request(), &known).0;
+    let [Fact::Echo(echo)] = &facts[..] else { panic!("{facts:?}") };
+    assert_eq!(Some(echo.about.0), known.about((5, 0)));
+    assert_eq!(echo.does, ReasoningAction::StandIn(SKIP.into()));
+    scene.echo = EchoRule::Wanted;
+    assert_eq!(proposed(&scene).0, []);
+}
+
+/// Chat's look-alikes demand a field on each message with calls that has none; what is known is put back instead.
+#[test]
+fn a_message_with_calls_gets_a_stand_in_where_nothing_is_known() {
+    let call = |id: &str| json!([{"id": id, "type": "function", "function": {"name": "ls", "arguments": "{}"}}]);
+    let body = json!({"messages": [{"role": "user", "content": "Look."},
+        {"role": "assistant", "tool_calls": call("call_one")},
+        {"role": "tool", "tool_call_id": "call_one", "content": "a"},
+        {"role": "assistant", "reasoning_content": "Hm.", "tool_calls": call("call_two")},
+        {"role": "tool", "tool_call_id": "call_two", "content": "b"},
+        {"role": "assistant", "content": "Aye."},
+        {"role": "user", "content": "Go on."}]});
+    let of = |echo, thinks| {
+        let path = "/v1/chat/completions";
+        let mut scene = Scene::read(Dialect::OpenaiChat, path, "deepseek-v4", &body);
+        (scene.echo, scene.conversation.thinks) = (echo, thinks);
+        let known = scene.known();
+        let facts = propose(&scene.request(), &known).0;
+        let about = |fact: &Fact| match fact {
+            Fact::Echo(echo) => (0..7).find(|at| known.about((*at, 0)) == Some(echo.about.0)),
+            other => panic!("{other:?}"),
+        };
+        facts.iter().map(about).collect::<Vec<_>>()
+    };
+    assert_eq!(of(EchoRule::Demanded, None), [Some(1)]);
+    assert_eq!(of(EchoRule::Demanded, Some(true)), [Some(1)]);
+    assert_eq!(of(EchoRule::Demanded, Some(false)), []);
+    assert_eq!(of(EchoRule::Wanted, None), []);
+    // Anthropic's has blocks of its own.
+    let mut claude = session(FREE, "ucr", SENDS);
+    claude.echo = EchoRule::Demanded;
+    assert_eq!(proposed(&claude).0, []);
+}
+
+/// Outside an open loop Chat's reasoning may go; within one where it is not wanted.
+#[test]
+fn chats_reasoning_may_leave_an_open_loop_that_does_not_want_it() {
+    let of = |echo, goes_on| {
+        let body = json!({"messages": [{"role": "user", "content": "Look."}]});
+        let path = "/v1/chat/completions";
+        let mut scene = Scene::read(Dialect::OpenaiChat, path, "glm-5", &body);
+        scene.echo = echo;
+        // What is bound elsewhere is bound to nothing here.
+        scene.model.binding = crate::dialect::models::Binding::Prefix;
+        may_go_next(&scene.request(), goes_on)
+    };
+    assert!(of(EchoRule::Wanted, false) && !of(EchoRule::Wanted, true));
+    assert!(of(EchoRule::Unwanted, false) && of(EchoRule::Unwanted, true));
+}

@@ -1,0 +1,220 @@
+//! A session for unit tests: requests as a client sends them, and the turns they became, without sockets.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::ledger::{Ledger, marks};
+use super::lineage::{self, Placement};
+use super::plan::{Plan, PlanRequest, RecordedDecisions, replay};
+use super::policy::{EchoRule, Mode, Policy};
+use super::reasoning::{self, ReplyOrigin};
+use super::{Fact, Millis, Outcome, Place, SketchPart, Turn, budget};
+use crate::dialect::models::{Catalogue, Model};
+use crate::dialect::reading::{Framing, Reading};
+use crate::dialect::{self, Conversation, Dialect, Reply};
+use crate::tokens::Tokenizer;
+use crate::tokens::learn::Learned;
+
+/// A session, and the request that is looked at.
+pub(super) struct Scene {
+    pub(super) conversation: Conversation,
+    pub(super) body: Vec<u8>,
+    pub(super) ledger: Ledger,
+    pub(super) model: Model,
+    pub(super) name: &'static str,
+    pub(super) upstream: &'static str,
+    pub(super) policy: Policy,
+    pub(super) echo: EchoRule,
+    pub(super) mode: Mode,
+    pub(super) clears_past: Option<u64>,
+    pub(super) reserve: u64,
+    pub(super) now: Millis,
+    count: usize,
+}
+
+impl Scene {
+    /// A request of Anthropic's dialect.
+    pub(super) fn of(name: &'static str, messages: &Value) -> Self {
+        let body = json!({"model": name, "max_tokens": 9, "messages": messages});
+        Self::read(Dialect::Anthropic, "/v1/messages", name, &body)
+    }
+
+    pub(super) fn read(dialect: Dialect, path: &str, name: &'static str, body: &Value) -> Self {
+        let body = body.to_string().into_bytes();
+        Self {
+            conversation: dialect::read(dialect, path, &body),
+            body,
+            ledger: Ledger::default(),
+            model: Catalogue::default().model(name, ""),
+            name,
+            upstream: "up",
+            policy: Policy::default(),
+            echo: EchoRule::Wanted,
+            mode: Mode::Active,
+            clears_past: None,
+            reserve: 0,
+            now: 1,
+            count: 1,
+        }
+    }
+
+    /// The next request of Anthropic's dialect.
+    pub(super) fn send(&mut self, messages: &Value) {
+        let body = json!({"model": self.name, "max_tokens": 9, "messages": messages});
+        self.body = body.to_string().into_bytes();
+        self.conversation = dialect::read(Dialect::Anthropic, "/v1/messages", &self.body);
+        self.count += 1;
+    }
+
+    fn id(&self) -> &'static str {
+        ["r0", "r1", "r2", "r3", "r4", "r5", "r6", "r7", "r8", "r9"][self.count]
+    }
+
+    pub(super) fn request(&self) -> PlanRequest<'_> {
+        PlanRequest {
+            id: self.id(),
+            conversation: &self.conversation,
+            body: &self.body,
+            model: &self.model,
+            name: self.name,
+            upstream: self.upstream,
+            echo: self.echo,
+            policy: &self.policy,
+            mode: self.mode,
+            clears_past: self.clears_past,
+            tokenizer: Tokenizer::whole(self.model.family),
+            reserve: self.reserve,
+            now: self.now,
+        }
+    }
+
+    pub(super) fn placed(&self) -> Placement {
+        lineage::place(&self.ledger, &self.conversation, self.id(), None)
+    }
+
+    pub(super) fn known(&self) -> RecordedDecisions {
+        let shadow = self.mode == Mode::Shadow;
+        RecordedDecisions::of(&self.ledger, &self.conversation, &self.placed(), shadow)
+    }
+
+    /// The request as it is sent.
+    pub(super) fn plan(&self) -> Plan {
+        replay(&self.request(), &self.known())
+    }
+
+    /// The keyed parts of the history, each of so many tokens by its message.
+    pub(super) fn parts(&self, tokens: impl Fn(usize) -> u32) -> Vec<SketchPart> {
+        let messages = self.conversation.messages.iter().enumerate();
+        let parts = messages.flat_map(|(index, message)| {
+            message.parts.iter().filter_map(move |part| Some((index, part.key?)))
+        });
+        let sketched =
+            |(index, key)| SketchPart { key, tokens: tokens(index), place: Place::History };
+        parts.map(sketched).collect()
+    }
+
+    /// What decisions about the first part of a message that is kept so are kept by.
+    pub(super) fn about(&self, message: usize) -> u128 {
+        let known = self.known();
+        (0..9).find_map(|part| known.about((message, part))).expect("a part with a key")
+    }
+
+    /// A reply of Anthropic's with this content.
+    pub(super) fn reply(&self, content: &Value) -> Reply {
+        let body = json!({"id": format!("msg_{}", self.count), "content": content, "stop_reason": "end_turn",
+            "usage": {"input_tokens": 900, "output_tokens": 100}});
+        let mut reading = Reading::new(Dialect::Anthropic, 200, Framing::Json, 1 << 20);
+        reading.push(body.to_string().as_bytes());
+        reading.finish(true)
+    }
+
+    /// The turn that the request becomes with this reply.
+    pub(super) fn turn(&self, reply: &Reply) -> Turn {
+        let (request, placed, plan) = (self.request(), self.placed(), self.plan());
+        let measured = budget::measure(
+            &self.conversation,
+            &self.body,
+            &plan.sent,
+            &self.model,
+            None,
+            request.tokenizer,
+            &Learned::new(self.model.family),
+        );
+        Turn {
+            request: request.id.into(),
+            after: reply.chain_after(placed.standing.chain),
+            standing: placed.standing,
+            done: Default::default(),
+            response: reply.id.clone(),
+            at: self.now,
+            ended: self.now,
+            upstream: self.upstream.into(),
+            dialect: self.conversation.dialect,
+            model: self.name.into(),
+            family: self.model.family,
+            purpose: self.conversation.purpose,
+            estimate: Some(measured.estimate),
+            usage: reply.usage.clone(),
+            counted: None,
+            stop: reply.stop,
+            outcome: Outcome::Complete,
+            window: self.model.window,
+            reserve: self.reserve,
+            sketch: measured.sketch,
+            reply: budget::reply(reply, request.tokenizer),
+            marks: marks(reply),
+            carry: None,
+        }
+    }
+
+    /// The request is sent and answered, and what came of it is kept.
+    pub(super) fn answered(&mut self, content: &Value) {
+        let (reply, plan) = (self.reply(content), self.plan());
+        let turn = self.turn(&reply);
+        let made = ReplyOrigin {
+            dialect: turn.dialect,
+            after: turn.after,
+            prefix: plan.sent.chain(),
+            order: plan.sent.thought(),
+            model: self.name,
+            upstream: self.upstream,
+            at: self.now,
+        };
+        let reasoning = reasoning::record(&reply, made);
+        self.ledger.add(Fact::Turn(Box::new(turn)));
+        reasoning.into_iter().for_each(|it| self.ledger.add(Fact::Reasoning(Box::new(it))));
+    }
+
+    /// What is known where the request grew from a turn of this usage, that ended just now.
+    pub(super) fn grown_from(&self, with: impl FnOnce(&mut Turn)) -> RecordedDecisions {
+        let mut turn = self.turn(&self.reply(&json!([{"type": "text", "text": "Aye."}])));
+        with(&mut turn);
+        let mut known = self.known();
+        known.parent = Some(Arc::new(turn));
+        known
+    }
+}
+
+/// One message a letter: the person's words (`u`), the model's (`a`), a call of `Read` (`c`) or `Write` (`w`), one
+/// with thinking before it (`t`), the result of the call before it (`r`), and one that reports an error (`e`).
+pub(super) fn messages(letters: &str) -> Value {
+    let id = |number: usize| format!("toolu_{number:02}AbCdEfGh{number:02}");
+    let call = |number, name| json!({"type": "tool_use", "id": id(number), "name": name, "input": {"n": number}});
+    let messages = letters.chars().enumerate().map(|(number, letter)| match letter {
+        'u' => json!({"role": "user", "content": format!("Words {number}.")}),
+        'a' => json!({"role": "assistant", "content": format!("Said {number}.")}),
+        'c' => json!({"role": "assistant", "content": [call(number, "Read")]}),
+        'w' => json!({"role": "assistant", "content": [call(number, "Write")]}),
+        't' => json!({"role": "assistant", "content": [thinking(number), call(number, "Read")]}),
+        'r' | 'e' => json!({"role": "user", "content": [{"type": "tool_result", "tool_use_id": id(number - 1),
+            "content": format!("Result {number}. {}", "It is so. ".repeat(300)), "is_error": letter == 'e'}]}),
+        _ => panic!("{letter}"),
+    });
+    messages.collect()
+}
+
+/// A block of thinking.
+pub(super) fn thinking(number: usize) -> Value {
+    json!({"type": "thinking", "thinking": format!("Let me see {number}."), "signature": format!("c2lnbmF0dXJl{number:04}")})
+}
