@@ -388,6 +388,7 @@ impl<'a> Session<'a> {
             sketch: <_>::default(),
             reply: budget::reply(reply, Tokenizer::whole(self.model.family)),
             marks: marks(reply),
+            provider_request_id: None,
             carry: None,
         }
     }

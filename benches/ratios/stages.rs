@@ -249,6 +249,7 @@ fn turn(family: Family, sketch: plimsoll::context::Sketch) -> Turn {
         sketch,
         reply: Vec::new(),
         marks: Vec::new(),
+        provider_request_id: None,
         carry: None,
     }
 }

@@ -30,6 +30,9 @@ use crate::telemetry::Exchange;
 pub struct Explanation {
     /// The exchange.
     pub request: String,
+    /// The provider's id of it, where it gave one: what its support asks for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub provider_request_id: Option<String>,
     /// When it arrived, ms since 1970.
     pub at: Millis,
     /// The session, as the client names it.
@@ -159,6 +162,7 @@ impl Explanation {
         let price = prices.price(&turn.upstream, &turn.model);
         let exchanged = JudgedExchange::of(turn, parent.map(AsRef::as_ref), price);
         let mut explained = Self {
+            provider_request_id: turn.provider_request_id.as_deref().map(str::to_owned),
             session: Some(session.to_owned()),
             thread: Some(turn.standing.thread.to_string()),
             upstream: Some(turn.upstream.to_string()),
@@ -197,6 +201,7 @@ impl Explanation {
         let word = |word: &Option<Box<str>>| word.as_deref().map(str::to_owned);
         let (done, usage) = (&exchange.done, &exchange.usage);
         let mut explained = Self {
+            provider_request_id: word(&exchange.provider_request_id),
             session: word(&exchange.session),
             thread: word(&exchange.thread),
             upstream: word(&exchange.upstream),
@@ -229,6 +234,7 @@ impl Explanation {
         let now = CacheReport::of(request, usage);
         Self {
             request: request.to_owned(),
+            provider_request_id: None,
             at,
             session: None,
             thread: None,

@@ -36,6 +36,7 @@ pub(super) fn exchange(scope: &Scope, ledger: &Ledger, turn: &Turn, prices: &Pri
         tenant: Some(scope.tenant.clone()),
         session: Some(scope.session.clone()),
         thread: Some(turn.standing.thread.clone()),
+        provider_request_id: turn.provider_request_id.clone(),
         outcome: turn.outcome,
         stop: turn.stop,
         estimate: turn.estimate.clone(),
@@ -189,6 +190,9 @@ pub struct ThreadView {
     pub context: Option<ContextView>,
     /// Its last exchange, for `/api/v1/requests/{request}`.
     pub request: String,
+    /// The provider's id of that exchange, where it gave one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub provider_request_id: Option<String>,
 }
 
 /// How full a thread's context is, and what was done so that it fits.
@@ -400,6 +404,7 @@ impl ThreadView {
             measured: turns.clone().rev().find_map(ExchangeView::of),
             context: measured(turns).map(|turn| told(ledger, ContextView::after(turn))),
             request: last.request.to_string(),
+            provider_request_id: last.provider_request_id.as_deref().map(str::to_owned),
         })
     }
 }

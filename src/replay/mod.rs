@@ -269,6 +269,7 @@ fn turn_of(
         sketch: <_>::default(),
         reply: Vec::new(),
         marks: Vec::new(),
+        provider_request_id: None,
         carry: None,
     }
 }

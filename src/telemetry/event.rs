@@ -84,6 +84,9 @@ pub struct Exchange {
     pub session: Option<Box<str>>,
     /// The thread.
     pub thread: Option<Box<str>>,
+    /// The provider's id of the request, from the header of its answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub provider_request_id: Option<Box<str>>,
     /// The status the client saw; `None` where it saw none.
     pub status: Option<u16>,
     /// How it ended.
@@ -155,6 +158,7 @@ impl Exchange {
             tenant: None,
             session: None,
             thread: None,
+            provider_request_id: None,
             status: None,
             outcome: Outcome::ClientLeft,
             stop: None,

@@ -254,9 +254,12 @@ fn text(exchange: &Exchange) -> String {
     line.says(&[" "]);
     line.word(exchange.outcome);
     line.name("id").says(&[&exchange.id]);
-    for (name, value) in
-        [("model", &exchange.model), ("session", &exchange.session), ("thread", &exchange.thread)]
-    {
+    for (name, value) in [
+        ("provider_request_id", &exchange.provider_request_id),
+        ("model", &exchange.model),
+        ("session", &exchange.session),
+        ("thread", &exchange.thread),
+    ] {
         if let Some(value) = value {
             line.name(name).says(&[&clean(value)]);
         }

@@ -13,6 +13,7 @@ mod mode;
 mod private;
 mod program;
 mod replaying;
+mod request_ids;
 mod running;
 
 use std::process::Stdio;

@@ -160,6 +160,7 @@ fn turn(
         sketch: Sketch::default(),
         reply: Vec::new(),
         marks: marks(&call.reply),
+        provider_request_id: None,
         carry: None,
     }
 }

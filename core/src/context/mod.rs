@@ -123,6 +123,9 @@ pub struct Turn {
     pub done: plan::RewriteSummary,
     /// The response's id: partial requests chain by it.
     pub response: Option<Box<str>>,
+    /// The provider's id of the request: what its support asks for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub provider_request_id: Option<Box<str>>,
     /// When the request arrived.
     pub at: Millis,
     /// When the exchange ended.

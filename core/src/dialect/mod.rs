@@ -30,6 +30,7 @@ pub mod reading;
 #[cfg(test)]
 mod recordings;
 pub mod refusal;
+pub mod request_id;
 pub mod rewrite;
 pub mod size;
 pub mod summary;

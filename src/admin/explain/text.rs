@@ -23,6 +23,9 @@ impl fmt::Display for Explanation {
         let (model, upstream) = (name(&self.model), name(&self.upstream));
         let (session, thread) = (name(&self.session), name(&self.thread));
         writeln!(f, "{model} at {upstream}; session {session}, thread {thread}")?;
+        if let Some(id) = &self.provider_request_id {
+            writeln!(f, "The provider's id of it: {}", clean(id))?;
+        }
         if self.outcome == Outcome::Interrupted {
             writeln!(
                 f,

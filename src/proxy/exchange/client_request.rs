@@ -19,11 +19,12 @@ use crate::config::{Mode, ProviderCounting, Tenants, Upstream};
 use crate::context::plan::RecordedDecisions;
 use crate::context::policy::EchoRule;
 use crate::context::reasoning;
-use crate::dialect::credentials::Tenant;
+use crate::dialect::credentials::{Tenant, gives_away};
 use crate::dialect::identity::{self, ANONYMOUS, Identity};
 use crate::dialect::lesson::Lesson;
 use crate::dialect::models::{Binding, Model};
 use crate::dialect::paths::{self, Transport};
+use crate::dialect::request_id::provider_request_id;
 use crate::dialect::{Conversation, Dialect, Note, Purpose, Role};
 use crate::proxy::compaction::context::CompactionContext;
 use crate::proxy::compaction::summarize::SummaryJob;
@@ -301,6 +302,20 @@ impl ClientRequest {
         planned.stood_aside.into_iter().for_each(|why| account.stood_aside(why));
         account.event.done = planned.done;
         PlacedRequest { edits: planned.edits, beta, added, ..PlacedRequest::default() }
+    }
+
+    /// The provider's id of the request, from its answer's headers; one that gives a credential away is none.
+    pub(crate) fn provider_request_id(
+        &self,
+        answered: &HeaderMap,
+        (proxy, upstream): (&Proxy, &Upstream),
+    ) -> Option<Box<str>> {
+        // Of other paths the headers are not kept, and nobody could tell a credential in it.
+        let id = self.dialect.and_then(|_| provider_request_id(answered))?;
+        let own = upstream.credential.as_ref().map(|(_, secret)| secret.0.as_bytes());
+        let is_told = own.is_some_and(|own| gives_away(id, own))
+            || proxy.credentials.are_told_by(id, &self.headers, self.target());
+        (!is_told).then(|| id.into())
     }
 
     /// Whether the client signed the body (AWS): not a byte of it can change (`docs/protocols.md` 1.1).

@@ -265,6 +265,8 @@ async fn answered(
             };
         }
     };
+    let id = asked.provider_request_id(response.headers(), (proxy, upstream));
+    account.event.provider_request_id = id;
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         let why = "it left HTTP for a protocol that nobody asked for".to_owned();
         return ours(&fault(upstream, UpstreamError::Failed(why)), account);
@@ -395,6 +397,8 @@ async fn upgraded(
         Err(error) => return ours(&fault(upstream, error), account),
     };
     account.event.headers_us = Some(account.elapsed_us());
+    let id = asked.provider_request_id(response.headers(), (proxy, upstream));
+    account.event.provider_request_id = id;
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
         return tapped(response, account, ResponseActions::default(), (false, None)).await;
     }

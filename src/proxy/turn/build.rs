@@ -29,6 +29,7 @@ pub(super) struct ExchangeEnding {
     pub(super) at: Millis,
     pub(super) ended: Millis,
     pub(super) upstream: Box<str>,
+    pub(super) provider_request_id: Option<Box<str>>,
     pub(super) outcome: Outcome,
 }
 
@@ -39,6 +40,7 @@ impl ExchangeEnding {
             at: event.at,
             ended: now(),
             upstream: event.upstream.clone().unwrap_or_default(),
+            provider_request_id: event.provider_request_id.clone(),
             outcome: event.outcome,
         }
     }
@@ -49,6 +51,7 @@ impl ExchangeEnding {
             request: self.id,
             after: reply.chain_after(draft.standing.chain),
             response: reply.id.clone(),
+            provider_request_id: self.provider_request_id,
             at: self.at,
             ended: self.ended,
             upstream: self.upstream,
@@ -94,6 +97,7 @@ pub(super) fn draft(
         sketch: measured.map(|measured| measured.sketch.clone()).unwrap_or_default(),
         reply: Vec::new(),
         marks: Vec::new(),
+        provider_request_id: None,
         carry: None,
     }
 }

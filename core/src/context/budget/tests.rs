@@ -85,6 +85,7 @@ impl Case {
             sketch: measured.sketch.clone(),
             reply: reply(&said, Tokenizer::whole(model.family)),
             marks: Vec::new(),
+            provider_request_id: None,
             carry: None,
         };
         Before { turn, sketch: measured.sketch.added }

@@ -58,6 +58,7 @@ impl Play {
             sketch: Sketch { added: sent.map(sketched).collect(), ..Sketch::default() },
             reply: reply.parts.iter().filter_map(|part| part.key).map(sketched).collect(),
             marks: marks(&reply),
+            provider_request_id: None,
             carry: None,
         })));
         placed
