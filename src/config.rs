@@ -280,6 +280,21 @@ pub enum IncludeUsage {
     Never,
 }
 
+/// Who answers token counting calls.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum CountTokens {
+    /// The upstream; where it has no such endpoint, our estimate.
+    #[default]
+    Auto,
+    /// Our estimate: the upstream is not asked.
+    Estimate,
+    /// The upstream, whatever it says.
+    Provider,
+}
+
 /// What token counting calls answer for.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
@@ -452,6 +467,8 @@ pub struct Upstream {
     pub upgrades: Upgrades,
     /// `stream_options.include_usage`.
     pub include_usage: IncludeUsage,
+    /// Who answers token counting calls.
+    pub count_tokens: CountTokens,
     /// What it does with reasoning that is sent back; else as is known of it.
     pub reasoning_echo: Option<EchoRule>,
     /// Window of all its models, tokens.

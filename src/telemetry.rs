@@ -22,8 +22,8 @@ use tokio::sync::broadcast;
 
 pub use self::event::{Compaction, Exchange, Flight, StoreState};
 pub use self::labels::{
-    AdminRefusal, ClientTimeout, CountOutcome, Ended, FailOpen, KeptKind, LessonOutcome,
-    MemoryKind, RepeatCause, StoreOperation, Turned,
+    AdminRefusal, ClientTimeout, CountEstimate, CountOutcome, Ended, FailOpen, KeptKind,
+    LessonOutcome, MemoryKind, RepeatCause, StoreOperation, Turned,
 };
 pub use self::live::{MessageEvent, MessageStep, Shrunk};
 use self::log::{Form, Log};

@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::presets::Preset;
 use super::{
-    ClientMode, IncludeUsage, LogLevel, Mode, OnFailure, ProviderCounting, Tenants, Upgrades,
+    ClientMode, CountTokens, IncludeUsage, LogLevel, Mode, OnFailure, ProviderCounting, Tenants,
+    Upgrades,
 };
 use crate::context::policy::{
     ClassicPolicy, CompactOverride, CompactPolicy, EchoRule, PrunePolicy, ReasoningPolicy,
@@ -297,6 +298,11 @@ pub struct RawUpstream {
     /// `include_usage` above.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub include_usage: Option<IncludeUsage>,
+    /// Who answers token counting calls (`count_tokens`, `countTokens`, `input_tokens`): `provider`; `estimate`,
+    /// which is Plimsoll, with the band in `x-plimsoll-estimated`; or `auto`: the provider, and Plimsoll where it
+    /// answers 404, 405 or 501 because it has no such endpoint, in mode `active`. Default: `auto`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub count_tokens: Option<CountTokens>,
     /// Whether it needs its reasoning sent back: `demanded` (it answers 400 without), `wanted`, or
     /// `unwanted`. Default: what is known of the provider, and learned from its answers.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -76,6 +76,7 @@ pub(super) fn upstream(name: &str, base: &str, dialects: &[Dialect]) -> Upstream
         mode: None,
         upgrades: Upgrades::Tunnel,
         include_usage: IncludeUsage::Auto,
+        count_tokens: Default::default(),
         reasoning_echo: None,
         window: None,
         price: None,

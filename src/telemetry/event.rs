@@ -4,7 +4,7 @@
 
 use serde::Serialize;
 
-use super::labels::{Ended, FailOpen};
+use super::labels::{CountEstimate, Ended, FailOpen};
 use crate::context::budget::{Classic, ContextView, HiddenInput};
 use crate::context::plan::{DecisionReason, RewriteSummary};
 use crate::context::policy::SummaryAuthor;
@@ -98,6 +98,9 @@ pub struct Exchange {
     pub error_kind: Option<ErrorKind>,
     /// What was predicted.
     pub estimate: Option<Estimate>,
+    /// A token count was answered with that estimate: why.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub count_estimated: Option<CountEstimate>,
     /// What a known agent would have predicted, where its rules are asked.
     pub classic: Option<Classic>,
     /// What was done to the request.
@@ -164,6 +167,7 @@ impl Exchange {
             stop: None,
             error_kind: None,
             estimate: None,
+            count_estimated: None,
             classic: None,
             done: RewriteSummary::default(),
             usage: Usage::default(),

@@ -353,6 +353,9 @@ fn accuracy_fields(exchange: &Exchange, line: &mut Line) {
         error_field("error", error, exchange.error_ratio(), line);
     }
     line.name("method").word(estimate.method);
+    if let Some(why) = exchange.count_estimated {
+        line.name("count_estimated").word(why);
+    }
     if let Some(hidden) = exchange.hidden_input() {
         line.name("hidden_input").word(hidden);
     }

@@ -95,6 +95,7 @@ struct Families {
     errors: IntCounterVec,
     notes: IntCounterVec,
     counts: IntCounterVec,
+    counts_estimated: IntCounterVec,
     lessons: IntCounterVec,
     session_load: Histogram,
     store: HistogramVec,
@@ -218,6 +219,9 @@ impl Metrics {
         self.accuracy.count(exchange);
         for why in &exchange.fail_open {
             self.families.fail_open.with_label_values(&[&word(why)]).inc();
+        }
+        if let Some(why) = exchange.count_estimated {
+            self.families.counts_estimated.with_label_values(&[upstream, &word(why)]).inc();
         }
         if let Some(kind) = exchange.error_kind {
             self.families.errors.with_label_values(&[upstream, &word(kind)]).inc();
@@ -348,6 +352,8 @@ impl Families {
                 "Strange things met while reading, by kind.")?,
             counts: make.counters("plimsoll_estimate_questions_total", &["upstream", "outcome"],
                 "Questions to counting endpoints that policy asks for (`estimate.count`), by what became of them.")?,
+            counts_estimated: make.counters("plimsoll_counts_estimated_total", &["upstream", "reason"],
+                "Token counts of clients that were answered with our estimate: because the configuration says so (`configured`), because the upstream said that it has no such endpoint (`missing`) or had said so before (`learned`).")?,
             lessons: make.counters("plimsoll_lessons_total", &["upstream", "outcome"],
                 "Lessons that refusals could teach: `learned` by a tenant, `agreed` on by enough tenants to hold for all, or not learned because the request holds the words (`quoted`), the window does not agree with what was sent (`implausible`), the words are no known message (`unknown`) or there is no room (`full`).")?,
             session_load: make.histogram("plimsoll_session_load_seconds", FIRST_LOAD,

@@ -5,6 +5,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod counts;
 mod crowd;
 mod endings;
 mod errors;

@@ -116,6 +116,7 @@ pub fn upstream(name: &str, base: &str) -> Upstream {
         mode: None,
         upgrades: Upgrades::Tunnel,
         include_usage: IncludeUsage::Auto,
+        count_tokens: Default::default(),
         reasoning_echo: None,
         window: None,
         price: None,
