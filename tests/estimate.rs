@@ -335,6 +335,7 @@ fn play(dialect: Dialect, calls: &[Call], learned: &mut Known, pairs: &mut Vec<P
             reply: budget::reply(&call.reply, tokenizer),
             marks: marks(&call.reply),
             provider_request_id: None,
+            repeated_calls: None,
             carry: None,
         })));
     }

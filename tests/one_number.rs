@@ -389,6 +389,7 @@ impl<'a> Session<'a> {
             reply: budget::reply(reply, Tokenizer::whole(self.model.family)),
             marks: marks(reply),
             provider_request_id: None,
+            repeated_calls: None,
             carry: None,
         }
     }

@@ -250,6 +250,7 @@ fn turn(family: Family, sketch: plimsoll::context::Sketch) -> Turn {
         reply: Vec::new(),
         marks: Vec::new(),
         provider_request_id: None,
+        repeated_calls: None,
         carry: None,
     }
 }

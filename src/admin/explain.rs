@@ -45,6 +45,9 @@ pub struct Explanation {
     pub model: Option<String>,
     /// How it ended.
     pub outcome: Outcome,
+    /// In how many of the model's last ten turns the newest call had the same result, from four on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repeated_calls: Option<u32>,
     /// How far we might go.
     pub mode: Mode,
     /// The session is held out for comparison.
@@ -163,6 +166,7 @@ impl Explanation {
         let exchanged = JudgedExchange::of(turn, parent.map(AsRef::as_ref), price);
         let mut explained = Self {
             provider_request_id: turn.provider_request_id.as_deref().map(str::to_owned),
+            repeated_calls: turn.repeated_calls,
             session: Some(session.to_owned()),
             thread: Some(turn.standing.thread.to_string()),
             upstream: Some(turn.upstream.to_string()),
@@ -202,6 +206,7 @@ impl Explanation {
         let (done, usage) = (&exchange.done, &exchange.usage);
         let mut explained = Self {
             provider_request_id: word(&exchange.provider_request_id),
+            repeated_calls: exchange.repeated_calls,
             session: word(&exchange.session),
             thread: word(&exchange.thread),
             upstream: word(&exchange.upstream),
@@ -241,6 +246,7 @@ impl Explanation {
             upstream: None,
             model: None,
             outcome,
+            repeated_calls: None,
             mode: done.mode,
             held_out: done.held_out,
             sent_changed: done.is_sent(),

@@ -270,6 +270,7 @@ fn turn_of(
         reply: Vec::new(),
         marks: Vec::new(),
         provider_request_id: None,
+        repeated_calls: None,
         carry: None,
     }
 }

@@ -103,6 +103,9 @@ pub struct Exchange {
     pub count_estimated: Option<CountEstimate>,
     /// What a known agent would have predicted, where its rules are asked.
     pub classic: Option<Classic>,
+    /// In how many of the model's last ten turns the newest call had the same result, from four on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub repeated_calls: Option<u32>,
     /// What was done to the request.
     pub done: RewriteSummary,
     /// What was reported.
@@ -169,6 +172,7 @@ impl Exchange {
             estimate: None,
             count_estimated: None,
             classic: None,
+            repeated_calls: None,
             done: RewriteSummary::default(),
             usage: Usage::default(),
             saved: None,

@@ -270,6 +270,9 @@ fn text(exchange: &Exchange) -> String {
     if let Some(kind) = exchange.error_kind {
         line.name("error_kind").word(kind);
     }
+    if let Some(times) = exchange.repeated_calls {
+        line.name("repeated_calls").digits(times);
+    }
     usage_fields(exchange, &mut line);
     accuracy_fields(exchange, &mut line);
     rewriting_fields(exchange, &mut line);

@@ -91,6 +91,7 @@ struct Families {
     cache_reported: IntCounterVec,
     cache_hits: IntCounterVec,
     fill: HistogramVec,
+    repeated_calls: IntCounterVec,
     fail_open: IntCounterVec,
     errors: IntCounterVec,
     notes: IntCounterVec,
@@ -214,6 +215,9 @@ impl Metrics {
             self.rewriting.count(exchange, upstream, &model);
             self.accuracy.count_model(exchange, upstream, &model);
             self.count_spent(exchange, upstream, &model);
+            if exchange.repeated_calls.is_some() {
+                self.families.repeated_calls.with_label_values(&[upstream, &model.label]).inc();
+            }
         }
         self.compacting.count_wait(exchange);
         self.accuracy.count(exchange);
@@ -344,6 +348,8 @@ impl Families {
                 "Exchanges in which some of the prompt came from the provider's cache.")?,
             fill: make.histograms("plimsoll_context_fill_ratio", of, FILL,
                 "How full the context window was: input (reported, else estimated) over the window.")?,
+            repeated_calls: make.counters("plimsoll_repeated_calls_total", of,
+                "Requests in which an agent seems to run in circles: its newest call, tool and arguments, had the same result in four or more of its last ten turns.")?,
             fail_open: make.counters("plimsoll_fail_open_total", &["reason"],
                 "Exchanges in which we stood aside, by reason; the client got what it would have got without us. `unknown_credential` (it may carry a credential that is not known as one: see `tenant_headers`) and `no_credential` (others can reach the listener) were measured; nothing of them was remembered.")?,
             errors: make.counters("plimsoll_provider_errors_total", &["upstream", "kind"],

@@ -203,6 +203,7 @@ pub fn turn(request: &str, thread: &str, at: u64) -> Turn {
         reply: Vec::new(),
         marks: Vec::new(),
         provider_request_id: None,
+        repeated_calls: None,
         carry: None,
     }
 }

@@ -9,6 +9,7 @@ mod canary;
 mod content;
 mod counting;
 mod keeping;
+mod loops;
 mod mode;
 mod private;
 mod program;

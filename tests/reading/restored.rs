@@ -161,6 +161,7 @@ fn turn(
         reply: Vec::new(),
         marks: marks(&call.reply),
         provider_request_id: None,
+        repeated_calls: None,
         carry: None,
     }
 }

@@ -141,6 +141,7 @@ fn turn(
         reply: reply.parts.iter().filter_map(|part| part.key).map(sketched).collect(),
         marks: marks(reply),
         provider_request_id: None,
+        repeated_calls: None,
         carry: None,
     }
 }

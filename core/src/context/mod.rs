@@ -21,6 +21,7 @@ pub mod plan;
 pub mod policy;
 pub mod prune;
 pub mod reasoning;
+pub mod repeats;
 pub mod savings;
 pub mod trim;
 
@@ -126,6 +127,9 @@ pub struct Turn {
     /// The provider's id of the request: what its support asks for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub provider_request_id: Option<Box<str>>,
+    /// In how many of the model's last ten turns the newest call had the same result, from four on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repeated_calls: Option<u32>,
     /// When the request arrived.
     pub at: Millis,
     /// When the exchange ended.

@@ -32,6 +32,12 @@ impl fmt::Display for Explanation {
                 "Plimsoll ended in the middle of this request: below is what it knew then"
             )?;
         }
+        if let Some(times) = self.repeated_calls {
+            writeln!(
+                f,
+                "Loop: the newest call had the same result in {times} of the last 10 turns"
+            )?;
+        }
         writeln!(f, "Mode: {}{}", word(self.mode), self.but())?;
         if let Some(overflow) = self.overflow {
             writeln!(f, "Overflow: {overflow}")?;

@@ -369,7 +369,7 @@ impl ClientRequest {
         who: &Identity,
         (account, reads): (&mut ExchangeRecorder, &ReadBudget),
     ) -> PreparedRequest {
-        let RequestAnalysis { plain: body, mut conversation, memory } = analysis;
+        let RequestAnalysis { plain: body, mut conversation, repeated_calls, memory } = analysis;
         let proxy = account.proxy.clone();
         conversation.purpose = who.purpose.unwrap_or(conversation.purpose);
         let tenant = account.event.tenant.clone();
@@ -389,6 +389,7 @@ impl ClientRequest {
         event.family = Some(model.family);
         event.window = Some(model.window);
         event.purpose = Some(conversation.purpose);
+        event.repeated_calls = repeated_calls.filter(|_| conversation.purpose == Purpose::Turn);
         event.session.clone_from(&who.session);
         let mode = self.mode(account);
         let upstream = proxy.upstream(account.event.upstream.as_deref());

@@ -30,6 +30,7 @@ pub(super) struct ExchangeEnding {
     pub(super) ended: Millis,
     pub(super) upstream: Box<str>,
     pub(super) provider_request_id: Option<Box<str>>,
+    pub(super) repeated_calls: Option<u32>,
     pub(super) outcome: Outcome,
 }
 
@@ -41,6 +42,7 @@ impl ExchangeEnding {
             ended: now(),
             upstream: event.upstream.clone().unwrap_or_default(),
             provider_request_id: event.provider_request_id.clone(),
+            repeated_calls: event.repeated_calls,
             outcome: event.outcome,
         }
     }
@@ -52,6 +54,7 @@ impl ExchangeEnding {
             after: reply.chain_after(draft.standing.chain),
             response: reply.id.clone(),
             provider_request_id: self.provider_request_id,
+            repeated_calls: self.repeated_calls,
             at: self.at,
             ended: self.ended,
             upstream: self.upstream,
@@ -98,6 +101,7 @@ pub(super) fn draft(
         reply: Vec::new(),
         marks: Vec::new(),
         provider_request_id: None,
+        repeated_calls: None,
         carry: None,
     }
 }

@@ -82,6 +82,7 @@ fn turn(opened: &OpenedSession, answer: &str) -> Fact {
         reply: reply.parts.iter().filter_map(|part| part.key).map(sketched).collect(),
         marks: marks(&reply),
         provider_request_id: None,
+        repeated_calls: None,
         carry: None,
     }))
 }

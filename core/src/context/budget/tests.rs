@@ -86,6 +86,7 @@ impl Case {
             reply: reply(&said, Tokenizer::whole(model.family)),
             marks: Vec::new(),
             provider_request_id: None,
+            repeated_calls: None,
             carry: None,
         };
         Before { turn, sketch: measured.sketch.added }

@@ -59,6 +59,7 @@ impl Play {
             reply: reply.parts.iter().filter_map(|part| part.key).map(sketched).collect(),
             marks: marks(&reply),
             provider_request_id: None,
+            repeated_calls: None,
             carry: None,
         })));
         placed
