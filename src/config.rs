@@ -513,6 +513,10 @@ pub struct ServerLimits {
     pub save_ms: u64,
     /// How long an upstream may take to accept a connection, s. Past it: 504.
     pub connect_s: u64,
+    /// How long an upstream may say nothing in a stream of events, s; 0: for ever. Past it: the stream breaks.
+    pub silent_stream_s: u64,
+    /// After how long without a word in a stream its client gets a comment, s; 0: never.
+    pub keep_alive_s: u64,
     /// How long streams may take to finish at shutdown, s. Past it: they are broken off.
     pub drain_s: u64,
 }

@@ -6,6 +6,7 @@
 
 pub mod clock;
 pub mod event;
+mod gaps;
 mod labels;
 mod live;
 pub mod log;
@@ -21,6 +22,7 @@ use foldhash::HashMap;
 use tokio::sync::broadcast;
 
 pub use self::event::{Compaction, Exchange, Flight, StoreState};
+pub use self::gaps::StreamGaps;
 pub use self::labels::{
     AdminRefusal, ClientTimeout, CountEstimate, CountOutcome, Ended, FailOpen, KeptKind,
     LessonOutcome, MemoryKind, RepeatCause, StoreOperation, Turned,

@@ -209,6 +209,13 @@ pub struct RawLimits {
     pub save_ms: u64,
     /// How long an upstream may take to accept a connection. Past it: 504.
     pub connect_s: u64,
+    /// How long an upstream may say nothing in a stream of events, not even a comment or a ping. Past it: the stream
+    /// is broken and the client gets an error event of its protocol. Between events only; elsewhere the
+    /// connection breaks. A model that thinks may be silent for minutes. 0: never.
+    pub silent_stream_s: u64,
+    /// After how long without a word in a stream of events the client gets a comment (`: keep-alive`), again and
+    /// again, so that neither it nor anything between gives up. Between events only. 0: never.
+    pub keep_alive_s: u64,
     /// How long streams may take to finish at shutdown. Past it: they are cut off.
     pub drain_s: u64,
 }
@@ -399,6 +406,8 @@ impl Default for RawLimits {
             settle_ms: 50,
             save_ms: 200,
             connect_s: 10,
+            silent_stream_s: 0,
+            keep_alive_s: 0,
             drain_s: 30,
         }
     }

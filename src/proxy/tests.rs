@@ -47,6 +47,8 @@ pub(super) fn config(commit_ms: u64) -> Config {
             settle_ms: 0,
             save_ms: 1000,
             connect_s: 1,
+            silent_stream_s: 0,
+            keep_alive_s: 0,
             drain_s: 1,
         },
         retention: Retention { days: 1, bytes: 1 << 30 },

@@ -4,6 +4,7 @@
 
 use serde::Serialize;
 
+use super::gaps::StreamGaps;
 use super::labels::{CountEstimate, Ended, FailOpen};
 use crate::context::budget::{Classic, ContextView, HiddenInput};
 use crate::context::plan::{DecisionReason, RewriteSummary};
@@ -137,6 +138,15 @@ pub struct Exchange {
     pub headers_us: Option<u64>,
     /// From request to first body byte, µs.
     pub first_byte_us: Option<u64>,
+    /// The longest time that the upstream said nothing in a stream, before its first event too, µs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub longest_gap_us: Option<u64>,
+    /// All such times of a stream.
+    #[serde(skip)]
+    pub gaps: Option<Box<StreamGaps>>,
+    /// The stream was broken, because the upstream said nothing for `limits.silent_stream_s`.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub silent_stream: bool,
     /// From request to the end, µs.
     pub duration_us: u64,
     /// What the provider's refusal of our rewrite named, where the original was sent again.
@@ -187,6 +197,9 @@ impl Exchange {
             response_side_us: 0,
             headers_us: None,
             first_byte_us: None,
+            longest_gap_us: None,
+            gaps: None,
+            silent_stream: false,
             duration_us: 0,
             refused: None,
             fail_open: Vec::new(),

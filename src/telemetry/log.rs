@@ -270,6 +270,9 @@ fn text(exchange: &Exchange) -> String {
     if let Some(kind) = exchange.error_kind {
         line.name("error_kind").word(kind);
     }
+    if exchange.silent_stream {
+        line.name("silent_stream").says(&["true"]);
+    }
     if let Some(times) = exchange.repeated_calls {
         line.name("repeated_calls").digits(times);
     }
@@ -432,6 +435,9 @@ fn time_fields(exchange: &Exchange, line: &mut Line) {
     };
     if let Some(us) = exchange.first_byte_us {
         ms("first_byte", us);
+    }
+    if let Some(us) = exchange.longest_gap_us {
+        ms("longest_gap", us);
     }
     ms("duration", exchange.duration_us);
     let hundredths = exchange.request_side_us.saturating_add(5) / 10;

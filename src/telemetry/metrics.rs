@@ -36,6 +36,7 @@ use self::traffic::{Spent, Traffic, TrafficKey};
 use self::upstreams::UpstreamConnections;
 pub use self::upstreams::UpstreamMetrics;
 use super::event::{Compaction, Exchange};
+use super::gaps::BOUNDS;
 use super::labels::{AdminRefusal, ClientTimeout, CountOutcome, LessonOutcome, Turned};
 use super::log::word;
 
@@ -92,6 +93,8 @@ struct Families {
     cache_hits: IntCounterVec,
     fill: HistogramVec,
     repeated_calls: IntCounterVec,
+    gaps: HistogramVec,
+    silent: IntCounterVec,
     fail_open: IntCounterVec,
     errors: IntCounterVec,
     notes: IntCounterVec,
@@ -215,9 +218,13 @@ impl Metrics {
             self.rewriting.count(exchange, upstream, &model);
             self.accuracy.count_model(exchange, upstream, &model);
             self.count_spent(exchange, upstream, &model);
+            self.count_gaps(exchange, &[upstream, &model.label]);
             if exchange.repeated_calls.is_some() {
                 self.families.repeated_calls.with_label_values(&[upstream, &model.label]).inc();
             }
+        }
+        if exchange.silent_stream {
+            self.families.silent.with_label_values(&[upstream]).inc();
         }
         self.compacting.count_wait(exchange);
         self.accuracy.count(exchange);
@@ -261,6 +268,15 @@ impl Metrics {
             self.families.events.inc_by(exchange.frames);
             self.families.response_side.inc_by(seconds(exchange.response_side_us));
         }
+    }
+
+    fn count_gaps(&self, exchange: &Exchange, of: &[&str]) {
+        let Some(gaps) = &exchange.gaps else { return };
+        let local = self.families.gaps.with_label_values(of).local();
+        for (count, mean) in gaps.means() {
+            (0..count).for_each(|_| local.observe(mean));
+        }
+        local.flush();
     }
 
     fn count_spent(&self, exchange: &Exchange, upstream: &str, model: &OfModel) {
@@ -348,6 +364,10 @@ impl Families {
                 "Exchanges in which some of the prompt came from the provider's cache.")?,
             fill: make.histograms("plimsoll_context_fill_ratio", of, FILL,
                 "How full the context window was: input (reported, else estimated) over the window.")?,
+            gaps: make.histograms("plimsoll_stream_gap_seconds", of, &BOUNDS,
+                "How long an upstream was waited for between two pieces of a streamed reply; the first piece is waited for from the request on.")?,
+            silent: make.counters("plimsoll_silent_streams_total", &["upstream"],
+                "Streams that were broken because their upstream said nothing for `limits.silent_stream_s`.")?,
             repeated_calls: make.counters("plimsoll_repeated_calls_total", of,
                 "Requests in which an agent seems to run in circles: its newest call, tool and arguments, had the same result in four or more of its last ten turns.")?,
             fail_open: make.counters("plimsoll_fail_open_total", &["reason"],

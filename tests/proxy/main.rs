@@ -13,6 +13,7 @@ mod forwarding;
 mod limits;
 mod reading;
 mod routing;
+mod silence;
 mod streams;
 mod tls;
 mod tunnels;

@@ -161,6 +161,8 @@ pub fn config(base: &str) -> Config {
             settle_ms: 1000,
             save_ms: 1000,
             connect_s: 10,
+            silent_stream_s: 0,
+            keep_alive_s: 0,
             drain_s: 10,
         },
         retention: Retention { days: 1, bytes: 1 << 30 },

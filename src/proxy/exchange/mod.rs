@@ -41,6 +41,7 @@ use crate::proxy::http::headers::{self, HeaderDirection};
 use crate::proxy::http::memory::MemoryShare;
 use crate::proxy::http::pieces::CoalescedBody;
 use crate::proxy::response::observe::ResponseObserver;
+use crate::proxy::response::silence::{SilenceLimits, StreamSilence};
 use crate::proxy::response::tap::{ResponseActions, ResponseBody, Tap};
 use crate::proxy::response::usage_rewrite::{ResponseEdits, UsageAddition, UsageRewrite};
 use crate::proxy::response::usage_strip::UsageStrip;
@@ -274,7 +275,7 @@ async fn answered(
         ResponseObserver::new(dialect, status, response.headers(), limit, memory).noting(progress)
     });
     let settle = open.map(|turn| turn.settle(proxy.clone()));
-    let doing = ResponseActions { observation, altering: None, settle };
+    let doing = ResponseActions { observation, settle, ..ResponseActions::default() };
     tapped(response, account, doing, (asked_usage, unpruned)).await
 }
 
@@ -359,6 +360,7 @@ async fn tapped(
         }),
         None => None,
     };
+    doing.silence = silence(&parts.headers, &account);
     account.stamp(&mut parts.headers);
     account.event.status = Some(parts.status.as_u16());
     account.stream = Some(account.proxy.telemetry.stream());
@@ -368,6 +370,20 @@ async fn tapped(
     let mut tap = Box::new(Tap::new(body, account, doing, whole));
     tap.look_ahead().await;
     Response::from_parts(parts, ResponseBody::Tapped(tap, pieces))
+}
+
+/// What sees to a stream on which nothing comes. `headers`: as the client gets them.
+fn silence(headers: &HeaderMap, account: &ExchangeRecorder) -> Option<StreamSilence> {
+    let (event, limits) = (&account.event, &account.proxy.config.limits);
+    let seconds = |wanted: u64| (wanted > 0).then(|| Duration::from_secs(wanted));
+    let limits = SilenceLimits {
+        silent: seconds(limits.silent_stream_s),
+        keep_alive: seconds(limits.keep_alive_s),
+    };
+    let ours = event.request_side_us + event.compaction_wait_us.unwrap_or(0);
+    let before = Duration::from_micros(event.headers_us.unwrap_or(0).saturating_sub(ours));
+    let upstream = event.upstream.as_deref().unwrap_or_default();
+    StreamSilence::new(event.dialect, upstream, headers, (limits, before))
 }
 
 /// What changes a response on its way, where it can be: hides what we asked for in a stream, or tells

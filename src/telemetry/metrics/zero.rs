@@ -29,6 +29,7 @@ impl Metrics {
         for why in CountEstimate::iter() {
             self.families.counts_estimated.with_label_values(&[upstream, &word(why)]);
         }
+        self.families.silent.with_label_values(&[upstream]);
         self.rewriting.begin_at_zero(upstream);
         self.compacting.begin_at_zero(upstream);
     }
