@@ -146,8 +146,8 @@ struct Tail {
 
 impl Tail {
     fn passed(&mut self, bytes: &[u8]) {
-        let Some(kept) = bytes.len().checked_sub(1).map(|_| bytes.len().min(4)) else { return };
-        self.has_begun = true;
+        let kept = bytes.len().min(4);
+        self.has_begun |= kept > 0;
         self.last.rotate_left(kept);
         self.last[4 - kept..].copy_from_slice(&bytes[bytes.len() - kept..]);
     }
