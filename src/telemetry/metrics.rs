@@ -378,7 +378,7 @@ impl Families {
                 "Strange things met while reading, by kind.")?,
             counts: make.counters("plimsoll_estimate_questions_total", &["upstream", "outcome"],
                 "Questions to counting endpoints that policy asks for (`estimate.count`), by what became of them.")?,
-            counts_estimated: make.counters("plimsoll_counts_estimated_total", &["upstream", "reason"],
+            counts_estimated: make.counters("plimsoll_token_estimates_total", &["upstream", "reason"],
                 "Token counts of clients that were answered with our estimate: because the configuration says so (`configured`), because the upstream said that it has no such endpoint (`missing`) or had said so before (`learned`).")?,
             lessons: make.counters("plimsoll_lessons_total", &["upstream", "outcome"],
                 "Lessons that refusals could teach: `learned` by a tenant, `agreed` on by enough tenants to hold for all, or not learned because the request holds the words (`quoted`), the window does not agree with what was sent (`implausible`), the words are no known message (`unknown`) or there is no room (`full`).")?,

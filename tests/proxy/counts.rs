@@ -140,7 +140,7 @@ async fn a_count_that_the_upstream_lacks_is_estimated_and_that_is_learned() {
         let metrics = house.telemetry.render();
         for reason in ["missing", "learned"] {
             let line =
-                format!("plimsoll_counts_estimated_total{{reason=\"{reason}\",upstream=\"up\"}}");
+                format!("plimsoll_token_estimates_total{{reason=\"{reason}\",upstream=\"up\"}}");
             assert!(metrics.contains(&line), "{line}");
         }
     }
