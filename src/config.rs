@@ -280,6 +280,21 @@ pub enum IncludeUsage {
     Never,
 }
 
+/// Who answers token counting calls.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum CountTokens {
+    /// The upstream; where it has no such endpoint, our estimate.
+    #[default]
+    Auto,
+    /// Our estimate: the upstream is not asked.
+    Estimate,
+    /// The upstream, whatever it says.
+    Provider,
+}
+
 /// What token counting calls answer for.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
@@ -452,6 +467,8 @@ pub struct Upstream {
     pub upgrades: Upgrades,
     /// `stream_options.include_usage`.
     pub include_usage: IncludeUsage,
+    /// Who answers token counting calls.
+    pub count_tokens: CountTokens,
     /// What it does with reasoning that is sent back; else as is known of it.
     pub reasoning_echo: Option<EchoRule>,
     /// Window of all its models, tokens.
@@ -496,6 +513,10 @@ pub struct ServerLimits {
     pub save_ms: u64,
     /// How long an upstream may take to accept a connection, s. Past it: 504.
     pub connect_s: u64,
+    /// How long an upstream may say nothing in a stream of events, s; 0: for ever. Past it: the stream breaks.
+    pub silent_stream_s: u64,
+    /// After how long without a word in a stream its client gets a comment, s; 0: never.
+    pub keep_alive_s: u64,
     /// How long streams may take to finish at shutdown, s. Past it: they are broken off.
     pub drain_s: u64,
 }

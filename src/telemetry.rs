@@ -6,6 +6,7 @@
 
 pub mod clock;
 pub mod event;
+mod gaps;
 mod labels;
 mod live;
 pub mod log;
@@ -22,9 +23,10 @@ use foldhash::HashMap;
 use tokio::sync::broadcast;
 
 pub use self::event::{Compaction, Exchange, Flight, StoreState};
+pub use self::gaps::StreamGaps;
 pub use self::labels::{
-    AdminRefusal, ClientTimeout, CountOutcome, Ended, FailOpen, KeptKind, LessonOutcome,
-    MemoryKind, RefusalOutcome, RepeatCause, StoreOperation, Turned,
+    AdminRefusal, ClientTimeout, CountEstimate, CountOutcome, Ended, FailOpen, KeptKind,
+    LessonOutcome, MemoryKind, RefusalOutcome, RepeatCause, StoreOperation, Turned,
 };
 pub use self::live::{MessageEvent, MessageStep, Shrunk};
 use self::log::{Form, Log};

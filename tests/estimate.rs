@@ -334,6 +334,8 @@ fn play(dialect: Dialect, calls: &[Call], learned: &mut Known, pairs: &mut Vec<P
             sketch: measured.sketch,
             reply: budget::reply(&call.reply, tokenizer),
             marks: marks(&call.reply),
+            provider_request_id: None,
+            repeated_calls: None,
             carry: None,
         })));
     }

@@ -388,6 +388,8 @@ impl<'a> Session<'a> {
             sketch: <_>::default(),
             reply: budget::reply(reply, Tokenizer::whole(self.model.family)),
             marks: marks(reply),
+            provider_request_id: None,
+            repeated_calls: None,
             carry: None,
         }
     }

@@ -249,6 +249,8 @@ fn turn(family: Family, sketch: plimsoll::context::Sketch) -> Turn {
         sketch,
         reply: Vec::new(),
         marks: Vec::new(),
+        provider_request_id: None,
+        repeated_calls: None,
         carry: None,
     }
 }

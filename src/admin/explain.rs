@@ -31,6 +31,9 @@ use crate::telemetry::Exchange;
 pub struct Explanation {
     /// The exchange.
     pub request: String,
+    /// The provider's id of it, where it gave one: what its support asks for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub provider_request_id: Option<String>,
     /// When it arrived, ms since 1970.
     pub at: Millis,
     /// The session, as the client names it.
@@ -43,6 +46,9 @@ pub struct Explanation {
     pub model: Option<String>,
     /// How it ended.
     pub outcome: Outcome,
+    /// In how many of the model's last ten turns the newest call had the same result, from four on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repeated_calls: Option<u32>,
     /// How far we might go.
     pub mode: Mode,
     /// The session is held out for comparison.
@@ -162,6 +168,8 @@ impl Explanation {
         let price = prices.price(&turn.upstream, &turn.model);
         let exchanged = JudgedExchange::of(turn, parent.map(AsRef::as_ref), price);
         let mut explained = Self {
+            provider_request_id: turn.provider_request_id.as_deref().map(str::to_owned),
+            repeated_calls: turn.repeated_calls,
             session: Some(session.to_owned()),
             thread: Some(turn.standing.thread.to_string()),
             upstream: Some(turn.upstream.to_string()),
@@ -200,6 +208,8 @@ impl Explanation {
         let word = |word: &Option<Box<str>>| word.as_deref().map(str::to_owned);
         let (done, usage) = (&exchange.done, &exchange.usage);
         let mut explained = Self {
+            provider_request_id: word(&exchange.provider_request_id),
+            repeated_calls: exchange.repeated_calls,
             session: word(&exchange.session),
             thread: word(&exchange.thread),
             upstream: word(&exchange.upstream),
@@ -232,12 +242,14 @@ impl Explanation {
         let now = CacheReport::of(request, usage);
         Self {
             request: request.to_owned(),
+            provider_request_id: None,
             at,
             session: None,
             thread: None,
             upstream: None,
             model: None,
             outcome,
+            repeated_calls: None,
             mode: done.mode,
             held_out: done.held_out,
             sent_changed: done.is_sent(),

@@ -36,6 +36,8 @@ pub(super) fn exchange(scope: &Scope, ledger: &Ledger, turn: &Turn, prices: &Pri
         tenant: Some(scope.tenant.clone()),
         session: Some(scope.session.clone()),
         thread: Some(turn.standing.thread.clone()),
+        provider_request_id: turn.provider_request_id.clone(),
+        repeated_calls: turn.repeated_calls,
         outcome: turn.outcome,
         stop: turn.stop,
         estimate: turn.estimate.clone(),
@@ -189,6 +191,12 @@ pub struct ThreadView {
     pub context: Option<ContextView>,
     /// Its last exchange, for `/api/v1/requests/{request}`.
     pub request: String,
+    /// The provider's id of that exchange, where it gave one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub provider_request_id: Option<String>,
+    /// In how many of the model's last ten turns its newest call had the same result, from four on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repeated_calls: Option<u32>,
 }
 
 /// How full a thread's context is, and what was done so that it fits.
@@ -400,6 +408,8 @@ impl ThreadView {
             measured: turns.clone().rev().find_map(ExchangeView::of),
             context: measured(turns).map(|turn| told(ledger, ContextView::after(turn))),
             request: last.request.to_string(),
+            provider_request_id: last.provider_request_id.as_deref().map(str::to_owned),
+            repeated_calls: last.repeated_calls,
         })
     }
 }

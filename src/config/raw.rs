@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::presets::Preset;
 use super::{
-    ClientMode, IncludeUsage, LogLevel, Mode, OnFailure, ProviderCounting, Tenants, Upgrades,
+    ClientMode, CountTokens, IncludeUsage, LogLevel, Mode, OnFailure, ProviderCounting, Tenants,
+    Upgrades,
 };
 use crate::context::policy::{
     ClassicPolicy, CompactOverride, CompactPolicy, EchoRule, PrunePolicy, ReasoningPolicy,
@@ -210,6 +211,13 @@ pub struct RawLimits {
     pub save_ms: u64,
     /// How long an upstream may take to accept a connection. Past it: 504.
     pub connect_s: u64,
+    /// How long an upstream may say nothing in a stream of events, not even a comment or a ping. Past it: the stream
+    /// is broken and the client gets an error event of its protocol. Between events only; elsewhere the
+    /// connection breaks. A model that thinks may be silent for minutes. 0: never.
+    pub silent_stream_s: u64,
+    /// After how long without a word in a stream of events the client gets a comment (`: keep-alive`), again and
+    /// again, so that neither it nor anything between gives up. Between events only. 0: never.
+    pub keep_alive_s: u64,
     /// How long streams may take to finish at shutdown. Past it: they are cut off.
     pub drain_s: u64,
 }
@@ -299,6 +307,11 @@ pub struct RawUpstream {
     /// `include_usage` above.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub include_usage: Option<IncludeUsage>,
+    /// Who answers token counting calls (`count_tokens`, `countTokens`, `input_tokens`): `provider`; `estimate`,
+    /// which is Plimsoll, with the band in `x-plimsoll-estimated`; or `auto`: the provider, and Plimsoll where it
+    /// answers 404, 405 or 501 because it has no such endpoint, in mode `active`. Default: `auto`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub count_tokens: Option<CountTokens>,
     /// Whether it needs its reasoning sent back: `demanded` (it answers 400 without), `wanted`, or
     /// `unwanted`. Default: what is known of the provider, and learned from its answers.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -396,6 +409,8 @@ impl Default for RawLimits {
             settle_ms: 50,
             save_ms: 200,
             connect_s: 10,
+            silent_stream_s: 0,
+            keep_alive_s: 0,
             drain_s: 30,
         }
     }

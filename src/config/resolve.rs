@@ -167,6 +167,8 @@ fn limits(said: &RawConfig) -> ServerLimits {
         settle_ms: limits.settle_ms,
         save_ms: limits.save_ms,
         connect_s: limits.connect_s,
+        silent_stream_s: limits.silent_stream_s,
+        keep_alive_s: limits.keep_alive_s,
         drain_s: limits.drain_s,
     }
 }

@@ -269,6 +269,8 @@ fn turn_of(
         sketch: <_>::default(),
         reply: Vec::new(),
         marks: Vec::new(),
+        provider_request_id: None,
+        repeated_calls: None,
         carry: None,
     }
 }

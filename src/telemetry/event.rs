@@ -4,7 +4,8 @@
 
 use serde::Serialize;
 
-use super::labels::{Ended, FailOpen};
+use super::gaps::StreamGaps;
+use super::labels::{CountEstimate, Ended, FailOpen};
 use super::refusal::RefusalReport;
 use crate::context::budget::{Classic, ContextView, HiddenInput};
 use crate::context::plan::{DecisionReason, RewriteSummary};
@@ -85,6 +86,9 @@ pub struct Exchange {
     pub session: Option<Box<str>>,
     /// The thread.
     pub thread: Option<Box<str>>,
+    /// The provider's id of the request, from the header of its answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub provider_request_id: Option<Box<str>>,
     /// The status the client saw; `None` where it saw none.
     pub status: Option<u16>,
     /// How it ended.
@@ -96,8 +100,14 @@ pub struct Exchange {
     pub error_kind: Option<ErrorKind>,
     /// What was predicted.
     pub estimate: Option<Estimate>,
+    /// A token count was answered with that estimate: why.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub count_estimated: Option<CountEstimate>,
     /// What a known agent would have predicted, where its rules are asked.
     pub classic: Option<Classic>,
+    /// In how many of the model's last ten turns the newest call had the same result, from four on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub repeated_calls: Option<u32>,
     /// What was done to the request.
     pub done: RewriteSummary,
     /// What was reported.
@@ -129,6 +139,15 @@ pub struct Exchange {
     pub headers_us: Option<u64>,
     /// From request to first body byte, µs.
     pub first_byte_us: Option<u64>,
+    /// The longest time that the upstream said nothing in a stream, before its first event too, µs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub longest_gap_us: Option<u64>,
+    /// All such times of a stream.
+    #[serde(skip)]
+    pub gaps: Option<Box<StreamGaps>>,
+    /// The stream was broken, because the upstream said nothing for `limits.silent_stream_s`.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub silent_stream: bool,
     /// From request to the end, µs.
     pub duration_us: u64,
     /// What became of a refusal that blames what was sent.
@@ -159,12 +178,15 @@ impl Exchange {
             tenant: None,
             session: None,
             thread: None,
+            provider_request_id: None,
             status: None,
             outcome: Outcome::ClientLeft,
             stop: None,
             error_kind: None,
             estimate: None,
+            count_estimated: None,
             classic: None,
+            repeated_calls: None,
             done: RewriteSummary::default(),
             usage: Usage::default(),
             saved: None,
@@ -179,6 +201,9 @@ impl Exchange {
             response_side_us: 0,
             headers_us: None,
             first_byte_us: None,
+            longest_gap_us: None,
+            gaps: None,
+            silent_stream: false,
             duration_us: 0,
             refusal: None,
             refused: None,

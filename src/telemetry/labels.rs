@@ -137,6 +137,18 @@ pub enum CountOutcome {
     Failed,
 }
 
+/// Why a client's token count was answered with our estimate; a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
+#[serde(rename_all = "snake_case")]
+pub enum CountEstimate {
+    /// The configuration says so.
+    Configured,
+    /// The upstream was asked, and has no such endpoint.
+    Missing,
+    /// That it has none was learned before.
+    Learned,
+}
+
 /// Why the admin listener refused a request; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]

@@ -255,9 +255,12 @@ fn text(exchange: &Exchange) -> String {
     line.says(&[" "]);
     line.word(exchange.outcome);
     line.name("id").says(&[&exchange.id]);
-    for (name, value) in
-        [("model", &exchange.model), ("session", &exchange.session), ("thread", &exchange.thread)]
-    {
+    for (name, value) in [
+        ("provider_request_id", &exchange.provider_request_id),
+        ("model", &exchange.model),
+        ("session", &exchange.session),
+        ("thread", &exchange.thread),
+    ] {
         if let Some(value) = value {
             line.name(name).says(&[&clean(value)]);
         }
@@ -267,6 +270,12 @@ fn text(exchange: &Exchange) -> String {
     }
     if let Some(kind) = exchange.error_kind {
         line.name("error_kind").word(kind);
+    }
+    if exchange.silent_stream {
+        line.name("silent_stream").says(&["true"]);
+    }
+    if let Some(times) = exchange.repeated_calls {
+        line.name("repeated_calls").digits(times);
     }
     usage_fields(exchange, &mut line);
     accuracy_fields(exchange, &mut line);
@@ -351,6 +360,9 @@ fn accuracy_fields(exchange: &Exchange, line: &mut Line) {
         error_field("error", error, exchange.error_ratio(), line);
     }
     line.name("method").word(estimate.method);
+    if let Some(why) = exchange.count_estimated {
+        line.name("count_estimated").word(why);
+    }
     if let Some(hidden) = exchange.hidden_input() {
         line.name("hidden_input").word(hidden);
     }
@@ -429,6 +441,9 @@ fn time_fields(exchange: &Exchange, line: &mut Line) {
     };
     if let Some(us) = exchange.first_byte_us {
         ms("first_byte", us);
+    }
+    if let Some(us) = exchange.longest_gap_us {
+        ms("longest_gap", us);
     }
     ms("duration", exchange.duration_us);
     let hundredths = exchange.request_side_us.saturating_add(5) / 10;

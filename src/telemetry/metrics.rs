@@ -36,6 +36,7 @@ use self::traffic::{Spent, Traffic, TrafficKey};
 use self::upstreams::UpstreamConnections;
 pub use self::upstreams::UpstreamMetrics;
 use super::event::{Compaction, Exchange};
+use super::gaps::BOUNDS;
 use super::labels::{AdminRefusal, ClientTimeout, CountOutcome, LessonOutcome, Turned};
 use super::log::word;
 
@@ -91,10 +92,14 @@ struct Families {
     cache_reported: IntCounterVec,
     cache_hits: IntCounterVec,
     fill: HistogramVec,
+    repeated_calls: IntCounterVec,
+    gaps: HistogramVec,
+    silent: IntCounterVec,
     fail_open: IntCounterVec,
     errors: IntCounterVec,
     notes: IntCounterVec,
     counts: IntCounterVec,
+    counts_estimated: IntCounterVec,
     lessons: IntCounterVec,
     session_load: Histogram,
     store: HistogramVec,
@@ -213,11 +218,21 @@ impl Metrics {
             self.rewriting.count(exchange, upstream, &model);
             self.accuracy.count_model(exchange, upstream, &model);
             self.count_spent(exchange, upstream, &model);
+            self.count_gaps(exchange, &[upstream, &model.label]);
+            if exchange.repeated_calls.is_some() {
+                self.families.repeated_calls.with_label_values(&[upstream, &model.label]).inc();
+            }
+        }
+        if exchange.silent_stream {
+            self.families.silent.with_label_values(&[upstream]).inc();
         }
         self.compacting.count_wait(exchange);
         self.accuracy.count(exchange);
         for why in &exchange.fail_open {
             self.families.fail_open.with_label_values(&[&word(why)]).inc();
+        }
+        if let Some(why) = exchange.count_estimated {
+            self.families.counts_estimated.with_label_values(&[upstream, &word(why)]).inc();
         }
         if let Some(kind) = exchange.error_kind {
             self.families.errors.with_label_values(&[upstream, &word(kind)]).inc();
@@ -253,6 +268,15 @@ impl Metrics {
             self.families.events.inc_by(exchange.frames);
             self.families.response_side.inc_by(seconds(exchange.response_side_us));
         }
+    }
+
+    fn count_gaps(&self, exchange: &Exchange, of: &[&str]) {
+        let Some(gaps) = &exchange.gaps else { return };
+        let local = self.families.gaps.with_label_values(of).local();
+        for (count, mean) in gaps.means() {
+            (0..count).for_each(|_| local.observe(mean));
+        }
+        local.flush();
     }
 
     fn count_spent(&self, exchange: &Exchange, upstream: &str, model: &OfModel) {
@@ -340,6 +364,12 @@ impl Families {
                 "Exchanges in which some of the prompt came from the provider's cache.")?,
             fill: make.histograms("plimsoll_context_fill_ratio", of, FILL,
                 "How full the context window was: input (reported, else estimated) over the window.")?,
+            gaps: make.histograms("plimsoll_stream_gap_seconds", of, &BOUNDS,
+                "How long an upstream was waited for between two pieces of a streamed reply; the first piece is waited for from the request on.")?,
+            silent: make.counters("plimsoll_silent_streams_total", &["upstream"],
+                "Streams that were broken because their upstream said nothing for `limits.silent_stream_s`.")?,
+            repeated_calls: make.counters("plimsoll_repeated_calls_total", of,
+                "Requests in which an agent seems to run in circles: its newest call, tool and arguments, had the same result in four or more of its last ten turns.")?,
             fail_open: make.counters("plimsoll_fail_open_total", &["reason"],
                 "Exchanges in which we stood aside, by reason; the client got what it would have got without us. `unknown_credential` (it may carry a credential that is not known as one: see `tenant_headers`) and `no_credential` (others can reach the listener) were measured; nothing of them was remembered.")?,
             errors: make.counters("plimsoll_provider_errors_total", &["upstream", "kind"],
@@ -348,6 +378,8 @@ impl Families {
                 "Strange things met while reading, by kind.")?,
             counts: make.counters("plimsoll_estimate_questions_total", &["upstream", "outcome"],
                 "Questions to counting endpoints that policy asks for (`estimate.count`), by what became of them.")?,
+            counts_estimated: make.counters("plimsoll_token_estimates_total", &["upstream", "reason"],
+                "Token counts of clients that were answered with our estimate: because the configuration says so (`configured`), because the upstream said that it has no such endpoint (`missing`) or had said so before (`learned`).")?,
             lessons: make.counters("plimsoll_lessons_total", &["upstream", "outcome"],
                 "Lessons that refusals could teach: `learned` by a tenant, `agreed` on by enough tenants to hold for all, or not learned because the request holds the words (`quoted`), the window does not agree with what was sent (`implausible`), the words are no known message (`unknown`) or there is no room (`full`).")?,
             session_load: make.histogram("plimsoll_session_load_seconds", FIRST_LOAD,

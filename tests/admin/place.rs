@@ -202,6 +202,8 @@ pub fn turn(request: &str, thread: &str, at: u64) -> Turn {
         sketch: Sketch::default(),
         reply: Vec::new(),
         marks: Vec::new(),
+        provider_request_id: None,
+        repeated_calls: None,
         carry: None,
     }
 }

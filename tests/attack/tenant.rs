@@ -403,3 +403,46 @@ async fn an_open_listener_with_the_operators_key_is_refused_without_a_token() {
     let done = check(&format!("client_token = \"file:{}\"", path("token"))).await;
     assert!(done.code != 0 && done.err.contains("16 characters"), "{}", done.err);
 }
+
+/// A gateway may send back what it was sent. What gives a credential away is no request id, and is told nowhere.
+#[tokio::test]
+async fn a_request_id_that_is_a_credential_is_told_nowhere() {
+    let provider = Provider::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    std::fs::write(path("key"), "sk-of-the-operator").unwrap();
+    let config = format!("[upstream.gemini]\ncredential = \"file:{}\"\n", path("key"));
+    std::fs::write(path("plimsoll.toml"), config).unwrap();
+    let mut serving = Serving::start(&provider.base(), &["--config", &path("plimsoll.toml")]).await;
+    let claude = request(&[json!({"role": "user", "content": "Hi"})]).to_string();
+    let gemini = r#"{"contents":[{"role":"user","parts":[{"text":"Hi"}]}]}"#;
+    let keyed = "/v1/messages?key=sk-in-the-query";
+    let cases = [
+        ("/v1/messages", &*claude, "sk-in-a-header", "sk-in-a-header"),
+        ("/v1/messages", &claude, "sk-in-a-header", "id-sk-in-a-header-1"),
+        ("/v1/messages", &claude, "sk-in-a-header", "in-a-header"),
+        (keyed, &claude, "sk-in-a-header", "sk-in-the-query"),
+        ("/v1beta/models/gemini-2.5-pro:generateContent", gemini, "", "sk-of-the-operator"),
+    ];
+    for (target, body, key, id) in cases {
+        let mut client = serving.post(target, body, &[("x-api-key", key)]).await;
+        let mut call = provider.call().await;
+        let answer = reply(&json!([]));
+        call.send(format!(
+            "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nx-request-id: {id}\r\ncontent-length: {}\r\n\r\n{answer}",
+            answer.len()
+        ))
+        .await;
+        assert_eq!(
+            client.response().await.header("x-request-id"),
+            Some(id),
+            "it passes all the same"
+        );
+    }
+    serving.log_says("generateContent 200").await;
+    let (log, sessions) = (serving.log(), serving.ask("/api/v1/sessions").await);
+    for secret in ["in-a-header", "in-the-query", "of-the-operator"] {
+        assert!(!log.contains(secret) && !sessions.text().contains(secret), "{log}");
+    }
+    assert_eq!(log.matches(" POST ").count(), 5, "{log}");
+}

@@ -9,10 +9,12 @@ mod canary;
 mod content;
 mod counting;
 mod keeping;
+mod loops;
 mod mode;
 mod private;
 mod program;
 mod replaying;
+mod request_ids;
 mod running;
 
 use std::process::Stdio;

@@ -39,11 +39,12 @@ function expected(sessions) {
     sessions: sessions.map(({ session, turns, totals, threads }) => ({
       name: session,
       numbers: [turns, totals.input, totals.output, ...(totals.reasoning ? [totals.reasoning] : []), totals.cache_read],
-      threads: threads.map(({ model, context, measured, turns }) => ({
+      threads: threads.map(({ model, context, measured, turns, provider_request_id }) => ({
         model,
         context: [context.total, context.window, Math.round(context.percent)],
         estimate: measured?.error == null ? [] : [measured.error, Number((measured.error_ratio * 100).toFixed(1))],
         turns,
+        provider: provider_request_id ?? null,
       })),
     })),
   };
@@ -54,7 +55,7 @@ function shown() {
   const numbers = (text) => [...text.matchAll(/[−+]?\d[\d,]*(\.\d+)?/g)].map(([number]) => Number(number.replaceAll(',', '').replace('−', '-')));
   const threads = (card) => [...card.querySelectorAll('details > summary')].map((line) => {
     const [name, context, estimate, turns] = line.children;
-    return { model: name.firstChild.textContent, context: numbers(context.textContent), estimate: numbers(estimate.textContent), turns: numbers(turns.textContent)[0] };
+    return { model: name.firstChild.textContent, context: numbers(context.textContent), estimate: numbers(estimate.textContent), turns: numbers(turns.textContent)[0], provider: name.textContent.match(/provider's id of the last request: (\S+)/)?.[1] ?? null };
   });
   return {
     worst: [...document.querySelectorAll('#worst:not([hidden]) a')].map((link) => link.textContent.split(', ')[0]),

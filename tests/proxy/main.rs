@@ -5,6 +5,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod counts;
 mod crowd;
 mod endings;
 mod errors;
@@ -12,6 +13,7 @@ mod forwarding;
 mod limits;
 mod reading;
 mod routing;
+mod silence;
 mod streams;
 mod tls;
 mod tunnels;

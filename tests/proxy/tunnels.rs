@@ -171,7 +171,7 @@ async fn responses_on_a_websocket_are_told_as_exchanges() {
     let mut client = Wire::connect(house.address).await;
     client.send(UPGRADE).await;
     let mut call = provider.call().await;
-    call.send(SWITCHED).await;
+    call.send(SWITCHED.replace("a\r\n\r\n", "a\r\nx-request-id: req_ws\r\n\r\n")).await;
     client.head().await;
     for event in [COMPLETED, DELTA] {
         let asked = frame(CREATE, true);
@@ -189,6 +189,7 @@ async fn responses_on_a_websocket_are_told_as_exchanges() {
             assert_eq!(told.session.as_deref(), Some("codex-session"));
             assert_eq!(told.dialect, Some(Dialect::OpenaiResponses));
             assert_eq!(told.model.as_deref(), Some("gpt-5"));
+            assert_eq!(told.provider_request_id.as_deref(), Some("req_ws"), "the connection's");
         }
     }
     // The upstream breaks off in the middle of the second reply.
@@ -197,6 +198,7 @@ async fn responses_on_a_websocket_are_told_as_exchanges() {
     let mut told = [house.told().await, house.told().await];
     told.sort_by_key(|event| event.model.is_some());
     assert_eq!((told[0].status, told[0].model.as_deref()), (Some(101), None), "the tunnel");
+    assert_eq!(told[0].provider_request_id.as_deref(), Some("req_ws"));
     assert_eq!(told[1].outcome, Outcome::UpstreamFailed);
     assert_eq!(told[1].usage.input, None);
     house.told_no_more();

@@ -160,6 +160,8 @@ fn turn(
         sketch: Sketch::default(),
         reply: Vec::new(),
         marks: marks(&call.reply),
+        provider_request_id: None,
+        repeated_calls: None,
         carry: None,
     }
 }

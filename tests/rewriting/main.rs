@@ -22,6 +22,7 @@ mod lasting;
 mod learned;
 mod limits;
 mod overflow;
+mod pictures;
 mod play;
 mod presets;
 mod pruned;

@@ -140,6 +140,8 @@ fn turn(
         sketch: Sketch { added: vec![sketched(PartKey(1))], ..Sketch::default() },
         reply: reply.parts.iter().filter_map(|part| part.key).map(sketched).collect(),
         marks: marks(reply),
+        provider_request_id: None,
+        repeated_calls: None,
         carry: None,
     }
 }

@@ -22,6 +22,7 @@ pub mod policy;
 pub mod prune;
 pub mod reasoning;
 pub mod repair;
+pub mod repeats;
 pub mod savings;
 #[cfg(test)]
 mod scene;
@@ -127,6 +128,12 @@ pub struct Turn {
     pub done: plan::RewriteSummary,
     /// The response's id: partial requests chain by it.
     pub response: Option<Box<str>>,
+    /// The provider's id of the request: what its support asks for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub provider_request_id: Option<Box<str>>,
+    /// In how many of the model's last ten turns the newest call had the same result, from four on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repeated_calls: Option<u32>,
     /// When the request arrived.
     pub at: Millis,
     /// When the exchange ended.

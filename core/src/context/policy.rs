@@ -214,6 +214,9 @@ pub struct PrunePolicy {
     pub keep_errors: bool,
     /// Whether pictures and documents in a result are kept.
     pub keep_media: bool,
+    /// Whether old pictures in the user's own messages are cut as old results are: by the same gates, the newest
+    /// protected alike, counted among the results. Words say that a picture stood there.
+    pub media: bool,
     /// Whether nothing that stands before a summary is cut.
     pub stop_at_summary: bool,
     /// Whether nothing is cut that stands before a result that Plimsoll or the client cut earlier.
@@ -346,6 +349,7 @@ impl Default for PrunePolicy {
             except_tools: Vec::new(),
             keep_errors: true,
             keep_media: true,
+            media: false,
             stop_at_summary: true,
             stop_at_cut: false,
             placeholder: "[Old tool result content cleared]".to_owned(),

@@ -121,16 +121,16 @@ impl<'a> PruneCandidates<'a> {
                 if policy.protect_counts == ProtectUnit::All {
                     counted += weights.judged(part, own);
                 }
-                if part.kind != PartKind::ToolResult {
+                let is_picture = policy.media && is_users_picture(message, part_at);
+                if part.kind != PartKind::ToolResult && !is_picture {
                     continue;
                 }
-                let within = if policy.keep_media { 0 } else { weights.within(message, part_at) };
-                let tokens = own + within;
-                let Some(about) = known.about(at).filter(|_| part.content.is_some()) else {
-                    continue;
-                };
+                let keeps = policy.keep_media || is_picture;
+                let tokens = own + if keeps { 0 } else { weights.within(message, part_at) };
+                let about = known.about(at).filter(|_| is_picture || part.content.is_some());
+                let Some(about) = about else { continue };
                 let name = part.name.as_deref().or_else(|| names.get(part.id.as_deref()?).copied());
-                let may_go = policy.covers(name) && !(policy.keep_errors && part.is_error);
+                let may_go = is_picture || may_go(policy, name, part);
                 let is_new = last_said.is_none_or(|last| index > last);
                 if cut.is_some() && (is_new || trimmed.is_none()) {
                     if may_go && policy.stop_at_cut {
@@ -140,7 +140,9 @@ impl<'a> PruneCandidates<'a> {
                 }
                 let about = trimmed.map_or(about, |_| plan::again(about));
                 if is_new {
-                    found.newborn.extend(may_go.then_some((at, about, part, own)));
+                    // A picture has no head and tail.
+                    let result = (at, about, part, own);
+                    found.newborn.extend((may_go && !is_picture).then_some(result));
                     // It is the newest of the results, though it cannot be cut yet.
                     if !protected && may_go && policy.protect_counts == ProtectUnit::Results {
                         counted += weights.judged(part, own);
@@ -150,7 +152,7 @@ impl<'a> PruneCandidates<'a> {
                 if protected || !may_go {
                     continue;
                 }
-                let text = policy.words(name, own);
+                let text = placeholder(policy, name, own, is_picture);
                 if policy.stop_at_cut && says(part, request.body, &text) {
                     return found;
                 }
@@ -160,13 +162,11 @@ impl<'a> PruneCandidates<'a> {
                 if counted <= policy.protect_tokens {
                     continue;
                 }
-                let after = u64::from(counter.stands_for(part, &text));
-                if after < tokens {
-                    found.after_first = passed;
-                    found.reasoning_after = reasoning;
-                    let saves = weights.saved(policy, part, own, &text).unwrap_or(tokens - after);
-                    let content = Replacement::Text(text.into());
-                    found.old.push(Candidate { at, about, part, tokens, content, after, saves });
+                let saves = weights.saved(policy, part, own, &text);
+                let result = (at, about, part, tokens);
+                if let Some(result) = Candidate::cleared(result, text, saves, &mut counter) {
+                    (found.after_first, found.reasoning_after) = (passed, reasoning);
+                    found.old.push(result);
                 }
             }
         }
@@ -333,12 +333,28 @@ impl<'a> PruneCandidates<'a> {
     }
 }
 
+/// What stands in place of a picture of the user's.
+const PICTURE_PLACEHOLDER: &str = "[Old picture cleared]";
 /// A result of fewer tokens is never too large: what is left of it would be no smaller.
 const LEAST_TRIMMED: u64 = 200;
 /// The smallest share of the window that is left of a result which does not fit: one in so many.
 const SMALLEST: u64 = 20;
 
 impl<'a> Candidate<'a> {
+    /// A result of `tokens` in whose place this text stands; `None` where that is no smaller. `saves`: as
+    /// decisions count it, where they count otherwise.
+    fn cleared(
+        (at, about, part, tokens): NewResult<'a>,
+        text: String,
+        saves: Option<u64>,
+        counter: &mut Counter<'_>,
+    ) -> Option<Self> {
+        let after = u64::from(counter.stands_for(part, &text));
+        let saves = saves.unwrap_or(tokens.saturating_sub(after));
+        let content = Replacement::Text(text.into());
+        (after < tokens).then_some(Self { at, about, part, tokens, content, after, saves })
+    }
+
     /// A result of `tokens` of which some `target` tokens stay; `None` where nothing is left out.
     fn trimmed(
         (at, about, part, tokens): NewResult<'a>,
@@ -408,6 +424,29 @@ impl<'a> PartWeights<'a> {
         let stays = rules.stands_for(self.body, part, text);
         Some(rules.part(self.body, part).saturating_sub(stays))
     }
+}
+
+/// What stands in the place of a result, or of a picture.
+fn placeholder(policy: &PrunePolicy, tool: Option<&str>, tokens: u64, is_picture: bool) -> String {
+    match is_picture {
+        true => PICTURE_PLACEHOLDER.to_owned(),
+        false => policy.words(tool, tokens),
+    }
+}
+
+/// Whether policy lets a result go.
+fn may_go(policy: &PrunePolicy, tool: Option<&str>, part: &Part) -> bool {
+    policy.covers(tool) && !(policy.keep_errors && part.is_error)
+}
+
+/// Whether a picture of the user's stands there, and not in a tool's answer, which it would go with.
+fn is_users_picture(message: &Message, at: usize) -> bool {
+    let part = &message.parts[at];
+    if part.kind != PartKind::Image || message.role != Role::User {
+        return false;
+    }
+    let mut others = message.parts.iter().enumerate().filter(|(other, _)| *other != at);
+    !others.any(|(_, it)| it.span.start <= part.span.start && part.span.end <= it.span.end)
 }
 
 /// The first message of those that policy never cuts in.

@@ -147,6 +147,8 @@ impl Scene {
             standing: placed.standing,
             done: Default::default(),
             response: reply.id.clone(),
+            provider_request_id: None,
+            repeated_calls: None,
             at: self.now,
             ended: self.now,
             upstream: self.upstream.into(),

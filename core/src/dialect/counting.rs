@@ -57,6 +57,26 @@ pub fn answer(dialect: Dialect, body: &[u8]) -> Option<u64> {
     root.get(name)?.as_u64()
 }
 
+/// What a counting endpoint at `target` (path and query) would answer for so many tokens. `None` where its
+/// shape is another (Bedrock), or nothing counts there.
+pub fn estimated(dialect: Dialect, target: &str, tokens: u64) -> Option<String> {
+    let path = target.split_once('?').map_or(target, |(path, _)| path);
+    let ends = |with: &[&str]| with.iter().any(|with| path.trim_end_matches('/').ends_with(with));
+    let body = match dialect {
+        Dialect::Anthropic if ends(&["/count_tokens", "/count-tokens:rawPredict"]) => {
+            json!({"input_tokens": tokens})
+        }
+        Dialect::OpenaiResponses if ends(&["/input_tokens"]) => {
+            json!({"object": "response.input_tokens", "input_tokens": tokens})
+        }
+        Dialect::Gemini if ends(&[":countTokens", "%3AcountTokens", "%3acountTokens"]) => {
+            json!({"totalTokens": tokens})
+        }
+        _ => return None,
+    };
+    Some(body.to_string())
+}
+
 /// What Anthropic counts (`docs/protocols.md` 1.7).
 const MESSAGES: &[&str] = &[
     "model",
@@ -173,6 +193,22 @@ mod tests {
             asked(Dialect::Gemini, &format!("{vertex}:generateContent"), body),
             is(&format!("{vertex}:countTokens"), r#"{"contents":[{"parts":[]}],"tools":[]}"#)
         );
+    }
+
+    #[test]
+    fn an_estimate_is_told_as_the_endpoint_would_and_nowhere_else() {
+        for (dialect, target) in [
+            (Dialect::Anthropic, "/v1/messages/count_tokens?beta=true"),
+            (Dialect::Anthropic, "/v1/projects/p/models/count-tokens:rawPredict"),
+            (Dialect::OpenaiResponses, "/v1/responses/input_tokens"),
+            (Dialect::Gemini, "/v1beta/models/g:countTokens?key=k"),
+            (Dialect::Gemini, "/v1beta/models/g%3AcountTokens"),
+        ] {
+            let told = estimated(dialect, target, 12).unwrap();
+            assert_eq!(answer(dialect, told.as_bytes()), Some(12), "{target}");
+        }
+        assert_eq!(estimated(Dialect::Anthropic, "/model/claude/count-tokens", 12), None);
+        assert_eq!(estimated(Dialect::OpenaiChat, "/v1/chat/completions", 12), None);
     }
 
     #[test]

@@ -196,6 +196,17 @@ impl Credentials {
     /// `x-api-key` and as bearer. The client token does not count, because all share it. `key` is 32 random
     /// bytes that the store keeps, so that hashes tell nothing elsewhere.
     pub fn tenant(&self, key: &[u8; 32], headers: &HeaderMap, target: &str) -> Tenant {
+        self.found(headers, target).tenant(key)
+    }
+
+    /// Whether a text gives away a credential of a request, or a part of one.
+    pub fn are_told_by(&self, text: &str, headers: &HeaderMap, target: &str) -> bool {
+        let Found { secrets, cookies, .. } = self.found(headers, target);
+        let mut all = secrets.iter().map(AsRef::as_ref).chain(cookies);
+        self.equals_token(text.as_bytes()) || all.any(|secret| gives_away(text, secret))
+    }
+
+    fn found<'r>(&self, headers: &'r HeaderMap, target: &'r str) -> Found<'r> {
         let mut found = Found::default();
         for (name, value) in headers {
             self.look_at_header(name, value.as_bytes(), &mut found);
@@ -205,7 +216,7 @@ impl Credentials {
         }
         let segments = path_of(target).split('/').filter(|segment| is_key(segment));
         found.secrets.extend(segments.map(|segment| Cow::Borrowed(segment.as_bytes())));
-        found.tenant(key)
+        found
     }
 
     fn look_at_header<'h>(&self, name: &HeaderName, value: &'h [u8], found: &mut Found<'h>) {
@@ -270,6 +281,17 @@ pub fn redact(target: &str) -> Cow<'_, str> {
 }
 
 const HIDDEN: &str = "REDACTED";
+
+/// A piece of a secret that is shorter than this may be there by chance, bytes.
+const SHORTEST_PIECE: usize = 8;
+
+/// Whether a text holds a secret, or is a piece of it.
+pub fn gives_away(text: &str, secret: &[u8]) -> bool {
+    let holds = |all: &[u8], piece: &[u8]| all.windows(piece.len()).any(|it| it == piece);
+    let text = text.as_bytes();
+    let is_piece = text.len() >= SHORTEST_PIECE && holds(secret, text);
+    is_piece || !secret.is_empty() && holds(text, secret)
+}
 
 /// What was found in a request.
 #[derive(Default)]

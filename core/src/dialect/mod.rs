@@ -31,6 +31,7 @@ pub mod reading;
 mod recordings;
 pub mod refusal;
 pub mod repair;
+pub mod request_id;
 pub mod rewrite;
 pub mod size;
 pub mod summary;

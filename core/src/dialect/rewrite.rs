@@ -13,6 +13,7 @@ pub mod invariants;
 mod listed;
 mod openai_chat;
 mod openai_responses;
+mod picture;
 mod say;
 
 pub(super) use compact::message;
@@ -72,6 +73,20 @@ pub fn cut(
         Dialect::OpenaiResponses => "input_text",
     };
     listed::cut(&listed::Answer { part, content, kept, kind }, body, cut.text)
+}
+
+/// The edit that puts words in place of a picture of the user's. `at`: message and part. None where it is no such
+/// picture, or stands in a tool's answer.
+pub fn cut_picture(
+    conversation: &Conversation,
+    body: &[u8],
+    at: (usize, usize),
+    text: &str,
+) -> Vec<Edit> {
+    let message = conversation.messages.get(at.0);
+    let message =
+        message.filter(|it| it.parts.get(at.1).is_some_and(|it| it.kind == PartKind::Image));
+    message.map_or_else(Vec::new, |it| picture::cut(conversation.dialect, it, at.1, body, text))
 }
 
 /// Edits that put blocks back into message `message` (one item of Responses is one message here),

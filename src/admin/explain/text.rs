@@ -23,10 +23,19 @@ impl fmt::Display for Explanation {
         let (model, upstream) = (name(&self.model), name(&self.upstream));
         let (session, thread) = (name(&self.session), name(&self.thread));
         writeln!(f, "{model} at {upstream}; session {session}, thread {thread}")?;
+        if let Some(id) = &self.provider_request_id {
+            writeln!(f, "The provider's id of it: {}", clean(id))?;
+        }
         if self.outcome == Outcome::Interrupted {
             writeln!(
                 f,
                 "Plimsoll ended in the middle of this request: below is what it knew then"
+            )?;
+        }
+        if let Some(times) = self.repeated_calls {
+            writeln!(
+                f,
+                "Loop: the newest call had the same result in {times} of the last 10 turns"
             )?;
         }
         writeln!(f, "Mode: {}{}", word(self.mode), self.but())?;

@@ -86,6 +86,7 @@ impl Resolver<'_> {
             mode: said.mode,
             upgrades: said.upgrades.unwrap_or_default(),
             include_usage: said.include_usage.unwrap_or(above.include_usage),
+            count_tokens: said.count_tokens.unwrap_or_default(),
             reasoning_echo: said.reasoning_echo,
             window: said.window_tokens,
             price: said.price,

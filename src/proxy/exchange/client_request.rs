@@ -13,17 +13,19 @@ use http::header::{AUTHORIZATION, CONTENT_ENCODING, HeaderValue};
 use http::{HeaderMap, Uri, request};
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::count_estimate::CountFallback;
 use super::latest_request;
 use super::outbound::BodyChanges;
 use crate::config::{Mode, ProviderCounting, Tenants, Upstream};
-use crate::context::plan::RecordedDecisions;
+use crate::context::plan::{self, Overlay, RecordedDecisions};
 use crate::context::policy::EchoRule;
 use crate::context::reasoning;
-use crate::dialect::credentials::Tenant;
+use crate::dialect::credentials::{Tenant, gives_away};
 use crate::dialect::identity::{self, ANONYMOUS, Identity};
 use crate::dialect::lesson::Lesson;
 use crate::dialect::models::{Binding, Model};
 use crate::dialect::paths::{self, Transport};
+use crate::dialect::request_id::provider_request_id;
 use crate::dialect::{Conversation, Dialect, Note, Purpose, Role};
 use crate::proxy::compaction::context::CompactionContext;
 use crate::proxy::compaction::summarize::SummaryJob;
@@ -65,6 +67,8 @@ pub(crate) struct AnalyzedRequest {
     pub(crate) writer: Option<SummaryJob>,
     /// What is changed in its body.
     pub(crate) changes: BodyChanges,
+    /// Answers it where it counts tokens and nobody else does.
+    pub(crate) count: Option<CountFallback>,
 }
 
 /// A request that knows its place.
@@ -77,6 +81,7 @@ pub(crate) struct PlacedRequest {
     /// What the head has to list for them.
     beta: Option<&'static str>,
     added: Option<AddedOption>,
+    count: Option<CountFallback>,
 }
 
 impl ClientRequest {
@@ -153,11 +158,11 @@ impl ClientRequest {
         }
         let plain = analysis.plain.clone();
         let placed = self.placed(analysis, Some(head), account).await;
-        let PlacedRequest { measure, writer, edits, beta, added } = placed;
+        let PlacedRequest { measure, writer, edits, beta, added, count } = placed;
         let rewrite = (!edits.is_empty()).then_some(PlannedRewrite { plain, edits, beta });
         let may_repair = measure.as_ref().is_some_and(PendingExchange::may_repair);
         let changes = BodyChanges { rewrite, added, may_repair };
-        Some(AnalyzedRequest { measure, writer, changes })
+        Some(AnalyzedRequest { measure, writer, changes, count })
     }
 
     /// How its body is read.
@@ -190,8 +195,9 @@ impl ClientRequest {
         let mut subject = self.subject(analysis, &who, (account, &reads)).await;
         if let Err(why) = tenant {
             account.stood_aside(why);
-            account.event.estimate = PlannedRequest::alone(&Arc::new(subject)).await;
-            return PlacedRequest::default();
+            let subject = Arc::new(subject);
+            account.event.estimate = PlannedRequest::alone(&subject).await;
+            return self.counted_alone(subject, account);
         }
         if subject.conversation.purpose == Purpose::Count {
             let counted = self.counted(subject, &who, (account, &reads)).await;
@@ -254,7 +260,8 @@ impl ClientRequest {
             account.stood_aside(FailOpen::Panicked);
         }
         let beta = measure.beta();
-        PlacedRequest { edits: measure.edits(), beta, measure: Some(measure), writer, added }
+        let edits = measure.edits();
+        PlacedRequest { edits, beta, measure: Some(measure), writer, added, count: None }
     }
 
     /// A call that counts tokens belongs to no thread, because nothing grows from it. It is asked for
@@ -267,7 +274,7 @@ impl ClientRequest {
     ) -> PlacedRequest {
         let proxy = account.proxy.clone();
         if proxy.config.count == ProviderCounting::Raw || self.is_signed() {
-            return PlacedRequest::default();
+            return self.counted_alone(Arc::new(subject), account);
         }
         let is_shadow = subject.mode == Mode::Shadow;
         // A thread that was rewritten before is repeated, as its turns would be.
@@ -292,17 +299,56 @@ impl ClientRequest {
             Lookup::None => RecordedDecisions::default(),
             Lookup::Late => {
                 account.stood_aside(FailOpen::SessionLate);
-                return PlacedRequest::default();
+                return self.counted_alone(Arc::new(subject), account);
             }
         };
         subject.added = self.added(&subject, account);
         let added = subject.added.clone();
         let subject = Arc::new(subject);
-        let planned = PlannedRequest::replayed(&subject, known).await;
+        let planned = PlannedRequest::replayed(&subject, Arc::new(known)).await;
         let beta = planned.beta(&subject);
         planned.stood_aside.into_iter().for_each(|why| account.stood_aside(why));
         account.event.done = planned.done;
-        PlacedRequest { edits: planned.edits, beta, added, ..PlacedRequest::default() }
+        let count = self.count_fallback(subject, (planned.sent, planned.known), account);
+        PlacedRequest { edits: planned.edits, beta, added, count, ..PlacedRequest::default() }
+    }
+
+    /// A request that goes as it came, and that nothing is kept of.
+    fn counted_alone(
+        &self,
+        subject: Arc<PreparedRequest>,
+        account: &ExchangeRecorder,
+    ) -> PlacedRequest {
+        let sent = plan::as_it_came(&subject.request());
+        let count = self.count_fallback(subject, (sent, Arc::default()), account);
+        PlacedRequest { count, ..PlacedRequest::default() }
+    }
+
+    /// What answers the request where it counts tokens and its upstream does not.
+    fn count_fallback(
+        &self,
+        subject: Arc<PreparedRequest>,
+        sent: (Overlay, Arc<RecordedDecisions>),
+        account: &ExchangeRecorder,
+    ) -> Option<CountFallback> {
+        let wanted = account.proxy.upstream(account.event.upstream.as_deref())?.count_tokens;
+        let is_count = subject.conversation.purpose == Purpose::Count;
+        let how = (wanted, self.mode(account));
+        is_count.then(|| CountFallback::new(subject, sent, self.target(), how))
+    }
+
+    /// The provider's id of the request, from its answer's headers; one that gives a credential away is none.
+    pub(crate) fn provider_request_id(
+        &self,
+        answered: &HeaderMap,
+        (proxy, upstream): (&Proxy, &Upstream),
+    ) -> Option<Box<str>> {
+        // Of other paths the headers are not kept, and nobody could tell a credential in it.
+        let id = self.dialect.and_then(|_| provider_request_id(answered))?;
+        let own = upstream.credential.as_ref().map(|(_, secret)| secret.0.as_bytes());
+        let is_told = own.is_some_and(|own| gives_away(id, own))
+            || proxy.credentials.are_told_by(id, &self.headers, self.target());
+        (!is_told).then(|| id.into())
     }
 
     /// Whether the client signed the body (AWS): not a byte of it can change (`docs/protocols.md` 1.1).
@@ -325,7 +371,7 @@ impl ClientRequest {
         who: &Identity,
         (account, reads): (&mut ExchangeRecorder, &ReadBudget),
     ) -> PreparedRequest {
-        let RequestAnalysis { plain: body, mut conversation, memory } = analysis;
+        let RequestAnalysis { plain: body, mut conversation, repeated_calls, memory } = analysis;
         let proxy = account.proxy.clone();
         conversation.purpose = who.purpose.unwrap_or(conversation.purpose);
         let tenant = account.event.tenant.clone();
@@ -345,6 +391,7 @@ impl ClientRequest {
         event.family = Some(model.family);
         event.window = Some(model.window);
         event.purpose = Some(conversation.purpose);
+        event.repeated_calls = repeated_calls.filter(|_| conversation.purpose == Purpose::Turn);
         event.session.clone_from(&who.session);
         let mode = self.mode(account);
         let upstream = proxy.upstream(account.event.upstream.as_deref());

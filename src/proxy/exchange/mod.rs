@@ -4,6 +4,7 @@
 //! the way is left out, and the original goes on.
 
 mod client_request;
+mod count_estimate;
 mod latest_request;
 mod original_request;
 mod outbound;
@@ -27,7 +28,9 @@ use crate::config::{ServerLimits, Upgrades, Upstream};
 use crate::context::Outcome;
 use crate::dialect::Dialect;
 use crate::dialect::paths::is_inference;
-use crate::proxy::exchange::client_request::ClientRequest;
+use crate::proxy::compaction::summarize::SummaryJob;
+use crate::proxy::exchange::client_request::{AnalyzedRequest, ClientRequest};
+use crate::proxy::exchange::count_estimate::CountFallback;
 use crate::proxy::exchange::outbound::OutboundRequest;
 use crate::proxy::exchange::websocket::frames::FrameObserver;
 use crate::proxy::exchange::websocket::tunnel;
@@ -38,6 +41,7 @@ use crate::proxy::http::headers::{self, HeaderDirection};
 use crate::proxy::http::memory::MemoryShare;
 use crate::proxy::http::pieces::CoalescedBody;
 use crate::proxy::response::observe::ResponseObserver;
+use crate::proxy::response::silence::{SilenceLimits, StreamSilence};
 use crate::proxy::response::tap::{ResponseActions, ResponseBody, Tap};
 use crate::proxy::response::usage_rewrite::{ResponseEdits, UsageAddition, UsageRewrite};
 use crate::proxy::response::usage_strip::UsageStrip;
@@ -211,38 +215,11 @@ async fn answered(
     body: Incoming,
     mut account: ExchangeRecorder,
 ) -> Response<ResponseBody> {
-    // 3. Body.
-    let collected = match asked.read_as() {
-        Some(_) => {
-            let ServerLimits { body_bytes, body_s, .. } = proxy.config.limits;
-            let bounds = (body_bytes, Duration::from_secs(body_s));
-            body::collect(body, bounds, &account.memory).await
-        }
-        None => body::collect_unread(body, &account.memory).await,
-    };
-    let here = Instant::now();
-    let (mut measure, mut writer) = (None, None);
     let RoutedRequest { upstream, head, .. } = routed;
-    let outbound = match collected {
-        CollectOutcome::Broken => return ours(&ProxyError::RequestBroken, account),
-        CollectOutcome::TimedOut => return ours(&ProxyError::BodyTooSlow, account),
-        CollectOutcome::Unread(body) => OutboundRequest::plain(head, account.counting(body)),
-        CollectOutcome::TooLarge(body) => {
-            account.stood_aside(FailOpen::BodyTooLarge);
-            OutboundRequest::plain(head, account.counting(body))
-        }
-        CollectOutcome::NoMemory(body) => {
-            account.stood_aside(FailOpen::MemoryBudget);
-            OutboundRequest::plain(head, account.counting(body))
-        }
-        CollectOutcome::Whole { bytes, trailers } => {
-            account.event.request_bytes = bytes.len() as u64;
-            // 4. Read. 5. Open the ledger. 6. Plan. 7. Save.
-            let understood = asked.understand(&bytes, &head, &mut account).await;
-            (measure, writer) = (understood.measure, understood.writer);
-            // 8. Splice.
-            OutboundRequest::edited(head, bytes, trailers, understood.changes)
-        }
+    let read = read_request(proxy, asked, (head, body), &mut account).await;
+    let ReadRequest { outbound, mut measure, writer, count, here } = match read {
+        Ok(read) => read,
+        Err(fault) => return ours(&fault, account),
     };
     // What a summary was waited for is told by itself.
     let waited = account.event.compaction_wait_us.unwrap_or(0);
@@ -250,8 +227,14 @@ async fn answered(
     if let Some(measure) = &mut measure {
         measure.count_where_wanted(proxy, outbound.going());
     }
+    if let Some(count) = &count
+        && let Some(counted) = count.answer_unasked(&mut account).await
+    {
+        return estimated(counted, account);
+    }
+    let head = count.as_ref().map(|_| outbound.going().0.clone());
     // 9. Forward.
-    let (response, asked_usage) = match outbound.send(&mut measure, &mut account).await {
+    let (mut response, asked_usage) = match outbound.send(&mut measure, &mut account).await {
         Ok(sent) => sent,
         Err(error) => {
             if let Some(measure) = &mut measure {
@@ -265,6 +248,14 @@ async fn answered(
             };
         }
     };
+    let id = asked.provider_request_id(response.headers(), (proxy, upstream));
+    account.event.provider_request_id = id;
+    if let (Some(count), Some(head)) = (count, head) {
+        response = match count.answer_missing(response, &head, &mut account).await {
+            Ok(counted) => return estimated(counted, account),
+            Err(response) => response,
+        };
+    }
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         let why = "it left HTTP for a protocol that nobody asked for".to_owned();
         return ours(&fault(upstream, UpstreamError::Failed(why)), account);
@@ -284,8 +275,60 @@ async fn answered(
         ResponseObserver::new(dialect, status, response.headers(), limit, memory).noting(progress)
     });
     let settle = open.map(|turn| turn.settle(proxy.clone()));
-    let doing = ResponseActions { observation, altering: None, settle };
+    let doing = ResponseActions { observation, settle, ..ResponseActions::default() };
     tapped(response, account, doing, (asked_usage, unpruned)).await
+}
+
+/// A request whose body is here, or on its way unread.
+struct ReadRequest {
+    outbound: OutboundRequest,
+    measure: Option<PendingExchange>,
+    writer: Option<SummaryJob>,
+    count: Option<CountFallback>,
+    /// When its body was here.
+    here: Instant,
+}
+
+async fn read_request(
+    proxy: &Proxy,
+    asked: &ClientRequest,
+    (head, body): (request::Parts, Incoming),
+    account: &mut ExchangeRecorder,
+) -> Result<ReadRequest, ProxyError> {
+    // 3. Body.
+    let collected = match asked.read_as() {
+        Some(_) => {
+            let ServerLimits { body_bytes, body_s, .. } = proxy.config.limits;
+            let bounds = (body_bytes, Duration::from_secs(body_s));
+            body::collect(body, bounds, &account.memory).await
+        }
+        None => body::collect_unread(body, &account.memory).await,
+    };
+    let here = Instant::now();
+    let mut analyzed = AnalyzedRequest::default();
+    let outbound = match collected {
+        CollectOutcome::Broken => return Err(ProxyError::RequestBroken),
+        CollectOutcome::TimedOut => return Err(ProxyError::BodyTooSlow),
+        CollectOutcome::Unread(body) => OutboundRequest::plain(head, account.counting(body)),
+        CollectOutcome::TooLarge(body) => {
+            account.stood_aside(FailOpen::BodyTooLarge);
+            OutboundRequest::plain(head, account.counting(body))
+        }
+        CollectOutcome::NoMemory(body) => {
+            account.stood_aside(FailOpen::MemoryBudget);
+            OutboundRequest::plain(head, account.counting(body))
+        }
+        CollectOutcome::Whole { bytes, trailers } => {
+            account.event.request_bytes = bytes.len() as u64;
+            // 4. Read. 5. Open the ledger. 6. Plan. 7. Save.
+            analyzed = asked.understand(&bytes, &head, account).await;
+            // 8. Splice.
+            let changes = std::mem::take(&mut analyzed.changes);
+            OutboundRequest::edited(head, bytes, trailers, changes)
+        }
+    };
+    let AnalyzedRequest { measure, writer, count, .. } = analyzed;
+    Ok(ReadRequest { outbound, measure, writer, count, here })
 }
 
 /// An upstream's answer, on its way to the client. `asked_usage`: it answers a body that asked for
@@ -317,6 +360,7 @@ async fn tapped(
         }),
         None => None,
     };
+    doing.silence = silence(&parts.headers, &account);
     account.stamp(&mut parts.headers);
     account.event.status = Some(parts.status.as_u16());
     account.stream = Some(account.proxy.telemetry.stream());
@@ -326,6 +370,20 @@ async fn tapped(
     let mut tap = Box::new(Tap::new(body, account, doing, whole));
     tap.look_ahead().await;
     Response::from_parts(parts, ResponseBody::Tapped(tap, pieces))
+}
+
+/// What sees to a stream on which nothing comes. `headers`: as the client gets them.
+fn silence(headers: &HeaderMap, account: &ExchangeRecorder) -> Option<StreamSilence> {
+    let (event, limits) = (&account.event, &account.proxy.config.limits);
+    let seconds = |wanted: u64| (wanted > 0).then(|| Duration::from_secs(wanted));
+    let limits = SilenceLimits {
+        silent: seconds(limits.silent_stream_s),
+        keep_alive: seconds(limits.keep_alive_s),
+    };
+    let ours = event.request_side_us + event.compaction_wait_us.unwrap_or(0);
+    let before = Duration::from_micros(event.headers_us.unwrap_or(0).saturating_sub(ours));
+    let upstream = event.upstream.as_deref().unwrap_or_default();
+    StreamSilence::new(event.dialect, upstream, headers, (limits, before))
 }
 
 /// What changes a response on its way, where it can be: hides what we asked for in a stream, or tells
@@ -351,6 +409,18 @@ fn greeted(mut account: ExchangeRecorder) -> Response<ResponseBody> {
     account.stamp(response.headers_mut());
     account.event.status = Some(response.status().as_u16());
     account.event.outcome = Outcome::Complete;
+    response.map(|body| ResponseBody::Ours(Some(body)))
+}
+
+/// A count of our own, in place of the upstream's.
+fn estimated(
+    mut response: Response<Bytes>,
+    mut account: ExchangeRecorder,
+) -> Response<ResponseBody> {
+    account.stamp(response.headers_mut());
+    account.event.status = Some(response.status().as_u16());
+    account.event.outcome = Outcome::Complete;
+    account.event.response_bytes = response.body().len() as u64;
     response.map(|body| ResponseBody::Ours(Some(body)))
 }
 
@@ -395,6 +465,8 @@ async fn upgraded(
         Err(error) => return ours(&fault(upstream, error), account),
     };
     account.event.headers_us = Some(account.elapsed_us());
+    let id = asked.provider_request_id(response.headers(), (proxy, upstream));
+    account.event.provider_request_id = id;
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
         return tapped(response, account, ResponseActions::default(), (false, None)).await;
     }

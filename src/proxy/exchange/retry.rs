@@ -124,8 +124,8 @@ impl Retry<'_> {
         let measure = self.measure.as_deref();
         Facts {
             is_rewritten: self.is_rewritten,
-            may_unbind: measure.is_some_and(|measure| measure.may_unbind()),
-            has_reasoning_back: measure.is_some_and(|measure| measure.has_reasoning_back()),
+            may_unbind: measure.is_some_and(PendingExchange::may_unbind),
+            has_reasoning_back: measure.is_some_and(PendingExchange::has_reasoning_back),
             added: self.adds.map(|adds| (adds.cause(), adds.lesson())),
             is_count: self.account.event.purpose == Some(Purpose::Count),
         }

@@ -59,6 +59,8 @@ pub(crate) enum ProxyError {
     UpstreamFailed(Box<str>, String),
     /// The upstream accepted no connection in time.
     UpstreamTooSlow(Box<str>, String),
+    /// The upstream (first) said nothing in a stream for so many seconds.
+    UpstreamSilent(Box<str>, u64),
 }
 
 impl ProxyError {
@@ -81,6 +83,7 @@ impl ProxyError {
             ProxyError::BodyTooSlow => "body_too_slow",
             ProxyError::UpstreamFailed(..) => "upstream_failed",
             ProxyError::UpstreamTooSlow(..) => "upstream_too_slow",
+            ProxyError::UpstreamSilent(..) => "upstream_silent_timeout",
         }
     }
 
@@ -99,7 +102,9 @@ impl ProxyError {
             ProxyError::Malformed | ProxyError::RequestBroken => StatusCode::BAD_REQUEST,
             ProxyError::BodyTooSlow => StatusCode::REQUEST_TIMEOUT,
             ProxyError::UpstreamFailed(..) => StatusCode::BAD_GATEWAY,
-            ProxyError::UpstreamTooSlow(..) => StatusCode::GATEWAY_TIMEOUT,
+            ProxyError::UpstreamTooSlow(..) | ProxyError::UpstreamSilent(..) => {
+                StatusCode::GATEWAY_TIMEOUT
+            }
         }
     }
 
@@ -120,9 +125,9 @@ impl ProxyError {
             | ProxyError::BodyTooSlow
             | ProxyError::UpgradeRefused => Outcome::Turned,
             ProxyError::RequestBroken => Outcome::ClientLeft,
-            ProxyError::UpstreamFailed(..) | ProxyError::UpstreamTooSlow(..) => {
-                Outcome::UpstreamFailed
-            }
+            ProxyError::UpstreamFailed(..)
+            | ProxyError::UpstreamTooSlow(..)
+            | ProxyError::UpstreamSilent(..) => Outcome::UpstreamFailed,
         }
     }
 
@@ -202,6 +207,10 @@ impl ProxyError {
                 "The upstream {name:?} accepted no connection or stream in time (limits.connect_s), which is \
                  neither the client's nor Plimsoll's doing: {why}"
             ),
+            ProxyError::UpstreamSilent(name, seconds) => format!(
+                "The upstream {name:?} said nothing in its stream for {seconds} s (limits.silent_stream_s), which is \
+                 neither the client's nor Plimsoll's doing: ask again."
+            ),
         }
     }
 
@@ -223,6 +232,25 @@ impl ProxyError {
             headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
         response
+    }
+
+    /// The same in the middle of a stream of events.
+    pub(crate) fn event(&self, dialect: Dialect) -> String {
+        let data = match dialect {
+            // The words stand where its own error event has them, and where the SDKs look.
+            Dialect::OpenaiResponses => serde_json::json!({
+                "type": "error", "code": self.code(), "message": self.words(), "param": null,
+                "error": {"type": "plimsoll", "code": self.code(), "message": self.words(), "param": null}
+            })
+            .to_string(),
+            Dialect::Anthropic | Dialect::OpenaiChat | Dialect::Gemini => self.body(Some(dialect)),
+        };
+        match dialect {
+            Dialect::Anthropic | Dialect::OpenaiResponses => {
+                format!("event: error\ndata: {data}\n\n")
+            }
+            Dialect::OpenaiChat | Dialect::Gemini => format!("data: {data}\n\n"),
+        }
     }
 
     fn body(&self, dialect: Option<Dialect>) -> String {

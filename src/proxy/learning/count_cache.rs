@@ -5,8 +5,11 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use foldhash::HashMap;
+use foldhash::{HashMap, HashSet};
 use tokio::sync::Semaphore;
+use xxhash_rust::xxh3::xxh3_128;
+
+use crate::store::lessons::LessonSource;
 
 /// Questions under way at once; more are not asked.
 const AT_ONCE: usize = 2;
@@ -19,12 +22,16 @@ pub(crate) struct CountingEndpoints {
     answers: Mutex<HashMap<u128, u64>>,
     /// Upstreams that are left alone for now by a tenant: what one was refused says nothing of others.
     pauses: Mutex<HashMap<Box<str>, Instant>>,
+    /// Where a client was told that nothing counts, by tenant, upstream and model: learned once the upstream has
+    /// answered a turn there, because a path that does not exist has no count either.
+    missing: Mutex<HashSet<u128>>,
 }
 
 impl Default for CountingEndpoints {
     fn default() -> Self {
         let permits = Arc::new(Semaphore::new(AT_ONCE));
-        Self { permits, answers: Mutex::default(), pauses: Mutex::default() }
+        let (answers, pauses, missing) = Default::default();
+        Self { permits, answers, pauses, missing }
     }
 }
 
@@ -42,6 +49,21 @@ impl CountingEndpoints {
         pauses.insert(whose, Instant::now() + how_long);
     }
 
+    /// Nothing counts for this tenant, upstream and model.
+    pub(crate) fn set_missing(&self, source: &LessonSource<'_>) {
+        let mut missing = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
+        if missing.len() >= MOST {
+            missing.clear();
+        }
+        missing.insert(key(source));
+    }
+
+    /// Whether nothing counts there; answered once.
+    pub(crate) fn take_missing(&self, source: &LessonSource<'_>) -> bool {
+        let mut missing = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
+        !missing.is_empty() && missing.remove(&key(source))
+    }
+
     pub(super) fn answered(&self, key: u128) -> Option<u64> {
         self.answers.lock().unwrap_or_else(PoisonError::into_inner).get(&key).copied()
     }
@@ -53,4 +75,9 @@ impl CountingEndpoints {
         }
         answers.insert(key, tokens);
     }
+}
+
+fn key(source: &LessonSource<'_>) -> u128 {
+    let LessonSource { tenant, upstream, model, .. } = source;
+    xxh3_128([tenant.unwrap_or_default(), upstream, model].join("\0").as_bytes())
 }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::HeaderMap;
 
+use crate::context::repeats::repeated_calls;
 use crate::dialect::size::{MOST_PARTS, Size};
 use crate::dialect::{self, Conversation, Dialect};
 use crate::proxy::http::headers;
@@ -28,6 +29,8 @@ pub(crate) struct RequestAnalysis {
     /// The body without its encoding.
     pub(crate) plain: Bytes,
     pub(crate) conversation: Conversation,
+    /// See [`repeated_calls`].
+    pub(crate) repeated_calls: Option<u32>,
     /// What the conversation, and what is made of it, takes.
     pub(crate) memory: HeldMemory,
 }
@@ -100,7 +103,8 @@ impl BodyReader {
         let conversation = dialect::read_in(&document, self.dialect, &self.target, &plain);
         drop(document);
         memory.hold(size.bytes);
-        Ok(RequestAnalysis { plain, conversation, memory })
+        let repeated_calls = repeated_calls(&conversation, &plain);
+        Ok(RequestAnalysis { plain, conversation, repeated_calls, memory })
     }
 }
 

@@ -377,15 +377,7 @@ impl PlannedRequest {
 
     /// What a request costs of which nothing is known beside itself.
     pub(crate) async fn alone(subject: &Arc<PreparedRequest>) -> Option<Estimate> {
-        want_vocabulary(subject.model.family);
-        let measure = {
-            let subject = subject.clone();
-            move || {
-                let sent = plan::as_it_came(&subject.request());
-                subject.measure(&sent, &RecordedDecisions::default(), None).estimate
-            }
-        };
-        off_thread(subject.body.len(), measure).await.ok()
+        estimate(subject, plan::as_it_came(&subject.request()), &Arc::default()).await
     }
 
     /// What has to be known of it, as it was sent, to say what the next request will hold of its turn.
@@ -420,9 +412,12 @@ impl PlannedRequest {
 
     /// Of a request that is no turn: what was decided before is repeated, and nothing is decided or
     /// measured.
-    pub(crate) async fn replayed(subject: &Arc<PreparedRequest>, known: RecordedDecisions) -> Self {
+    pub(crate) async fn replayed(
+        subject: &Arc<PreparedRequest>,
+        known: Arc<RecordedDecisions>,
+    ) -> Self {
         let replay = {
-            let subject = subject.clone();
+            let (subject, known) = (subject.clone(), known.clone());
             move || plan::replay(&subject.request(), &known)
         };
         let plan = match off_thread(subject.body.len(), replay).await {
@@ -436,7 +431,11 @@ impl PlannedRequest {
         let edits = if subject.mode == Mode::Shadow { Vec::new() } else { plan.edits };
         let stood_aside = plan.conflict.then_some(FailOpen::EditsConflict);
         let summary = plan.summary;
-        Self { edits, sent: plan.sent, done, summary, stood_aside, ..Self::default() }
+        let sent = match subject.mode {
+            Mode::Shadow => plan::as_it_came(&subject.request()),
+            Mode::Observe | Mode::Active => plan.sent,
+        };
+        Self { edits, sent, known, done, summary, stood_aside, ..Self::default() }
     }
 
     /// The original is sent in place of the rewrite.
@@ -449,4 +448,18 @@ impl PlannedRequest {
         };
         self.measured = off_thread(subject.body.len(), measure).await.ok();
     }
+}
+
+/// What a request costs of which this is sent, and no turn before it is known.
+pub(crate) async fn estimate(
+    subject: &Arc<PreparedRequest>,
+    sent: Overlay,
+    known: &Arc<RecordedDecisions>,
+) -> Option<Estimate> {
+    want_vocabulary(subject.model.family);
+    let measure = {
+        let (subject, known) = (subject.clone(), known.clone());
+        move || subject.measure(&sent, &known, None).estimate
+    };
+    off_thread(subject.body.len(), measure).await.ok()
 }

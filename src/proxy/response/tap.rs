@@ -17,6 +17,7 @@ use tokio::runtime::Handle;
 use tokio::time::{Sleep, sleep, sleep_until};
 
 use super::observe::{ObservedReply, ResponseObserver};
+use super::silence::{SilenceAction, StreamSilence};
 use super::usage_rewrite::ResponseEdits;
 use crate::context::Outcome;
 use crate::dialect::Reply;
@@ -41,6 +42,9 @@ const SMALL_REPLY: usize = 64 * 1024;
 pub(crate) type Commit = Pin<Box<dyn Future<Output = Option<FailOpen>> + Send>>;
 /// Why a stream is broken that its upstream ended before its terminal event.
 const CUT: &str = "the upstream ended the stream before its terminal event";
+
+/// Why a stream is broken on which its upstream said nothing for too long.
+const SILENT: &str = "the upstream said nothing in its stream for limits.silent_stream_s";
 
 /// Makes a turn of a reply, once the exchange's ending is known.
 pub(crate) type Settle = Box<dyn FnOnce(&mut Exchange, Reply) -> Commit + Send>;
@@ -117,6 +121,8 @@ pub(crate) struct ResponseActions {
     pub(crate) altering: Option<Box<ResponseEdits>>,
     /// Keeps the turn.
     pub(crate) settle: Option<Settle>,
+    /// Sees to it that a stream does not stay silent for ever.
+    pub(crate) silence: Option<StreamSilence>,
 }
 
 /// An upstream's response body on its way to the client.
@@ -216,6 +222,9 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         let complete = self.doing.observation.as_mut().is_some_and(|along| along.saw(&data));
         let last = self.inner.is_end_stream();
         self.held = self.shown(data, last);
+        if let (Some(silence), Some(shown)) = (&mut self.doing.silence, &self.held) {
+            silence.passed(shown.data_ref().map_or(&[], |data| data));
+        }
         if matches!(self.end, Some(Err(_))) {
             self.settle_alone(Outcome::UpstreamFailed);
         } else if complete || last {
@@ -262,6 +271,17 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         self.end = Some(how);
     }
 
+    /// The upstream has said nothing for too long: its client hears that, where words can stand there.
+    fn fell_silent(&mut self, event: Option<Bytes>) {
+        self.account.event.silent_stream = true;
+        self.settle_alone(Outcome::UpstreamFailed);
+        self.end = Some(match event {
+            Some(_) => Ok(()),
+            None => Err(SILENT.into()),
+        });
+        self.held = event.map(Frame::data);
+    }
+
     /// The upstream's body came to an end of its own.
     fn settle_whole(&mut self) {
         let waiting = self.settle(self.whole);
@@ -278,6 +298,11 @@ impl<B: Body<Data = Bytes>> Tap<B> {
             return None;
         }
         self.account.stream = None;
+        if let Some(silence) = &self.doing.silence {
+            let longest = silence.gaps.longest().map(|gap| gap.as_micros() as u64);
+            self.account.event.longest_gap_us = longest;
+            self.account.event.gaps = longest.map(|_| Box::new(silence.gaps.clone()));
+        }
         self.account.event.outcome = outcome;
         let observation = self.doing.observation.take()?;
         let settle = self.doing.settle.take();
@@ -450,7 +475,25 @@ where
             if let Some(end) = this.end.take() {
                 return Poll::Ready(end.err().map(Err));
             }
-            match ready!(Pin::new(&mut this.inner).poll_frame(cx)) {
+            let next = match Pin::new(&mut this.inner).poll_frame(cx) {
+                Poll::Ready(next) => {
+                    if let Some(silence) = &mut this.doing.silence {
+                        silence.heard(matches!(&next, Some(Ok(frame)) if frame.is_data()));
+                    }
+                    next
+                }
+                Poll::Pending => {
+                    let Some(silence) = &mut this.doing.silence else { return Poll::Pending };
+                    match ready!(silence.poll(cx)) {
+                        SilenceAction::KeepAlive(comment) => {
+                            return Poll::Ready(Some(Ok(Frame::data(comment))));
+                        }
+                        SilenceAction::Break(event) => this.fell_silent(event),
+                    }
+                    continue;
+                }
+            };
+            match next {
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(data) => this.data(data),
                     Err(trailers) => {

@@ -29,6 +29,8 @@ pub(super) struct ExchangeEnding {
     pub(super) at: Millis,
     pub(super) ended: Millis,
     pub(super) upstream: Box<str>,
+    pub(super) provider_request_id: Option<Box<str>>,
+    pub(super) repeated_calls: Option<u32>,
     pub(super) outcome: Outcome,
 }
 
@@ -39,6 +41,8 @@ impl ExchangeEnding {
             at: event.at,
             ended: now(),
             upstream: event.upstream.clone().unwrap_or_default(),
+            provider_request_id: event.provider_request_id.clone(),
+            repeated_calls: event.repeated_calls,
             outcome: event.outcome,
         }
     }
@@ -49,6 +53,8 @@ impl ExchangeEnding {
             request: self.id,
             after: reply.chain_after(draft.standing.chain),
             response: reply.id.clone(),
+            provider_request_id: self.provider_request_id,
+            repeated_calls: self.repeated_calls,
             at: self.at,
             ended: self.ended,
             upstream: self.upstream,
@@ -94,6 +100,8 @@ pub(super) fn draft(
         sketch: measured.map(|measured| measured.sketch.clone()).unwrap_or_default(),
         reply: Vec::new(),
         marks: Vec::new(),
+        provider_request_id: None,
+        repeated_calls: None,
         carry: None,
     }
 }

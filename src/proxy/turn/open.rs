@@ -243,7 +243,8 @@ impl OpenTurn {
         let held = reply.usage.context();
         let held = held.map(|held| held.input.saturating_add(held.output));
         proxy.ledgers.lessons().answered(&source, held, now());
-        if self.counted.as_ref().is_some_and(PendingCount::is_missing) {
+        let is_missing = self.counted.as_ref().is_some_and(PendingCount::is_missing);
+        if proxy.counting.take_missing(&source) || is_missing {
             proxy.learn(&source, Lesson::CountMissing, None).await;
         }
     }

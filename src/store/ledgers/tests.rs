@@ -81,6 +81,8 @@ fn turn(opened: &OpenedSession, answer: &str) -> Fact {
         sketch: Sketch { added: vec![sketched(PartKey(1))], ..Sketch::default() },
         reply: reply.parts.iter().filter_map(|part| part.key).map(sketched).collect(),
         marks: marks(&reply),
+        provider_request_id: None,
+        repeated_calls: None,
         carry: None,
     }))
 }

@@ -12,7 +12,9 @@ use super::{Families, Metrics, word};
 use crate::context::plan::DecisionReason;
 use crate::context::policy::SummaryAuthor;
 use crate::dialect::refusal::Cause;
-use crate::telemetry::{ClientTimeout, CountOutcome, Ended, FailOpen, StoreOperation, Turned};
+use crate::telemetry::{
+    ClientTimeout, CountEstimate, CountOutcome, Ended, FailOpen, StoreOperation, Turned,
+};
 
 /// Why summaries are asked for.
 const TRIGGERS: [DecisionReason; 3] =
@@ -24,6 +26,10 @@ impl Metrics {
         for outcome in CountOutcome::iter() {
             self.families.counts.with_label_values(&[upstream, &word(outcome)]);
         }
+        for why in CountEstimate::iter() {
+            self.families.counts_estimated.with_label_values(&[upstream, &word(why)]);
+        }
+        self.families.silent.with_label_values(&[upstream]);
         self.rewriting.begin_at_zero(upstream);
         self.compacting.begin_at_zero(upstream);
     }

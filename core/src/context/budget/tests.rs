@@ -85,6 +85,8 @@ impl Case {
             sketch: measured.sketch.clone(),
             reply: reply(&said, Tokenizer::whole(model.family)),
             marks: Vec::new(),
+            provider_request_id: None,
+            repeated_calls: None,
             carry: None,
         };
         Before { turn, sketch: measured.sketch.added }

@@ -58,6 +58,8 @@ impl Play {
             sketch: Sketch { added: sent.map(sketched).collect(), ..Sketch::default() },
             reply: reply.parts.iter().filter_map(|part| part.key).map(sketched).collect(),
             marks: marks(&reply),
+            provider_request_id: None,
+            repeated_calls: None,
             carry: None,
         })));
         placed

@@ -382,7 +382,8 @@ impl RecordedDecisions {
 
     /// The cut of a result at a place; and once more, where it was trimmed alone.
     pub fn cut_at(&self, part: &Part, at: (usize, usize)) -> (Option<&Cut>, Option<&Cut>) {
-        let may_be = part.kind == PartKind::ToolResult && !self.cuts.is_empty();
+        let is_kind = matches!(part.kind, PartKind::ToolResult | PartKind::Image);
+        let may_be = is_kind && !self.cuts.is_empty();
         let about = if may_be { self.about(at) } else { None };
         let cut = about.and_then(|about| self.cut(about));
         let is_trim =

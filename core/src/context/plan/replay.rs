@@ -77,6 +77,9 @@ fn cuts(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
         let Some(part) = request.part(at) else { continue };
         let words = cut.content.words(part, request.body);
         let edits = words.map_or_else(Vec::new, |words| {
+            if part.kind == PartKind::Image {
+                return rewrite::cut_picture(request.conversation, request.body, at, &words);
+            }
             let change = rewrite::Cut { text: &words, keep_media: cut.keep_media };
             rewrite::cut(request.conversation, request.body, at, &change)
         });

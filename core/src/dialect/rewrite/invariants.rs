@@ -6,7 +6,9 @@
 
 mod seen;
 
-use super::{Block, Cut, cut, is_object, put_back, says_something, seal, take_out, within};
+use super::{
+    Block, Cut, cut, cut_picture, is_object, put_back, says_something, seal, take_out, within,
+};
 use crate::dialect::{Dialect, Part, PartKind, Role, Span};
 use crate::wire::json::{Document, Kind, Value};
 use seen::{ReadRequest, agree, without};
@@ -51,6 +53,7 @@ pub fn one_by_one(dialect: Dialect, target: &str, body: &[u8]) -> Tried {
     for (message, of) in request.read.messages.iter().enumerate() {
         for at in (0..of.parts.len()).map(|part| (message, part)) {
             tried.cut += usize::from(request.cut(at, false)) + usize::from(request.cut(at, true));
+            request.cut_picture(at);
             tried.sealed += usize::from(request.seal(at));
         }
         tried.put_back += request.put_back_everywhere(message);
@@ -198,6 +201,23 @@ impl ReadRequest<'_> {
         let gone = if keep_media { Vec::new() } else { self.held(at) };
         agree(&faces, &without(expected, &gone));
         true
+    }
+
+    /// A picture becomes words of the same speaker, and nothing else changes.
+    fn cut_picture(&self, at: (usize, usize)) {
+        let edits = cut_picture(&self.read, &self.body, at, WORDS);
+        if edits.is_empty() {
+            return;
+        }
+        let after = self.after(edits);
+        let (number, before, now) = (self.number(at), self.part(at), after.part(at));
+        assert_eq!(
+            (before.kind, now.kind, now.role),
+            (PartKind::Image, PartKind::Text, before.role)
+        );
+        let words: String = now.texts.iter().map(|span| after.words_at(*span)).collect();
+        assert_eq!(words, WORDS);
+        agree(&without(after.faces(), &[number]), &without(self.faces(), &[number]));
     }
 
     fn seal(&self, at: (usize, usize)) -> bool {

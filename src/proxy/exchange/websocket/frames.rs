@@ -62,6 +62,8 @@ struct SocketConnection {
     /// The path, without its query.
     path: Box<str>,
     upstream: Option<Box<str>>,
+    /// Of the connection's own request: those on it have none of their own.
+    provider_request_id: Option<Box<str>>,
     status: Option<u16>,
     /// See [`MAX_READ`].
     places: Arc<Semaphore>,
@@ -131,6 +133,7 @@ impl FrameObserver {
             phase: account.phase.clone(),
             path: account.event.path.clone(),
             upstream: account.event.upstream.clone(),
+            provider_request_id: account.event.provider_request_id.clone(),
             status: account.event.status,
             places: Arc::new(Semaphore::new(MAX_READ)),
         };
@@ -280,14 +283,15 @@ impl FrameObserverState {
 
     /// The account of one request on the connection.
     fn account(&self) -> ExchangeRecorder {
-        let SocketConnection { proxy, memory, phase, path, upstream, status, .. } =
-            &self.connection;
+        let connection = &self.connection;
+        let SocketConnection { proxy, memory, phase, path, .. } = connection;
         let mut request = Request::new(());
         *request.uri_mut() = path.parse().unwrap_or_default();
         let mut account = ExchangeRecorder::open(proxy, &request, memory, phase.clone());
-        account.event.upstream.clone_from(upstream);
+        account.event.upstream.clone_from(&connection.upstream);
+        account.event.provider_request_id.clone_from(&connection.provider_request_id);
         account.event.dialect = self.asked.dialect;
-        account.event.status = *status;
+        account.event.status = connection.status;
         account.event.streamed = true;
         account
     }

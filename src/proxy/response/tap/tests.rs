@@ -320,9 +320,12 @@ async fn what_is_hidden_is_not_a_frame_of_the_clients() {
         &crate::proxy::http::memory::MemoryShare::ample(),
     )
     .map(|hiding| Box::new(ResponseEdits::Hides(hiding)));
-    let mut bench =
-        Bench::new(ResponseActions { observation: Some(observation), altering, settle: None })
-            .await;
+    let mut bench = Bench::new(ResponseActions {
+        observation: Some(observation),
+        altering,
+        ..ResponseActions::default()
+    })
+    .await;
     bench.send(queue.pop_front().unwrap());
     assert_eq!(bench.text().await, "data: {\"id\":1,\"choices\":[{\"index\":0,\"delta\":{}}]}\n\n");
     bench.send(queue.pop_front().unwrap());

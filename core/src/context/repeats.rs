@@ -1,0 +1,127 @@
+//! An agent that runs in circles: the same tool, the same arguments, the same result, again and again.
+//!
+//! Read from the history that a request brings, and from nothing else. Tells; never changes a request.
+
+use foldhash::HashMap;
+
+use crate::dialect::key::{Arguments, Keyer};
+use crate::dialect::{Conversation, Part, PartKey, PartKind, Purpose, Role};
+use crate::wire::json::{Document, Span};
+
+/// So many of the model's last turns are looked at.
+const TURNS: usize = 10;
+/// In so many of them the same call has to have the same result.
+const TIMES: u32 = 4;
+
+/// In how many of the model's last ten turns the newest call was made with the same result, from four on.
+///
+/// `None` where it is fewer, where the provider holds the history, and of what is no turn.
+pub fn repeated_calls(conversation: &Conversation, body: &[u8]) -> Option<u32> {
+    if conversation.held.is_some() || conversation.purpose != Purpose::Turn {
+        return None;
+    }
+    let turns = turns(conversation);
+    let mut turns = turns.iter().map(|turn| turn.answered(body));
+    let newest = turns.next()?;
+    let mut times: HashMap<PartKey, u32> = newest.into_iter().map(|call| (call, 1)).collect();
+    if times.is_empty() {
+        return None;
+    }
+    for mut calls in turns {
+        calls.sort_unstable();
+        calls.dedup();
+        for call in calls {
+            times.entry(call).and_modify(|times| *times += 1);
+        }
+    }
+    times.into_values().max().filter(|times| *times >= TIMES)
+}
+
+/// A turn of the model: what it called, and what was answered.
+#[derive(Default)]
+struct ModelTurn<'c> {
+    calls: Vec<&'c Part>,
+    /// Each with the pictures and documents that came in it.
+    results: Vec<(&'c Part, Vec<PartKey>)>,
+}
+
+/// The model's last turns, the newest first.
+fn turns(conversation: &Conversation) -> Vec<ModelTurn<'_>> {
+    let mut turns = Vec::new();
+    let (mut turn, mut is_models) = (ModelTurn::default(), false);
+    let mut media = Vec::new();
+    for part in conversation.parts().rev() {
+        if is_models && part.role != Role::Assistant {
+            turns.push(std::mem::take(&mut turn));
+            if turns.len() == TURNS {
+                return turns;
+            }
+        }
+        is_models = part.role == Role::Assistant;
+        match part.kind {
+            PartKind::Image | PartKind::Document => media.extend(part.key),
+            PartKind::ToolResult => turn.results.push((part, std::mem::take(&mut media))),
+            PartKind::ToolCall if is_models => turn.calls.push(part),
+            _ => media.clear(),
+        }
+    }
+    if is_models {
+        turns.push(turn);
+    }
+    turns
+}
+
+impl ModelTurn<'_> {
+    /// Its calls with their results.
+    fn answered(&self, body: &[u8]) -> Vec<PartKey> {
+        let mut keyer = Keyer::default();
+        let mut results: Vec<_> = self.results.iter().rev().collect();
+        let calls = self.calls.iter().rev();
+        let answered = calls.filter_map(|call| {
+            // By their ids; who has none answers in order.
+            let is_answer = |result: &Part| match (&call.id, &result.id) {
+                (Some(call), Some(result)) => call == result,
+                _ => result.name.is_none() || result.name == call.name,
+            };
+            let at = results.iter().position(|(result, _)| is_answer(result))?;
+            let (result, media) = results.remove(at);
+            identity(&mut keyer, call, (result, media), body)
+        });
+        answered.collect()
+    }
+}
+
+/// A call and its result, without the ids that are new with each.
+fn identity(
+    keyer: &mut Keyer,
+    call: &Part,
+    (result, media): (&Part, &[PartKey]),
+    body: &[u8],
+) -> Option<PartKey> {
+    let name = call.name.as_deref().unwrap_or_default();
+    let asked = match call.texts.first() {
+        Some(arguments) => {
+            let (raw, document) = value(*arguments, body)?;
+            keyer.tool_call(None, name, Arguments::Value(document.root(raw)?))
+        }
+        None => keyer.tool_call(None, name, Arguments::Text("")),
+    };
+    let texts: Option<Vec<_>> = result.texts.iter().map(|text| value(*text, body)).collect();
+    let texts = texts?;
+    let pieces = texts.iter().filter_map(|(raw, document)| document.root(raw));
+    let answered = keyer.tool_result("", pieces)?;
+    let mut bytes = Vec::with_capacity(16 * (2 + media.len()));
+    for key in [asked?, answered].iter().chain(media) {
+        bytes.extend_from_slice(&key.0.to_le_bytes());
+    }
+    Some(PartKey::of_bytes(&bytes))
+}
+
+/// A value that stands in the body by itself.
+fn value(span: Span, body: &[u8]) -> Option<(&[u8], Document)> {
+    let raw = span.of(body);
+    Some((raw, Document::read(raw).ok()?))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,57 @@
+//! The id that a provider gives a request: its support asks for it.
+//!
+//! Read from the headers of an answer. What does not look like an id is none, because it is logged.
+
+use http::HeaderMap;
+
+/// The headers that carry it, the one that its provider's support asks for first: Anthropic; OpenAI and most
+/// gateways; Azure's gateway; Azure; Bedrock; Google; Mistral.
+const HEADERS: &[&str] = &[
+    "request-id",
+    "x-request-id",
+    "apim-request-id",
+    "x-ms-request-id",
+    "x-amzn-requestid",
+    "x-goog-request-id",
+    "mistral-correlation-id",
+];
+
+/// A longer one is none.
+const LONGEST: usize = 128;
+
+/// The provider's id of the request that was answered with these headers.
+pub fn provider_request_id(answered: &HeaderMap) -> Option<&str> {
+    let ids = HEADERS.iter().filter_map(|name| answered.get(*name)?.to_str().ok());
+    ids.map(str::trim).find(|id| is_id(id))
+}
+
+fn is_id(text: &str) -> bool {
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:/+=".contains(&byte);
+    !text.is_empty() && text.len() <= LONGEST && text.bytes().all(fits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(lines: &[(&'static str, &str)]) -> Option<String> {
+        let headers =
+            lines.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
+        provider_request_id(&headers.collect()).map(str::to_owned)
+    }
+
+    #[test]
+    fn each_providers_header_is_read_and_what_is_no_id_is_not() {
+        for name in HEADERS {
+            assert_eq!(of(&[(name, "req_011C")]).as_deref(), Some("req_011C"), "{name}");
+        }
+        let both = [("x-request-id", "a"), ("request-id", "b")];
+        assert_eq!(of(&both).as_deref(), Some("b"));
+        assert_eq!(of(&[("request-id", "two words"), ("x-request-id", "a")]).as_deref(), Some("a"));
+        for none in ["", " ", "a b", "a\"b", "<a>", "ü", &"x".repeat(LONGEST + 1)] {
+            assert_eq!(of(&[("x-request-id", none)]), None, "{none}");
+        }
+        assert_eq!(of(&[("x-request-id", &"x".repeat(LONGEST))]).map(|id| id.len()), Some(LONGEST));
+        assert_eq!(of(&[("x-client-request-id", "a")]), None);
+    }
+}

@@ -1,0 +1,45 @@
+//! A picture of the user's that goes: its block becomes one of words, and keeps its cache marker.
+//!
+//! The message around it stays byte for byte. Must not know why it goes.
+
+use super::beside::{edit, literal};
+use super::within;
+use crate::dialect::key::CACHE_MARKERS;
+use crate::dialect::{Dialect, Message, Part, Role};
+use crate::wire::json::{Document, Kind};
+use crate::wire::splice::Edit;
+
+/// The edit for part `at` of a message; none where the picture stands in a tool's answer, shares its block, or is
+/// sealed.
+pub(super) fn cut(
+    dialect: Dialect,
+    message: &Message,
+    at: usize,
+    body: &[u8],
+    text: &str,
+) -> Vec<Edit> {
+    let part = &message.parts[at];
+    let overlaps = |it: &Part| within(it.span, part.span) || within(part.span, it.span);
+    let is_shared = message.parts.iter().filter(|it| overlaps(it)).count() > 1;
+    if message.role != Role::User || is_shared || part.sealed.is_some() {
+        return Vec::new();
+    }
+    let raw = part.span.of(body);
+    let document = Document::read(raw).unwrap_or_default();
+    let Some(root) = document.root(raw).filter(|root| root.kind() == Kind::Object) else {
+        return Vec::new();
+    };
+    let kind = match dialect {
+        Dialect::Anthropic | Dialect::OpenaiChat => "\"type\":\"text\",",
+        Dialect::OpenaiResponses => "\"type\":\"input_text\",",
+        Dialect::Gemini => "",
+    };
+    let mut block = format!("{{{kind}\"text\":{}", literal(text));
+    for marker in CACHE_MARKERS {
+        if let Some(value) = root.get(marker).filter(|value| !value.is_null()) {
+            block.push_str(&format!(",\"{marker}\":{}", String::from_utf8_lossy(value.raw())));
+        }
+    }
+    block.push('}');
+    vec![edit(part.span, block)]
+}

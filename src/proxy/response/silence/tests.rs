@@ -1,0 +1,121 @@
+use std::future::poll_fn;
+
+use http::HeaderValue;
+
+use super::*;
+use crate::dialect::reading::Reading;
+
+const DIALECTS: [Dialect; 4] =
+    [Dialect::Anthropic, Dialect::OpenaiChat, Dialect::OpenaiResponses, Dialect::Gemini];
+
+fn headers(more: &[(&'static str, &'static str)]) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    for (name, value) in more {
+        headers.insert(*name, HeaderValue::from_static(value));
+    }
+    headers
+}
+
+fn silence(
+    dialect: Dialect,
+    more: &[(&'static str, &'static str)],
+    ms: (u64, u64),
+) -> StreamSilence {
+    let after = |ms: u64| (ms > 0).then(|| Duration::from_millis(ms));
+    let limits = SilenceLimits { silent: after(ms.0), keep_alive: after(ms.1) };
+    StreamSilence::new(Some(dialect), "up", &headers(more), (limits, Duration::ZERO)).unwrap()
+}
+
+async fn next(silence: &mut StreamSilence) -> SilenceAction {
+    poll_fn(|cx| silence.poll(cx)).await
+}
+
+/// What breaks a stream is an error to whoever reads its protocol, and ends an event.
+#[tokio::test]
+async fn the_error_event_is_one_of_its_dialect() {
+    for dialect in DIALECTS {
+        let mut silence = silence(dialect, &[], (20, 0));
+        silence.passed(b"data: {}\r\n\r\n");
+        let SilenceAction::Break(Some(event)) = next(&mut silence).await else {
+            panic!("{dialect:?}")
+        };
+        assert!(event.ends_with(b"\n\n"), "{dialect:?}");
+        let mut reading = Reading::new(dialect, 200, Framing::Events, 1 << 20);
+        reading.push(&event);
+        let error = reading.finish(true).error.unwrap_or_else(|| panic!("{dialect:?}: {event:?}"));
+        let message = error.message.unwrap();
+        assert!(message.contains("limits.silent_stream_s"), "{dialect:?}: {message}");
+    }
+}
+
+#[tokio::test]
+async fn a_comment_comes_again_and_again_until_it_is_too_long() {
+    let mut silence = silence(Dialect::Anthropic, &[], (400, 20));
+    let mut comments = 0;
+    loop {
+        match next(&mut silence).await {
+            SilenceAction::KeepAlive(comment) => {
+                assert_eq!(comment, KEEP_ALIVE);
+                comments += 1;
+            }
+            SilenceAction::Break(event) => {
+                assert!(event.is_some());
+                break;
+            }
+        }
+    }
+    assert!(comments > 0 && comments <= 20, "{comments}");
+}
+
+/// In the middle of an event, of a coding or of a body of a known length nothing can be said.
+#[tokio::test]
+async fn where_no_words_can_stand_the_stream_breaks_without() {
+    let mut within = silence(Dialect::OpenaiChat, &[], (30, 10));
+    within.passed(b"data: {}\n\n");
+    within.passed(b"data: {\"half\"");
+    assert_eq!(next(&mut within).await, SilenceAction::Break(None));
+    for more in [("content-encoding", "gzip"), ("content-length", "9")] {
+        let mut bound = silence(Dialect::OpenaiChat, &[more], (30, 10));
+        assert_eq!(next(&mut bound).await, SilenceAction::Break(None), "{more:?}");
+    }
+}
+
+/// An event's end may come in pieces.
+#[test]
+fn the_end_of_an_event_is_known_in_any_pieces() {
+    for (text, is_end) in [
+        ("", true),
+        ("data: {}\n\n", true),
+        ("data: {}\r\n\r\n", true),
+        ("data: {}\r\r", true),
+        ("data: {}\n", false),
+        ("data: {}\r\n", false),
+        ("data: {}\r\n\r", false),
+        ("d", false),
+    ] {
+        for size in 1..=text.len().max(1) {
+            let mut tail = Tail::default();
+            text.as_bytes().chunks(size).for_each(|piece| tail.passed(piece));
+            assert_eq!(tail.is_end(), is_end, "{text:?} in pieces of {size}");
+        }
+    }
+}
+
+/// Without limits nothing is ever done, and what is no stream of events is left alone.
+#[tokio::test]
+async fn without_limits_it_only_counts() {
+    let mut silence = silence(Dialect::Gemini, &[], (0, 0));
+    let never = tokio::time::timeout(Duration::from_millis(30), next(&mut silence)).await;
+    assert!(never.is_err());
+    silence.heard(true);
+    assert!(silence.gaps.longest().is_some_and(|gap| gap >= Duration::from_millis(30)));
+    silence.heard(false);
+    let means: Vec<_> = silence.gaps.means().collect();
+    assert_eq!(means.iter().map(|(count, _)| count).sum::<u32>(), 1, "the end is no piece");
+    let mut json = headers(&[]);
+    json.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    let limits = (SilenceLimits::default(), Duration::ZERO);
+    assert!(StreamSilence::new(Some(Dialect::Gemini), "up", &json, limits).is_none());
+    assert!(StreamSilence::new(None, "up", &headers(&[]), limits).is_none());
+}

@@ -1,0 +1,252 @@
+//! Token counts that an upstream does not make are answered with our estimate, and nothing else is.
+
+use std::sync::Arc;
+
+use plimsoll::config::{Config, CountTokens, Mode};
+use plimsoll::telemetry::{CountEstimate, Exchange};
+use serde_json::{Value, json};
+
+use crate::support::house::{House, config};
+use crate::support::http1::{Message, Provider, Wire};
+
+/// A protocol that counts: where, what is asked there, and where a turn is asked with what.
+struct Endpoint {
+    target: &'static str,
+    body: Value,
+    /// The answer for so many tokens.
+    answer: fn(u64) -> Value,
+    turn: (&'static str, Value, Value),
+}
+
+fn endpoints() -> [Endpoint; 4] {
+    let said = json!([{"role": "user", "content": "Say hello."}]);
+    let contents = json!([{"role": "user", "parts": [{"text": "Say hello."}]}]);
+    let claude = |model: &str| {
+        json!({"id": "m", "type": "message", "role": "assistant", "model": model, "content": [],
+            "stop_reason": "end_turn", "usage": {"input_tokens": 11, "output_tokens": 2}})
+    };
+    [
+        Endpoint {
+            target: "/v1/messages/count_tokens?beta=true",
+            body: json!({"model": "claude-sonnet-4-5", "messages": said}),
+            answer: |tokens| json!({"input_tokens": tokens}),
+            turn: (
+                "/v1/messages",
+                json!({"model": "claude-sonnet-4-5", "max_tokens": 9, "messages": said}),
+                claude("claude-sonnet-4-5"),
+            ),
+        },
+        Endpoint {
+            target: "/v1/projects/p/locations/l/publishers/anthropic/models/count-tokens:rawPredict",
+            body: json!({"model": "claude-sonnet-4-5", "anthropic_version": "vertex-2023-10-16", "messages": said}),
+            answer: |tokens| json!({"input_tokens": tokens}),
+            turn: (
+                "/v1/projects/p/locations/l/publishers/anthropic/models/claude-sonnet-4-5:rawPredict",
+                json!({"anthropic_version": "vertex-2023-10-16", "max_tokens": 9, "messages": said}),
+                claude("claude-sonnet-4-5"),
+            ),
+        },
+        Endpoint {
+            target: "/v1/responses/input_tokens",
+            body: json!({"model": "gpt-5", "input": "Say hello."}),
+            answer: |tokens| json!({"object": "response.input_tokens", "input_tokens": tokens}),
+            turn: (
+                "/v1/responses",
+                json!({"model": "gpt-5", "input": "Say hello.", "store": false}),
+                json!({"id": "r", "object": "response", "status": "completed", "model": "gpt-5", "output": [],
+                    "usage": {"input_tokens": 9, "output_tokens": 2, "total_tokens": 11}}),
+            ),
+        },
+        Endpoint {
+            target: "/v1beta/models/gemini-2.5-flash:countTokens",
+            body: json!({"contents": contents}),
+            answer: |tokens| json!({"totalTokens": tokens}),
+            turn: (
+                "/v1beta/models/gemini-2.5-flash:generateContent",
+                json!({"contents": contents}),
+                json!({"candidates": [{"content": {"role": "model", "parts": [{"text": "Hi"}]}, "finishReason": "STOP"}],
+                    "usageMetadata": {"promptTokenCount": 4, "candidatesTokenCount": 1, "totalTokenCount": 5}}),
+            ),
+        },
+    ]
+}
+
+async fn post(house: &House, target: &str, body: &Value) -> Wire {
+    let (mut client, body) = (Wire::connect(house.address).await, body.to_string());
+    client
+        .send(format!(
+            "POST {target} HTTP/1.1\r\nhost: localhost\r\nx-api-key: k\r\ncontent-type: application/json\r\n\
+             content-length: {}\r\n\r\n{body}",
+            body.len()
+        ))
+        .await;
+    client
+}
+
+fn active(provider: &Provider) -> Config {
+    let mut config = config(&provider.base());
+    config.mode = Mode::Active;
+    config
+}
+
+/// The number in an answer of ours, which is in its endpoint's shape and within its band.
+fn estimated(answer: &Message, endpoint: &Endpoint) -> u64 {
+    assert_eq!(answer.status(), 200, "{}", answer.head);
+    assert_eq!(answer.header("content-type"), Some("application/json"));
+    let band = answer.header("x-plimsoll-estimated").expect("the band");
+    let (low, high) = band.split_once('-').unwrap();
+    let said: Value = serde_json::from_str(answer.text()).unwrap();
+    let name = if said["totalTokens"].is_u64() { "totalTokens" } else { "input_tokens" };
+    let tokens = said[name].as_u64().unwrap();
+    assert_eq!(said, (endpoint.answer)(tokens), "{}", endpoint.target);
+    let (low, high): (u64, u64) = (low.parse().unwrap(), high.parse().unwrap());
+    assert!(low <= tokens && tokens <= high, "{band}: {tokens}");
+    assert!((1..60).contains(&tokens), "{tokens}");
+    tokens
+}
+
+async fn is_told(house: &mut House, why: Option<CountEstimate>) -> Arc<Exchange> {
+    let told = house.told().await;
+    assert_eq!(told.count_estimated, why);
+    told
+}
+
+/// In each protocol that counts: the upstream's 404 becomes the estimate, and once the upstream has answered a
+/// turn it is not asked any more.
+#[tokio::test]
+async fn a_count_that_the_upstream_lacks_is_estimated_and_that_is_learned() {
+    for endpoint in endpoints() {
+        let provider = Provider::start().await;
+        let mut house = House::with(active(&provider)).await;
+        for _ in 0..2 {
+            let mut client = post(&house, endpoint.target, &endpoint.body).await;
+            let mut call = provider.call().await;
+            assert_eq!(call.message.text(), endpoint.body.to_string());
+            call.answer("404 Not Found", r#"{"detail":"Not Found"}"#).await;
+            let tokens = estimated(&client.response().await, &endpoint);
+            let told = is_told(&mut house, Some(CountEstimate::Missing)).await;
+            assert_eq!(told.estimate.as_ref().map(|it| it.tokens), Some(tokens));
+            assert_eq!((told.status, told.thread.as_deref()), (Some(200), None));
+        }
+        let (target, asked, answer) = &endpoint.turn;
+        let mut client = post(&house, target, asked).await;
+        provider.call().await.answer("200 OK", &answer.to_string()).await;
+        assert_eq!(client.response().await.status(), 200);
+        is_told(&mut house, None).await;
+        // Nobody answers at the provider: the client does not wait for it.
+        let mut client = post(&house, endpoint.target, &endpoint.body).await;
+        estimated(&client.response().await, &endpoint);
+        is_told(&mut house, Some(CountEstimate::Learned)).await;
+        let metrics = house.telemetry.render();
+        for reason in ["missing", "learned"] {
+            let line =
+                format!("plimsoll_token_estimates_total{{reason=\"{reason}\",upstream=\"up\"}}");
+            assert!(metrics.contains(&line), "{line}");
+        }
+    }
+}
+
+/// Which answers say that nothing counts there.
+#[tokio::test]
+async fn no_endpoint_is_told_from_no_model() {
+    let provider = Provider::start().await;
+    let mut house = House::with(active(&provider)).await;
+    let [endpoint, ..] = endpoints();
+    let json = "application/json";
+    for (status, kind, body, is_missing) in [
+        (
+            "404 Not Found",
+            json,
+            r#"{"error":{"message":"Invalid URL (POST /v1/messages/count_tokens)"}}"#,
+            true,
+        ),
+        (
+            "404 Not Found",
+            "text/html",
+            "<html><head><title>404 Not Found</title></head></html>",
+            true,
+        ),
+        ("405 Method Not Allowed", json, r#"{"error":"no"}"#, true),
+        ("501 Not Implemented", "text/plain", "later", true),
+        (
+            "404 Not Found",
+            json,
+            r#"{"type":"error","error":{"type":"not_found_error","message":"model: claude-sonnet-4-5"}}"#,
+            false,
+        ),
+        ("400 Bad Request", json, r#"{"type":"error","error":{"message":"Not Found"}}"#, false),
+        ("200 OK", json, r#"{"input_tokens":14}"#, false),
+    ] {
+        let mut client = post(&house, endpoint.target, &endpoint.body).await;
+        let mut call = provider.call().await;
+        call.send(format!(
+            "HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        ))
+        .await;
+        let answer = client.response().await;
+        if is_missing {
+            estimated(&answer, &endpoint);
+        } else {
+            assert!(status.starts_with(&answer.status().to_string()), "{}", answer.head);
+            assert_eq!((answer.text(), answer.header("x-plimsoll-estimated")), (body, None));
+        }
+        is_told(&mut house, is_missing.then_some(CountEstimate::Missing)).await;
+    }
+}
+
+/// What only observes changes nothing; what the configuration says is done in every mode.
+#[tokio::test]
+async fn the_configuration_says_who_counts() {
+    for (mode, wanted) in [
+        (Mode::Observe, CountTokens::Auto),
+        (Mode::Shadow, CountTokens::Auto),
+        (Mode::Active, CountTokens::Provider),
+        (Mode::Observe, CountTokens::Estimate),
+        (Mode::Active, CountTokens::Estimate),
+    ] {
+        let provider = Provider::start().await;
+        let mut config = active(&provider);
+        config.mode = mode;
+        config.upstreams[0].count_tokens = wanted;
+        let mut house = House::with(config).await;
+        for endpoint in endpoints() {
+            let mut client = post(&house, endpoint.target, &endpoint.body).await;
+            if wanted == CountTokens::Estimate {
+                estimated(&client.response().await, &endpoint);
+                is_told(&mut house, Some(CountEstimate::Configured)).await;
+                continue;
+            }
+            provider.call().await.answer("404 Not Found", "{}").await;
+            let answer = client.response().await;
+            assert_eq!((answer.status(), answer.text()), (404, "{}"), "{mode:?}");
+            is_told(&mut house, None).await;
+        }
+    }
+}
+
+/// Whoever cannot be told apart teaches nobody, and is answered all the same.
+#[tokio::test]
+async fn a_client_with_an_unknown_credential_gets_an_estimate_and_teaches_nothing() {
+    let provider = Provider::start().await;
+    let mut house = House::with(active(&provider)).await;
+    let [endpoint, ..] = endpoints();
+    let (body, turn) = (endpoint.body.to_string(), &endpoint.turn);
+    let ask = async |target: &str, body: &str| {
+        let mut client = Wire::connect(house.address).await;
+        let head = format!("POST {target} HTTP/1.1\r\nhost: localhost\r\nx-corp-user: me\r\n");
+        client.send(format!("{head}content-length: {}\r\n\r\n{body}", body.len())).await;
+        client
+    };
+    for _ in 0..2 {
+        let mut client = ask(endpoint.target, &body).await;
+        provider.call().await.answer("404 Not Found", "").await;
+        estimated(&client.response().await, &endpoint);
+        let mut client = ask(turn.0, &turn.1.to_string()).await;
+        provider.call().await.answer("200 OK", &turn.2.to_string()).await;
+        client.response().await;
+    }
+    for why in [Some(CountEstimate::Missing), None, Some(CountEstimate::Missing), None] {
+        is_told(&mut house, why).await;
+    }
+}

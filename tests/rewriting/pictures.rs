@@ -1,0 +1,210 @@
+//! Old pictures of users go as old results do, where policy says so, and nothing else of them.
+
+use base64::Engine as _;
+use plimsoll::context::plan::{Change, Decision, DecisionReason};
+use plimsoll::context::policy::Policy;
+use scripted_provider::strict::{Reply, Rules};
+use serde_json::{Value, json};
+
+use crate::play::Play;
+use crate::pruned::eager;
+use crate::stage::Stage;
+
+const PLACEHOLDER: &str = "[Old picture cleared]";
+
+/// The beginning of a PNG of 1200 by 900 pixels, another one for each number.
+fn png(number: u8) -> String {
+    let mut bytes =
+        b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x04\xb0\x00\x00\x03\x84\x08\x06\x00\x00\x00"
+            .to_vec();
+    bytes.extend([number; 64]);
+    base64::engine::general_purpose::STANDARD.encode(bytes)
+}
+
+/// A protocol: its path, a request with these messages, a block with a picture, one with words, a message of
+/// each side, and an answer.
+struct Protocol {
+    target: &'static str,
+    model: &'static str,
+    request: fn(&str, &[Value]) -> Value,
+    picture: fn(&str) -> Value,
+    words: fn(&str) -> Value,
+    user: fn(Vec<Value>) -> Value,
+    model_says: fn(&str) -> Value,
+    answer: fn() -> Value,
+    /// Where the messages stand in a request.
+    history: &'static str,
+    /// Where the blocks stand in a message.
+    blocks: &'static str,
+}
+
+const PROTOCOLS: [Protocol; 4] = [
+    Protocol {
+        target: "/v1/messages",
+        model: "claude-sonnet-4-5",
+        request: |model, said| json!({"model": model, "max_tokens": 100, "messages": said}),
+        picture: |data| {
+            json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data},
+            "cache_control": {"type": "ephemeral"}})
+        },
+        words: |text| json!({"type": "text", "text": text}),
+        user: |blocks| json!({"role": "user", "content": blocks}),
+        model_says: |text| json!({"role": "assistant", "content": [{"type": "text", "text": text}]}),
+        answer: || {
+            json!({"id": "m", "type": "message", "role": "assistant", "model": "claude-sonnet-4-5",
+            "content": [{"type": "text", "text": "Yes."}], "stop_reason": "end_turn",
+            "usage": {"input_tokens": 1000, "output_tokens": 5}})
+        },
+        history: "messages",
+        blocks: "content",
+    },
+    Protocol {
+        target: "/v1/chat/completions",
+        model: "gpt-4o",
+        request: |model, said| json!({"model": model, "messages": said}),
+        picture: |data| json!({"type": "image_url", "image_url": {"url": format!("data:image/png;base64,{data}")}}),
+        words: |text| json!({"type": "text", "text": text}),
+        user: |blocks| json!({"role": "user", "content": blocks}),
+        model_says: |text| json!({"role": "assistant", "content": text}),
+        answer: || {
+            json!({"id": "c", "object": "chat.completion", "model": "gpt-4o", "choices": [{"index": 0,
+            "message": {"role": "assistant", "content": "Yes."}, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": 1000, "completion_tokens": 5, "total_tokens": 1005}})
+        },
+        history: "messages",
+        blocks: "content",
+    },
+    Protocol {
+        target: "/v1/responses",
+        model: "gpt-4o",
+        request: |model, said| json!({"model": model, "store": false, "input": said}),
+        picture: |data| json!({"type": "input_image", "image_url": format!("data:image/png;base64,{data}")}),
+        words: |text| json!({"type": "input_text", "text": text}),
+        user: |blocks| json!({"type": "message", "role": "user", "content": blocks}),
+        model_says: |text| {
+            json!({"type": "message", "role": "assistant", "status": "completed",
+            "content": [{"type": "output_text", "text": text, "annotations": []}]})
+        },
+        answer: || {
+            json!({"id": "r", "object": "response", "status": "completed", "model": "gpt-4o", "output": [
+            {"type": "message", "id": "msg", "role": "assistant", "status": "completed",
+             "content": [{"type": "output_text", "text": "Yes.", "annotations": []}]}],
+            "usage": {"input_tokens": 1000, "output_tokens": 5, "total_tokens": 1005}})
+        },
+        history: "input",
+        blocks: "content",
+    },
+    Protocol {
+        target: "/v1beta/models/gemini-2.5-pro:generateContent",
+        model: "",
+        request: |_, said| json!({"contents": said}),
+        picture: |data| json!({"inlineData": {"mimeType": "image/png", "data": data}}),
+        words: |text| json!({"text": text}),
+        user: |blocks| json!({"role": "user", "parts": blocks}),
+        model_says: |text| json!({"role": "model", "parts": [{"text": text}]}),
+        answer: || {
+            json!({"candidates": [{"content": {"role": "model", "parts": [{"text": "Yes."}]},
+            "finishReason": "STOP", "index": 0}],
+            "usageMetadata": {"promptTokenCount": 1000, "candidatesTokenCount": 5, "totalTokenCount": 1005}})
+        },
+        history: "contents",
+        blocks: "parts",
+    },
+];
+
+impl Protocol {
+    /// A history in which each of so many questions came with a picture.
+    fn asked(&self, questions: u8) -> Value {
+        let mut said = Vec::new();
+        for number in 0..questions {
+            let mut blocks = vec![(self.picture)(&png(number))];
+            // No more than four are allowed.
+            if number > 0 {
+                blocks[0].as_object_mut().unwrap().remove("cache_control");
+            }
+            blocks.push(json!({"text": format!("What is in picture {number}?")}));
+            if self.blocks == "content" {
+                let kind = if self.history == "input" { "input_text" } else { "text" };
+                blocks[1]["type"] = json!(kind);
+            }
+            said.push((self.user)(blocks));
+            if number + 1 < questions {
+                said.push((self.model_says)(&format!("A cat, number {number}.")));
+            }
+        }
+        (self.request)(self.model, &said)
+    }
+}
+
+fn policy(media: bool) -> Policy {
+    let mut policy = eager();
+    policy.prune.media = media;
+    policy
+}
+
+/// Before the provider that checks what real ones check.
+#[tokio::test]
+async fn old_pictures_of_users_go_as_old_results_do() {
+    for protocol in &PROTOCOLS {
+        let mut stage = Stage::open(Rules::default(), policy(true)).await;
+        let request = protocol.asked(4);
+        let asked = stage.asks(protocol.target, &request, Reply::text("Yes.")).await;
+        assert_eq!(asked.status, 200, "{}: {}", protocol.target, asked.answer);
+        // Messages 0, 2 and 4 are old; of seven the newest two are protected.
+        let mut expected = request.clone();
+        for message in [0, 2, 4] {
+            let block = &mut expected[protocol.history][message][protocol.blocks][0];
+            let marker = block.get("cache_control").cloned();
+            *block = (protocol.words)(PLACEHOLDER);
+            if let Some(marker) = marker {
+                block["cache_control"] = marker;
+            }
+        }
+        assert_eq!(asked.sent(), &expected, "{}", protocol.target);
+        assert!(asked.log.iter().all(|judged| judged.verdict.losses().is_empty()));
+        let done = &asked.told.done;
+        let steps: Vec<_> =
+            done.steps.iter().map(|step| (step.change, step.decision, step.why)).collect();
+        let cut = (Change::Cut, Decision::New, DecisionReason::Always);
+        assert_eq!(steps, [cut; 3], "{}", protocol.target);
+        assert!(done.tokens_removed > 300, "{}: {}", protocol.target, done.tokens_removed);
+        // From then on the same, to the byte, after a restart too.
+        stage.restarts().await;
+        let again = stage.asks(protocol.target, &protocol.asked(5), Reply::text("Yes.")).await;
+        assert_eq!(again.status, 200, "{}: {}", protocol.target, again.answer);
+        let (before, after) = (&asked.sent()[protocol.history], &again.sent()[protocol.history]);
+        let (before, after) = (before.as_array().unwrap(), after.as_array().unwrap());
+        assert_eq!(after[..6], before[..6], "{}", protocol.target);
+        assert!(after[6] != before[6], "{}: it is old now", protocol.target);
+    }
+}
+
+/// As it is by default.
+#[tokio::test]
+async fn without_being_asked_no_picture_goes() {
+    assert!(!Policy::default().prune.media);
+    for protocol in &PROTOCOLS {
+        let mut play = Play::of(protocol.target, policy(false)).await;
+        let request = protocol.asked(6);
+        let scene = play.asks(&request, &(protocol.answer)()).await;
+        assert_eq!(scene.bytes, request.to_string(), "{}", protocol.target);
+    }
+}
+
+/// What a tool answered with goes with its answer, and stays where that stays.
+#[tokio::test]
+async fn a_picture_in_a_result_is_its_results() {
+    let mut policy = policy(true);
+    policy.prune.except_tools = vec!["screen".into()];
+    let mut play = Play::of("/v1/messages", policy).await;
+    let mut said = vec![json!({"role": "user", "content": "Look."})];
+    for number in 0..4u8 {
+        let id = format!("toolu_{number}");
+        said.push(json!({"role": "assistant", "content": [{"type": "tool_use", "id": id, "name": "screen", "input": {}}]}));
+        said.push(json!({"role": "user", "content": [{"type": "tool_result", "tool_use_id": id, "content": [
+            {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": png(number)}}]}]}));
+    }
+    let request = json!({"model": "claude-sonnet-4-5", "max_tokens": 100, "messages": said});
+    let scene = play.asks(&request, &(PROTOCOLS[0].answer)()).await;
+    assert_eq!(scene.bytes, request.to_string());
+}
