@@ -22,8 +22,6 @@ pub mod policy;
 pub mod prune;
 pub mod reasoning;
 pub mod savings;
-#[cfg(test)]
-mod scene;
 pub mod trim;
 
 use std::borrow::Cow;
@@ -589,3 +587,6 @@ pub enum Fact {
     /// What became of them.
     Said(Box<InjectedMessage>),
 }
+
+#[cfg(test)]
+mod scene;
