@@ -6,7 +6,8 @@
                          (`core` and `lib` have the unit tests): mutants of what is not built are not played
   play.py baseline       each test by itself: how long it takes, and which mutants it meets. KEEP=1 only runs new tests
   play.py play [k/n]     each mutant against the tests that meet it, until one fails. What was caught stays caught; what
-                         lived is played again after another baseline. ONLY= plays those again whose name holds it
+                         lived is played again after another baseline. ONLY= plays those again whose name holds it,
+                         UNDER= plays those of files whose path begins so
   play.py score          the score by floor; what lives is listed in target/mutants/alive.txt
 
 Everything is kept in target/mutants. A run that was stopped goes on where it was.
@@ -286,7 +287,7 @@ def play(shard="0/1"):
         if test["verdict"] == "ok" and test["seconds"] <= LONGEST_TEST_S:
             for index in test["met"]:
                 tests_of[base["keys"][index]].append(name)
-    only, apart = os.environ.get("ONLY"), set(built["apart"])
+    only, under, apart = os.environ.get("ONLY"), os.environ.get("UNDER", ""), set(built["apart"])
     units = {test.split()[0] for test in base["tests"]}
     work = []
     for index, mutant in enumerate(mutants()):
@@ -296,7 +297,8 @@ def play(shard="0/1"):
             is_done = only not in mutant["name"]
         is_built = mutant["key"] in built["ids"] and (mutant["file"].startswith("core/") or units - {"core"})
         is_viable = mutant["key"] not in built["dropped"] and mutant["key"] not in apart
-        if index % parts == part and not is_done and is_built and is_viable:
+        is_wanted = index % parts == part and mutant["file"].startswith(under)
+        if is_wanted and not is_done and is_built and is_viable:
             work.append(mutant)
     work.sort(key=lambda mutant: floor_of(mutant) not in FLOORS[:3])  # what decides comes first
     began, lock, counts = time.monotonic(), threading.Lock(), Counter()

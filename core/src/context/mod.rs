@@ -24,8 +24,6 @@ pub mod reasoning;
 pub mod repair;
 pub mod repeats;
 pub mod savings;
-#[cfg(test)]
-mod scene;
 pub mod trim;
 
 use std::borrow::Cow;
@@ -591,3 +589,6 @@ pub enum Fact {
     /// What became of them.
     Said(Box<InjectedMessage>),
 }
+
+#[cfg(test)]
+mod scene;

@@ -42,3 +42,37 @@ impl HiddenInput {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::context::scene::{Scene, messages};
+    use crate::dialect::LastCall;
+    use crate::dialect::editing::Cleared;
+
+    #[test]
+    fn input_that_nobody_here_could_see_is_told_by_its_cause() {
+        let scene = Scene::of("claude-opus-4-6", &messages("u"));
+        let turn = scene.turn(&scene.reply(&json!([{"type": "text", "text": "Aye."}])));
+        let estimate = Estimate { tokens: 100, new: 100, ..turn.estimate.unwrap() };
+        let of = |change: fn(&mut Usage)| {
+            let mut usage = Usage::default();
+            change(&mut usage);
+            HiddenInput::of(&usage, &estimate)
+        };
+        use HiddenInput::{Continuation, HostedTools, ProviderEdit};
+        assert_eq!(of(|_| {}), None);
+        assert_eq!(of(|usage| usage.hosted_tools = true), Some(HostedTools));
+        assert_eq!(of(|usage| usage.cleared = Some(Cleared::default())), Some(ProviderEdit));
+        assert_eq!(of(|usage| usage.aside = Some(9)), Some(ProviderEdit));
+        assert_eq!(of(|usage| usage.last_call = Some(LastCall::default())), Some(HostedTools));
+        let held = |new| {
+            let estimate = Estimate { method: Method::Held, new, ..estimate.clone() };
+            HiddenInput::of(&Usage::default(), &estimate)
+        };
+        // With a turn to grow from, what is held is known.
+        assert_eq!((held(100), held(99)), (Some(Continuation), None));
+    }
+}

@@ -133,3 +133,56 @@ impl fmt::Display for Thresholds {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::context::scene::{Scene, messages};
+
+    /// A window of 10,000 of which 2,000 are held free.
+    fn scene() -> Scene {
+        let mut scene = Scene::of("claude-opus-4-6", &messages("u"));
+        (scene.model.window, scene.reserve) = (10_000, 2_000);
+        scene.policy.prune.gate = vec![PruneGate::Pressure];
+        scene.policy.prune.pressure = 0.5;
+        scene.policy.compact.engine = SummaryEngine::Summary;
+        (scene.policy.compact.threshold, scene.policy.compact.prepare) = (0.9, 0.5);
+        scene.policy.compact.show_buffer = true;
+        scene
+    }
+
+    fn limits(change: fn(&mut Scene), decides: bool) -> Limits {
+        let mut scene = scene();
+        change(&mut scene);
+        Limits::of(&scene.request(), decides)
+    }
+
+    #[test]
+    fn things_begin_where_policy_says() {
+        let of = limits(|_| {}, true);
+        assert_eq!((of.usable, of.pruning, of.refusing), (8_000, Some(4_000), Some(10_000)));
+        assert_eq!(
+            (of.preparing, of.compacting, of.buffer),
+            (Some(3_600), Some(7_200), Some(2_800))
+        );
+        let at_once = limits(|scene| scene.policy.compact.prepare = 1.0, true);
+        assert_eq!((at_once.preparing, at_once.compacting), (None, Some(7_200)));
+        let pruning = |gate: fn(&mut Scene)| limits(gate, true).pruning;
+        assert_eq!(pruning(|scene| scene.policy.prune.gate = vec![PruneGate::Always]), Some(0));
+        assert_eq!(pruning(|scene| scene.policy.prune.gate = vec![PruneGate::ColdCache]), None);
+        assert_eq!(limits(|scene| scene.policy.compact.show_buffer = false, true).buffer, None);
+    }
+
+    /// Where nothing is decided, or nobody knows the window, nothing begins; a person's own command needs some room.
+    #[test]
+    fn nothing_begins_where_nothing_is_decided() {
+        let of =
+            |limits: Limits| (limits.pruning, limits.preparing, limits.compacting, limits.buffer);
+        let nothing = (None, None, None, Some(500));
+        assert_eq!(of(limits(|_| {}, false)), nothing);
+        let unknown = limits(|scene| scene.model.known = false, true);
+        assert_eq!((of(unknown), unknown.refusing), (nothing, None));
+        let off = limits(|scene| scene.policy.compact.engine = SummaryEngine::Off, true);
+        assert_eq!(of(off), (Some(4_000), None, None, Some(500)));
+    }
+}
