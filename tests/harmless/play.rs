@@ -774,7 +774,7 @@ fn policy(dice: &mut Dice) -> Policy {
         tools: if dice.once_in(4) { vec!["Re*".to_owned()] } else { Vec::new() },
         keep_errors: dice.once_in(2),
         keep_media: dice.once_in(2),
-        media: dice.once_in(2),
+        media: false,
         max_result_tokens: dice.once_in(3).then_some(400),
         accept_reasoning_loss: dice.once_in(8),
         ..PrunePolicy::default()

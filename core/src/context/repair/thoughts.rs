@@ -4,7 +4,6 @@
 use super::Subject;
 use crate::context::plan::DecisionReason;
 use crate::context::{Fact, ReasoningAction, ReasoningDecision, reasoning};
-use crate::dialect::repair::Detail;
 use crate::dialect::repair::path::Place;
 use crate::dialect::{Part, PartKey, PartKind, Span};
 use crate::wire::json::Document;
@@ -22,7 +21,7 @@ pub(super) fn propose(subject: &Subject<'_>, place: Option<&Place>) -> Vec<Fact>
         own.filter_map(|part| Some((reasoning::identity(part, request.body)?, part))).collect();
     let tried = own.iter().any(|(about, _)| {
         let echo = subject.known.echo(*about);
-        echo.is_some_and(|echo| *echo.request == *request.id && echo.why == why(subject))
+        echo.is_some_and(|echo| *echo.request == *request.id && echo.why == DecisionReason::Refusal)
     });
     let left: Vec<(u128, &Part)> = own.into_iter().filter(|(about, _)| !is_out(*about)).collect();
     let named = if tried { Vec::new() } else { named(subject, place, &left) };
@@ -63,21 +62,13 @@ pub(super) fn meets(one: Span, two: Span) -> bool {
     holds(one, two) || holds(two, one)
 }
 
-/// What is bound elsewhere is void after this history alone; what is refused otherwise, wherever it stands.
-fn why(subject: &Subject<'_>) -> DecisionReason {
-    match subject.refusal.detail {
-        Some(Detail::Bound) => DecisionReason::Bound,
-        _ => DecisionReason::Refusal,
-    }
-}
-
 fn out(subject: &Subject<'_>, about: u128) -> Fact {
     Fact::Echo(Box::new(ReasoningDecision {
         about: PartKey(about),
         at: subject.request.now,
         request: subject.request.id.into(),
         does: ReasoningAction::Out,
-        why: why(subject),
+        why: DecisionReason::Refusal,
         shadow: false,
         after: None,
     }))

@@ -50,8 +50,6 @@ pub enum Detail {
     ModelLimitExclusive,
     /// Prompt and output together, past the window.
     Window,
-    /// Reasoning that belongs to another history than the one before it.
-    Bound,
 }
 
 /// An answer that refuses a request.
