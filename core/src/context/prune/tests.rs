@@ -719,9 +719,10 @@ fn room_is_made_of_old_results_first_and_of_new_ones_where_these_are_not_enough(
     };
     use DecisionReason::{Overflow as Full, TooLarge};
     let said = |input| Overflow { window: None, input };
-    // Three quarters of 6,000 are the goal: the newest of them keep a quarter, and two messages stay.
-    assert_eq!(made(6_000, 900, said(None)), [(6, Full), (2, Full)]);
-    let with_new = vec![(6, Full), (2, Full), (8, TooLarge)];
+    // Three quarters of 6,000 are the goal: the newest of them keep a quarter, and two messages stay. The oldest go
+    // first.
+    assert_eq!(made(6_000, 900, said(None)), [(2, Full), (6, Full)]);
+    let with_new = vec![(2, Full), (6, Full), (8, TooLarge)];
     assert_eq!(made(40_000, 30_000, said(None)), with_new);
     // By the provider's count the same tokens are more than fit.
     assert_eq!(made(8_000, 5_000, said(Some(80_000))), with_new);
