@@ -235,6 +235,14 @@ mod tests {
         assert_eq!(said(400, raw).unwrap().cause, RepairCause::ToolPairs);
     }
 
+    /// It is void after this history alone: taken out, it would be missing where it belongs.
+    #[test]
+    fn reasoning_that_is_bound_elsewhere_is_left_alone() {
+        let said_of = |why| said(400, &format!("Invalid `signature` in `thinking` block.{why}"));
+        assert_eq!(said_of("").unwrap().cause, RepairCause::Reasoning);
+        assert_eq!(said_of(" The block is bound to a different conversation."), None);
+    }
+
     #[test]
     fn words_that_nobody_knows_are_none() {
         for body in ["", "{}", "temperature must be below 2", "Rate limit: image exceeds", "\\u12"]
