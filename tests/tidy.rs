@@ -487,14 +487,14 @@ impl Source {
     }
 }
 
-/// Where the test module begins: it stands last in a file.
+/// Where the test module begins: it stands last in a file. One that has a file of its own is a line.
 fn tests_at(code: &str) -> Option<usize> {
     code.match_indices("#[cfg(test)]\n").map(|(at, _)| at).find(|at| {
         code[*at..]
             .lines()
             .skip(1)
             .find(|line| !line.trim_start().starts_with("#["))
-            .is_some_and(|line| line.starts_with("mod "))
+            .is_some_and(|line| line.starts_with("mod ") && line.ends_with('{'))
     })
 }
 

@@ -337,6 +337,11 @@ fn the_table_of_waits_lists_every_wait() {
         ),
         ("offload.rs", "const PATIENCE: Duration = Duration::from_secs(2)", "planned | 2 s"),
         ("http/body.rs", "const WAIT: Duration = Duration::from_secs(1)", "memory | 1 s"),
+        (
+            "../store/sqlite/readers.rs",
+            "const LEAVE: Duration = Duration::from_secs(2)",
+            "to end | 2 s",
+        ),
         ("../cli/serve.rs", "const CLOSING: Duration = Duration::from_secs(5)", "file | 5 s"),
         ("../admin/mod.rs", "const ENDING: Duration = Duration::from_secs(1)", "looks in | 1 s"),
         (

@@ -39,8 +39,8 @@ use crate::tokens::learn::{self, Learned, NewContent, Observation};
 use crate::tokens::retention::{ByRetention, ReasoningRetention};
 use crate::tokens::{Counter, Tokenizer, unsent::UnsentReasoning};
 use sums::{
-    FEW, Sums, floored, grown, moved, places, reasoning_of, reported_reasoning, rescaled, thoughts,
-    went,
+    FEW, Sums, fit, floored, grown, moved, places, reasoning_of, reported_reasoning, rescaled,
+    thoughts, went,
 };
 
 /// The turn that a request grew from, and everything its request consisted of
@@ -579,22 +579,6 @@ fn difference(anchor: Option<Anchor<'_>>, parts: &[SketchPart]) -> Sketch {
     let kept = anchor.sketch.iter().zip(parts).take_while(|(a, b)| a == b).count();
     let added = parts[kept..].to_vec();
     Sketch { base: Some(anchor.turn.request.clone()), kept: kept as u32, added }
-}
-
-/// A breakdown whose sum is `total`: messages are what system and tools leave, never below 0.
-fn fit(parts: Breakdown, total: u64) -> Breakdown {
-    let head = parts.system.saturating_add(parts.tools);
-    let capped = head > total;
-    let (system, tools) = if capped {
-        let system = u128::from(parts.system) * u128::from(total) / u128::from(head);
-        (system as u64, total - system as u64)
-    } else {
-        (parts.system, parts.tools)
-    };
-    let messages = total - system - tools;
-    let reasoning = parts.reasoning.min(messages);
-    let whole = Breakdown { system, tools, messages, reasoning, capped, ..Breakdown::default() };
-    Breakdown { sections: parts.sections.within(&whole), ..whole }
 }
 
 #[cfg(test)]

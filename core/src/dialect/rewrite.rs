@@ -29,6 +29,7 @@ use crate::wire::splice::Edit;
 pub(super) use beside::{
     Room, edit, first_member, insert, literal, room, runs, set, without_member,
 };
+pub(super) use picture::words;
 use serde::de::IgnoredAny;
 
 /// What a cut leaves of a tool result.
@@ -194,7 +195,8 @@ fn says_something(part: &Part) -> bool {
     part.kind != PartKind::Text || part.texts.iter().any(|text| text.len() > 2)
 }
 
-fn within(inner: Span, outer: Span) -> bool {
+/// Whether the outer span holds the inner one.
+pub(in crate::dialect) fn within(inner: Span, outer: Span) -> bool {
     inner.start >= outer.start && inner.end <= outer.end
 }
 

@@ -206,5 +206,21 @@ pub(super) fn reported_reasoning(turn: &Turn) -> u64 {
     turn.usage.reasoning.unwrap_or(0).min(output)
 }
 
+/// A breakdown whose sum is `total`: messages are what system and tools leave, never below 0.
+pub(super) fn fit(parts: Breakdown, total: u64) -> Breakdown {
+    let head = parts.system.saturating_add(parts.tools);
+    let capped = head > total;
+    let (system, tools) = if capped {
+        let system = u128::from(parts.system) * u128::from(total) / u128::from(head);
+        (system as u64, total - system as u64)
+    } else {
+        (parts.system, parts.tools)
+    };
+    let messages = total - system - tools;
+    let reasoning = parts.reasoning.min(messages);
+    let whole = Breakdown { system, tools, messages, reasoning, capped, ..Breakdown::default() };
+    Breakdown { sections: parts.sections.within(&whole), ..whole }
+}
+
 #[cfg(test)]
 mod tests;

@@ -134,7 +134,7 @@ fn data<'b>(part: &Part, body: &'b [u8]) -> &'b [u8] {
 
 /// What stood there, in words.
 fn words(request: &PlanRequest<'_>, part: &Part, detail: Option<Detail>) -> String {
-    let what = if part.kind == PartKind::Image { "image" } else { "document" };
+    let what = if part.kind == PartKind::Image { "An image" } else { "A document" };
     let mut about = Vec::new();
     let media = part.media.as_ref();
     about.extend(media.and_then(|media| media.mime.as_deref()).map(str::to_owned));
@@ -154,5 +154,5 @@ fn words(request: &PlanRequest<'_>, part: &Part, detail: Option<Detail>) -> Stri
         _ => "the provider does not take it",
     };
     let about = if about.is_empty() { String::new() } else { format!(" ({})", about.join(", ")) };
-    format!("[An {what} stood here{about}. It was left out: {why}.]").replace("[An d", "[A d")
+    format!("[{what} stood here{about}. It was left out: {why}.]")
 }

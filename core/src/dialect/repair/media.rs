@@ -2,9 +2,8 @@
 //!
 //! The block keeps its place and its cache marker. Must not decide which one.
 
-use crate::dialect::key::CACHE_MARKERS;
-use crate::dialect::rewrite::{Room, edit, literal, room};
-use crate::dialect::{Conversation, Dialect, Part, PartKind, Span};
+use crate::dialect::rewrite::{Room, edit, room, within, words};
+use crate::dialect::{Conversation, Dialect, Part, PartKind};
 use crate::wire::json::{Document, Kind};
 use crate::wire::splice::Edit;
 
@@ -17,11 +16,7 @@ pub fn edits(conversation: &Conversation, body: &[u8], part: &Part, text: &str) 
     let document = Document::read(raw).ok()?;
     let block = document.root(raw).filter(|block| block.kind() == Kind::Object)?;
     let shared = room(body, part.span)?;
-    let is_in_list = match &shared {
-        Room::Shared(_) => block.kind() == Kind::Object,
-        Room::Alone(list) => list.of(body).first() == Some(&b'['),
-    };
-    if !is_in_list {
+    if matches!(&shared, Room::Alone(list) if list.of(body).first() != Some(&b'[')) {
         return None;
     }
     // In an answer of Gemini's functions nothing but media may stand.
@@ -29,7 +24,7 @@ pub fn edits(conversation: &Conversation, body: &[u8], part: &Part, text: &str) 
         && conversation.parts().any(|other| {
             other.kind == PartKind::ToolResult
                 && other.span != part.span
-                && holds(other.span, part.span)
+                && within(part.span, other.span)
         });
     if is_in_response {
         return Some(match shared {
@@ -37,22 +32,5 @@ pub fn edits(conversation: &Conversation, body: &[u8], part: &Part, text: &str) 
             Room::Alone(at) => edit(at, "[]"),
         });
     }
-    let marker = CACHE_MARKERS.iter().find_map(|name| {
-        let (key, value) = block.entries().find(|(key, _)| key.is(name))?;
-        std::str::from_utf8(raw.get(key.span().start..value.span().end)?).ok()
-    });
-    let marker = marker.map(|marker| format!(",{marker}")).unwrap_or_default();
-    let text = literal(text);
-    let with = match conversation.dialect {
-        Dialect::Gemini => format!("{{\"text\":{text}}}"),
-        Dialect::OpenaiResponses => format!("{{\"type\":\"input_text\",\"text\":{text}{marker}}}"),
-        Dialect::Anthropic | Dialect::OpenaiChat => {
-            format!("{{\"type\":\"text\",\"text\":{text}{marker}}}")
-        }
-    };
-    Some(edit(part.span, with))
-}
-
-fn holds(outer: Span, inner: Span) -> bool {
-    outer.start <= inner.start && inner.end <= outer.end
+    Some(edit(part.span, words(conversation.dialect, block, text)))
 }

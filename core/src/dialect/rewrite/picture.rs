@@ -1,4 +1,4 @@
-//! A picture of the user's that goes: its block becomes one of words, and keeps its cache marker.
+//! A picture or document that goes: its block becomes one of words, and keeps its cache marker.
 //!
 //! The message around it stays byte for byte. Must not know why it goes.
 
@@ -6,7 +6,7 @@ use super::beside::{edit, literal};
 use super::within;
 use crate::dialect::key::CACHE_MARKERS;
 use crate::dialect::{Dialect, Message, Part, Role};
-use crate::wire::json::{Document, Kind};
+use crate::wire::json::{Document, Kind, Value};
 use crate::wire::splice::Edit;
 
 /// The edit for part `at` of a message; none where the picture stands in a tool's answer, shares its block, or is
@@ -29,17 +29,22 @@ pub(super) fn cut(
     let Some(root) = document.root(raw).filter(|root| root.kind() == Kind::Object) else {
         return Vec::new();
     };
+    vec![edit(part.span, words(dialect, root, text))]
+}
+
+/// A block of words in place of another one, with its cache marker.
+pub(in crate::dialect) fn words(dialect: Dialect, block: Value<'_>, text: &str) -> String {
     let kind = match dialect {
         Dialect::Anthropic | Dialect::OpenaiChat => "\"type\":\"text\",",
         Dialect::OpenaiResponses => "\"type\":\"input_text\",",
         Dialect::Gemini => "",
     };
-    let mut block = format!("{{{kind}\"text\":{}", literal(text));
+    let mut words = format!("{{{kind}\"text\":{}", literal(text));
     for marker in CACHE_MARKERS {
-        if let Some(value) = root.get(marker).filter(|value| !value.is_null()) {
-            block.push_str(&format!(",\"{marker}\":{}", String::from_utf8_lossy(value.raw())));
+        if let Some(value) = block.get(marker).filter(|value| !value.is_null()) {
+            words.push_str(&format!(",\"{marker}\":{}", String::from_utf8_lossy(value.raw())));
         }
     }
-    block.push('}');
-    vec![edit(part.span, block)]
+    words.push('}');
+    words
 }

@@ -32,10 +32,7 @@ impl RecordedDecisions {
         &'k self,
         request: &PlanRequest<'_>,
     ) -> impl Iterator<Item = &'k RepairDecision> {
-        let (model, upstream) = (request.name.to_owned(), request.upstream.to_owned());
-        let is_its =
-            move |one: &&RepairDecision| *one.model == *model && *one.upstream == *upstream;
-        self.repairs.iter().map(|one| &**one).filter(is_its)
+        self.repairs.iter().map(|one| &**one).filter(|one| one.is_for(request))
     }
 
     /// Whether words take the place of a picture or document.
