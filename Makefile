@@ -1,5 +1,5 @@
 # Everything a person needs to run, check and measure Plimsoll. `make help` lists it.
-# Programs that people look at are release builds; tests share one development build.
+# What people try is built quickly (profile `quick`), what is measured is a release build, tests share one development build.
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
@@ -14,10 +14,10 @@ help: ## This list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
 
 run: ## The proxy on 127.0.0.1:8787 with its built-in configuration (ARGS="--listen …")
-	cargo run --locked --release -- serve $(ARGS)
+	cargo run --locked --profile quick -- serve $(ARGS)
 
 demo: ## An agent session against a scripted provider, turn by turn; no key, no network
-	cargo run --locked --release -- demo $(ARGS)
+	cargo run --locked --profile quick -- demo $(ARGS)
 
 test: ## Every tier of tests; sets up its own tools in .tools/
 	@scripts/test
