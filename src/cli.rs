@@ -28,6 +28,7 @@ use std::process::ExitCode;
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 
 use crate::config::Sources;
+use crate::telemetry::clock::wall;
 use ask::AdminClient;
 use print::CliError;
 
@@ -361,7 +362,7 @@ fn done(command: &Command) -> Result<ExitCode, CliError> {
         }
         Command::Lessons { forget, share, at } => {
             let (forget, share) = (forget.as_deref(), share.as_deref());
-            at.ask(async |asked| lessons::run(&asked, forget, share, look::now(), at.json).await)?;
+            at.ask(async |asked| lessons::run(&asked, forget, share, wall(), at.json).await)?;
         }
         Command::Top { at } => at.ask(async |asked| top::run(&asked, at.json).await)?,
         Command::Run { settings, json, command } => {

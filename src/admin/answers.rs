@@ -35,6 +35,7 @@ use crate::store::ledgers::{FOCUS_BYTES, WISH_LASTS};
 use crate::store::{Scope, ScopeLine, ScopePage, StoreError};
 use crate::telemetry::log::LogFields;
 use crate::telemetry::{Exchange, Flight, MessageEvent, Shrunk};
+use crate::wire::sse::write_event;
 
 /// How many sessions a page holds unless asked otherwise, and at most.
 const PAGE: (usize, usize) = (50, 500);
@@ -509,23 +510,23 @@ impl LiveListener {
             heard = self.heard.recv() => match heard {
                 Ok(exchange) => {
                     let told = serde_json::to_string(&LogFields::from(&*exchange)).unwrap_or_default();
-                    Some(format!("id: {}\nevent: exchange\ndata: {told}\n\n", exchange.id).into())
+                    Some(format!("id: {}\n{}", exchange.id, write_event("exchange", &told)).into())
                 }
                 Err(broadcast::error::RecvError::Lagged(missed)) => {
-                    Some(format!("event: missed\ndata: {{\"missed\":{missed}}}\n\n").into())
+                    Some(write_event("missed", &format!("{{\"missed\":{missed}}}")).into())
                 }
                 Err(broadcast::error::RecvError::Closed) => None,
             },
             // Who missed some finds the rest in the queue itself.
             Ok(news) = self.news.recv() => {
                 let told = serde_json::to_string(&news).unwrap_or_default();
-                let also = news.step.event();
-                let also = also.map(|event| format!("event: {event}\ndata: {told}\n\n"));
-                Some(format!("event: say\ndata: {told}\n\n{}", also.unwrap_or_default()).into())
+                let mut events = write_event("say", &told);
+                events.extend(news.step.event().map(|event| write_event(event, &told)));
+                Some(events.into())
             }
             Ok(shrunk) = self.shrunk.recv() => {
                 let told = serde_json::to_string(&shrunk).unwrap_or_default();
-                Some(format!("event: {}\ndata: {told}\n\n", shrunk.event).into())
+                Some(write_event(shrunk.event, &told).into())
             }
         }
     }

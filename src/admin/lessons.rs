@@ -3,8 +3,6 @@
 //! The proxy learns; here an operator looks and decides. Whose requests met a lesson is told as a number
 //! alone.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 
@@ -13,6 +11,7 @@ use super::answers::{AdminAnswer, AdminError, json};
 use crate::context::Millis;
 use crate::dialect::lesson::Lesson;
 use crate::store::lessons::{LessonLine, LessonScope};
+use crate::telemetry::clock::now;
 
 /// All lessons, the newest first.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -115,8 +114,4 @@ fn decided(is_known: bool, id: &str, shared: bool) -> AdminAnswer {
     let what = if shared { "shared with all" } else { "forgotten" };
     tracing::info!("lesson {id} was {what} by the operator");
     Ok(json(&LessonDecision { id: id.to_owned(), shared }))
-}
-
-fn now() -> Millis {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as Millis)
 }

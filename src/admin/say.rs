@@ -4,7 +4,7 @@
 //! into the session's next request; whoever is first, it or a removal, decides.
 
 use std::fmt;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
 
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
@@ -18,6 +18,7 @@ use crate::context::ledger::Ledger;
 use crate::context::{Fact, InjectedMessage, InjectionState, Millis, QueuedMessage};
 use crate::store::ledgers::SessionRoom;
 use crate::store::{Scope, StoreError};
+use crate::telemetry::clock::now;
 use crate::telemetry::{MessageEvent, MessageStep};
 
 /// Longest question, bytes: every byte of the longest text can be escaped.
@@ -253,8 +254,4 @@ async fn settle(
 fn news(scope: &Scope, id: &str, step: MessageStep) -> MessageEvent {
     let Scope { tenant, session } = scope.clone();
     MessageEvent { id: id.into(), step, tenant, session, request: None, position: None, at: now() }
-}
-
-fn now() -> Millis {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as Millis)
 }

@@ -3,18 +3,18 @@
 //! Every number comes from the admin API; nothing is computed here but columns.
 
 use std::fmt::Write as _;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use http::Method;
 
 use super::ask::AdminClient;
 use super::print::{self, CliError, Progress};
-use http::Method;
-
 use crate::admin::count::CountComparison;
 use crate::admin::routes::encoded;
 use crate::admin::view::{CompactionRequest, CompactionStart, DryRun, SessionView, ThreadView};
 use crate::context::Millis;
 use crate::context::budget::grouped;
 use crate::dialect::Purpose;
+use crate::telemetry::clock::wall;
 
 /// `plimsoll sessions`.
 pub(super) async fn sessions(
@@ -43,7 +43,7 @@ pub(super) async fn sessions(
         }
     }
     drop(progress);
-    print::out(&table(&rows, now()));
+    print::out(&table(&rows, wall()));
     Ok(())
 }
 
@@ -321,12 +321,6 @@ pub(super) fn short(name: &str) -> String {
         return name.into_owned();
     }
     name.chars().take(LONGEST - 1).chain(['…']).collect()
-}
-
-/// The time, milliseconds since 1970.
-pub(super) fn now() -> Millis {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
-    since.as_millis() as Millis
 }
 
 #[cfg(test)]

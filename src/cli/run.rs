@@ -25,6 +25,7 @@ use crate::admin::view::{ServerInfo, SessionView};
 use crate::config::{self, Config, Sources};
 use crate::context::budget::grouped;
 use crate::store::folder;
+use crate::telemetry::clock::wall;
 use crate::telemetry::log::{Form, Log};
 
 /// How many sessions the summary looks at.
@@ -71,7 +72,7 @@ pub(super) fn run(
         let folders = folders(&sources, &config);
         let proxied = Proxied::found_or_started(sources, &config).await?;
         let signals = Signals::caught()?;
-        let began = look::now();
+        let began = wall();
         let mut child = Command::new(program);
         child.args(arguments);
         for name in secrets(&config) {
@@ -362,7 +363,7 @@ async fn summarise(asked: &AdminClient, began: u64, as_json: bool) {
         sum(|session| session.totals.input),
         sum(|session| session.totals.output),
         sum(|session| session.totals.cache_read),
-        look::table(&used, look::now()),
+        look::table(&used, wall()),
     ));
 }
 

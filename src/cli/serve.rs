@@ -15,7 +15,7 @@ use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
@@ -28,7 +28,6 @@ use crate::admin::prices::Prices;
 use crate::admin::view::ServerInfo;
 use crate::admin::{self, Access, Admin, Listener};
 use crate::config::{self, Config, LessonSettings, Loaded, OnFailure, Sources};
-use crate::context::Millis;
 use crate::dialect::models::Family;
 use crate::proxy::{self, DrainOutcome, Proxy};
 use crate::store::folder;
@@ -36,6 +35,7 @@ use crate::store::late::LateStore;
 use crate::store::ledgers::Ledgers;
 use crate::store::lessons::LessonTerms;
 use crate::telemetry::Telemetry;
+use crate::telemetry::clock::wall;
 use crate::telemetry::log::{Form, Log, word};
 use crate::tls::Terminator;
 use crate::tokens::bpe;
@@ -206,7 +206,7 @@ impl Server {
         let admin = Admin::new(
             self.ledgers.clone(),
             self.telemetry.clone(),
-            ServerInfo::of(&self.config, self.listen, self.admin_at, now()),
+            ServerInfo::of(&self.config, self.listen, self.admin_at, wall()),
             Prices::of(&self.config),
             self.access.clone(),
             stop.clone(),
@@ -344,7 +344,7 @@ fn begin_anew(store: &LateStore, trouble: &crate::store::StoreError) -> bool {
     if !matches!(trouble, crate::store::StoreError::Damaged(_)) {
         return false;
     }
-    let aside = store.set_aside(now());
+    let aside = store.set_aside(wall());
     match &aside {
         Ok(aside) => {
             tracing::warn!(
@@ -362,10 +362,6 @@ fn warn_of_room(config: &Config) {
     if let Some(room) = room::missing(&config.data.join(folder::DATABASE), config.retention.bytes) {
         tracing::warn!("{room}");
     }
-}
-
-pub(super) fn now() -> Millis {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as Millis)
 }
 
 /// How much the log tells beside the exchanges.

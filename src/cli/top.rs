@@ -15,6 +15,7 @@ use super::ask::{self, AdminClient};
 use super::look;
 use super::print::{self, CliError, Control, Progress, Screen};
 use crate::context::budget::grouped;
+use crate::telemetry::clock::wall;
 use crate::wire::sse::Framer;
 
 /// How many sessions are shown.
@@ -125,7 +126,7 @@ async fn picture(asked: &AdminClient) -> Result<String, CliError> {
     if let Some(banner) = ask::banner(&about) {
         let _ = writeln!(out, "{banner}\n");
     }
-    out.push_str(&look::table(&sessions, look::now()));
+    out.push_str(&look::table(&sessions, wall()));
     let _ = writeln!(out, "\nCtrl-C ends");
     Ok(out)
 }

@@ -4,7 +4,6 @@
 //! could not take stays in memory. The only waits are bounded by the caller's patience. Must not know
 //! traffic; `now` is passed in.
 
-mod claims;
 mod drafts;
 mod fingerprints;
 mod late_writes;
@@ -17,10 +16,11 @@ mod writes;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bytes::Bytes;
 use tokio::time::Instant;
 use xxhash_rust::xxh3::xxh3_128;
 
+use super::calibrations::Calibrations;
+use super::claims::Claims;
 use super::lessons::{LessonTerms, Lessons};
 use super::recall::{Lookup, ReadBudget};
 use super::{Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreError, SweepStep};
@@ -43,9 +43,6 @@ pub use writes::DecisionError;
 /// How long someone who looks in waits for a session that is not in memory.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// Most states that are read of what is learned again and again.
-const SERIES: usize = 8;
-
 /// All ledgers.
 pub struct Ledgers {
     store: Arc<dyn Store>,
@@ -57,6 +54,8 @@ pub struct Ledgers {
     at_hand: Mutex<LatestRequests>,
     drafts: Arc<Drafts>,
     lessons: Lessons,
+    calibrations: Calibrations,
+    claims: Claims,
 }
 
 /// Memory for what is kept of sessions.
@@ -203,6 +202,8 @@ impl Ledgers {
     ) -> Self {
         Self {
             lessons: Lessons::new(store.clone(), terms),
+            calibrations: Calibrations::new(store.clone()),
+            claims: Claims::new(store.clone()),
             store,
             lookers,
             caches: Mutex::default(),
@@ -216,6 +217,16 @@ impl Ledgers {
     /// What upstreams taught by refusing.
     pub fn lessons(&self) -> &Lessons {
         &self.lessons
+    }
+
+    /// What counting has learned.
+    pub fn calibrations(&self) -> &Calibrations {
+        &self.calibrations
+    }
+
+    /// Who does which piece of work.
+    pub fn claims(&self) -> &Claims {
+        &self.claims
     }
 
     /// Finds the session of a request, and its place in it. `None` where the store did not say in time whether
@@ -411,30 +422,6 @@ impl Ledgers {
         self.store.tenant_key().await
     }
 
-    /// What was learned under a name again and again, and when, as far as it is still there.
-    ///
-    /// # Errors
-    /// The store's [`StoreError`].
-    pub async fn learned(&self, what: &str) -> Result<Vec<(Bytes, Millis)>, StoreError> {
-        let kept = self.store.scan(Scope::series(what), SERIES).await?;
-        Ok(kept.into_iter().map(|record| (record.value, record.at)).collect())
-    }
-
-    /// Keeps what is learned again and again: the newest counts, the others go with time.
-    ///
-    /// # Errors
-    /// The store's [`StoreError`].
-    pub async fn learn_more(
-        &self,
-        what: &str,
-        state: Bytes,
-        now: Millis,
-    ) -> Result<(), StoreError> {
-        let record =
-            Record { kind: RecordKind::Learned, key: u128::from(now), value: state, at: now };
-        self.store.put_if_absent(Scope::series(what), vec![record]).await.map(drop)
-    }
-
     /// One small step of forgetting what is past its time or room, in store and memory. A session that
     /// a request is about stays in memory until that has ended.
     ///
@@ -553,10 +540,6 @@ fn salted(about: u128, shadow: bool) -> u128 {
 fn anew(about: u128, shadow: bool, after: Option<Millis>) -> u128 {
     let about = salted(about, shadow);
     after.map_or(about, |at| about ^ xxh3_128(&at.to_le_bytes()))
-}
-
-fn learned_scope() -> Scope {
-    Scope { tenant: Box::default(), session: "~learned".into() }
 }
 
 /// A poisoned lock means that a reader panicked, not that the facts are wrong: they are only added.

@@ -16,8 +16,7 @@ static CLOCK: LazyLock<(Instant, Mutex<Clock>)> =
 
 /// The time, ms since 1970; never before what it was.
 pub fn now() -> Millis {
-    let wall = SystemTime::now().duration_since(UNIX_EPOCH);
-    let wall = wall.map_or(0, |since| since.as_millis() as Millis);
+    let wall = wall();
     let (began, clock) = &*CLOCK;
     let mut clock = clock.lock().unwrap_or_else(PoisonError::into_inner);
     let (now, step) = clock.tick(wall, began.elapsed().as_millis() as Millis);
@@ -30,6 +29,11 @@ pub fn now() -> Millis {
         );
     }
     now
+}
+
+/// What the machine's clock shows, ms since 1970: for what is compared with other processes' times.
+pub fn wall() -> Millis {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as Millis)
 }
 
 /// Where time stands, and where it stood when it was last believed.

@@ -7,7 +7,7 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use plimsoll::store::ledgers::Ledgers;
+use plimsoll::store::claims::Claims;
 
 use crate::support::held::Held;
 use crate::support::orders::{Choices, in_every_order};
@@ -23,14 +23,14 @@ async fn step() {
 }
 
 /// Claims, works where it may, and gives back.
-async fn works(ledgers: Ledgers, holder: u64, at_work: &Cell<Option<u64>>) -> bool {
-    if !ledgers.claim(WORK, holder, NOW, UNTIL).await.unwrap() {
+async fn works(claims: Claims, holder: u64, at_work: &Cell<Option<u64>>) -> bool {
+    if !claims.claim(WORK, holder, NOW, UNTIL).await.unwrap() {
         return false;
     }
     assert_eq!(at_work.replace(Some(holder)), None, "two at once");
     step().await;
     at_work.set(None);
-    ledgers.release(WORK, holder, NOW).await.unwrap();
+    claims.release(WORK, holder, NOW).await.unwrap();
     true
 }
 
@@ -61,8 +61,8 @@ fn meet(processes: &mut [Process<'_>], dies_after: usize, choices: &mut Choices)
 
 /// Whether somebody who comes later gets the work.
 fn is_free(store: &Arc<Held>, at: u64) -> bool {
-    let ledgers = Ledgers::new(store.clone());
-    let mut later = pin!(ledgers.claim(WORK, 9, at, at + UNTIL));
+    let claims = Claims::new(store.clone());
+    let mut later = pin!(claims.claim(WORK, 9, at, at + UNTIL));
     let mut context = Context::from_waker(Waker::noop());
     loop {
         if let Poll::Ready(free) = later.as_mut().poll(&mut context) {
@@ -75,7 +75,7 @@ fn is_free(store: &Arc<Held>, at: u64) -> bool {
 fn however_two_processes_meet_at_a_claim_one_at_a_time_has_it() {
     let runs = in_every_order(|choices| {
         let (store, at_work) = (Held::by_steps(), Cell::new(None));
-        let works = |holder| works(Ledgers::new(store.clone()), holder, &at_work);
+        let works = |holder| works(Claims::new(store.clone()), holder, &at_work);
         let (mut one, mut other) = (pin!(works(1)), pin!(works(2)));
         let got = meet(&mut [one.as_mut(), other.as_mut()], usize::MAX, choices);
         assert!(got.contains(&true), "nobody got it");
@@ -89,7 +89,7 @@ fn whenever_a_process_dies_its_claim_holds_for_its_time_and_no_longer() {
     for dies_after in 0..8 {
         in_every_order(|choices| {
             let (store, at_work) = (Held::by_steps(), Cell::new(None));
-            let works = |holder| works(Ledgers::new(store.clone()), holder, &at_work);
+            let works = |holder| works(Claims::new(store.clone()), holder, &at_work);
             let (mut dies, mut lives) = (pin!(works(1)), pin!(works(2)));
             meet(&mut [dies.as_mut(), lives.as_mut()], dies_after, choices);
             if at_work.get().is_some() {

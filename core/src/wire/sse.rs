@@ -22,6 +22,17 @@ pub struct Event<'a> {
     pub end: u64,
 }
 
+/// An event as a server sends it. `name` may be empty. Data of several lines stays of several lines.
+pub fn write_event(name: &str, data: &str) -> String {
+    let mut text = String::with_capacity(name.len() + data.len() + 16);
+    if !name.is_empty() {
+        text.extend(["event: ", name, "\n"]);
+    }
+    data.split('\n').for_each(|line| text.extend(["data: ", line, "\n"]));
+    text.push('\n');
+    text
+}
+
 /// Cuts a byte stream into events.
 #[derive(Debug)]
 pub struct Framer {
@@ -294,6 +305,13 @@ mod tests {
             events.iter().map(|(n, d, ..)| (n.as_str(), std::str::from_utf8(d).unwrap())).collect();
         assert_eq!(seen, expected, "{stream:?}");
         fuzz(stream.as_bytes());
+    }
+
+    #[test]
+    fn what_is_written_is_framed_again() {
+        for (name, data) in [("", "{}"), ("error", "{}"), ("say", "two\nlines\n"), ("empty", "")] {
+            check(&write_event(name, data), &[(name, data)]);
+        }
     }
 
     #[test]

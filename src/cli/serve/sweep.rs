@@ -7,13 +7,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{now, threads};
+use super::threads;
 use crate::config::Retention;
 use crate::context::Millis;
 use crate::store::late::LateStore;
 use crate::store::ledgers::{KeptBytes, Ledgers};
 use crate::store::sqlite::{Load, QUEUE_BYTES};
 use crate::store::{ScopePage, StoreError};
+use crate::telemetry::clock::wall;
 use crate::telemetry::{KeptKind, StoreState, Telemetry};
 
 /// How often the store is asked where there is nothing to do.
@@ -39,7 +40,7 @@ pub(super) async fn run(
 ) {
     let began = Instant::now();
     let age = retention.days.saturating_mul(DAY);
-    let mut clock = Clock { now: now(), distrusted: false };
+    let mut clock = Clock { now: wall(), distrusted: false };
     let mut last = Instant::now();
     let mut told = Told::default();
     let mut lessons_due = Instant::now();
@@ -54,7 +55,7 @@ pub(super) async fn run(
     }
     loop {
         let passed = std::mem::replace(&mut last, Instant::now()).elapsed();
-        clock.tick(now(), passed.as_millis() as Millis);
+        clock.tick(wall(), passed.as_millis() as Millis);
         held &= began.elapsed() < GRACE;
         let before = if held { 0 } else { clock.now.saturating_sub(age) };
         let gone = ledgers.expire(before, retention.bytes).await;

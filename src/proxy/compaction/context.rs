@@ -350,7 +350,7 @@ pub(crate) async fn finish(proxy: &Proxy) {
     let giving_back = async {
         for what in claims {
             // What cannot be given back runs out in its time.
-            let _ = proxy.ledgers.release(&what, proxy.run, now()).await;
+            let _ = proxy.ledgers.claims().release(&what, proxy.run, now()).await;
         }
     };
     let _ = tokio::time::timeout(GIVING_BACK, giving_back).await;

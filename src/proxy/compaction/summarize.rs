@@ -133,7 +133,8 @@ impl SummaryJob {
         let deadline = tokio::time::Instant::now() + until;
         let what = self.work();
         let until = at + until.as_millis() as u64;
-        let kept = match self.proxy.ledgers.claim(&what, self.proxy.run, at, until).await {
+        let claims = self.proxy.ledgers.claims();
+        let kept = match claims.claim(&what, self.proxy.run, at, until).await {
             Ok(true) => {
                 self.proxy.compacting.has_claimed(what.clone());
                 let kept = self.first_that_can(at, deadline).await;

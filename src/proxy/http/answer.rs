@@ -9,6 +9,7 @@ use http::{HeaderValue, Response, StatusCode};
 
 use crate::context::Outcome;
 use crate::dialect::Dialect;
+use crate::wire::sse::write_event;
 
 /// Marks an answer as ours; its value is [`ProxyError::code`].
 pub(crate) const ERROR: &str = "x-plimsoll-error";
@@ -246,10 +247,8 @@ impl ProxyError {
             Dialect::Anthropic | Dialect::OpenaiChat | Dialect::Gemini => self.body(Some(dialect)),
         };
         match dialect {
-            Dialect::Anthropic | Dialect::OpenaiResponses => {
-                format!("event: error\ndata: {data}\n\n")
-            }
-            Dialect::OpenaiChat | Dialect::Gemini => format!("data: {data}\n\n"),
+            Dialect::Anthropic | Dialect::OpenaiResponses => write_event("error", &data),
+            Dialect::OpenaiChat | Dialect::Gemini => write_event("", &data),
         }
     }
 

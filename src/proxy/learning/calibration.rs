@@ -216,7 +216,7 @@ impl CalibrationState {
             return Ok(());
         }
         let Ok(state) = serde_json::to_vec(learned) else { return Ok(()) };
-        ledgers.learn_more(&place.key(), state.into(), now()).await
+        ledgers.calibrations().save(&place.key(), state.into(), now()).await
     }
 
     fn all(&self) -> MutexGuard<'_, ByModel<ModelCalibration>> {
@@ -250,7 +250,8 @@ impl CalibrationKey {
             (learned.is_of(family) && learned.is_whole())
                 .then(|| if is_old { learned.aged() } else { learned })
         };
-        let saved = ledgers.learned(&self.key()).await?.into_iter().filter_map(read);
+        let saved = ledgers.calibrations().states(&self.key()).await?;
+        let saved = saved.into_iter().filter_map(read);
         Ok(saved.max_by_key(Learned::lessons))
     }
 

@@ -1,5 +1,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
+use bytes::Bytes;
+
 use super::*;
 use crate::context::ledger::marks;
 use crate::context::plan::DecisionReason;

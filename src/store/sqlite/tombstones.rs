@@ -17,7 +17,7 @@ pub(super) fn add(connection: &Connection, scope: &Scope) -> rusqlite::Result<()
         "INSERT INTO tombstones (key, at) VALUES (?1, ?2)
          ON CONFLICT (key) DO UPDATE SET at = excluded.at",
     )?;
-    add.execute(params![key(scope), now()])?;
+    add.execute(params![key(scope), micros_now()])?;
     prune(connection)
 }
 
@@ -30,7 +30,7 @@ pub(super) fn is_deleted(
     let mut query = connection.prepare_cached("SELECT at FROM tombstones WHERE key = ?1")?;
     let at = query.query_row([key(scope)], |row| row.get::<_, i64>(0)).optional()?;
     let Some(at) = at else { return Ok(false) };
-    let now = now();
+    let now = micros_now();
     if at > now {
         let mut put_right =
             connection.prepare_cached("UPDATE tombstones SET at = ?2 WHERE key = ?1")?;
@@ -42,7 +42,7 @@ pub(super) fn is_deleted(
 /// Takes away those past their time, and the oldest past their number.
 pub(super) fn prune(connection: &Connection) -> rusqlite::Result<()> {
     let mut old = connection.prepare_cached("DELETE FROM tombstones WHERE at < ?1")?;
-    old.execute([now().saturating_sub(micros(TOMBSTONE_LIFE))])?;
+    old.execute([micros_now().saturating_sub(micros(TOMBSTONE_LIFE))])?;
     let mut many = connection.prepare_cached(
         "DELETE FROM tombstones WHERE key IN (
              SELECT key FROM tombstones INDEXED BY tombstones_by_time
@@ -60,7 +60,7 @@ fn key(scope: &Scope) -> [u8; 16] {
 }
 
 /// The time, microseconds since 1970: a request that comes right after the answer to a deletion is later than it.
-fn now() -> i64 {
+fn micros_now() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, micros)
 }
 
@@ -103,12 +103,12 @@ mod tests {
             let key = (number as u128).to_be_bytes();
             connection.execute("INSERT INTO tombstones VALUES (?1, ?2)", params![key, at]).unwrap();
         };
-        add(0, now() - micros(TOMBSTONE_LIFE) - 1);
-        add(1, now() - micros(TOMBSTONE_LIFE) + 60_000_000);
+        add(0, micros_now() - micros(TOMBSTONE_LIFE) - 1);
+        add(1, micros_now() - micros(TOMBSTONE_LIFE) + 60_000_000);
         prune(&connection).unwrap();
         assert_eq!(count(&connection), 1);
         connection.execute_batch("BEGIN").unwrap();
-        (2..=TOMBSTONES + 9).for_each(|number| add(number, now()));
+        (2..=TOMBSTONES + 9).for_each(|number| add(number, micros_now()));
         connection.execute_batch("COMMIT").unwrap();
         let before = Instant::now();
         super::add(&connection, &scope("t", "s")).unwrap();

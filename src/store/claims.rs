@@ -3,11 +3,12 @@
 //! A claim is a record that the first one writes. Records are never changed, so that a claim that ran out, or was
 //! released, is followed by another.
 
+use std::sync::Arc;
+
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::{Ledgers, learned_scope};
+use super::{Record, RecordKind, Scope, Store, StoreError, WriteOutcome};
 use crate::context::Millis;
-use crate::store::{Record, RecordKind, StoreError, WriteOutcome};
 
 /// Most claims of one piece of work: who fails that often fails always.
 const MOST_CLAIMS: usize = 32;
@@ -20,7 +21,21 @@ fn release_key(what: &str, attempt: usize) -> u128 {
     xxh3_128(format!("{what} #{attempt} released").as_bytes())
 }
 
-impl Ledgers {
+fn scope() -> Scope {
+    Scope { tenant: Box::default(), session: "~learned".into() }
+}
+
+/// The claims of all processes on one store.
+pub struct Claims {
+    store: Arc<dyn Store>,
+}
+
+impl Claims {
+    /// The claims that `store` keeps.
+    pub fn new(store: Arc<dyn Store>) -> Self {
+        Self { store }
+    }
+
     /// Claims a piece of work for `holder` until a time, unless another holds it. A claim that has run
     /// out, was released, or is the holder's own, may be claimed again.
     ///
@@ -37,7 +52,7 @@ impl Ledgers {
             let key = claim_key(what, attempt);
             let value = format!("{holder:016x} {until}").into();
             let record = Record { kind: RecordKind::Learned, key, value, at: now };
-            let put = self.store.put_if_absent(learned_scope(), vec![record]).await?;
+            let put = self.store.put_if_absent(scope(), vec![record]).await?;
             let Some(WriteOutcome::Existed(first)) = put.into_iter().next() else {
                 return Ok(true);
             };
@@ -58,12 +73,12 @@ impl Ledgers {
     pub async fn release(&self, what: &str, holder: u64, now: Millis) -> Result<(), StoreError> {
         let kind = RecordKind::Learned;
         for attempt in 0..MOST_CLAIMS {
-            let held = self.store.get(learned_scope(), kind, claim_key(what, attempt)).await?;
+            let held = self.store.get(scope(), kind, claim_key(what, attempt)).await?;
             let Some(held) = held else { return Ok(()) };
             if held.starts_with(format!("{holder:016x} ").as_bytes()) {
                 let (key, value) = (release_key(what, attempt), "\"released\"".into());
                 let record = Record { kind, key, value, at: now };
-                self.store.put_if_absent(learned_scope(), vec![record]).await?;
+                self.store.put_if_absent(scope(), vec![record]).await?;
             }
         }
         Ok(())
@@ -71,6 +86,39 @@ impl Ledgers {
 
     async fn is_released(&self, what: &str, attempt: usize) -> Result<bool, StoreError> {
         let key = release_key(what, attempt);
-        Ok(self.store.get(learned_scope(), RecordKind::Learned, key).await?.is_some())
+        Ok(self.store.get(scope(), RecordKind::Learned, key).await?.is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what went wrong by failing")]
+
+    use super::*;
+    use crate::store::memory::MemoryStore;
+
+    #[tokio::test]
+    async fn one_holds_a_piece_of_work_until_it_runs_out_or_is_given_back() {
+        let claims = Claims::new(Arc::new(MemoryStore::default()));
+        let claim =
+            async |holder, now| claims.claim("sum up", holder, now, now + 10).await.unwrap();
+        assert!(claim(1, 0).await);
+        assert!(claim(1, 1).await, "its own");
+        assert!(!claim(2, 9).await, "another holds it");
+        assert!(claim(2, 10).await, "it has run out");
+        claims.release("sum up", 1, 11).await.unwrap();
+        assert!(!claim(3, 12).await, "only its holder gives it back");
+        claims.release("sum up", 2, 13).await.unwrap();
+        assert!(claim(3, 14).await);
+        assert!(claims.claim("sum up otherwise", 4, 14, 24).await.unwrap(), "other work");
+    }
+
+    #[tokio::test]
+    async fn who_fails_that_often_fails_always() {
+        let claims = Claims::new(Arc::new(MemoryStore::default()));
+        for at in 0..MOST_CLAIMS as u64 {
+            assert!(claims.claim("fail", at, at, at).await.unwrap());
+        }
+        assert!(!claims.claim("fail", 99, 99, 99).await.unwrap());
     }
 }
