@@ -498,10 +498,7 @@ impl<'a> PartScale<'a> {
     /// The identity of the reasoning that a part is, or (Gemini) that its signature stands for.
     fn thoughts(&self, part: &Part) -> Option<PartKey> {
         match part.kind {
-            PartKind::Reasoning => {
-                let text = part.sealed.or_else(|| part.texts.first().copied());
-                Some(PartKey::of_bytes(text.unwrap_or(part.span).of(self.body)))
-            }
+            PartKind::Reasoning => part.reasoning_key(self.body).map(PartKey),
             _ => part.sealed.map(|sealed| PartKey::of_bytes(sealed.of(self.body))),
         }
     }

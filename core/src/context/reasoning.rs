@@ -18,7 +18,7 @@ use super::plan::{
 };
 use super::policy::{EchoRule, Reinject, StripPolicy};
 use super::{Fact, Millis, Reasoning, ReasoningAction, ReasoningDecision, Thought, ledger};
-use crate::dialect::{Chain, Dialect, Part, PartKey, PartKind, Purpose, Reply, ReplyPart, Span};
+use crate::dialect::{Chain, Dialect, PartKey, PartKind, Purpose, Reply, ReplyPart, Span};
 
 /// What an upstream does with reasoning that is sent back, as far as its host and the model's name
 /// tell (`docs/protocols.md` 4.2). Configuration and what was learned stand above it.
@@ -185,14 +185,6 @@ pub fn record(reply: &Reply, made: ReplyOrigin<'_>) -> Option<Reasoning> {
     })
 }
 
-/// What a client's own reasoning is known by: its seal, else its words.
-pub fn identity(part: &Part, body: &[u8]) -> Option<u128> {
-    let span = part.sealed.or_else(|| part.texts.first().copied()).unwrap_or(part.span);
-    let bytes = span.of(body);
-    let words = bytes.strip_prefix(b"\"").and_then(|bytes| bytes.strip_suffix(b"\""));
-    (part.kind == PartKind::Reasoning).then(|| PartKey::of_bytes(words.unwrap_or(bytes)).0)
-}
-
 /// Whether recorded reasoning may stand in this request, of which `sent` is forwarded.
 ///
 /// # Errors
@@ -351,7 +343,7 @@ impl Proposed<'_> {
                 continue;
             }
             let parts = returned.region(request.conversation).into_iter();
-            let here = parts.filter_map(|part| identity(part, request.body));
+            let here = parts.filter_map(|part| part.reasoning_key(request.body));
             for about in here.filter(|about| known.echo(*about).is_none()) {
                 self.decide(about, ReasoningAction::Out, DecisionReason::Bound);
             }
@@ -368,7 +360,7 @@ impl Proposed<'_> {
         let begins = request.turn_begins();
         for (index, message) in conversation.messages.iter().enumerate().skip(known.kept_from()) {
             for (part_at, part) in message.parts.iter().enumerate() {
-                let Some(about) = identity(part, request.body) else { continue };
+                let Some(about) = part.reasoning_key(request.body) else { continue };
                 let kept = request.policy.reasoning.strip() == StripPolicy::AllButLast
                     && newest == Some(index);
                 let decided = self.facts.iter().any(|fact| is_about(fact, about));

@@ -153,6 +153,14 @@ impl Part {
         }
     }
 
+    /// What a client's own reasoning is known by: its seal, else its words. `None` for all other parts.
+    pub fn reasoning_key(&self, body: &[u8]) -> Option<u128> {
+        let span = self.sealed.or_else(|| self.texts.first().copied()).unwrap_or(self.span);
+        let bytes = span.of(body);
+        let words = bytes.strip_prefix(b"\"").and_then(|bytes| bytes.strip_suffix(b"\""));
+        (self.kind == PartKind::Reasoning).then(|| PartKey::of_bytes(words.unwrap_or(bytes)).0)
+    }
+
     /// Words: `value` is the string literal, which is also where the part stands.
     pub fn text(role: Role, value: Value<'_>, keyer: &mut Keyer) -> Self {
         Self {

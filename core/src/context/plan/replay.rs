@@ -236,7 +236,7 @@ fn take_out(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Pla
     let messages = request.conversation.messages.iter().enumerate();
     for (index, message) in messages.skip(known.kept_from()) {
         let is_out = |part: &Part| {
-            let about = reasoning::identity(part, request.body);
+            let about = part.reasoning_key(request.body);
             about
                 .and_then(|about| known.echo(about))
                 .filter(|echo| echo.does == ReasoningAction::Out)

@@ -3,7 +3,6 @@
 //!
 //! Works from the newest reply back: whatever is put back must lead on to what stands after it.
 
-use super::identity;
 use crate::context::plan::{Overlay, PlanRequest, RecordedDecisions, ReturnedReply};
 use crate::dialect::{PartKey, PartKind};
 use crate::wire::json::Document;
@@ -90,7 +89,7 @@ pub fn newest(request: &PlanRequest<'_>, sent: &Overlay) -> Option<PartKey> {
             if found.is_some() {
                 return found;
             }
-            found = match identity(part, request.body) {
+            found = match part.reasoning_key(request.body) {
                 Some(own) if !sent.is_gone(part.span) => Some(PartKey(own)),
                 _ => sent.back(part.span.start).last().copied(),
             };
@@ -107,14 +106,14 @@ const SEALS: [&str; 4] = ["signature", "data", "encrypted_content", "thoughtSign
 /// Those of the look-alikes of Chat Completions, whose words are all that it is.
 const WORDS: [&str; 2] = ["reasoning_content", "reasoning"];
 
-/// The identity of a block as it was received: of its seal, as [`identity`] has it of a client's.
+/// The identity of a block as it was received: of its seal, as [`Part::reasoning_key`](crate::dialect::Part::reasoning_key) has it of a client's.
 pub fn seal(raw: &str) -> Option<PartKey> {
     let document = Document::read(raw.as_bytes()).ok()?;
     let root = document.root(raw.as_bytes())?;
     Some(PartKey::of_bytes(root.get_any(&SEALS)?.text()?.as_bytes()))
 }
 
-/// What a client's block is known by ([`identity`]), of one as it was received: its seal, else its words,
+/// What a client's block is known by ([`Part::reasoning_key`](crate::dialect::Part::reasoning_key)), of one as it was received: its seal, else its words,
 /// as they stand there.
 pub fn literal(raw: &str) -> Option<String> {
     let document = Document::read(raw.as_bytes()).ok()?;

@@ -3,7 +3,7 @@
 
 use super::Subject;
 use crate::context::plan::DecisionReason;
-use crate::context::{Fact, ReasoningAction, ReasoningDecision, reasoning};
+use crate::context::{Fact, ReasoningAction, ReasoningDecision};
 use crate::dialect::repair::path::Place;
 use crate::dialect::{Part, PartKey, PartKind, Span};
 use crate::wire::json::Document;
@@ -18,7 +18,7 @@ pub(super) fn propose(subject: &Subject<'_>, place: Option<&Place>) -> Vec<Fact>
     };
     let own = conversation.parts().filter(|part| part.kind == PartKind::Reasoning);
     let own: Vec<(u128, &Part)> =
-        own.filter_map(|part| Some((reasoning::identity(part, request.body)?, part))).collect();
+        own.filter_map(|part| Some((part.reasoning_key(request.body)?, part))).collect();
     let tried = own.iter().any(|(about, _)| {
         let echo = subject.known.echo(*about);
         echo.is_some_and(|echo| *echo.request == *request.id && echo.why == DecisionReason::Refusal)
@@ -51,8 +51,7 @@ fn named(subject: &Subject<'_>, place: Option<&Place>, own: &[(u128, &Part)]) ->
     let sent = crate::dialect::read(subject.request.conversation.dialect, "/", subject.sent);
     let there = sent.parts().filter(|part| part.kind == PartKind::Reasoning);
     let there = there.filter(|part| meets(part.span, place.span));
-    let there: Vec<u128> =
-        there.filter_map(|part| reasoning::identity(part, subject.sent)).collect();
+    let there: Vec<u128> = there.filter_map(|part| part.reasoning_key(subject.sent)).collect();
     own.iter().map(|(about, _)| *about).filter(|about| there.contains(about)).collect()
 }
 

@@ -157,7 +157,7 @@ impl<'l> Branch<'l> {
     }
 
     /// Those of the decisions to take reasoning out which its client sends that do not hold here, by what they
-    /// are kept by. Of a reply that is not known, all hold.
+    /// are kept by: this branch sent it. Of what nobody knows, all hold.
     pub(super) fn not_out<'r>(
         &self,
         out: impl Iterator<Item = &'r Arc<ReasoningDecision>>,
@@ -166,6 +166,9 @@ impl<'l> Branch<'l> {
         let others = out.filter(|echo| self.sent.is_some() && !self.has_made(&echo.request));
         let others: HashMap<PartKey, &ReasoningDecision> =
             others.map(|echo| (echo.about, &**echo)).collect();
+        // Where reasoning is not put back, no reply is known.
+        let sent = others.keys().copied().filter(|about| self.has_sent(*about));
+        let sent: HashSet<PartKey> = sent.collect();
         // Few have any: to read all replies takes its time.
         let replies = replies.filter(|_| !others.is_empty());
         let blocks = replies.flat_map(|reply| reply.blocks.iter().map(move |it| (it, reply)));
@@ -177,7 +180,7 @@ impl<'l> Branch<'l> {
             (self.has_thought(reply) || is_new && echo.why == DecisionReason::Bound)
                 .then_some(echo.about)
         });
-        elsewhere.collect()
+        elsewhere.chain(sent).collect()
     }
 
     /// Whether the turn before sent the reasoning of a reply: its client's own, or put back.

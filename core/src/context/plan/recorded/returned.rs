@@ -8,10 +8,10 @@ use foldhash::HashMap;
 
 use super::branch::{Branch, CutCount};
 use super::{RecordedDecisions, again};
+use crate::context::ReasoningAction;
 use crate::context::ledger::Ledger;
 use crate::context::plan::PlanRequest;
 use crate::context::policy::StripPolicy;
-use crate::context::{ReasoningAction, reasoning};
 use crate::dialect::{Chain, Conversation, PartKind};
 
 impl RecordedDecisions {
@@ -55,7 +55,7 @@ impl RecordedDecisions {
         let is_out =
             |about: u128| self.echo(about).is_some_and(|echo| echo.does == ReasoningAction::Out);
         let thoughts = parts.filter(|(_, part)| {
-            reasoning::identity(part, request.body).is_some_and(|about| !is_out(about))
+            part.reasoning_key(request.body).is_some_and(|about| !is_out(about))
         });
         let thoughts: Vec<(usize, usize)> = thoughts.map(|(at, _)| at).collect();
         let is_void = |at, end| thoughts.iter().any(|thought| (at..end).contains(thought));
