@@ -13,26 +13,26 @@ use tokio::sync::watch;
 /// What is under way on one connection.
 #[derive(Clone, Debug)]
 pub struct Activity {
-    count: watch::Sender<Count>,
+    count: watch::Sender<RequestCounts>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Count {
+struct RequestCounts {
     begun: u64,
     ended: u64,
 }
 
 impl Default for Activity {
     fn default() -> Self {
-        Self { count: watch::Sender::new(Count::default()) }
+        Self { count: watch::Sender::new(RequestCounts::default()) }
     }
 }
 
 impl Activity {
     /// A request begins; it is under way for as long as what is answered here lives.
-    pub fn begin(&self) -> Request {
+    pub fn begin(&self) -> RequestGuard {
         self.count.send_modify(|count| count.begun += 1);
-        Request(self.clone())
+        RequestGuard(self.clone())
     }
 
     /// Whether nothing was ever asked.
@@ -41,11 +41,11 @@ impl Activity {
     }
 
     /// Ready when nothing has been under way for so long.
-    pub async fn idle(&self, patience: Duration) {
+    pub async fn idle(&self, timeout: Duration) {
         let mut watching = self.count.subscribe();
         loop {
             let quiet = watching.wait_for(|count| count.begun == count.ended).await.is_ok();
-            if quiet && tokio::time::timeout(patience, watching.changed()).await.is_err() {
+            if quiet && tokio::time::timeout(timeout, watching.changed()).await.is_err() {
                 return;
             }
         }
@@ -54,16 +54,16 @@ impl Activity {
 
 /// A request that is under way.
 #[derive(Debug)]
-pub struct Request(Activity);
+pub struct RequestGuard(Activity);
 
-impl Request {
+impl RequestGuard {
     /// The body of its answer: with the last of it, the request has ended.
-    pub fn answer<B>(self, body: B) -> Answer<B> {
-        Answer { body, _request: self }
+    pub fn answer<B>(self, body: B) -> ActivityBody<B> {
+        ActivityBody { body, _request: self }
     }
 }
 
-impl Drop for Request {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
         self.0.count.send_modify(|count| count.ended += 1);
     }
@@ -71,12 +71,12 @@ impl Drop for Request {
 
 /// A body that ends its request where it ends, or is dropped.
 #[derive(Debug)]
-pub struct Answer<B> {
+pub struct ActivityBody<B> {
     body: B,
-    _request: Request,
+    _request: RequestGuard,
 }
 
-impl<B: Body + Unpin> Body for Answer<B> {
+impl<B: Body + Unpin> Body for ActivityBody<B> {
     type Data = B::Data;
     type Error = B::Error;
 

@@ -27,7 +27,7 @@ use std::process::ExitCode;
 
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 
-use crate::config::Sources;
+use crate::config::ConfigSources;
 use ask::AdminClient;
 use print::CliError;
 
@@ -42,11 +42,11 @@ pub struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Serve clients until SIGINT or SIGTERM.
-    Serve(Settings),
+    Serve(ConfigFlags),
     /// Check the configuration: print every fault, or what would be served.
     Check {
         #[command(flatten)]
-        settings: Settings,
+        settings: ConfigFlags,
         /// Print JSON.
         #[arg(long)]
         json: bool,
@@ -54,7 +54,7 @@ enum Command {
     /// List sessions, newest first.
     Sessions {
         #[command(flatten)]
-        at: At,
+        at: AdminTarget,
         /// How many to list.
         #[arg(long, default_value_t = 20)]
         limit: usize,
@@ -70,7 +70,7 @@ enum Command {
         #[arg(long, conflicts_with = "thread")]
         count: bool,
         #[command(flatten)]
-        at: At,
+        at: AdminTarget,
     },
     /// Show what was changed in a request, what was not, why, and what that did to the provider's
     /// cache.
@@ -78,7 +78,7 @@ enum Command {
         /// The request's id, from the log or from x-plimsoll-request-id [default: the newest].
         request: Option<String>,
         #[command(flatten)]
-        at: At,
+        at: AdminTarget,
     },
     /// Compact a session: replace the beginning of its history by a summary.
     ///
@@ -94,7 +94,7 @@ enum Command {
         #[arg(long)]
         focus: Option<String>,
         #[command(flatten)]
-        at: At,
+        at: AdminTarget,
     },
     /// Show what rewriting saved and cost, in one session or in the newest ones together.
     Savings {
@@ -104,7 +104,7 @@ enum Command {
         #[arg(long, default_value_t = 50)]
         limit: usize,
         #[command(flatten)]
-        at: At,
+        at: AdminTarget,
     },
     /// Export a session for sharing, one line of JSON per call: usage, sizes and estimates, with names
     /// hashed and no text unless you ask for it. `plimsoll replay` reads it.
@@ -115,7 +115,7 @@ enum Command {
         #[arg(long)]
         content: bool,
         #[command(flatten)]
-        at: At,
+        at: AdminTarget,
     },
     /// Copy the whole store into a file, whether Plimsoll runs or not.
     Backup {
@@ -143,7 +143,7 @@ enum Command {
         #[arg(long, conflicts_with = "remove")]
         clear: bool,
         #[command(flatten)]
-        at: At,
+        at: AdminTarget,
     },
     /// List what refusals of upstreams taught (windows, unknown fields), whom each lesson holds for, and
     /// until when.
@@ -155,17 +155,17 @@ enum Command {
         #[arg(long, value_name = "ID")]
         share: Option<String>,
         #[command(flatten)]
-        at: At,
+        at: AdminTarget,
     },
     /// Watch the sessions in use; with --json, print every exchange as it ends.
     Top {
         #[command(flatten)]
-        at: At,
+        at: AdminTarget,
     },
     /// Run a client with its base URLs pointed at Plimsoll, which is started if it is not running.
     Run {
         #[command(flatten)]
-        settings: Settings,
+        settings: ConfigFlags,
         /// Print the summary as one line of JSON on standard error.
         #[arg(long)]
         json: bool,
@@ -196,7 +196,7 @@ enum Command {
 
 /// Which running Plimsoll is asked, and for whom.
 #[derive(Clone, Debug, Args)]
-struct At {
+struct AdminTarget {
     /// Data folder of the Plimsoll to ask; its socket is there [default: as configured].
     #[arg(long, value_name = "DIR")]
     data: Option<String>,
@@ -212,17 +212,17 @@ struct At {
     json: bool,
 }
 
-impl At {
+impl AdminTarget {
     /// Asks something of it. Looking needs no more than one thread.
     fn ask(
         &self,
         question: impl AsyncFnOnce(AdminClient) -> Result<(), CliError>,
     ) -> Result<(), CliError> {
-        let settings = Settings {
+        let settings = ConfigFlags {
             config: self.config.clone(),
             admin: self.admin.clone(),
             data: self.data.clone(),
-            ..Settings::default()
+            ..ConfigFlags::default()
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime
@@ -232,7 +232,7 @@ impl At {
 
 /// What the command line can say of the configuration; it goes over file and environment.
 #[derive(Clone, Debug, Default, Args)]
-struct Settings {
+struct ConfigFlags {
     /// Configuration file; else ~/.config/plimsoll/plimsoll.toml or /etc/plimsoll/plimsoll.toml, if there is one.
     #[arg(long, value_name = "FILE", env = "PLIMSOLL_CONFIG")]
     config: Option<PathBuf>,
@@ -251,14 +251,14 @@ struct Settings {
     upstream: Vec<String>,
     /// What Plimsoll may do with requests [default: active].
     #[arg(long, value_name = "MODE")]
-    mode: Option<ModeWord>,
+    mode: Option<ModeArgument>,
     /// Format of the log [default: text].
     #[arg(long, value_name = "FORM")]
-    log: Option<FormWord>,
+    log: Option<LogFormatArgument>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum ModeWord {
+enum ModeArgument {
     /// Only read.
     Observe,
     /// Plan and measure, but send the original.
@@ -268,16 +268,16 @@ enum ModeWord {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum FormWord {
+enum LogFormatArgument {
     /// Lines of text.
     Text,
     /// JSON, for machines.
     Json,
 }
 
-impl Settings {
+impl ConfigFlags {
     /// Where the configuration is read from.
-    fn sources(&self) -> Sources {
+    fn sources(&self) -> ConfigSources {
         let word = |value: &dyn Fn() -> Option<clap::builder::PossibleValue>| {
             value().map(|word| word.get_name().to_owned())
         };
@@ -295,7 +295,7 @@ impl Settings {
             .filter_map(|(key, value)| Some((key, value?)))
             .chain(self.upstream.iter().map(|said| ("upstream", said.clone())))
             .map(|(key, value)| (format!("--{key}"), key.to_owned(), value));
-        Sources::of_process(self.config.clone(), flags.collect())
+        ConfigSources::of_process(self.config.clone(), flags.collect())
     }
 }
 
@@ -349,7 +349,7 @@ fn done(command: &Command) -> Result<ExitCode, CliError> {
         }
         Command::Backup { file, config, data } => {
             let (config, data) = (config.clone(), data.clone());
-            backup::run(&Settings { config, data, ..Settings::default() }.sources(), file)?;
+            backup::run(&ConfigFlags { config, data, ..ConfigFlags::default() }.sources(), file)?;
         }
         Command::Say { session, clear: true, at, .. } => {
             at.ask(async |asked| say::clear(&asked, session, at.json).await)?;

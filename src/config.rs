@@ -25,7 +25,7 @@ use crate::context::policy::{CompactOverride, EchoRule, Policy};
 use crate::dialect::Dialect;
 use crate::dialect::models::{ModelOverride, Price};
 use faults::{ConfigFaults, ConfigPlace};
-use layers::Entry;
+use layers::ConfigEntry;
 use presets::Preset;
 
 /// What a configuration file is called.
@@ -33,7 +33,7 @@ const FILE: &str = "plimsoll.toml";
 
 /// Where a configuration is read from: a file, under the environment, under flags.
 #[derive(Clone, Debug, Default)]
-pub struct Sources {
+pub struct ConfigSources {
     /// The file that was named.
     pub file: Option<PathBuf>,
     /// Where else to look, first found; none of them need be there.
@@ -46,7 +46,7 @@ pub struct Sources {
     pub flags: Vec<(String, String, String)>,
 }
 
-impl Sources {
+impl ConfigSources {
     /// The surroundings of this process: the file that was named, or else the one in the user's
     /// configuration folder, or else the system's, and the environment. The working directory may be
     /// anybody's (a cloned repository), so that what lies there is never read unless it is named.
@@ -97,7 +97,7 @@ impl Sources {
 
 /// A configuration that can be served.
 #[derive(Clone, Debug)]
-pub struct Loaded {
+pub struct LoadedConfig {
     /// What is meant.
     pub config: Config,
     /// The file that was read.
@@ -110,7 +110,7 @@ pub struct Loaded {
 ///
 /// # Errors
 /// Everything that is wrong, at once.
-pub fn load(sources: &Sources) -> Result<Loaded, ConfigFaults> {
+pub fn load(sources: &ConfigSources) -> Result<LoadedConfig, ConfigFaults> {
     load_but(sources, |_| false)
 }
 
@@ -119,18 +119,21 @@ pub fn load(sources: &Sources) -> Result<Loaded, ConfigFaults> {
 ///
 /// # Errors
 /// Everything else that is wrong, at once.
-pub fn load_to_look(sources: &Sources) -> Result<Loaded, ConfigFaults> {
+pub fn load_to_look(sources: &ConfigSources) -> Result<LoadedConfig, ConfigFaults> {
     load_but(sources, |key| key.ends_with("token") || key.ends_with(".credential"))
 }
 
 /// Reads, checks and completes a configuration; faults of the keys that are `excused` do not count.
-fn load_but(sources: &Sources, excused: fn(&str) -> bool) -> Result<Loaded, ConfigFaults> {
+fn load_but(
+    sources: &ConfigSources,
+    excused: fn(&str) -> bool,
+) -> Result<LoadedConfig, ConfigFaults> {
     let schema = schema::schema();
     let mut faults = ConfigFaults::default();
     let file =
         sources.file.clone().or_else(|| sources.search.iter().find(|path| path.exists()).cloned());
     let mut warnings = sources.ignored(file.as_deref());
-    let mut raw = file.as_deref().map_or_else(Entry::empty, |path| read(path, &mut faults));
+    let mut raw = file.as_deref().map_or_else(ConfigEntry::empty, |path| read(path, &mut faults));
     if !faults.is_empty() {
         // A text that is not TOML means something else than it says: its keys are not judged.
         return Err(faults.sorted());
@@ -146,16 +149,16 @@ fn load_but(sources: &Sources, excused: fn(&str) -> bool) -> Result<Loaded, Conf
     match config {
         Some(config) if faults.is_empty() => {
             warnings.extend(resolve::oddities(&config));
-            Ok(Loaded { config, file, warnings })
+            Ok(LoadedConfig { config, file, warnings })
         }
         _ => Err(faults.sorted()),
     }
 }
 
-fn read(path: &Path, faults: &mut ConfigFaults) -> Entry {
+fn read(path: &Path, faults: &mut ConfigFaults) -> ConfigEntry {
     if let Some(finding) = permissions::writable(path) {
         faults.add(ConfigPlace::File(path.to_owned()), "", finding.what, finding.todo);
-        return Entry::empty();
+        return ConfigEntry::empty();
     }
     match std::fs::read_to_string(path) {
         Ok(text) => layers::file(path, &text, faults),
@@ -167,16 +170,16 @@ fn read(path: &Path, faults: &mut ConfigFaults) -> Entry {
                 format!("cannot be read: {error}"),
                 todo,
             );
-            Entry::empty()
+            ConfigEntry::empty()
         }
     }
 }
 
 /// `PLIMSOLL_…`: one variable for each plain key, and `PLIMSOLL_UPSTREAM_NAME` for base URLs.
 fn say_variables(
-    raw: &mut Entry,
+    raw: &mut ConfigEntry,
     schema: &serde_json::Value,
-    sources: &Sources,
+    sources: &ConfigSources,
     warnings: &mut Vec<String>,
 ) {
     let leaves = schema::leaves(schema);
@@ -203,7 +206,7 @@ fn say_variables(
 }
 
 fn say(
-    raw: &mut Entry,
+    raw: &mut ConfigEntry,
     schema: &serde_json::Value,
     key: &str,
     value: &str,
@@ -235,7 +238,7 @@ fn say(
     Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
 )]
 #[serde(rename_all = "lowercase")]
-pub enum Upgrades {
+pub enum UpgradePolicy {
     /// Tunnel it.
     #[default]
     Tunnel,
@@ -464,7 +467,7 @@ pub struct Upstream {
     /// How far we may go here.
     pub mode: Option<Mode>,
     /// WebSocket upgrades.
-    pub upgrades: Upgrades,
+    pub upgrades: UpgradePolicy,
     /// `stream_options.include_usage`.
     pub include_usage: IncludeUsage,
     /// Who answers token counting calls.

@@ -22,17 +22,17 @@ use std::time::Duration;
 use foldhash::HashMap;
 use tokio::sync::broadcast;
 
-pub use self::event::{Compaction, Exchange, Flight, StoreState};
+pub use self::event::{Compaction, Exchange, OpenExchange, StoreState};
 pub use self::gaps::StreamGaps;
 pub use self::labels::{
-    AdminRefusal, ClientTimeout, CountEstimate, CountOutcome, Ended, FailOpen, KeptKind,
-    LessonOutcome, MemoryKind, RefusalOutcome, RepeatCause, StoreOperation, Turned,
+    AdminRefusal, ClientTimeout, CountEstimate, CountOutcome, FailOpen, KeptKind, LessonOutcome,
+    MemoryKind, RefusalOutcome, RejectedConnection, RepeatCause, StoreOperation, SummaryOutcome,
 };
-pub use self::live::{MessageEvent, MessageStep, Shrunk};
-use self::log::{Form, Log};
+pub use self::live::{ContextReduction, MessageEvent, MessageStep};
+use self::log::{Log, LogFormat};
 use self::metrics::Metrics;
 pub use self::metrics::UpstreamMetrics;
-pub use self::open::Open;
+pub use self::open::GaugeGuard;
 pub use self::refusal::RefusalReport;
 
 /// How many of the last exchanges can be asked for by id; older ones are only in the log.
@@ -49,9 +49,9 @@ pub struct Telemetry {
     recent: Mutex<VecDeque<Arc<Exchange>>>,
     live: broadcast::Sender<Arc<Exchange>>,
     news: broadcast::Sender<MessageEvent>,
-    shrunk: broadcast::Sender<Shrunk>,
+    shrunk: broadcast::Sender<ContextReduction>,
     /// Requests that are on their way, by their exchange; each goes when its exchange is told.
-    flights: Mutex<HashMap<Box<str>, Flight>>,
+    open_exchanges: Mutex<HashMap<Box<str>, OpenExchange>>,
     unknown: Mutex<HashSet<Box<str>>>,
 }
 
@@ -68,7 +68,7 @@ impl Telemetry {
             live: broadcast::channel(BEHIND).0,
             news: broadcast::channel(BEHIND).0,
             shrunk: broadcast::channel(BEHIND).0,
-            flights: Mutex::default(),
+            open_exchanges: Mutex::default(),
             unknown: Mutex::default(),
         }))
     }
@@ -92,25 +92,26 @@ impl Telemetry {
     }
 
     /// A request is on its way, until its exchange is told.
-    pub fn takes_off(&self, flight: Flight) {
-        for shrunk in Shrunk::of(&flight) {
+    pub fn exchange_opened(&self, open_exchange: OpenExchange) {
+        for shrunk in ContextReduction::of(&open_exchange) {
             // Nobody listens: that is fine.
             let _ = self.shrunk.send(shrunk);
         }
-        let mut flights = self.flights.lock().unwrap_or_else(PoisonError::into_inner);
-        flights.insert(flight.id.clone(), flight);
+        let mut open_exchanges = self.open_exchanges.lock().unwrap_or_else(PoisonError::into_inner);
+        open_exchanges.insert(open_exchange.id.clone(), open_exchange);
     }
 
     /// How many exchanges are on their way: begun, read, and not told yet.
     pub fn in_flight(&self) -> usize {
-        self.flights.lock().unwrap_or_else(PoisonError::into_inner).len()
+        self.open_exchanges.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
     /// Requests on their way of which `fits` is true, the one that came last first.
-    pub fn flights(&self, fits: impl Fn(&Flight) -> bool) -> Vec<Flight> {
-        let flights = self.flights.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut found: Vec<Flight> = flights.values().filter(|it| fits(it)).cloned().collect();
-        drop(flights);
+    pub fn open_exchanges(&self, fits: impl Fn(&OpenExchange) -> bool) -> Vec<OpenExchange> {
+        let open_exchanges = self.open_exchanges.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut found: Vec<OpenExchange> =
+            open_exchanges.values().filter(|it| fits(it)).cloned().collect();
+        drop(open_exchanges);
         found.sort_by(|a, b| (b.at, &b.id).cmp(&(a.at, &a.id)));
         found
     }
@@ -118,7 +119,7 @@ impl Telemetry {
     /// Tells of one exchange, at its end.
     pub fn tell(&self, exchange: impl Into<Arc<Exchange>>) {
         let exchange = exchange.into();
-        self.flights.lock().unwrap_or_else(PoisonError::into_inner).remove(&exchange.id);
+        self.open_exchanges.lock().unwrap_or_else(PoisonError::into_inner).remove(&exchange.id);
         self.metrics.count(&exchange);
         self.log.exchange(&exchange);
         if exchange.estimate.as_ref().is_some_and(|estimate| estimate.breakdown.capped) {
@@ -155,7 +156,7 @@ impl Telemetry {
     }
 
     /// A connection past `limits.connections` is gone.
-    pub fn turned_away(&self, got: Turned) {
+    pub fn turned_away(&self, got: RejectedConnection) {
         self.metrics.turned_away(got);
     }
 
@@ -196,7 +197,7 @@ impl Telemetry {
     }
 
     /// Contexts that are made smaller from now on.
-    pub fn shrunk(&self) -> broadcast::Receiver<Shrunk> {
+    pub fn shrunk(&self) -> broadcast::Receiver<ContextReduction> {
         self.shrunk.subscribe()
     }
 
@@ -218,23 +219,23 @@ impl Telemetry {
     }
 
     /// A client connection is open while this is held.
-    pub fn connection(&self) -> Open {
-        Open::of(self.metrics.connections.clone())
+    pub fn connection(&self) -> GaugeGuard {
+        GaugeGuard::of(self.metrics.connections.clone())
     }
 
     /// A response streams while this is held.
-    pub fn stream(&self) -> Open {
-        Open::of(self.metrics.streams.clone())
+    pub fn stream(&self) -> GaugeGuard {
+        GaugeGuard::of(self.metrics.streams.clone())
     }
 
     /// A request on a WebSocket is under way while this is held.
-    pub fn websocket_request(&self) -> Open {
-        Open::of(self.metrics.websocket_requests.clone())
+    pub fn websocket_request(&self) -> GaugeGuard {
+        GaugeGuard::of(self.metrics.websocket_requests.clone())
     }
 
     /// A session is being exported while this is held.
-    pub fn export(&self) -> Open {
-        Open::of(self.metrics.exports.clone())
+    pub fn export(&self) -> GaugeGuard {
+        GaugeGuard::of(self.metrics.exports.clone())
     }
 
     /// What is counted of the connections to an upstream.
@@ -333,12 +334,12 @@ impl Telemetry {
     }
 
     /// Text or JSON.
-    pub fn form(&self) -> Form {
+    pub fn form(&self) -> LogFormat {
         self.log.form()
     }
 
     /// Name, kind, labels and help of every metric of ours.
-    pub fn table(&self) -> &[metrics::Row] {
+    pub fn table(&self) -> &[metrics::MetricRow] {
         self.metrics.table()
     }
 }

@@ -14,21 +14,21 @@ use tokio_rustls::TlsAcceptor;
 use crate::config::{Tls, permissions};
 
 /// Accepts TLS connections with the newest usable certificate.
-pub struct Terminator {
+pub struct TlsTerminator {
     files: Tls,
-    current: Mutex<Current>,
+    current: Mutex<LoadedCertificate>,
 }
 
-struct Current {
+struct LoadedCertificate {
     acceptor: TlsAcceptor,
     /// The state of the files at the last attempt, whether it succeeded or not.
-    seen: Seen,
+    seen: FileStamps,
 }
 
 /// Enough of a file's metadata to notice that it was replaced.
-type Seen = [Option<(SystemTime, u64)>; 2];
+type FileStamps = [Option<(SystemTime, u64)>; 2];
 
-impl Terminator {
+impl TlsTerminator {
     /// Reads certificate and key.
     ///
     /// # Errors
@@ -36,7 +36,7 @@ impl Terminator {
     pub fn new(files: &Tls) -> Result<Self, String> {
         let seen = look(files);
         let acceptor = read(files)?;
-        Ok(Self { files: files.clone(), current: Mutex::new(Current { acceptor, seen }) })
+        Ok(Self { files: files.clone(), current: Mutex::new(LoadedCertificate { acceptor, seen }) })
     }
 
     /// The acceptor for the next handshake.
@@ -61,7 +61,7 @@ impl Terminator {
     }
 }
 
-fn look(files: &Tls) -> Seen {
+fn look(files: &Tls) -> FileStamps {
     [&files.certificate, &files.key].map(|path| {
         let metadata = std::fs::metadata(path).ok()?;
         Some((metadata.modified().ok()?, metadata.len()))
@@ -111,7 +111,7 @@ mod tests {
             }
         };
         renew(0o600);
-        let terminator = Terminator::new(&files).unwrap();
+        let terminator = TlsTerminator::new(&files).unwrap();
         let first = terminator.acceptor();
         renew(0o666);
         assert!(Arc::ptr_eq(terminator.acceptor().config(), first.config()), "others may write it");

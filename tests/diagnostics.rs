@@ -7,7 +7,7 @@
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
 
-use plimsoll::telemetry::log::{Form, Log};
+use plimsoll::telemetry::log::{Log, LogFormat};
 
 #[derive(Clone, Default)]
 struct Page(Arc<Mutex<Vec<u8>>>);
@@ -26,7 +26,7 @@ impl Write for Page {
 #[test]
 fn panics_and_libraries_tell_nothing_private() {
     let page = Page::default();
-    let log = Log::to(Form::Text, page.clone()).unwrap();
+    let log = Log::to(LogFormat::Text, page.clone()).unwrap();
     log.take_diagnostics("trace");
     let prompt = String::from("é, the prompt");
     let panicked = std::panic::catch_unwind(|| prompt[..1].len());

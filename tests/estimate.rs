@@ -20,28 +20,28 @@ use std::path::{Path, PathBuf};
 
 use corpus::{Call, DIALECTS, calls};
 use plimsoll::context::budget::{self, Anchor};
-use plimsoll::context::ledger::{Ledger, marks};
+use plimsoll::context::ledger::{Ledger, anchor_keys};
 use plimsoll::context::lineage::place;
 use plimsoll::context::plan::Overlay;
-use plimsoll::context::{Fact, Method, Outcome, Turn};
+use plimsoll::context::{EstimateMethod, Fact, Outcome, Turn};
 use plimsoll::dialect::models::{Catalogue, Family};
 use plimsoll::dialect::{self, Dialect};
 use plimsoll::tokens::Tokenizer;
-use plimsoll::tokens::learn::{Guess, Learned};
+use plimsoll::tokens::learn::{CostPrediction, EstimatorState};
 use plimsoll::tokens::retention::ByRetention;
 use serde_json::{Value, json};
 
 /// One estimate against what was reported, tokens.
 struct Pair {
     dialect: Dialect,
-    method: Method,
+    method: EstimateMethod,
     estimate: u64,
     classic: u64,
     actual: u64,
     /// Before it a tool ran at the provider, or the model reasoned where nobody sees it.
     hidden: bool,
     /// Of a first call, where nothing was known of its model: whose tokens, and the band.
-    cold: Option<(Family, Guess)>,
+    cold: Option<(Family, CostPrediction)>,
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn estimates_on_recorded_conversations() {
         "length/4 %"
     );
     for (dialect, name) in DIALECTS {
-        for method in [Method::Anchored, Method::Estimated] {
+        for method in [EstimateMethod::Anchored, EstimateMethod::Estimated] {
             let these: Vec<&Pair> =
                 pairs.iter().filter(|p| p.dialect == dialect && p.method == method).collect();
             if !these.is_empty() {
@@ -69,7 +69,8 @@ fn estimates_on_recorded_conversations() {
             }
         }
     }
-    let anchored: Vec<&Pair> = pairs.iter().filter(|p| p.method == Method::Anchored).collect();
+    let anchored: Vec<&Pair> =
+        pairs.iter().filter(|p| p.method == EstimateMethod::Anchored).collect();
     row("all", "Anchored", &anchored);
     let (ours, classic) = (percents(&anchored, |p| p.estimate), percents(&anchored, |p| p.classic));
     assert!(anchored.len() >= 20, "too few pairs: {}", anchored.len());
@@ -152,7 +153,8 @@ fn table(pairs: &[Pair]) -> String {
             .to_owned();
     for (dialect, name) in DIALECTS {
         let anchored = pairs.iter().filter(|it| it.dialect == dialect);
-        let anchored: Vec<&Pair> = anchored.filter(|it| it.method == Method::Anchored).collect();
+        let anchored: Vec<&Pair> =
+            anchored.filter(|it| it.method == EstimateMethod::Anchored).collect();
         let plain: Vec<&Pair> = anchored.iter().copied().filter(|pair| !pair.hidden).collect();
         for (what, these) in [("", &anchored), (", nothing hidden", &plain)] {
             let (ours, classic) = (percents(these, |p| p.estimate), percents(these, |p| p.classic));
@@ -222,7 +224,7 @@ fn what_an_upstream_makes_of_reasoning_that_is_sent_back_is_learned_from_one_cle
             std::fs::write(&path, text).unwrap();
             play(dialect, &calls(dialect, &path), &mut learned, &mut pairs);
         }
-        let grown = pairs.iter().filter(|pair| pair.method == Method::Anchored);
+        let grown = pairs.iter().filter(|pair| pair.method == EstimateMethod::Anchored);
         let errors: Vec<u64> = grown.map(|pair| pair.estimate.abs_diff(pair.actual)).collect();
         assert!(errors[0] > 600 && errors[1] < 40, "{name}: {errors:?}");
     };
@@ -256,7 +258,7 @@ fn own(name: &str) -> Vec<PathBuf> {
 }
 
 /// What answers taught, by model.
-type Known = HashMap<String, Learned>;
+type Known = HashMap<String, EstimatorState>;
 
 fn play(dialect: Dialect, calls: &[Call], learned: &mut Known, pairs: &mut Vec<Pair>) {
     let catalogue = Catalogue::new(Vec::new());
@@ -275,7 +277,7 @@ fn play(dialect: Dialect, calls: &[Call], learned: &mut Known, pairs: &mut Vec<P
         // Each way to a model is an upstream of its own.
         let way = call.target.rsplit_once(name).map_or(&*call.target, |(way, _)| way);
         let known = learned.entry(format!("{way}{name}"));
-        let known = known.or_insert_with(|| Learned::new(model.family));
+        let known = known.or_insert_with(|| EstimatorState::new(model.family));
         let sent = Overlay::default();
         let measured =
             budget::measure(&conversation, &call.request, &sent, &model, anchor, tokenizer, known);
@@ -286,8 +288,9 @@ fn play(dialect: Dialect, calls: &[Call], learned: &mut Known, pairs: &mut Vec<P
                 *known = known.clone().after(seen, &measured.estimate.guess, actual);
             }
             let classic = call.request.len() as u64 / 4;
-            let cold = measured.seen.as_ref().filter(|_| method == Method::Estimated && actual > 0);
-            let fresh = Learned::new(model.family);
+            let is_cold = method == EstimateMethod::Estimated && actual > 0;
+            let cold = measured.seen.as_ref().filter(|_| is_cold);
+            let fresh = EstimatorState::new(model.family);
             let cold = cold.map(|seen| (model.family, fresh.guess(seen, ByRetention::default())));
             pairs.push(Pair { dialect, method, estimate, classic, actual, hidden, cold });
             if std::env::var_os("PLIMSOLL_TEST_VERBOSE").is_some() {
@@ -295,8 +298,8 @@ fn play(dialect: Dialect, calls: &[Call], learned: &mut Known, pairs: &mut Vec<P
                 println!(
                     "{dialect:?} {name} {method:?} {estimate} {actual} {} {:?} {:?} {:?} {:?}",
                     call.target,
-                    guess.by_habit,
-                    guess.habit,
+                    guess.by_retention,
+                    guess.retention,
                     guess.expert,
                     measured.seen.map(|s| (
                         s.counted,
@@ -313,8 +316,8 @@ fn play(dialect: Dialect, calls: &[Call], learned: &mut Known, pairs: &mut Vec<P
         hidden |= usage.hosted_tools || usage.reasoning.is_some_and(|tokens| tokens > 0);
         ledger.add(Fact::Turn(Box::new(Turn {
             request: request.into(),
-            after: call.reply.chain_after(placed.standing.chain),
-            standing: placed.standing,
+            after: call.reply.chain_after(placed.position.chain),
+            position: placed.position,
             done: Default::default(),
             response: call.reply.id.clone(),
             at: 0,
@@ -333,7 +336,7 @@ fn play(dialect: Dialect, calls: &[Call], learned: &mut Known, pairs: &mut Vec<P
             reserve: 0,
             sketch: measured.sketch,
             reply: budget::reply(&call.reply, tokenizer),
-            marks: marks(&call.reply),
+            anchor_keys: anchor_keys(&call.reply),
             provider_request_id: None,
             repeated_calls: None,
             carry: None,

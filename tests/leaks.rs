@@ -8,8 +8,8 @@ mod support;
 
 use std::time::Duration;
 
-use support::house::House;
 use support::http1::{Provider, Wire};
+use support::server::TestServer;
 use support::within;
 use tokio::runtime::Handle;
 
@@ -36,8 +36,8 @@ fn asked(number: usize) -> String {
 }
 
 /// One exchange: answered, refused, broken off by the upstream, or left by its client.
-async fn exchange(house: &mut House, provider: &Provider, number: usize) {
-    let mut client = Wire::connect(house.address).await;
+async fn exchange(server: &mut TestServer, provider: &Provider, number: usize) {
+    let mut client = Wire::connect(server.address).await;
     client.send(asked(number)).await;
     let mut call = provider.call().await;
     match number % 4 {
@@ -63,7 +63,7 @@ async fn exchange(house: &mut House, provider: &Provider, number: usize) {
             drop(client);
         }
     }
-    house.told().await;
+    server.told().await;
 }
 
 #[derive(Debug, PartialEq, PartialOrd)]
@@ -73,8 +73,8 @@ struct Held {
     bytes: f64,
 }
 
-fn held(house: &House) -> Held {
-    let metrics = house.telemetry.render();
+fn held(server: &TestServer) -> Held {
+    let metrics = server.telemetry.render();
     let lines = metrics.lines().filter(|line| line.starts_with("plimsoll_memory_held_bytes"));
     let bytes = lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum();
     let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().count();
@@ -86,16 +86,16 @@ async fn nothing_is_left_of_exchanges_however_they_end() {
     let said = std::env::var("PLIMSOLL_EXCHANGES").ok().and_then(|said| said.parse().ok());
     let exchanges = said.unwrap_or(EXCHANGES);
     let provider = Provider::start().await;
-    let mut house = House::before(&provider.base()).await;
+    let mut server = TestServer::before(&provider.base()).await;
     for number in 0..WARM_UP {
-        exchange(&mut house, &provider, number).await;
+        exchange(&mut server, &provider, number).await;
     }
-    let calm = async |house: &House, most: Option<&Held>| {
+    let calm = async |server: &TestServer, most: Option<&Held>| {
         // What ends with an exchange ends soon after it is told.
-        let mut now = held(house);
+        let mut now = held(server);
         loop {
             tokio::time::sleep(Duration::from_millis(100)).await;
-            let next = held(house);
+            let next = held(server);
             // The newest request of each session stays at hand: a few bytes more where its number is longer.
             let is_enough = most.is_none_or(|most| {
                 let is_bounded = next.bytes <= most.bytes + SLACK;
@@ -107,10 +107,10 @@ async fn nothing_is_left_of_exchanges_however_they_end() {
             now = next;
         }
     };
-    let before = within("the warm-up to be over", calm(&house, None)).await;
+    let before = within("the warm-up to be over", calm(&server, None)).await;
     for number in 0..exchanges {
-        exchange(&mut house, &provider, WARM_UP + number).await;
+        exchange(&mut server, &provider, WARM_UP + number).await;
     }
-    let after = tokio::time::timeout(Duration::from_secs(60), calm(&house, Some(&before))).await;
-    assert!(after.is_ok(), "before: {before:?}; after {exchanges} more: {:?}", held(&house));
+    let after = tokio::time::timeout(Duration::from_secs(60), calm(&server, Some(&before))).await;
+    assert!(after.is_ok(), "before: {before:?}; after {exchanges} more: {:?}", held(&server));
 }

@@ -11,19 +11,19 @@
 use std::sync::Arc;
 
 use plimsoll::config::presets::Preset;
-use plimsoll::config::{self, Config, Sources};
-use plimsoll::context::budget::{self, Anchor, CarryOutlook, ContextView, Limits};
-use plimsoll::context::ledger::{Ledger, marks};
+use plimsoll::config::{self, Config, ConfigSources};
+use plimsoll::context::budget::{self, Anchor, CarryOutlook, ContextView, WindowLimits};
+use plimsoll::context::ledger::{Ledger, anchor_keys};
 use plimsoll::context::lineage::place;
 use plimsoll::context::plan::{self, PlanRequest, RecordedDecisions};
 use plimsoll::context::policy::Mode;
-use plimsoll::context::{Fact, Method, Outcome, Turn, prune, reasoning};
+use plimsoll::context::{EstimateMethod, Fact, Outcome, Turn, prune, reasoning};
 use plimsoll::dialect::models::{Catalogue, Family, Model};
-use plimsoll::dialect::reading::{Framing, Reading};
+use plimsoll::dialect::reading::{Framing, ResponseReader};
 use plimsoll::dialect::{self, Dialect, Reply};
 use plimsoll::tokens::Tokenizer;
-use plimsoll::tokens::classic::Seen;
-use plimsoll::tokens::learn::{Learned, Observation};
+use plimsoll::tokens::classic::SentContent;
+use plimsoll::tokens::learn::{EstimatorState, Observation};
 use plimsoll::tokens::unsent::UnsentReasoning;
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -32,7 +32,7 @@ use serde_json::{Value, json};
 fn meant(said: &[(&str, &str)]) -> Config {
     let mut variables = vec![("HOME".to_owned(), "/home/somebody".to_owned())];
     variables.extend(said.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())));
-    config::load(&Sources { variables, ..Sources::default() }).unwrap().config
+    config::load(&ConfigSources { variables, ..ConfigSources::default() }).unwrap().config
 }
 
 /// Every preset, and those keys beside them that say what becomes of reasoning.
@@ -109,7 +109,7 @@ struct Session<'a> {
     target: &'static str,
     name: &'static str,
     model: Model,
-    learned: Learned,
+    learned: EstimatorState,
     ledger: Ledger,
     history: Vec<Value>,
     calls: usize,
@@ -121,7 +121,7 @@ impl<'a> Session<'a> {
         (dialect, target, name): (Dialect, &'static str, &'static str),
     ) -> Self {
         let model = Catalogue::default().model(name, "");
-        let learned = Learned::new(model.family);
+        let learned = EstimatorState::new(model.family);
         let (ledger, history) = Default::default();
         Self { config, dialect, target, name, model, learned, ledger, history, calls: 0 }
     }
@@ -261,7 +261,7 @@ impl<'a> Session<'a> {
                 back.push(json!({"role": "model", "parts": parts}));
             }
         }
-        let mut reading = Reading::new(self.dialect, 200, Framing::Json, 1 << 20);
+        let mut reading = ResponseReader::new(self.dialect, 200, Framing::Json, 1 << 20);
         reading.push(reply.to_string().as_bytes());
         (reading.finish(true), back)
     }
@@ -306,17 +306,17 @@ impl<'a> Session<'a> {
             (Some(rules), Some(_)) => {
                 let last = read.messages.iter().rposition(|it| it.role == dialect::Role::Assistant);
                 let fresh = &read.messages[last.unwrap() + 1..];
-                rules.messages(body.as_bytes(), fresh, |_| Seen::Whole) as i64
+                rules.messages(body.as_bytes(), fresh, |_| SentContent::Whole) as i64
             }
             // Its parts as they were counted, and what was learned of counting such.
             _ => {
                 let (seen, guess) = (measured.seen.as_ref().unwrap(), &estimate.guess);
-                let counted = seen.counted[guess.habit as usize] as i64;
+                let counted = seen.counted[guess.retention as usize] as i64;
                 seen.news.tokens as i64 + guess.tokens as i64 - counted
             }
         };
         let decided = grown.map(|anchor| {
-            assert_eq!(estimate.method, Method::Anchored);
+            assert_eq!(estimate.method, EstimateMethod::Anchored);
             let view = ContextView::after(anchor.turn);
             let basis = view.basis.unwrap();
             assert_eq!(view.total, basis.input + basis.output + basis.new - basis.gone);
@@ -334,12 +334,12 @@ impl<'a> Session<'a> {
         let input = sent.estimate.tokens.saturating_add_signed(step.off).max(1);
         let (reply, mut back) = self.answers(step, input);
         self.history.append(&mut back);
-        let mut turn = self.turn(&request, &placed.standing, &reply);
+        let mut turn = self.turn(&request, &placed.position, &reply);
         (turn.estimate, turn.sketch) = (Some(sent.estimate.clone()), sent.sketch.clone());
         if let Some(seen) = &sent.seen {
             self.learned = self.learned.clone().after(seen, &sent.estimate.guess, input);
         }
-        let prospect = CarryOutlook::new(&request, (&sent, grown), true, Limits::default());
+        let prospect = CarryOutlook::new(&request, (&sent, grown), true, WindowLimits::default());
         turn.carry = Some(prospect.carry_over(&turn, &reply, request.model, &self.learned));
         let thoughts = reasoning::record(
             &reply,
@@ -362,13 +362,13 @@ impl<'a> Session<'a> {
     fn turn(
         &self,
         request: &PlanRequest<'_>,
-        standing: &plimsoll::context::Position,
+        position: &plimsoll::context::Position,
         reply: &Reply,
     ) -> Turn {
         Turn {
             request: request.id.into(),
-            standing: standing.clone(),
-            after: reply.chain_after(standing.chain),
+            position: position.clone(),
+            after: reply.chain_after(position.chain),
             done: <_>::default(),
             response: reply.id.clone(),
             at: request.now,
@@ -387,7 +387,7 @@ impl<'a> Session<'a> {
             reserve: request.reserve,
             sketch: <_>::default(),
             reply: budget::reply(reply, Tokenizer::whole(self.model.family)),
-            marks: marks(reply),
+            anchor_keys: anchor_keys(reply),
             provider_request_id: None,
             repeated_calls: None,
             carry: None,
@@ -404,10 +404,10 @@ struct Decided {
 }
 
 /// What is known of a model whose provider counts reasoning that is not sent back.
-fn counts_unsent(family: Family) -> Learned {
+fn counts_unsent(family: Family) -> EstimatorState {
     let unsent = UnsentReasoning { tokens: 700, counted: false };
     let seen = Observation { counted: [1_000; 4], unsent, ..Observation::default() };
-    let fresh = Learned::new(family);
+    let fresh = EstimatorState::new(family);
     let guess = fresh.guess(&seen, Default::default());
     let learned = fresh.after(&seen, &guess, 1_700);
     assert!(learned.counts_unsent());

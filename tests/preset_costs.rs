@@ -8,8 +8,8 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use plimsoll::config::presets::Preset;
-use plimsoll::config::{self, Sources};
-use plimsoll::replay::transcript::Line;
+use plimsoll::config::{self, ConfigSources};
+use plimsoll::replay::transcript::TranscriptLine;
 use plimsoll::replay::what_if::{self, WhatIfOptions, WhatIfReport};
 
 /// Tokens that a summary is taken to have.
@@ -21,23 +21,23 @@ fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-fn recorded() -> Vec<Line> {
+fn recorded() -> Vec<TranscriptLine> {
     let folder = root().join("tests/data/transcripts/long");
     let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let mut files: Vec<PathBuf> = files.filter(|it| it.extension().is_some()).collect();
     files.sort();
     let unpack = |path: &PathBuf| zstd::decode_all(std::fs::File::open(path).unwrap()).unwrap();
     let texts = files.iter().map(|path| String::from_utf8(unpack(path)).unwrap());
-    let parse = |text: String| -> Vec<Line> {
+    let parse = |text: String| -> Vec<TranscriptLine> {
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     };
     texts.flat_map(parse).collect()
 }
 
-fn played(preset: Preset, lines: &[Line]) -> WhatIfReport {
+fn played(preset: Preset, lines: &[TranscriptLine]) -> WhatIfReport {
     let variables = [("HOME", "/home/somebody"), ("PLIMSOLL_PRESET", preset.name())];
     let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
-    let sources = Sources { variables: variables.into(), ..Sources::default() };
+    let sources = ConfigSources { variables: variables.into(), ..ConfigSources::default() };
     what_if::play(lines, &WhatIfOptions::of(&config::load(&sources).unwrap().config, SUMMARY))
 }
 

@@ -7,9 +7,9 @@ use std::path::Path;
 use plimsoll::dialect::models::Catalogue;
 use plimsoll::dialect::{self, Dialect, PartKind};
 use plimsoll::replay;
-use plimsoll::replay::score::{Pair, Scores};
-use plimsoll::replay::transcript::{History, Line};
-use plimsoll::tokens::classic::Rules;
+use plimsoll::replay::score::{EstimatePair, Scores};
+use plimsoll::replay::transcript::{ClientHistory, TranscriptLine};
+use plimsoll::tokens::classic::ClassicRules;
 
 /// The project's own recordings.
 fn recorded() -> Vec<String> {
@@ -23,22 +23,22 @@ fn recorded() -> Vec<String> {
     texts.flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>()).collect()
 }
 
-fn lines(texts: &[String]) -> Vec<Line> {
+fn lines(texts: &[String]) -> Vec<TranscriptLine> {
     texts.iter().map(|text| serde_json::from_str(text).unwrap()).collect()
 }
 
-fn played(texts: &[String], rules: &[Rules]) -> Vec<Pair> {
+fn played(texts: &[String], rules: &[ClassicRules]) -> Vec<EstimatePair> {
     replay::play(&lines(texts), &Catalogue::new(Vec::new()), rules)
 }
 
-fn of(pairs: &[Pair], provider: &str) -> Scores {
+fn of(pairs: &[EstimatePair], provider: &str) -> Scores {
     Scores::of(pairs.iter().filter(|pair| pair.visible && pair.provider == provider))
 }
 
 /// What was measured on these few sessions, and a little room: a rule that breaks is seen here.
 #[test]
 fn recorded_sessions_are_estimated_well() {
-    let pairs = played(&recorded(), &[Rules::default()]);
+    let pairs = played(&recorded(), &[ClassicRules::default()]);
     let openai = of(&pairs, "openai");
     assert!(openai.pairs >= 15 && openai.median_abs_pct == 0.0, "{openai:?}");
     assert!(openai.exact_share > 0.8, "{openai:?}");
@@ -47,8 +47,8 @@ fn recorded_sessions_are_estimated_well() {
     let gemini = of(&pairs, "gemini");
     assert!(gemini.pairs >= 70 && gemini.median_abs_pct < 0.1, "{gemini:?}");
     let classic = pairs.iter().filter(|pair| pair.visible);
-    let classic: Vec<Pair> =
-        classic.map(|pair| Pair { tokens: pair.classic[0], ..pair.clone() }).collect();
+    let classic: Vec<EstimatePair> =
+        classic.map(|pair| EstimatePair { tokens: pair.classic[0], ..pair.clone() }).collect();
     let ours = Scores::of(pairs.iter().filter(|pair| pair.visible));
     assert!(ours.median_abs_pct * 2.0 < Scores::of(&classic).median_abs_pct);
 }
@@ -58,7 +58,8 @@ fn recorded_sessions_are_estimated_well() {
 fn an_estimate_never_knows_what_comes_after_it() {
     let texts = recorded();
     let whole = played(&texts, &[]);
-    let latest = |lines: &[Line]| (0..lines.len()).max_by_key(|at| lines[*at].at()).unwrap();
+    let latest =
+        |lines: &[TranscriptLine]| (0..lines.len()).max_by_key(|at| lines[*at].at()).unwrap();
     let last = latest(&lines(&texts));
     let mut changed: serde_json::Value = serde_json::from_str(&texts[last]).unwrap();
     changed["usage"]["input_total"] = 7.into();
@@ -67,12 +68,12 @@ fn an_estimate_never_knows_what_comes_after_it() {
     other[last] = changed.to_string();
     let other = played(&other, &[]);
     assert_eq!(whole.len(), other.len());
-    let said = |pairs: &[Pair]| pairs.iter().map(|pair| pair.tokens).collect::<Vec<_>>();
+    let said = |pairs: &[EstimatePair]| pairs.iter().map(|pair| pair.tokens).collect::<Vec<_>>();
     assert_eq!(said(&whole), said(&other));
 }
 
 /// A call of a session that was made up for one test.
-fn line(provider: &str, parts: &serde_json::Value) -> Line {
+fn line(provider: &str, parts: &serde_json::Value) -> TranscriptLine {
     serde_json::from_value(serde_json::json!({
         "session": "s", "model": "m", "provider": provider, "new_parts": parts,
         "usage": { "input_total": 900, "output": 9 },
@@ -96,7 +97,7 @@ fn results_that_are_pictures_alone_are_results() {
                 "mime": "image/png", "in_tool_result": true });
             let mut parts = vec![call; calls];
             parts.extend(vec![picture; pictures]);
-            let mut history = History::default();
+            let mut history = ClientHistory::default();
             let asked = [serde_json::json!({ "role": "user", "kind": "text", "text": "Look." })];
             history.add(&line(provider, &serde_json::json!(asked)));
             let last = line(provider, &serde_json::json!(parts));
@@ -123,7 +124,7 @@ fn results_that_a_client_cleared_later_are_cleared_in_replay() {
         ])
     };
     let says = serde_json::json!([{ "role": "user", "kind": "text", "text": "Go on." }]);
-    let mut history = History::default();
+    let mut history = ClientHistory::default();
     let mut cleared = |parts: &serde_json::Value| {
         let line = line("openai", parts);
         history.add(&line);

@@ -4,9 +4,9 @@
 
 use std::path::PathBuf;
 
-use plimsoll::config::{self, Sources};
+use plimsoll::config::{self, ConfigSources};
 use plimsoll::context::plan::Change;
-use plimsoll::replay::transcript::Line;
+use plimsoll::replay::transcript::TranscriptLine;
 use plimsoll::replay::what_if::{self, WhatIfOptions, WhatIfReport};
 use serde_json::json;
 
@@ -15,12 +15,12 @@ const RESULT: usize = 3_000;
 
 /// A session of one tool loop: every call brings a large result, the provider caches all but that. Of so
 /// many files the first is read again after the last.
-fn session(calls: u64, files: u64) -> Vec<Line> {
+fn session(calls: u64, files: u64) -> Vec<TranscriptLine> {
     session_of(("gpt-4.1", "openai"), calls, files, RESULT)
 }
 
 /// The same of a model, with results of so many tokens.
-fn session_of(of: (&str, &str), calls: u64, files: u64, tokens: usize) -> Vec<Line> {
+fn session_of(of: (&str, &str), calls: u64, files: u64, tokens: usize) -> Vec<TranscriptLine> {
     recorded(of, calls, files, tokens, |_| &[])
 }
 
@@ -32,7 +32,7 @@ fn recorded(
     files: u64,
     tokens: usize,
     flags: fn(u64) -> &'static [&'static str],
-) -> Vec<Line> {
+) -> Vec<TranscriptLine> {
     let (result, tokens) = ("word ".repeat(tokens), tokens as u64);
     let line = |call: u64| {
         let mut parts = vec![json!({ "role": "user", "kind": "text", "text": "Go on." })];
@@ -65,11 +65,11 @@ fn told(name: &str, policy: &str, calls: u64) -> WhatIfReport {
     told_of(name, policy, &session(calls, calls))
 }
 
-fn told_of(name: &str, policy: &str, session: &[Line]) -> WhatIfReport {
+fn told_of(name: &str, policy: &str, session: &[TranscriptLine]) -> WhatIfReport {
     let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.toml"));
     std::fs::write(&file, policy).unwrap();
     let variables = vec![("HOME".to_owned(), "/home/somebody".to_owned())];
-    let sources = Sources { file: Some(file), variables, ..Sources::default() };
+    let sources = ConfigSources { file: Some(file), variables, ..ConfigSources::default() };
     let loaded = config::load(&sources).unwrap();
     what_if::play(session, &WhatIfOptions::of(&loaded.config, 500))
 }

@@ -9,18 +9,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use plimsoll::config::{self, Sources};
+use plimsoll::config::{self, ConfigSources};
 use plimsoll::context::Millis;
 use plimsoll::proxy::{self, Proxy};
 use plimsoll::store::drafts::Draft;
 use plimsoll::store::ledgers::Ledgers;
 use plimsoll::store::precondition::Precondition;
-use plimsoll::store::sqlite::Sqlite;
+use plimsoll::store::sqlite::SqliteStore;
 use plimsoll::store::{
     Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreFuture, SweepStep, WriteOutcome,
 };
 use plimsoll::telemetry::Telemetry;
-use plimsoll::telemetry::log::{Form, Log};
+use plimsoll::telemetry::log::{Log, LogFormat};
 
 use super::load::{Load, MESSAGES};
 use super::process::{self, Part, Plimsoll};
@@ -38,12 +38,12 @@ pub(crate) fn serve(kind: &str, provider: &str, data: &str) {
         flag("mode", "observe".to_owned()),
         flag("data", data.to_owned()),
     ];
-    let config = config::load(&Sources { flags, ..Sources::default() }).unwrap().config;
+    let config = config::load(&ConfigSources { flags, ..ConfigSources::default() }).unwrap().config;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let store = Sqlite::open(&Path::new(data).join("plimsoll.db")).unwrap();
+        let store = SqliteStore::open(&Path::new(data).join("plimsoll.db")).unwrap();
         let store = Arc::new(Less { store, keeps: Keeps::of(kind) });
-        let telemetry = Telemetry::new(Log::to(Form::Text, std::io::sink()).unwrap()).unwrap();
+        let telemetry = Telemetry::new(Log::to(LogFormat::Text, std::io::sink()).unwrap()).unwrap();
         let proxy = Proxy::new(Arc::new(config), Arc::new(Ledgers::new(store)), telemetry);
         let proxy = proxy.await.unwrap();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -78,7 +78,7 @@ impl Keeps {
 
 /// The real store, or less than it.
 struct Less {
-    store: Sqlite,
+    store: SqliteStore,
     keeps: Keeps,
 }
 

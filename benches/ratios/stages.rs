@@ -14,7 +14,7 @@ use plimsoll::context::{Cut, Fact, Outcome, Position, Replacement, Turn, reasoni
 use plimsoll::dialect::models::{Catalogue, Family, Model};
 use plimsoll::dialect::{self, Chain, Conversation, Dialect, PartKey, PartKind, Purpose, Usage};
 use plimsoll::tokens::Tokenizer;
-use plimsoll::tokens::learn::Learned;
+use plimsoll::tokens::learn::EstimatorState;
 use plimsoll::wire::json::Document;
 use plimsoll::wire::splice::splice;
 
@@ -102,7 +102,7 @@ impl Bench {
         (ESTIMATE, |bench| {
             let anchor = Anchor { turn: &bench.turn, sketch: &bench.sketch };
             let tokenizer = Tokenizer::whole(bench.model.family);
-            let learned = Learned::new(bench.model.family);
+            let learned = EstimatorState::new(bench.model.family);
             black_box(budget::measure(
                 &bench.conversation,
                 &bench.body,
@@ -123,7 +123,7 @@ impl Bench {
         let body = body(&steps);
         let model = Catalogue::new(Vec::new()).model("claude-opus-4-5", "");
         let tokenizer = Tokenizer::whole(model.family);
-        let learned = Learned::new(model.family);
+        let learned = EstimatorState::new(model.family);
         let read = |body: &[u8]| dialect::read(Dialect::Anthropic, "/v1/messages", body);
         let measured = budget::measure(
             &read(&before),
@@ -219,15 +219,15 @@ fn body(steps: &[String]) -> Bytes {
 fn turn(family: Family, sketch: plimsoll::context::Sketch) -> Turn {
     Turn {
         request: "before".into(),
-        standing: Position {
+        position: Position {
             thread: "t".into(),
             parent: None,
             chain: Chain::START,
             last: None,
             system: PartKey(0),
             tools: PartKey(0),
-            lane: None,
-            aside: None,
+            client_thread: None,
+            suspended: None,
         },
         after: Chain::START,
         done: RewriteSummary::default(),
@@ -248,7 +248,7 @@ fn turn(family: Family, sketch: plimsoll::context::Sketch) -> Turn {
         reserve: 16_000,
         sketch,
         reply: Vec::new(),
-        marks: Vec::new(),
+        anchor_keys: Vec::new(),
         provider_request_id: None,
         repeated_calls: None,
         carry: None,

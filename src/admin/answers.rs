@@ -31,10 +31,10 @@ use super::view::{
 use super::{Admin, EXPORTS, export};
 use crate::context::ledger::Ledger;
 use crate::dialect::percent::decoded_whole;
-use crate::store::ledgers::{FOCUS_BYTES, WISH_LASTS};
+use crate::store::ledgers::{FOCUS_BYTES, PENDING_TTL};
 use crate::store::{Scope, ScopeLine, ScopePage, StoreError};
 use crate::telemetry::log::LogFields;
-use crate::telemetry::{Exchange, Flight, MessageEvent, Shrunk};
+use crate::telemetry::{ContextReduction, Exchange, MessageEvent, OpenExchange};
 
 /// How many sessions a page holds unless asked otherwise, and at most.
 const PAGE: (usize, usize) = (50, 500);
@@ -234,14 +234,14 @@ pub(super) async fn compact(admin: &Admin, id: &str, query: Option<&str>) -> Adm
         let what = format!("focus is longer than {FOCUS_BYTES} bytes; make it shorter.");
         return Err(AdminError::new(StatusCode::BAD_REQUEST, "bad_query", what));
     }
-    let at_hand = admin.ledgers.at_hand(&scope);
+    let latest_request = admin.ledgers.latest_request(&scope);
     let nothing = || {
         let what = "There is nothing to cut: the newest messages stay word for word, and there is \
                     too little before them, or the provider keeps the history.";
         AdminError::new(StatusCode::CONFLICT, "nothing_to_cut", what)
     };
-    let outlook = match &at_hand {
-        Some(at_hand) => Some((at_hand.look)().ok_or_else(nothing)?),
+    let outlook = match &latest_request {
+        Some(latest_request) => Some((latest_request.look)().ok_or_else(nothing)?),
         None => None,
     };
     if dry {
@@ -251,7 +251,9 @@ pub(super) async fn compact(admin: &Admin, id: &str, query: Option<&str>) -> Adm
         };
         return Ok(json(&DryRun::of(outlook.ok_or_else(unread)?, &admin.prices)));
     }
-    if let Some(begin) = at_hand.as_ref().and_then(|at_hand| at_hand.begin.as_ref()) {
+    if let Some(begin) =
+        latest_request.as_ref().and_then(|latest_request| latest_request.begin.as_ref())
+    {
         return match begin(focus) {
             true => Ok(json(&CompactionRequest { begins: CompactionStart::Now, waits_s: None })),
             false => {
@@ -260,11 +262,11 @@ pub(super) async fn compact(admin: &Admin, id: &str, query: Option<&str>) -> Adm
             }
         };
     }
-    if !admin.ledgers.wish(scope, focus) {
+    if !admin.ledgers.request_compaction(scope, focus) {
         let what = "Too many sessions already wait to be compacted.";
         return Err(AdminError::new(StatusCode::SERVICE_UNAVAILABLE, "too_many", what));
     }
-    let waits_s = Some(WISH_LASTS.as_secs());
+    let waits_s = Some(PENDING_TTL.as_secs());
     Ok(json(&CompactionRequest { begins: CompactionStart::NextRequest, waits_s }))
 }
 
@@ -319,10 +321,11 @@ pub(super) async fn context(
         }
         found => found?,
     };
-    let is_in =
-        |flight: &Flight| *flight.tenant == *scope.tenant && *flight.session == *scope.session;
-    let flights = admin.telemetry.flights(is_in);
-    let of = |ledger: &Ledger| view::context(ledger, &flights, thread, &admin.prices);
+    let is_in = |open_exchange: &OpenExchange| {
+        *open_exchange.tenant == *scope.tenant && *open_exchange.session == *scope.session
+    };
+    let open_exchanges = admin.telemetry.open_exchanges(is_in);
+    let of = |ledger: &Ledger| view::context(ledger, &open_exchanges, thread, &admin.prices);
     let view = admin.ledgers.look(&scope, of).await?;
     let view = view.ok_or_else(|| {
         AdminError::unknown(format!("Session {session:?} has no thread {thread:?} with a turn."))
@@ -332,10 +335,15 @@ pub(super) async fn context(
 
 /// The session of requests that are on their way, where one credential alone uses this id.
 fn flown(admin: &Admin, id: &str) -> Option<Scope> {
-    let scope_of =
-        |flight: &Flight| Scope { tenant: flight.tenant.clone(), session: flight.session.clone() };
-    let is_named = |flight: &Flight| *flight.session == *id || id_of(&scope_of(flight)) == id;
-    let mut scopes: Vec<Scope> = admin.telemetry.flights(is_named).iter().map(scope_of).collect();
+    let scope_of = |open_exchange: &OpenExchange| Scope {
+        tenant: open_exchange.tenant.clone(),
+        session: open_exchange.session.clone(),
+    };
+    let is_named = |open_exchange: &OpenExchange| {
+        *open_exchange.session == *id || id_of(&scope_of(open_exchange)) == id
+    };
+    let mut scopes: Vec<Scope> =
+        admin.telemetry.open_exchanges(is_named).iter().map(scope_of).collect();
     scopes.dedup();
     scopes.pop().filter(|_| scopes.is_empty())
 }
@@ -491,7 +499,7 @@ pub(super) fn events(admin: &Admin, ending: watch::Receiver<bool>) -> Response<A
 struct LiveListener {
     heard: broadcast::Receiver<std::sync::Arc<Exchange>>,
     news: broadcast::Receiver<MessageEvent>,
-    shrunk: broadcast::Receiver<Shrunk>,
+    shrunk: broadcast::Receiver<ContextReduction>,
     ending: watch::Receiver<bool>,
     greeted: bool,
 }

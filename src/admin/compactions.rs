@@ -5,7 +5,7 @@
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
-use super::prices::Prices;
+use super::prices::PriceList;
 use crate::context::budget::grouped;
 use crate::context::compact::report::{CompactionReport, Compactions};
 use crate::context::ledger::Ledger;
@@ -13,7 +13,7 @@ use crate::context::{Turn, savings};
 use crate::telemetry::log::clean;
 
 /// The compactions of a turn's context, priced.
-pub(super) fn of_turn(ledger: &Ledger, turn: &Turn, prices: &Prices) -> Compactions {
+pub(super) fn of_turn(ledger: &Ledger, turn: &Turn, prices: &PriceList) -> Compactions {
     let mut compactions = Compactions::of_turn(ledger, turn);
     for told in compactions.iter_mut() {
         let price = prices.price(&told.upstream, &told.model);

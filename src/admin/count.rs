@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::Admin;
 use super::answers::{AdminAnswer, AdminError, json, scope};
 use crate::context::budget::grouped;
-use crate::store::ledgers::{NotCounted, ProviderRecount};
+use crate::store::ledgers::{ProviderRecount, RecountError};
 
 /// What the provider counts, and what was estimated.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -54,38 +54,38 @@ impl fmt::Display for CountComparison {
 
 pub(super) async fn count(admin: &Admin, id: &str) -> AdminAnswer {
     let scope = scope(admin, id).await?;
-    let at_hand = admin.ledgers.at_hand(&scope).ok_or_else(|| {
+    let latest_request = admin.ledgers.latest_request(&scope).ok_or_else(|| {
         let what =
             "Plimsoll does not have the history now. Try again after the session's next request.";
         AdminError::new(StatusCode::CONFLICT, "not_at_hand", what)
     })?;
-    let counting = (at_hand.count)();
-    drop(at_hand);
+    let counting = (latest_request.count)();
+    drop(latest_request);
     Ok(json(&CountComparison::from(counting.await.map_err(wrong)?)))
 }
 
-fn wrong(why: NotCounted) -> AdminError {
+fn wrong(why: RecountError) -> AdminError {
     let (status, code, what) = match why {
-        NotCounted::NoEndpoint => (
+        RecountError::NoEndpoint => (
             StatusCode::CONFLICT,
             "no_endpoint",
             "This provider has no endpoint that counts tokens for this protocol.",
         ),
-        NotCounted::NoCredential => (
+        RecountError::NoCredential => (
             StatusCode::CONFLICT,
             "no_credential",
             "There is no credential to ask with: a client's is kept for ten minutes after its request, and \
              the upstream has none of its own. Ask again after the session's next request.",
         ),
-        NotCounted::Busy => (
+        RecountError::Busy => (
             StatusCode::SERVICE_UNAVAILABLE,
             "busy",
             "Other counts are running, or the provider asked to wait. Try again later.",
         ),
-        NotCounted::Refused => {
+        RecountError::Refused => {
             (StatusCode::BAD_GATEWAY, "refused", "The provider refused to count it.")
         }
-        NotCounted::Failed => {
+        RecountError::Failed => {
             (StatusCode::BAD_GATEWAY, "no_answer", "The provider answered no count in time.")
         }
     };

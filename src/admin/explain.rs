@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 
 use super::compactions;
-use super::prices::Prices;
+use super::prices::PriceList;
 use crate::config::Mode;
 use crate::context::compact::report::{CompactionReport, Compactions};
 use crate::context::ledger::Ledger;
@@ -18,10 +18,12 @@ use crate::context::overflow::OverflowReport;
 use crate::context::plan::{
     Change, ChangeCounts, Decision, DecisionReason, MOST_TOLD, PlanStep, RewriteSummary,
 };
-use crate::context::savings::{ExchangeSavings, JudgedExchange};
-use crate::context::{Counting, Cut, Estimate, Method, Millis, Outcome, Place, Turn};
+use crate::context::savings::{ExchangeSavings, SavingsInput};
+use crate::context::{
+    CountingMethod, Cut, Estimate, EstimateMethod, Millis, Outcome, PromptSection, Turn,
+};
 use crate::dialect::cache::CacheMiss;
-use crate::dialect::refusal::Cause;
+use crate::dialect::refusal::RefusalCause;
 use crate::dialect::repair::RepairCause;
 use crate::dialect::{PartKey, Usage};
 use crate::telemetry::Exchange;
@@ -56,10 +58,10 @@ pub struct Explanation {
     /// Whether what was changed is on the wire.
     pub sent_changed: bool,
     /// The provider refused the rewrite, naming this; the original was sent in its place.
-    pub resent: Option<Cause>,
+    pub resent: Option<RefusalCause>,
     /// The provider refused what was decided for the request, naming this; that was taken back, and the
     /// request sent as those before it were.
-    pub taken_back: Option<Cause>,
+    pub taken_back: Option<RefusalCause>,
     /// The provider refused the request for these, and took it with them changed.
     pub healed: Vec<RepairCause>,
     /// The window was not large enough: how that showed, and whether room was made.
@@ -128,7 +130,7 @@ pub struct CacheEffect {
     /// Of how many.
     pub kept_of: Option<u64>,
     /// Where the first change is; `None` where nothing changed.
-    pub breaks_in: Option<Place>,
+    pub breaks_in: Option<PromptSection>,
     /// Reported of this exchange.
     pub now: CacheReport,
     /// Why the provider says it was missed, where it says.
@@ -154,24 +156,24 @@ pub struct ExplainedEstimate {
     /// Input tokens.
     pub tokens: u64,
     /// How the estimate was made.
-    pub method: Method,
+    pub method: EstimateMethod,
     /// How its new parts were counted.
-    pub counting: Counting,
+    pub counting: CountingMethod,
     /// What was reported, where it can be compared.
     pub actual: Option<u64>,
 }
 
 impl Explanation {
     /// Of an exchange that became a turn of this session.
-    pub fn of_turn(session: &str, ledger: &Ledger, turn: &Turn, prices: &Prices) -> Self {
-        let parent = turn.standing.parent.as_deref().and_then(|parent| ledger.turn(parent));
+    pub fn of_turn(session: &str, ledger: &Ledger, turn: &Turn, prices: &PriceList) -> Self {
+        let parent = turn.position.parent.as_deref().and_then(|parent| ledger.turn(parent));
         let price = prices.price(&turn.upstream, &turn.model);
-        let exchanged = JudgedExchange::of(turn, parent.map(AsRef::as_ref), price);
+        let exchanged = SavingsInput::of(turn, parent.map(AsRef::as_ref), price);
         let mut explained = Self {
             provider_request_id: turn.provider_request_id.as_deref().map(str::to_owned),
             repeated_calls: turn.repeated_calls,
             session: Some(session.to_owned()),
-            thread: Some(turn.standing.thread.to_string()),
+            thread: Some(turn.position.thread.to_string()),
             upstream: Some(turn.upstream.to_string()),
             model: Some(turn.model.to_string()),
             saved: Some(exchanged.saved()),
@@ -291,7 +293,7 @@ fn replayed(ledger: &Ledger, turn: &Turn) -> Vec<ExplainedChange> {
     let sent = ledger.sketch(turn).unwrap_or_default();
     let places: HashMap<PartKey, usize> = sent.iter().map(|part| part.key).zip(0..).collect();
     let mut cuts: Vec<(usize, &Cut)> = ledger
-        .cuts_holding(turn.standing.aside)
+        .cuts_holding(turn.position.suspended)
         .map(AsRef::as_ref)
         .filter(|cut| cut.request != turn.request)
         .filter_map(|cut| Some((*places.get(&cut.about.cut())?, cut)))

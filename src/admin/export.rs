@@ -16,8 +16,8 @@ use serde::Serialize;
 pub(super) use self::content::ExportThreads;
 use self::content::LineContent;
 use crate::context::content::TranscriptPart;
-use crate::context::{Estimate, Millis, Outcome, Place, SketchPart, ThreadId, Turn};
-use crate::dialect::{Dialect, Purpose, Stop, Usage};
+use crate::context::{Estimate, Millis, Outcome, PromptSection, SketchPart, ThreadId, Turn};
+use crate::dialect::{Dialect, Purpose, StopReason, Usage};
 use crate::store::Scope;
 pub(super) use content::SessionContent;
 
@@ -35,7 +35,7 @@ struct ExportLine<'l> {
     dialect: Dialect,
     purpose: Purpose,
     ts: Millis,
-    stop: Option<Stop>,
+    stop: Option<StopReason>,
     flags: Vec<&'static str>,
     /// What was sent that the call before had not sent.
     new_parts: ExportParts,
@@ -206,7 +206,7 @@ impl<'l> ExportLine<'l> {
 
 /// What makes a call a poor measure, in the words of transcripts.
 fn flags(turn: &Turn, before: Option<&Turn>) -> Vec<&'static str> {
-    let grew = turn.standing.parent.as_deref() == before.map(|before| &*before.request);
+    let grew = turn.position.parent.as_deref() == before.map(|before| &*before.request);
     [
         (turn.usage.input.is_none(), "no_usage"),
         (turn.usage.lower_bound, "output_unreliable"),
@@ -229,13 +229,13 @@ fn new_parts(turn: &Turn, before: Option<&Turn>) -> Vec<ExportPart> {
     let part = |part: &SketchPart| {
         let reply = of_reply(part);
         let (role, kind) = match part.place {
-            Place::System | Place::SystemItem => ("system", "text"),
-            Place::Tools | Place::ToolsItem => ("system", "tools"),
-            Place::Reasoning | Place::SteeredReasoning | Place::OldReasoning => {
-                ("assistant", "thinking")
-            }
-            Place::History if reply => ("assistant", "other"),
-            Place::History => ("user", "other"),
+            PromptSection::System | PromptSection::SystemItem => ("system", "text"),
+            PromptSection::Tools | PromptSection::ToolsItem => ("system", "tools"),
+            PromptSection::Reasoning
+            | PromptSection::SteeredReasoning
+            | PromptSection::OldReasoning => ("assistant", "thinking"),
+            PromptSection::History if reply => ("assistant", "other"),
+            PromptSection::History => ("user", "other"),
         };
         ExportPart { role, kind, tokens: part.tokens, reply }
     };

@@ -11,7 +11,7 @@ use http::header::{AUTHORIZATION, HOST, ORIGIN};
 use http::uri::Authority;
 use http::{HeaderMap, HeaderName, Method, Request};
 
-use super::Access;
+use super::AdminAccess;
 use crate::config::Secret;
 use crate::telemetry::AdminRefusal;
 
@@ -59,7 +59,7 @@ pub(super) fn judge<B>(
     request: &Request<B>,
     needs: AdminRole,
     peer: AdminPeer,
-    access: &Access,
+    access: &AdminAccess,
 ) -> Result<AdminRole, AdminRefusal> {
     let host = host(request)?;
     let is_local = matches!(peer, AdminPeer::Address { loopback: true, .. });
@@ -130,7 +130,11 @@ fn check_origin<B>(request: &Request<B>, host: Option<&Authority>) -> Result<(),
 }
 
 /// The role of whoever asks: by the socket everything, else as the token says.
-fn role(headers: &HeaderMap, peer: AdminPeer, access: &Access) -> Result<AdminRole, AdminRefusal> {
+fn role(
+    headers: &HeaderMap,
+    peer: AdminPeer,
+    access: &AdminAccess,
+) -> Result<AdminRole, AdminRefusal> {
     if matches!(peer, AdminPeer::User(_)) {
         return Ok(AdminRole::Admin);
     }
@@ -156,9 +160,9 @@ mod tests {
 
     const OWN: (&str, &str) = ("host", "127.0.0.1:9797");
 
-    fn access() -> Access {
+    fn access() -> AdminAccess {
         let [admin, reader] = ["admin-token", "reader-token"].map(|it| Secret(it.to_owned()));
-        Access { admin, reader, metrics_open: false }
+        AdminAccess { admin, reader, metrics_open: false }
     }
 
     fn request(target: &str, headers: &[(&'static str, &str)]) -> Request<()> {

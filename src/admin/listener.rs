@@ -12,17 +12,17 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio_rustls::TlsAcceptor;
 
 use super::guard::AdminPeer;
-use crate::tls::Terminator;
+use crate::tls::TlsTerminator;
 
 /// Where questions come in.
-pub enum Listener {
+pub enum AdminListener {
     /// A port, and the certificate that it serves where it speaks TLS.
-    Port(TcpListener, Option<Terminator>),
+    Port(TcpListener, Option<TlsTerminator>),
     /// A socket in the data folder.
     Socket(UnixListener),
 }
 
-impl From<TcpListener> for Listener {
+impl From<TcpListener> for AdminListener {
     fn from(listener: TcpListener) -> Self {
         Self::Port(listener, None)
     }
@@ -40,7 +40,7 @@ pub(super) trait AdminStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> AdminStream for T {}
 
-impl Listener {
+impl AdminListener {
     /// The next connection.
     pub(super) async fn accept(&self) -> io::Result<AdminConnection> {
         match self {
@@ -61,18 +61,18 @@ impl Listener {
 
 impl AdminConnection {
     /// The connection as it can be spoken to; `None` where its other end says nothing we understand
-    /// within `patience`.
+    /// within `timeout`.
     ///
     /// # Errors
     /// The user id at the other end of a socket, where it may not ask.
     pub(super) async fn open(
         self,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Option<(Box<dyn AdminStream>, AdminPeer)>, u32> {
         match self {
             Self::Plain(stream, peer) => Ok(Some((Box::new(stream), peer))),
             Self::Tls(stream, peer, tls) => {
-                let shaken = tokio::time::timeout(patience, tls.accept(stream)).await;
+                let shaken = tokio::time::timeout(timeout, tls.accept(stream)).await;
                 Ok(shaken
                     .ok()
                     .and_then(Result::ok)

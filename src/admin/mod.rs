@@ -39,9 +39,9 @@ use crate::store::ledgers::Ledgers;
 use crate::telemetry::{AdminRefusal, Telemetry};
 use gate::AdminGate;
 use guard::AdminPeer;
-pub use listener::Listener;
+pub use listener::AdminListener;
 use listener::{AdminConnection, AdminStream};
-use prices::Prices;
+use prices::PriceList;
 use view::ServerInfo;
 
 /// Connections at once that may stay open.
@@ -54,7 +54,7 @@ const BRIEF: Duration = Duration::from_secs(2);
 /// Sessions that are exported at once: each holds the turns of one, and its longest line.
 const EXPORTS: usize = 4;
 /// How long a client may take to send its request's headers, or to ask for the next thing.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// How long answers may take to finish at the end.
 const ENDING: Duration = Duration::from_secs(1);
 /// Pause after the system refused a connection.
@@ -62,7 +62,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Who may ask for what.
 #[derive(Clone, Debug)]
-pub struct Access {
+pub struct AdminAccess {
     /// The token that may do everything.
     pub admin: Secret,
     /// The token that may only read.
@@ -76,8 +76,8 @@ pub struct Admin {
     ledgers: Arc<Ledgers>,
     telemetry: Arc<Telemetry>,
     about: ServerInfo,
-    prices: Arc<Prices>,
-    access: Access,
+    prices: Arc<PriceList>,
+    access: AdminAccess,
     gate: AdminGate,
     exports: Arc<Semaphore>,
     /// Becomes true when the proxy stops accepting.
@@ -91,8 +91,8 @@ impl Admin {
         ledgers: Arc<Ledgers>,
         telemetry: Arc<Telemetry>,
         about: ServerInfo,
-        prices: Prices,
-        access: Access,
+        prices: PriceList,
+        access: AdminAccess,
         draining: watch::Receiver<bool>,
     ) -> Arc<Self> {
         let prices = Arc::new(prices);
@@ -104,7 +104,7 @@ impl Admin {
 /// Answers whoever comes through `listener` until `shutdown` is ready, then lets answers finish.
 pub async fn serve(
     admin: Arc<Admin>,
-    listener: impl Into<Listener>,
+    listener: impl Into<AdminListener>,
     shutdown: impl Future<Output = ()> + Send,
 ) {
     let listener = listener.into();
@@ -168,7 +168,7 @@ async fn handle(
     stay: ConnectionLifetime,
     ended: watch::Receiver<bool>,
 ) {
-    match arrival.open(PATIENCE).await {
+    match arrival.open(TIMEOUT).await {
         Ok(None) => {}
         Ok(Some((wire, peer))) => connection(admin, (wire, peer), stay, ended).await,
         Err(user) => {
@@ -187,7 +187,7 @@ async fn connection(
     let http1 = &mut builder.http1();
     http1
         .timer(TokioTimer::new())
-        .header_read_timeout(PATIENCE)
+        .header_read_timeout(TIMEOUT)
         .keep_alive(stay == ConnectionLifetime::Open);
     let ending = ended.clone();
     let activity = Activity::default();
@@ -204,7 +204,7 @@ async fn connection(
         _ = serving.as_mut() => return,
         () = becomes_true(&mut ended) => true,
         // Before its first bytes hyper has no clock, and HTTP/2 has none at all.
-        () = activity.idle(PATIENCE) => false,
+        () = activity.idle(TIMEOUT) => false,
     };
     if activity.is_silent() {
         return;

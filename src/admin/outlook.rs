@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::prices::Prices;
+use super::prices::PriceList;
 use crate::context::compact::CompactionPreview;
 use crate::context::policy::SummaryAuthor;
 
@@ -39,7 +39,7 @@ pub struct DryRun {
 
 impl DryRun {
     /// Of an outlook, priced.
-    pub(super) fn of(outlook: CompactionPreview, prices: &Prices) -> Self {
+    pub(super) fn of(outlook: CompactionPreview, prices: &PriceList) -> Self {
         let price = prices.price(&outlook.upstream, &outlook.model);
         let saved = outlook.before.saturating_sub(outlook.after);
         let dollars = |tokens: u64, price: f64| tokens as f64 * price / 1e6;

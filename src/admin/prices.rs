@@ -7,13 +7,13 @@ use crate::dialect::models::{Catalogue, Price};
 
 /// All prices.
 #[derive(Clone, Debug, Default)]
-pub struct Prices {
+pub struct PriceList {
     catalogue: Catalogue,
     /// By the upstream's name.
     upstreams: Vec<(Box<str>, Price)>,
 }
 
-impl Prices {
+impl PriceList {
     /// As a configuration means them.
     pub fn of(config: &Config) -> Self {
         let own = config.upstreams.iter();

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use super::answers::{self, AdminBody, AdminError};
 use super::guard::{self, AdminPeer, AdminRole};
-use super::{Access, Admin, count, lessons, say};
+use super::{Admin, AdminAccess, count, lessons, say};
 use crate::dialect::percent::decoded_whole;
 use crate::telemetry::AdminRefusal;
 use crate::telemetry::log::clean;
@@ -101,7 +101,7 @@ pub const ROUTES: &[(Method, &str, AdminQuery)] = &[
 
 impl AdminQuery {
     /// The role that it takes to ask this. Words, and whatever changes something, are for the admin alone.
-    fn needs(self, query: Option<&str>, access: &Access) -> AdminRole {
+    fn needs(self, query: Option<&str>, access: &AdminAccess) -> AdminRole {
         match self {
             Self::Page | Self::Alive | Self::Ready | Self::OpenApi => AdminRole::Anybody,
             Self::Metrics if access.metrics_open => AdminRole::Anybody,

@@ -7,13 +7,13 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::prices::Prices;
+use super::prices::PriceList;
 use super::view::id_of;
 use crate::config::Mode;
 use crate::context::Turn;
 use crate::context::budget::grouped;
 use crate::context::ledger::Ledger;
-use crate::context::savings::{self, JudgedExchange, SummaryCosts};
+use crate::context::savings::{self, SavingsInput, SummaryCosts};
 use crate::dialect::{Dialect, Purpose};
 use crate::store::Scope;
 use crate::telemetry::log::clean;
@@ -94,12 +94,12 @@ enum ComparisonSide {
 }
 
 impl SessionSums {
-    pub(super) fn of(ledger: &Ledger, prices: &Prices) -> Self {
+    pub(super) fn of(ledger: &Ledger, prices: &PriceList) -> Self {
         let mut gathered = Self::default();
         for turn in ledger.turns() {
-            let parent = turn.standing.parent.as_deref().and_then(|parent| ledger.turn(parent));
+            let parent = turn.position.parent.as_deref().and_then(|parent| ledger.turn(parent));
             let price = prices.price(&turn.upstream, &turn.model);
-            let exchanged = JudgedExchange::of(turn, parent.map(AsRef::as_ref), price);
+            let exchanged = SavingsInput::of(turn, parent.map(AsRef::as_ref), price);
             gathered.savings.add(&exchanged.saved());
             if turn.purpose != Purpose::Turn || turn.usage.lower_bound {
                 continue;

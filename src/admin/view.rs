@@ -10,23 +10,28 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::compactions::{self, CompactionsText};
-use super::prices::Prices;
+use super::prices::PriceList;
 use crate::config::{Config, Mode};
 use crate::context::budget::ContextView;
 use crate::context::compact::report::Compactions;
 use crate::context::ledger::{Ledger, Totals};
-use crate::context::savings::JudgedExchange;
+use crate::context::savings::SavingsInput;
 use crate::context::{Millis, Outcome, Turn};
 use crate::dialect::models::Family;
-use crate::dialect::{Dialect, Purpose, Stop};
+use crate::dialect::{Dialect, Purpose, StopReason};
 use crate::store::{Cursor, Scope, ScopeLine};
-use crate::telemetry::{Exchange, Flight};
+use crate::telemetry::{Exchange, OpenExchange};
 
 /// An exchange as far as its turn tells: not how it was asked for, nor its bytes and times on the way.
-pub(super) fn exchange(scope: &Scope, ledger: &Ledger, turn: &Turn, prices: &Prices) -> Exchange {
-    let parent = turn.standing.parent.as_deref().and_then(|parent| ledger.turn(parent));
+pub(super) fn exchange(
+    scope: &Scope,
+    ledger: &Ledger,
+    turn: &Turn,
+    prices: &PriceList,
+) -> Exchange {
+    let parent = turn.position.parent.as_deref().and_then(|parent| ledger.turn(parent));
     let price = prices.price(&turn.upstream, &turn.model);
-    let saved = JudgedExchange::of(turn, parent.map(AsRef::as_ref), price).saved();
+    let saved = SavingsInput::of(turn, parent.map(AsRef::as_ref), price).saved();
     Exchange {
         upstream: Some(turn.upstream.clone()),
         dialect: Some(turn.dialect),
@@ -35,7 +40,7 @@ pub(super) fn exchange(scope: &Scope, ledger: &Ledger, turn: &Turn, prices: &Pri
         family: Some(turn.family),
         tenant: Some(scope.tenant.clone()),
         session: Some(scope.session.clone()),
-        thread: Some(turn.standing.thread.clone()),
+        thread: Some(turn.position.thread.clone()),
         provider_request_id: turn.provider_request_id.clone(),
         repeated_calls: turn.repeated_calls,
         outcome: turn.outcome,
@@ -184,7 +189,7 @@ pub struct ThreadView {
     /// How its last exchange ended.
     pub outcome: Outcome,
     /// Why its last reply ended.
-    pub stop: Option<Stop>,
+    pub stop: Option<StopReason>,
     /// The last exchange that was measured.
     pub measured: Option<ExchangeView>,
     /// How full its context is; `null` where nothing was reported or estimated.
@@ -224,7 +229,7 @@ pub struct ExchangeView {
 
 pub use super::outlook::DryRun;
 
-/// What became of a wish.
+/// What became of a pending compaction.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CompactionRequest {
     /// When it is taken up.
@@ -234,7 +239,7 @@ pub struct CompactionRequest {
     pub waits_s: Option<u64>,
 }
 
-/// When a wish is taken up.
+/// When a pending compaction is taken up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CompactionStart {
@@ -254,28 +259,29 @@ pub struct DeleteOutcome {
 /// The thread that was used last, turns of a conversation before side calls.
 pub const LATEST: &str = "latest";
 
-/// How full a thread's context is: as the newest of `flights` will make it, which are requests of its
+/// How full a thread's context is: as the newest of `open_exchanges` will make it, which are requests of its
 /// session on their way; else after its newest turn of which that is known.
 pub fn context(
     ledger: &Ledger,
-    flights: &[Flight],
+    open_exchanges: &[OpenExchange],
     thread: &str,
-    prices: &Prices,
+    prices: &PriceList,
 ) -> Option<ContextPage> {
-    let asked = |flight: &&Flight| match thread {
-        LATEST => flight.purpose == Purpose::Turn,
-        thread => *flight.thread == *thread,
+    let asked = |open_exchange: &&OpenExchange| match thread {
+        LATEST => open_exchange.purpose == Purpose::Turn,
+        thread => *open_exchange.thread == *thread,
     };
     let threads = ledger.threads();
     let turns_of = |thread: &str| Some(&threads.iter().find(|(id, _)| **id == *thread)?.1[..]);
-    let mut flying = flights.iter().filter(|flight| ledger.turn(&flight.id).is_none());
-    if let Some(flight) = flying.find(asked) {
-        let turns = turns_of(&flight.thread).unwrap_or_default();
+    let mut open =
+        open_exchanges.iter().filter(|open_exchange| ledger.turn(&open_exchange.id).is_none());
+    if let Some(open_exchange) = open.find(asked) {
+        let turns = turns_of(&open_exchange.thread).unwrap_or_default();
         let compactions = match turns.last() {
             Some(turn) => compactions::of_turn(ledger, turn, prices),
             None => Compactions::default(),
         };
-        return Some(ContextPage { view: told(ledger, flight.view.clone()), compactions });
+        return Some(ContextPage { view: told(ledger, open_exchange.view.clone()), compactions });
     }
     let turns = if thread == LATEST {
         let used = |turns: &[Arc<Turn>]| turns.iter().map(|turn| turn.ended).max();

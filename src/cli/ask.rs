@@ -23,10 +23,10 @@ use super::print::{self, CliError};
 use super::socket;
 use crate::admin::routes::encoded;
 use crate::admin::view::{ServerInfo, SessionPage, SessionView};
-use crate::config::{self, Config, Loaded, Secret, Sources};
+use crate::config::{self, Config, ConfigSources, LoadedConfig, Secret};
 
 /// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A running Plimsoll's admin listener.
 #[derive(Clone)]
@@ -40,7 +40,7 @@ pub(super) enum AdminClient {
 impl AdminClient {
     /// The listener that the configuration names, or a flag: by its socket if it has one here. Where nothing is
     /// kept for now, that is said first.
-    pub(super) async fn configured(sources: &Sources) -> Result<Self, CliError> {
+    pub(super) async fn configured(sources: &ConfigSources) -> Result<Self, CliError> {
         let config = looking(sources)?;
         let is_named = sources.flags.iter().any(|(_, key, _)| key == "admin");
         match Self::by_socket(&config.data).await {
@@ -152,7 +152,7 @@ impl AdminClient {
 
     /// All of a body.
     async fn whole(&self, body: Incoming) -> Result<String, CliError> {
-        let collecting = tokio::time::timeout(PATIENCE, body.collect());
+        let collecting = tokio::time::timeout(TIMEOUT, body.collect());
         let bytes = collecting.await.map_err(|_| self.silent())??.to_bytes();
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
@@ -177,8 +177,7 @@ impl AdminClient {
             let mut connection = self.connect().await.map_err(|_| absent(&self.place()))?;
             connection.send_request(request).await.map_err(|_| absent(&self.place()))
         };
-        let response =
-            tokio::time::timeout(PATIENCE, asking).await.map_err(|_| self.silent())??;
+        let response = tokio::time::timeout(TIMEOUT, asking).await.map_err(|_| self.silent())??;
         if response.status().is_success() {
             return Ok(response.into_body());
         }
@@ -199,7 +198,7 @@ impl AdminClient {
     }
 
     fn silent(&self) -> CliError {
-        CliError(format!("{} did not answer in {} s", self.place(), PATIENCE.as_secs()))
+        CliError(format!("{} did not answer in {} s", self.place(), TIMEOUT.as_secs()))
     }
 }
 
@@ -216,8 +215,8 @@ fn warn_of_failure(about: &ServerInfo) {
 }
 
 /// The configuration of whoever looks; what is odd about it is said.
-pub(super) fn looking(sources: &Sources) -> Result<Config, CliError> {
-    let Loaded { config, warnings, .. } = config::load_to_look(sources)?;
+pub(super) fn looking(sources: &ConfigSources) -> Result<Config, CliError> {
+    let LoadedConfig { config, warnings, .. } = config::load_to_look(sources)?;
     warnings.iter().for_each(|warning| print::note(warning));
     Ok(config)
 }

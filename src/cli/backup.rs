@@ -6,11 +6,11 @@
 use std::path::Path;
 
 use super::print::{self, CliError};
-use crate::config::{self, Sources};
+use crate::config::{self, ConfigSources};
 use crate::store::{folder, sqlite};
 
 /// Copies the store into `file`.
-pub(super) fn run(sources: &Sources, file: &Path) -> Result<(), CliError> {
+pub(super) fn run(sources: &ConfigSources, file: &Path) -> Result<(), CliError> {
     let store = config::load(sources)?.config.data.join(folder::DATABASE);
     let bytes = sqlite::backup(&store, file)?;
     print::line(&format!("{}: {bytes} bytes, a whole store", file.display()));

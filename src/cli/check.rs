@@ -11,16 +11,16 @@ use serde_json::{Value, json};
 use super::print::{self, CliError};
 use super::serve;
 use crate::config::faults::ConfigFaults;
-use crate::config::{self, Config, Loaded, Sources};
+use crate::config::{self, Config, ConfigSources, LoadedConfig};
 use crate::store::{folder, sqlite};
 use crate::telemetry::log::word;
-use crate::tls::Terminator;
+use crate::tls::TlsTerminator;
 
 /// Prints the verdict.
-pub(super) fn run(sources: &Sources, as_json: bool) -> Result<(), CliError> {
+pub(super) fn run(sources: &ConfigSources, as_json: bool) -> Result<(), CliError> {
     match config::load(sources) {
         Ok(mut loaded) => {
-            let kept = Kept::of(&loaded.config);
+            let kept = StoreCheck::of(&loaded.config);
             loaded.warnings.extend(kept.room.clone());
             if as_json {
                 print::json(&served_json(&loaded, &kept));
@@ -42,7 +42,7 @@ pub(super) fn run(sources: &Sources, as_json: bool) -> Result<(), CliError> {
 }
 
 /// The store as it would be found.
-struct Kept {
+struct StoreCheck {
     /// Why it, or the listener's certificate, cannot be used.
     trouble: Option<String>,
     /// What room is missing.
@@ -51,7 +51,7 @@ struct Kept {
     bytes: u64,
 }
 
-impl Kept {
+impl StoreCheck {
     fn of(config: &Config) -> Self {
         let file = config.data.join(folder::DATABASE);
         let found = match file.try_exists() {
@@ -60,7 +60,8 @@ impl Kept {
         };
         let writable = writable(&config.data);
         // Whether they belong together shows only as they are read together.
-        let certificate = config.tls.as_ref().map_or(Ok(()), |tls| Terminator::new(tls).map(drop));
+        let certificate =
+            config.tls.as_ref().map_or(Ok(()), |tls| TlsTerminator::new(tls).map(drop));
         let room = serve::room::missing(&file, config.retention.bytes);
         let bytes = *found.as_ref().unwrap_or(&0);
         let trouble = writable.err().or(found.err()).or(certificate.err());
@@ -90,7 +91,7 @@ fn writable(data: &Path) -> Result<(), String> {
 }
 
 /// What would be served, for people.
-fn served(loaded: &Loaded, kept: &Kept) -> String {
+fn served(loaded: &LoadedConfig, kept: &StoreCheck) -> String {
     let Config { listen, admin, data, mode, upstreams, .. } = &loaded.config;
     let from = loaded.file.as_ref().map_or("defaults".into(), |file| file.display().to_string());
     let mut out = format!("configuration: {from}: no faults\n");
@@ -129,7 +130,7 @@ fn served(loaded: &Loaded, kept: &Kept) -> String {
     out
 }
 
-fn served_json(loaded: &Loaded, kept: &Kept) -> Value {
+fn served_json(loaded: &LoadedConfig, kept: &StoreCheck) -> Value {
     let Config { listen, admin, data, mode, upstreams, .. } = &loaded.config;
     let upstreams: Vec<_> = upstreams
         .iter()

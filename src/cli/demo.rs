@@ -10,9 +10,9 @@ use scripted_provider::Provider;
 
 use super::print::{self, CliError};
 use super::serve::{self, Ports, Server};
-use crate::config::{self, Sources};
+use crate::config::{self, ConfigSources};
 use crate::demo;
-use crate::telemetry::log::{Form, Log};
+use crate::telemetry::log::{Log, LogFormat};
 
 /// Plays the session; with `provider`, only serves the scripted provider there.
 pub(super) fn run(provider: Option<SocketAddr>, keep: bool) -> Result<(), CliError> {
@@ -40,7 +40,8 @@ async fn play(keep: bool) -> Result<(), CliError> {
     let data = tempfile::Builder::new().prefix("plimsoll-demo-").tempdir()?;
     let loaded = config::load(&sources(&provider, data.path()))?;
     let server =
-        Server::build(loaded, Log::to(Form::Text, std::io::sink())?, Ports::Configured).await?;
+        Server::build(loaded, Log::to(LogFormat::Text, std::io::sink())?, Ports::Configured)
+            .await?;
     let (listen, admin, token) = (server.listen, server.admin_at, server.access.admin.0.clone());
     let (stop, stopping) = tokio::sync::watch::channel(false);
     let serving = tokio::spawn(server.serve(stopping));
@@ -62,7 +63,7 @@ async fn play(keep: bool) -> Result<(), CliError> {
 
 /// Free loopback ports, everything to the provider, and nothing from this machine's files or
 /// environment.
-fn sources(provider: &Provider, data: &Path) -> Sources {
+fn sources(provider: &Provider, data: &Path) -> ConfigSources {
     let at = format!("http://{}", provider.address());
     let flag = |key: &str, value: String| (format!("--{key}"), key.to_owned(), value);
     let upstreams =
@@ -77,5 +78,5 @@ fn sources(provider: &Provider, data: &Path) -> Sources {
         flag("estimate.classic", "true".into()),
     ];
     flags.extend(upstreams);
-    Sources { flags, ..Sources::default() }
+    ConfigSources { flags, ..ConfigSources::default() }
 }

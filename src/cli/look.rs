@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::ask::AdminClient;
-use super::print::{self, CliError, Progress};
+use super::print::{self, CliError, ProgressLine};
 use http::Method;
 
 use crate::admin::count::CountComparison;
@@ -22,7 +22,7 @@ pub(super) async fn sessions(
     limit: usize,
     as_json: bool,
 ) -> Result<(), CliError> {
-    let progress = Progress::begin("reading the list of sessions");
+    let progress = ProgressLine::begin("reading the list of sessions");
     let listed = asked.sessions(limit).await?;
     if as_json {
         drop(progress);
@@ -63,7 +63,7 @@ pub(super) async fn context(
     if !count {
         return show(asked, &format!("{path}?"), as_json).await;
     }
-    let progress = Progress::begin("asking the provider to count");
+    let progress = ProgressLine::begin("asking the provider to count");
     let path_of_count = format!("/api/v1/sessions/{}/count", encoded(&id));
     let counted: CountComparison = asked.told(&Method::POST, &path_of_count, "").await?;
     drop(progress);
@@ -105,7 +105,7 @@ pub(super) async fn export(
         Some(session) => session.to_owned(),
         None => newest(asked).await?,
     };
-    let progress = Progress::begin(&format!("reading session {id}"));
+    let progress = ProgressLine::begin(&format!("reading session {id}"));
     let lines =
         asked.text(&format!("/api/v1/sessions/{}/export?content={content}", encoded(&id))).await?;
     drop(progress);
@@ -120,24 +120,25 @@ pub(super) async fn export(
 fn unkept(lines: &str) -> Option<String> {
     /// What tells of a call whether its words are there.
     #[derive(serde::Deserialize)]
-    struct Call {
+    struct ExportedCall {
         flags: Vec<String>,
-        new_parts: Vec<Part>,
+        new_parts: Vec<ExportedPart>,
         #[serde(default)]
-        reply: Vec<Part>,
+        reply: Vec<ExportedPart>,
     }
     #[derive(serde::Deserialize)]
-    struct Part {
+    struct ExportedPart {
         #[serde(default)]
         redacted: u64,
     }
-    let calls: Vec<Call> =
+    let calls: Vec<ExportedCall> =
         lines.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     let lacks = |flag: &str| {
-        let lacks = |call: &&Call| call.flags.iter().any(|it| it == flag);
+        let lacks = |call: &&ExportedCall| call.flags.iter().any(|it| it == flag);
         calls.iter().filter(lacks).count()
     };
-    let is_cut = |call: &&Call| call.new_parts.iter().chain(&call.reply).any(|it| it.redacted > 0);
+    let is_cut =
+        |call: &&ExportedCall| call.new_parts.iter().chain(&call.reply).any(|it| it.redacted > 0);
     let (without, gaps) = (lacks("no_content"), lacks("content_gap"));
     let cut = calls.iter().filter(is_cut).count();
     (without + cut + gaps > 0).then(|| {
@@ -168,8 +169,8 @@ pub(super) async fn compact(
     } else if dry {
         print::line(&looked(&serde_json::from_str(&answer).map_err(unread)?));
     } else {
-        let wished: CompactionRequest = serde_json::from_str(&answer).map_err(unread)?;
-        print::line(match wished.begins {
+        let requested: CompactionRequest = serde_json::from_str(&answer).map_err(unread)?;
+        print::line(match requested.begins {
             CompactionStart::Now => {
                 "A summary is being written; the next request after that uses it."
             }
@@ -220,7 +221,7 @@ pub(super) async fn savings(
 
 /// A view that the API words for people and for machines; `path` can take one more parameter.
 pub(super) async fn show(asked: &AdminClient, path: &str, as_json: bool) -> Result<(), CliError> {
-    let progress = Progress::begin("reading what is kept");
+    let progress = ProgressLine::begin("reading what is kept");
     let form = if as_json { "json" } else { "text" };
     let answer = asked.text(&format!("{path}format={form}")).await?;
     drop(progress);

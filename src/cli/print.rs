@@ -1,7 +1,7 @@
 //! Words for whoever typed the command.
 //!
 //! What is printed may quote a stranger, so all of it passes [`terminal`]: the one thing that a
-//! terminal obeys is a [`Control`] of ours. A reader that went away (`plimsoll sessions | head -1`)
+//! terminal obeys is a [`TerminalControl`] of ours. A reader that went away (`plimsoll sessions | head -1`)
 //! is no failure: what cannot be written is left out, and nothing panics.
 
 use std::io::{self, IsTerminal as _, Write};
@@ -60,7 +60,7 @@ pub(super) fn trouble(trouble: &CliError) {
 
 /// What we have a terminal do.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Control {
+pub(super) enum TerminalControl {
     /// To the second screen, without a cursor.
     Enter,
     /// Back to the first, with one.
@@ -73,14 +73,14 @@ pub(super) enum Control {
     ClearBelow,
 }
 
-impl Control {
+impl TerminalControl {
     fn sequence(self) -> &'static str {
         match self {
-            Control::Enter => "\x1b[?1049h\x1b[?25l",
-            Control::Leave => "\x1b[?25h\x1b[?1049l",
-            Control::Home => "\x1b[H",
-            Control::ClearLine => "\x1b[K",
-            Control::ClearBelow => "\x1b[J",
+            TerminalControl::Enter => "\x1b[?1049h\x1b[?25l",
+            TerminalControl::Leave => "\x1b[?25h\x1b[?1049l",
+            TerminalControl::Home => "\x1b[H",
+            TerminalControl::ClearLine => "\x1b[K",
+            TerminalControl::ClearBelow => "\x1b[J",
         }
     }
 }
@@ -90,7 +90,7 @@ impl Control {
 pub(super) struct Screen(String);
 
 impl Screen {
-    pub(super) fn control(&mut self, control: Control) -> &mut Self {
+    pub(super) fn control(&mut self, control: TerminalControl) -> &mut Self {
         self.0.push_str(control.sequence());
         self
     }
@@ -98,7 +98,7 @@ impl Screen {
     /// A line, no wider than `columns`.
     pub(super) fn line(&mut self, text: &str, columns: usize) -> &mut Self {
         self.0.extend(terminal::visible(text).chars().take(columns));
-        self.control(Control::ClearLine).0.push('\n');
+        self.control(TerminalControl::ClearLine).0.push('\n');
         self
     }
 
@@ -116,11 +116,11 @@ impl Screen {
 /// What is being done, on standard error, where that is a terminal: one line, which is gone when this is
 /// dropped. Whoever typed the command sees at once that it works.
 #[derive(Debug)]
-pub(super) struct Progress {
+pub(super) struct ProgressLine {
     is_shown: bool,
 }
 
-impl Progress {
+impl ProgressLine {
     /// Shows what is begun.
     pub(super) fn begin(text: &str) -> Self {
         let progress = Self { is_shown: io::stderr().is_terminal() };
@@ -131,12 +131,16 @@ impl Progress {
     /// Shows how far it is.
     pub(super) fn says(&self, text: &str) {
         if self.is_shown {
-            to_error(&format!("\r{}{}", terminal::visible(text), Control::ClearLine.sequence()));
+            to_error(&format!(
+                "\r{}{}",
+                terminal::visible(text),
+                TerminalControl::ClearLine.sequence()
+            ));
         }
     }
 }
 
-impl Drop for Progress {
+impl Drop for ProgressLine {
     fn drop(&mut self) {
         self.says("");
     }

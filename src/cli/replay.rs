@@ -16,9 +16,9 @@ use super::serve::vocabulary;
 use crate::config::presets::Preset;
 use crate::dialect::models::{Catalogue, Family};
 use crate::replay;
-use crate::replay::score::{Pair, Scores};
-use crate::replay::transcript::Line;
-use crate::tokens::classic::Rules;
+use crate::replay::score::{EstimatePair, Scores};
+use crate::replay::transcript::TranscriptLine;
+use crate::tokens::classic::ClassicRules;
 use crate::tokens::costs::FamilyCosts;
 
 /// What is asked for.
@@ -61,7 +61,7 @@ pub(super) fn run(asked: &ReplayArguments) -> Result<(), CliError> {
     for file in recordings(&asked.files)? {
         read(&file, &mut lines)?;
     }
-    let is_known = |line: &Line| line.estimate.is_some() || line.dialect().is_some();
+    let is_known = |line: &TranscriptLine| line.estimate.is_some() || line.dialect().is_some();
     if !lines.iter().any(is_known) {
         let what = "these files hold no recorded call of a provider that is known \
                     (anthropic, openai, gemini)";
@@ -87,13 +87,13 @@ pub(super) fn run(asked: &ReplayArguments) -> Result<(), CliError> {
 /// What one family's tokens cost by `file`: `{"family": "claude", "costs": [...]}`.
 fn given_costs(file: &Path) -> Result<FamilyCosts, CliError> {
     #[derive(serde::Deserialize)]
-    struct Given {
+    struct CostsFile {
         family: Family,
         costs: Vec<f32>,
     }
     let text = text(file).map_err(|error| cannot(file, &error))?;
-    let parsed: Option<Given> = serde_json::from_str(&text).ok();
-    let costs = parsed.and_then(|Given { family, costs }| {
+    let parsed: Option<CostsFile> = serde_json::from_str(&text).ok();
+    let costs = parsed.and_then(|CostsFile { family, costs }| {
         // They are used until the command ends.
         FamilyCosts::new(family, Box::leak(Box::new(costs.try_into().ok()?)))
     });
@@ -138,7 +138,7 @@ fn text(file: &Path) -> std::io::Result<String> {
     String::from_utf8(plain).map_err(|error| std::io::Error::new(ErrorKind::InvalidData, error))
 }
 
-fn read(file: &Path, lines: &mut Vec<Line>) -> Result<(), CliError> {
+fn read(file: &Path, lines: &mut Vec<TranscriptLine>) -> Result<(), CliError> {
     let text = text(file).map_err(|error| cannot(file, &error))?;
     for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         let line = serde_json::from_str(line).map_err(|error| {
@@ -155,21 +155,26 @@ fn cannot(path: &Path, error: &std::io::Error) -> CliError {
 }
 
 /// What known agents believe: length by four of everything, the same for what is new, and two presets.
-fn heuristics() -> Result<Vec<Rules>, CliError> {
-    let whole = Rules { name: "length/4 of all".into(), anchored: false, ..Rules::default() };
-    let mut rules = vec![whole, Rules { name: "length/4".into(), ..Rules::default() }];
+fn heuristics() -> Result<Vec<ClassicRules>, CliError> {
+    let whole =
+        ClassicRules { name: "length/4 of all".into(), anchored: false, ..ClassicRules::default() };
+    let mut rules =
+        vec![whole, ClassicRules { name: "length/4".into(), ..ClassicRules::default() }];
     for preset in [Preset::MicroCompact, Preset::GeminiCli] {
         let said: toml::Table = preset.text().parse()?;
         let said = said.get("estimate").and_then(|estimate| estimate.get("rules")).cloned();
-        rules.extend(said.map(toml::Value::try_into::<Rules>).transpose()?);
+        rules.extend(said.map(toml::Value::try_into::<ClassicRules>).transpose()?);
     }
     Ok(rules)
 }
 
-type Group<'p> = (String, Vec<&'p Pair>);
+type PairGroup<'p> = (String, Vec<&'p EstimatePair>);
 
-fn grouped<'p>(pairs: &[&'p Pair], by: impl Fn(&Pair) -> String) -> Vec<Group<'p>> {
-    let mut groups: BTreeMap<String, Vec<&Pair>> = BTreeMap::new();
+fn grouped<'p>(
+    pairs: &[&'p EstimatePair],
+    by: impl Fn(&EstimatePair) -> String,
+) -> Vec<PairGroup<'p>> {
+    let mut groups: BTreeMap<String, Vec<&EstimatePair>> = BTreeMap::new();
     for pair in pairs {
         groups.entry(by(pair)).or_default().push(pair);
     }
@@ -177,18 +182,18 @@ fn grouped<'p>(pairs: &[&'p Pair], by: impl Fn(&Pair) -> String) -> Vec<Group<'p
 }
 
 /// Pairs as a heuristic would have had them; exports have no text that it could be asked about.
-fn as_by(pairs: &[&Pair], rule: usize) -> Vec<Pair> {
-    let of = |pair: &&Pair| {
+fn as_by(pairs: &[&EstimatePair], rule: usize) -> Vec<EstimatePair> {
+    let of = |pair: &&EstimatePair| {
         let tokens = *pair.classic.get(rule)?;
         let stayed = pair.tokens.saturating_sub(pair.new);
-        Some(Pair { tokens, new: tokens.saturating_sub(stayed), ..(*pair).clone() })
+        Some(EstimatePair { tokens, new: tokens.saturating_sub(stayed), ..(*pair).clone() })
     };
     pairs.iter().filter_map(of).collect()
 }
 
-fn for_machines(pairs: &[Pair], rules: &[Rules]) -> Value {
-    let visible: Vec<&Pair> = pairs.iter().filter(|pair| pair.visible).collect();
-    let by = |by: fn(&Pair) -> String| -> BTreeMap<String, Scores> {
+fn for_machines(pairs: &[EstimatePair], rules: &[ClassicRules]) -> Value {
+    let visible: Vec<&EstimatePair> = pairs.iter().filter(|pair| pair.visible).collect();
+    let by = |by: fn(&EstimatePair) -> String| -> BTreeMap<String, Scores> {
         let groups = grouped(&visible, by).into_iter();
         groups.map(|(name, pairs)| (name, Scores::of(pairs))).collect()
     };
@@ -209,8 +214,8 @@ fn for_machines(pairs: &[Pair], rules: &[Rules]) -> Value {
     told
 }
 
-fn for_people(pairs: &[Pair], rules: &[Rules]) -> String {
-    let visible: Vec<&Pair> = pairs.iter().filter(|pair| pair.visible).collect();
+fn for_people(pairs: &[EstimatePair], rules: &[ClassicRules]) -> String {
+    let visible: Vec<&EstimatePair> = pairs.iter().filter(|pair| pair.visible).collect();
     let mut out = String::new();
     let _ = writeln!(
         out,
@@ -252,7 +257,7 @@ fn for_people(pairs: &[Pair], rules: &[Rules]) -> String {
         "band %",
         "± tok"
     );
-    let by_source = |pair: &Pair| format!("{} {}", pair.source, pair.model);
+    let by_source = |pair: &EstimatePair| format!("{} {}", pair.source, pair.model);
     for (name, pairs) in grouped(&visible, by_source) {
         row(&mut out, &name, &Scores::of(pairs));
     }

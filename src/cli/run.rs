@@ -22,10 +22,10 @@ use super::look;
 use super::print::{self, CliError};
 use super::serve::{self, Ports, Server};
 use crate::admin::view::{ServerInfo, SessionView};
-use crate::config::{self, Config, Sources};
+use crate::config::{self, Config, ConfigSources};
 use crate::context::budget::grouped;
 use crate::store::folder;
-use crate::telemetry::log::{Form, Log};
+use crate::telemetry::log::{Log, LogFormat};
 
 /// How many sessions the summary looks at.
 const SUMMED: usize = 50;
@@ -60,7 +60,7 @@ const CLIENT_KEYS: &[&str] =
 
 /// Runs a command through the proxy; answers its exit code.
 pub(super) fn run(
-    sources: Sources,
+    sources: ConfigSources,
     command: &[String],
     as_json: bool,
 ) -> Result<ExitCode, CliError> {
@@ -69,7 +69,7 @@ pub(super) fn run(
     serve::runtime()?.block_on(async {
         let config = ask::looking(&sources)?;
         let folders = folders(&sources, &config);
-        let proxied = Proxied::found_or_started(sources, &config).await?;
+        let proxied = RunningProxy::found_or_started(sources, &config).await?;
         let signals = Signals::caught()?;
         let began = look::now();
         let mut child = Command::new(program);
@@ -147,7 +147,7 @@ fn secrets(config: &Config) -> Vec<OsString> {
 
 /// Where a command looks for its server, where flags alone say that: a `plimsoll run` within this one finds
 /// the same.
-fn folders(sources: &Sources, config: &Config) -> Vec<(&'static str, OsString)> {
+fn folders(sources: &ConfigSources, config: &Config) -> Vec<(&'static str, OsString)> {
     let is_said = sources.flags.iter().any(|(_, key, _)| key == "data");
     let data = std::path::absolute(&config.data).unwrap_or_else(|_| config.data.clone());
     let data = is_said.then(|| ("PLIMSOLL_DATA", data.into_os_string()));
@@ -157,15 +157,15 @@ fn folders(sources: &Sources, config: &Config) -> Vec<(&'static str, OsString)> 
 }
 
 /// A proxy that somebody serves, or that we do.
-struct Proxied {
+struct RunningProxy {
     /// Where clients connect.
     base: String,
     asked: AdminClient,
     own: Option<(watch::Sender<bool>, JoinHandle<()>)>,
 }
 
-impl Proxied {
-    async fn found_or_started(sources: Sources, config: &Config) -> Result<Self, CliError> {
+impl RunningProxy {
+    async fn found_or_started(sources: ConfigSources, config: &Config) -> Result<Self, CliError> {
         match AdminClient::by_socket(&config.data).await {
             Ok(Some((asked, about))) if is_meant(&sources, config, &about) => {
                 let base = reachable(&about.clients);
@@ -184,13 +184,13 @@ impl Proxied {
         Self::started(sources).await
     }
 
-    async fn started(mut sources: Sources) -> Result<Self, CliError> {
+    async fn started(mut sources: ConfigSources) -> Result<Self, CliError> {
         keep_detours(&mut sources);
         let loaded = config::load(&sources)?;
         let config = &loaded.config;
         let path = config.data.join(folder::RUN_LOG);
         let data = config.data.clone();
-        let form = if config.log_json { Form::Json } else { Form::Text };
+        let form = if config.log_json { LogFormat::Json } else { LogFormat::Text };
         let log = log_file(&path)?;
         // The terminal belongs to the command.
         let server = Server::build(loaded, Log::to(form, log)?, Ports::OrFree).await?;
@@ -215,7 +215,7 @@ impl Proxied {
 }
 
 /// Whether the server that was found is the one that was asked for: any, unless a flag names its address.
-fn is_meant(sources: &Sources, config: &Config, about: &ServerInfo) -> bool {
+fn is_meant(sources: &ConfigSources, config: &Config, about: &ServerInfo) -> bool {
     let is_named = sources.flags.iter().any(|(_, key, _)| key == "admin");
     !is_named || ask::serves_at(about, config.admin)
 }
@@ -250,7 +250,7 @@ fn reachable(base: &str) -> String {
 
 /// Base URLs that are set already say where this person's calls go, and with whose keys: a proxy
 /// of our own sends them there too, unless the configuration's own layers say otherwise.
-fn keep_detours(sources: &mut Sources) {
+fn keep_detours(sources: &mut ConfigSources) {
     for (name, upstream) in DETOURS {
         let Some(url) = sources.variable(name).map(str::to_owned) else { continue };
         let ours = format!("PLIMSOLL_UPSTREAM_{}", upstream.to_uppercase());
@@ -268,7 +268,7 @@ fn keep_detours(sources: &mut Sources) {
 }
 
 /// A proxy that runs already knows nothing of this terminal's base URLs.
-fn warn_of_detours(sources: &Sources, base: &str) {
+fn warn_of_detours(sources: &ConfigSources, base: &str) {
     for (name, upstream) in DETOURS {
         if let Some(url) = sources.variable(name).filter(|url| !url.starts_with(base)) {
             print::note(&format!(

@@ -24,10 +24,10 @@ use tokio::sync::watch;
 use super::print::{self, CliError};
 use super::socket::{self, SocketFile};
 use super::tokens;
-use crate::admin::prices::Prices;
+use crate::admin::prices::PriceList;
 use crate::admin::view::ServerInfo;
-use crate::admin::{self, Access, Admin, Listener};
-use crate::config::{self, Config, LessonSettings, Loaded, OnFailure, Sources};
+use crate::admin::{self, Admin, AdminAccess, AdminListener};
+use crate::config::{self, Config, ConfigSources, LessonSettings, LoadedConfig, OnFailure};
 use crate::context::Millis;
 use crate::dialect::models::Family;
 use crate::proxy::{self, DrainOutcome, Proxy};
@@ -36,8 +36,8 @@ use crate::store::late::LateStore;
 use crate::store::ledgers::Ledgers;
 use crate::store::lessons::LessonTerms;
 use crate::telemetry::Telemetry;
-use crate::telemetry::log::{Form, Log, word};
-use crate::tls::Terminator;
+use crate::telemetry::log::{Log, LogFormat, word};
+use crate::tls::TlsTerminator;
 use crate::tokens::bpe;
 use start_timer::StartTimer;
 
@@ -51,9 +51,9 @@ const INTERRUPTED: i32 = 130;
 const LOG_LEVEL: &str = "RUST_LOG";
 
 /// Serves until a signal.
-pub(super) fn run(sources: &Sources) -> Result<(), CliError> {
+pub(super) fn run(sources: &ConfigSources) -> Result<(), CliError> {
     let loaded = config::load(sources)?;
-    let form = if loaded.config.log_json { Form::Json } else { Form::Text };
+    let form = if loaded.config.log_json { LogFormat::Json } else { LogFormat::Text };
     let log = Log::to(form, std::io::stderr())?;
     runtime()?.block_on(async {
         let stop = signals()?;
@@ -106,11 +106,11 @@ pub(super) struct Server {
     proxy: Arc<Proxy>,
     clients: TcpListener,
     admin: TcpListener,
-    admin_tls: Option<Terminator>,
+    admin_tls: Option<TlsTerminator>,
     /// The socket in the data folder, unless another process has it or the folder cannot be written.
     pub(super) socket: Option<(UnixListener, SocketFile)>,
     /// Who may ask the admin listener.
-    pub(super) access: Access,
+    pub(super) access: AdminAccess,
     /// Where clients connect, with the real port.
     pub(super) listen: SocketAddr,
     /// Where the admin listener stands, with the real port.
@@ -119,7 +119,11 @@ pub(super) struct Server {
 
 impl Server {
     /// Builds and binds; says whose fault it is where that fails.
-    pub(super) async fn build(loaded: Loaded, log: Log, ports: Ports) -> Result<Self, CliError> {
+    pub(super) async fn build(
+        loaded: LoadedConfig,
+        log: Log,
+        ports: Ports,
+    ) -> Result<Self, CliError> {
         log.take_diagnostics(&log_level(&loaded.config));
         let mut timer = StartTimer::begin();
         // Beside what follows: whoever asks first is counted as exactly as all after them.
@@ -137,7 +141,7 @@ impl Server {
         let store = Arc::new(opened(&config, &telemetry)?);
         let lock = locked(&config)?;
         timer.done("the store is open");
-        let timed = |store: LateStore| timed::Timed { store, telemetry: telemetry.clone() };
+        let timed = |store: LateStore| timed::TimedStore { store, telemetry: telemetry.clone() };
         let (traffic, lookers) = (timed(LateStore::clone(&store)), timed(store.for_lookers()));
         let LessonSettings { tenants, days } = config.lessons;
         let terms = LessonTerms { tenants, days };
@@ -147,7 +151,7 @@ impl Server {
             .await
             .map_err(CliError)?;
         timer.done("the proxy is built");
-        let admin_tls = config.admin_tls.as_ref().map(Terminator::new).transpose();
+        let admin_tls = config.admin_tls.as_ref().map(TlsTerminator::new).transpose();
         let admin_tls = admin_tls.map_err(CliError)?;
         let clients = bind(config.listen, "--listen", ports).await?;
         let admin = bind(config.admin, "--admin", ports).await?;
@@ -207,15 +211,15 @@ impl Server {
             self.ledgers.clone(),
             self.telemetry.clone(),
             ServerInfo::of(&self.config, self.listen, self.admin_at, now()),
-            Prices::of(&self.config),
+            PriceList::of(&self.config),
             self.access.clone(),
             stop.clone(),
         );
         let (finish, finished) = watch::channel(false);
         let (socket, file) = self.socket.unzip();
         let (has_socket, access) = (socket.is_some(), self.access);
-        let listeners = socket.map(Listener::Socket).into_iter();
-        let listeners = listeners.chain([Listener::Port(self.admin, self.admin_tls)]);
+        let listeners = socket.map(AdminListener::Socket).into_iter();
+        let listeners = listeners.chain([AdminListener::Port(self.admin, self.admin_tls)]);
         let looking_in: Vec<_> = listeners
             .map(|listener| {
                 tokio::spawn(admin::serve(admin.clone(), listener, becomes_true(finished.clone())))
@@ -329,13 +333,13 @@ async fn reopened(config: &Config, store: &LateStore) -> bool {
 async fn listen_late(
     config: &Config,
     admin: Arc<Admin>,
-    access: &Access,
+    access: &AdminAccess,
     finished: watch::Receiver<bool>,
 ) -> Option<SocketFile> {
     let socket = socket::listen(&config.data).await;
     let (listener, file) = socket.inspect_err(|error| no_socket(config, error)).ok()?;
     tokens::keep(config, access);
-    tokio::spawn(admin::serve(admin, Listener::Socket(listener), becomes_true(finished)));
+    tokio::spawn(admin::serve(admin, AdminListener::Socket(listener), becomes_true(finished)));
     Some(file)
 }
 
@@ -374,7 +378,7 @@ fn log_level(config: &Config) -> String {
 }
 
 /// At each SIGHUP reads the configuration again, and takes from it what can change while it is served.
-fn reload_on_hangup(sources: Sources, log: Log) -> Result<(), CliError> {
+fn reload_on_hangup(sources: ConfigSources, log: Log) -> Result<(), CliError> {
     let mut hangup = signal(SignalKind::hangup())?;
     tokio::spawn(async move {
         while hangup.recv().await.is_some() {

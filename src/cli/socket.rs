@@ -48,7 +48,7 @@ pub(super) fn path(folder: &Path) -> PathBuf {
 /// Where another process does already, or the folder cannot be written.
 pub(super) async fn listen(folder: &Path) -> io::Result<(UnixListener, SocketFile)> {
     folder::make(folder)?;
-    let short = Short::of(folder)?;
+    let short = ShortPath::of(folder)?;
     match UnixStream::connect(short.path.join(NAME)).await {
         Err(error) if is_nobody(&error) => {}
         // Whoever is too busy to answer, or does not let us in, is there.
@@ -85,7 +85,7 @@ pub(super) async fn connect(folder: &Path) -> io::Result<UnixStream> {
     if !file.file_type().is_socket() {
         return foreign(format!("{NAME} is no socket"));
     }
-    let short = Short::of(folder)?;
+    let short = ShortPath::of(folder)?;
     let stream = UnixStream::connect(short.path.join(NAME)).await?;
     match stream.peer_cred()?.uid() {
         user if is_ours(user) => Ok(stream),
@@ -106,12 +106,12 @@ pub(super) fn is_nobody(error: &io::Error) -> bool {
 
 /// A path to a folder that is short enough for the address of a socket in it, and the open folder
 /// that makes it so.
-struct Short {
+struct ShortPath {
     path: PathBuf,
     _open: Option<File>,
 }
 
-impl Short {
+impl ShortPath {
     fn of(folder: &Path) -> io::Result<Self> {
         if folder.as_os_str().len() <= LONGEST_FOLDER {
             return Ok(Self { path: folder.to_owned(), _open: None });

@@ -13,7 +13,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
 use super::socket;
-use crate::admin::Access;
+use crate::admin::AdminAccess;
 use crate::config::{Config, Secret};
 use crate::store::folder;
 
@@ -29,12 +29,12 @@ const CHARACTERS: usize = 43;
 ///
 /// # Errors
 /// Where the system has no random numbers.
-pub(super) fn access(config: &Config) -> io::Result<Access> {
+pub(super) fn access(config: &Config) -> io::Result<AdminAccess> {
     let token = |configured: &Option<Secret>, file: &str| match configured {
         Some(token) => Ok(token.clone()),
         None => kept(&config.data.join(file)),
     };
-    Ok(Access {
+    Ok(AdminAccess {
         admin: token(&config.admin_token, ADMIN_FILE)?,
         reader: token(&config.admin_read_token, READER_FILE)?,
         metrics_open: config.metrics_open,
@@ -43,7 +43,7 @@ pub(super) fn access(config: &Config) -> io::Result<Access> {
 
 /// Writes the tokens that were made here into their files, where the folder could not be written at the
 /// start. Only whoever listens at the folder's socket may: nobody else serves from it then.
-pub(super) fn keep(config: &Config, access: &Access) {
+pub(super) fn keep(config: &Config, access: &AdminAccess) {
     let tokens = [
         (&config.admin_token, &access.admin, ADMIN_FILE),
         (&config.admin_read_token, &access.reader, READER_FILE),

@@ -13,7 +13,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::ask::{self, AdminClient};
 use super::look;
-use super::print::{self, CliError, Control, Progress, Screen};
+use super::print::{self, CliError, ProgressLine, Screen, TerminalControl};
 use crate::context::budget::grouped;
 use crate::wire::sse::Framer;
 
@@ -33,28 +33,28 @@ pub(super) async fn run(asked: &AdminClient, as_json: bool) -> Result<(), CliErr
     if as_json {
         return follow(asked).await;
     }
-    let progress = Progress::begin("reading the sessions in use");
+    let progress = ProgressLine::begin("reading the sessions in use");
     let first = picture(asked).await?;
     drop(progress);
     if !std::io::stdout().is_terminal() {
         print::out(&first);
         return Ok(());
     }
-    let mut ending = Ending::caught()?;
-    Screen::default().control(Control::Enter).show();
+    let mut ending = ExitSignals::caught()?;
+    Screen::default().control(TerminalControl::Enter).show();
     drawn(&first, size()).show();
     let shown = tokio::select! {
         shown = show(asked) => shown,
         () = ending.asked_for() => Ok(()),
     };
-    Screen::default().control(Control::Leave).show();
+    Screen::default().control(TerminalControl::Leave).show();
     shown
 }
 
 /// Whatever ends a program from outside: the terminal must be left as it was.
-struct Ending([Signal; 3]);
+struct ExitSignals([Signal; 3]);
 
-impl Ending {
+impl ExitSignals {
     fn caught() -> Result<Self, CliError> {
         let kinds = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
         let [interrupt, terminate, hang_up] = kinds.map(signal);
@@ -79,11 +79,11 @@ fn size() -> (usize, usize) {
 /// no higher than the terminal, which would scroll.
 fn drawn(picture: &str, (columns, rows): (usize, usize)) -> Screen {
     let mut screen = Screen::default();
-    screen.control(Control::Home);
+    screen.control(TerminalControl::Home);
     for line in picture.lines().take(rows.max(2) - 1) {
         screen.line(line, columns);
     }
-    screen.control(Control::ClearBelow);
+    screen.control(TerminalControl::ClearBelow);
     screen
 }
 

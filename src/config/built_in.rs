@@ -5,25 +5,25 @@
 use crate::dialect::Dialect;
 
 /// An upstream that is there without being said.
-pub(super) struct BuiltIn {
+pub(super) struct BuiltInUpstream {
     pub(super) name: &'static str,
     pub(super) base_url: &'static str,
     pub(super) dialects: &'static [Dialect],
 }
 
 /// The providers that are always there.
-pub(super) const BUILT_IN: [BuiltIn; 3] = [
-    BuiltIn {
+pub(super) const BUILT_IN: [BuiltInUpstream; 3] = [
+    BuiltInUpstream {
         name: "anthropic",
         base_url: "https://api.anthropic.com",
         dialects: &[Dialect::Anthropic],
     },
-    BuiltIn {
+    BuiltInUpstream {
         name: "openai",
         base_url: "https://api.openai.com/v1",
         dialects: &[Dialect::OpenaiChat, Dialect::OpenaiResponses],
     },
-    BuiltIn {
+    BuiltInUpstream {
         name: "gemini",
         base_url: "https://generativelanguage.googleapis.com",
         dialects: &[Dialect::Gemini],

@@ -125,13 +125,13 @@ impl fmt::Display for ConfigFaults {
 
 impl std::error::Error for ConfigFaults {}
 
-/// The known name nearest to `said`, if any is near enough to be what was meant.
-pub fn nearest<'n>(said: &str, known: impl IntoIterator<Item = &'n str>) -> Option<&'n str> {
+/// The known name nearest to `raw`, if any is near enough to be what was meant.
+pub fn nearest<'n>(raw: &str, known: impl IntoIterator<Item = &'n str>) -> Option<&'n str> {
     /// Below this, two names have nothing in common.
     const NEAR: f64 = 0.72;
     known
         .into_iter()
-        .map(|name| (strsim::jaro_winkler(&said.to_lowercase(), &name.to_lowercase()), name))
+        .map(|name| (strsim::jaro_winkler(&raw.to_lowercase(), &name.to_lowercase()), name))
         .filter(|(near, _)| *near >= NEAR)
         .max_by(|a, b| a.0.total_cmp(&b.0))
         .map(|(_, name)| name)

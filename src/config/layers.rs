@@ -13,35 +13,37 @@ use super::faults::{ConfigFaults, ConfigPlace};
 
 /// A value or a table, and where it was said.
 #[derive(Clone, Debug)]
-pub(super) struct Entry {
+pub(super) struct ConfigEntry {
     pub(super) place: ConfigPlace,
-    pub(super) tree: Tree,
+    pub(super) tree: ConfigTree,
 }
 
 /// A table keeps the order in which its keys were said.
 #[derive(Clone, Debug)]
-pub(super) enum Tree {
+pub(super) enum ConfigTree {
     Leaf(Value),
-    Table(Vec<(String, Entry)>),
+    Table(Vec<(String, ConfigEntry)>),
 }
 
-impl Entry {
+impl ConfigEntry {
     pub(super) fn empty() -> Self {
-        Self { place: ConfigPlace::Default, tree: Tree::Table(Vec::new()) }
+        Self { place: ConfigPlace::Default, tree: ConfigTree::Table(Vec::new()) }
     }
 
     /// What stands at a dotted path.
-    pub(super) fn at(&self, path: &[&str]) -> Option<&Entry> {
+    pub(super) fn at(&self, path: &[&str]) -> Option<&ConfigEntry> {
         let Some((first, rest)) = path.split_first() else { return Some(self) };
-        let Tree::Table(entries) = &self.tree else { return None };
+        let ConfigTree::Table(entries) = &self.tree else { return None };
         entries.iter().find(|(key, _)| key == first)?.1.at(rest)
     }
 
     /// The keys of the table at `path`, in the order they were said.
     pub(super) fn keys(&self, path: &[&str]) -> Vec<String> {
         match self.at(path).map(|entry| &entry.tree) {
-            Some(Tree::Table(entries)) => entries.iter().map(|(key, _)| key.clone()).collect(),
-            Some(Tree::Leaf(_)) | None => Vec::new(),
+            Some(ConfigTree::Table(entries)) => {
+                entries.iter().map(|(key, _)| key.clone()).collect()
+            }
+            Some(ConfigTree::Leaf(_)) | None => Vec::new(),
         }
     }
 
@@ -62,17 +64,17 @@ impl Entry {
     /// Says `value` at `path`, over what was said before.
     pub(super) fn set(&mut self, path: &[&str], value: Value, place: ConfigPlace) {
         let Some((first, rest)) = path.split_first() else {
-            *self = Entry { place, tree: Tree::Leaf(value) };
+            *self = ConfigEntry { place, tree: ConfigTree::Leaf(value) };
             return;
         };
-        if let Tree::Leaf(_) = self.tree {
-            self.tree = Tree::Table(Vec::new());
+        if let ConfigTree::Leaf(_) = self.tree {
+            self.tree = ConfigTree::Table(Vec::new());
         }
-        let Tree::Table(entries) = &mut self.tree else { return };
+        let ConfigTree::Table(entries) = &mut self.tree else { return };
         if let Some((_, entry)) = entries.iter_mut().find(|(key, _)| key == first) {
             return entry.set(rest, value, place);
         }
-        let mut entry = Entry { place: place.clone(), tree: Tree::Table(Vec::new()) };
+        let mut entry = ConfigEntry { place: place.clone(), tree: ConfigTree::Table(Vec::new()) };
         entry.set(rest, value, place);
         entries.push(((*first).to_owned(), entry));
     }
@@ -80,7 +82,7 @@ impl Entry {
     /// Unsays what stands at a dotted path.
     pub(super) fn take(&mut self, path: &[&str]) {
         let Some((first, rest)) = path.split_first() else { return };
-        let Tree::Table(entries) = &mut self.tree else { return };
+        let ConfigTree::Table(entries) = &mut self.tree else { return };
         match rest {
             [] => entries.retain(|(key, _)| key != first),
             _ => {
@@ -91,13 +93,14 @@ impl Entry {
     }
 
     /// Says what `below` says where nothing is said yet.
-    pub(super) fn put_under(&mut self, below: &Entry) {
-        let (Tree::Table(entries), Tree::Table(more)) = (&mut self.tree, &below.tree) else {
+    pub(super) fn put_under(&mut self, below: &ConfigEntry) {
+        let (ConfigTree::Table(entries), ConfigTree::Table(more)) = (&mut self.tree, &below.tree)
+        else {
             return;
         };
         for (key, entry) in more {
-            match entries.iter_mut().find(|(said, _)| said == key) {
-                Some((_, said)) => said.put_under(entry),
+            match entries.iter_mut().find(|(raw, _)| raw == key) {
+                Some((_, raw)) => raw.put_under(entry),
                 None => entries.push((key.clone(), entry.clone())),
             }
         }
@@ -106,8 +109,8 @@ impl Entry {
     /// Without places.
     pub(super) fn value(&self) -> Value {
         match &self.tree {
-            Tree::Leaf(value) => value.clone(),
-            Tree::Table(entries) => {
+            ConfigTree::Leaf(value) => value.clone(),
+            ConfigTree::Table(entries) => {
                 entries.iter().map(|(key, entry)| (key.clone(), entry.value())).collect()
             }
         }
@@ -115,7 +118,7 @@ impl Entry {
 }
 
 /// The tree of a TOML text. What cannot be read is a fault; the rest is still there.
-pub(super) fn file(path: &Path, text: &str, faults: &mut ConfigFaults) -> Entry {
+pub(super) fn file(path: &Path, text: &str, faults: &mut ConfigFaults) -> ConfigEntry {
     let line = |at: usize| {
         let until = text.get(..at.min(text.len())).unwrap_or(text);
         ConfigPlace::Line(path.to_owned(), until.bytes().filter(|byte| *byte == b'\n').count() + 1)
@@ -127,29 +130,33 @@ pub(super) fn file(path: &Path, text: &str, faults: &mut ConfigFaults) -> Entry 
         let message = error.message().trim().trim_end_matches('.').replace('\n', ", ");
         faults.add(place, "", format!("not TOML: {message}"), "Fix the line.");
     }
-    Entry { place: ConfigPlace::File(path.to_owned()), tree: table_of(table.get_ref(), &line) }
+    ConfigEntry {
+        place: ConfigPlace::File(path.to_owned()),
+        tree: table_of(table.get_ref(), &line),
+    }
 }
 
 /// The tree of a text that we ship.
-pub(super) fn shipped(place: &ConfigPlace, text: &str) -> Entry {
+pub(super) fn shipped(place: &ConfigPlace, text: &str) -> ConfigEntry {
     let (table, _) = DeTable::parse_recoverable(text);
-    Entry { place: place.clone(), tree: table_of(table.get_ref(), &|_| place.clone()) }
+    ConfigEntry { place: place.clone(), tree: table_of(table.get_ref(), &|_| place.clone()) }
 }
 
-fn table_of(table: &DeTable<'_>, line: &dyn Fn(usize) -> ConfigPlace) -> Tree {
+fn table_of(table: &DeTable<'_>, line: &dyn Fn(usize) -> ConfigPlace) -> ConfigTree {
     let mut entries: Vec<_> = table.iter().collect();
     entries.sort_by_key(|(key, _)| key.span().start);
     let entry = |(key, value): (&Spanned<DeString<'_>>, &Spanned<DeValue<'_>>)| {
-        let entry = Entry { place: line(key.span().start), tree: tree_of(value.get_ref(), line) };
+        let entry =
+            ConfigEntry { place: line(key.span().start), tree: tree_of(value.get_ref(), line) };
         (key.get_ref().to_string(), entry)
     };
-    Tree::Table(entries.into_iter().map(entry).collect())
+    ConfigTree::Table(entries.into_iter().map(entry).collect())
 }
 
-fn tree_of(value: &DeValue<'_>, line: &dyn Fn(usize) -> ConfigPlace) -> Tree {
+fn tree_of(value: &DeValue<'_>, line: &dyn Fn(usize) -> ConfigPlace) -> ConfigTree {
     match value {
         DeValue::Table(table) => table_of(table, line),
-        leaf => Tree::Leaf(leaf_of(leaf)),
+        leaf => ConfigTree::Leaf(leaf_of(leaf)),
     }
 }
 

@@ -21,7 +21,7 @@ const OTHERS_READ: u32 = 0o004;
 
 /// Something that is wrong with a file's owner or mode.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Finding {
+pub(super) struct PermissionFault {
     /// What is wrong.
     pub(super) what: String,
     /// What to do about it.
@@ -29,7 +29,7 @@ pub(super) struct Finding {
 }
 
 /// Why somebody else could have written `file`; `None` where nobody could.
-pub(super) fn writable(file: &Path) -> Option<Finding> {
+pub(super) fn writable(file: &Path) -> Option<PermissionFault> {
     // What is written to a device such as /dev/null is not what is read from it.
     if std::fs::metadata(file).is_ok_and(|found| found.file_type().is_char_device()) {
         return None;
@@ -46,7 +46,7 @@ pub(super) fn writable(file: &Path) -> Option<Finding> {
         for part in [path, folder] {
             let Ok(found) = std::fs::symlink_metadata(part) else { continue };
             if !is_read_only(part)
-                && let Some(finding) = judge(part, &Part::of(&found), user)
+                && let Some(finding) = resolver(part, &FilePermissions::of(&found), user)
             {
                 return Some(finding);
             }
@@ -57,14 +57,14 @@ pub(super) fn writable(file: &Path) -> Option<Finding> {
 
 /// Why somebody else could read `file`, which holds a secret; `None` where nobody could. Root's files
 /// may be read by their group: that is how a secret is handed to one service.
-pub(super) fn readable(file: &Path) -> Option<Finding> {
+pub(super) fn readable(file: &Path) -> Option<PermissionFault> {
     let found = std::fs::metadata(file).ok()?;
-    let part = Part::of(&found);
+    let part = FilePermissions::of(&found);
     let group = part.mode & GROUP_READS != 0 && part.owner != 0 && !part.is_private_group();
     if is_read_only(file) || !(group || part.mode & OTHERS_READ != 0) {
         return None;
     }
-    Some(Finding {
+    Some(PermissionFault {
         what: format!("{} can be read by other users (mode {:04o})", file.display(), part.mode),
         todo: format!("Make it yours and run `chmod 600 {}`", file.display()),
     })
@@ -76,7 +76,7 @@ pub(super) fn readable(file: &Path) -> Option<Finding> {
 /// # Errors
 /// Why somebody else could have written them.
 pub(crate) fn judge_again(tls: &Tls) -> Result<Option<String>, String> {
-    let told = |finding: Finding| format!("{}. {}", finding.what, finding.todo);
+    let told = |finding: PermissionFault| format!("{}. {}", finding.what, finding.todo);
     match writable(&tls.certificate).or_else(|| writable(&tls.key)) {
         Some(finding) => Err(told(finding)),
         None => Ok(readable(&tls.key).map(told)),
@@ -84,7 +84,7 @@ pub(crate) fn judge_again(tls: &Tls) -> Result<Option<String>, String> {
 }
 
 /// What the rules ask of a file or folder.
-struct Part {
+struct FilePermissions {
     owner: u32,
     group: u32,
     mode: u32,
@@ -92,7 +92,7 @@ struct Part {
     is_link: bool,
 }
 
-impl Part {
+impl FilePermissions {
     fn of(found: &Metadata) -> Self {
         Self {
             owner: found.uid(),
@@ -110,10 +110,10 @@ impl Part {
     }
 }
 
-fn judge(path: &Path, part: &Part, user: u32) -> Option<Finding> {
+fn resolver(path: &Path, part: &FilePermissions, user: u32) -> Option<PermissionFault> {
     let shown = path.display();
     if part.owner != user && part.owner != 0 {
-        return Some(Finding {
+        return Some(PermissionFault {
             what: format!("{shown} belongs to another user (id {})", part.owner),
             todo: "Name a file of your own, in a folder of your own; in a container, mount it \
                    read-only."
@@ -125,7 +125,7 @@ fn judge(path: &Path, part: &Part, user: u32) -> Option<Finding> {
         return None;
     }
     let group = part.mode & GROUP_WRITES != 0 && !part.is_private_group();
-    (group || part.mode & OTHERS_WRITE != 0).then(|| Finding {
+    (group || part.mode & OTHERS_WRITE != 0).then(|| PermissionFault {
         what: format!("{shown} can be written by other users (mode {:04o})", part.mode),
         todo: format!("Run `chmod go-w {shown}`, and look at what stands in it."),
     })
@@ -141,15 +141,16 @@ mod tests {
 
     const ME: u32 = 1000;
 
-    fn file(owner: u32, group: u32, mode: u32) -> Part {
-        Part { owner, group, mode, is_folder: false, is_link: false }
+    fn file(owner: u32, group: u32, mode: u32) -> FilePermissions {
+        FilePermissions { owner, group, mode, is_folder: false, is_link: false }
     }
 
     #[test]
     fn a_file_is_its_owners_and_nobody_elses_to_write() {
-        let folder = |part| Part { is_folder: true, ..part };
-        let link = |part| Part { is_link: true, ..part };
-        let refused = |part: Part| judge(Path::new("f"), &part, ME).map(|finding| finding.what);
+        let folder = |part| FilePermissions { is_folder: true, ..part };
+        let link = |part| FilePermissions { is_link: true, ..part };
+        let refused =
+            |part: FilePermissions| resolver(Path::new("f"), &part, ME).map(|finding| finding.what);
         for fine in [
             file(ME, ME, 0o600),
             file(ME, 100, 0o644),

@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::faults::ConfigPlace;
-use super::layers::{self, Entry, Tree};
+use super::layers::{self, ConfigEntry, ConfigTree};
 
 /// A known agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
@@ -75,29 +75,29 @@ const EITHER: [&[&[&str]]; 2] = [
 
 /// Puts the preset that was chosen, if one was, under what was said. Who says one of [`EITHER`] does
 /// without what the preset says of the other.
-pub(super) fn put_under(said: &mut Entry) {
-    let Some(Tree::Leaf(name)) = said.at(&["preset"]).map(|entry| &entry.tree) else { return };
+pub(super) fn put_under(raw: &mut ConfigEntry) {
+    let Some(ConfigTree::Leaf(name)) = raw.at(&["preset"]).map(|entry| &entry.tree) else { return };
     let chosen = Preset::ALL.iter().find(|preset| name.as_str() == Some(preset.name()));
     let Some(preset) = chosen else { return };
     let mut below = layers::shipped(&ConfigPlace::Preset(preset.name()), preset.text());
     for either in EITHER {
-        if either.iter().any(|path| said.at(path).is_some()) {
+        if either.iter().any(|path| raw.at(path).is_some()) {
             either.iter().for_each(|path| below.take(path));
         }
     }
-    said.put_under(&below);
+    raw.put_under(&below);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Config, Sources, load};
+    use crate::config::{Config, ConfigSources, load};
 
     fn meant(text: &str) -> Config {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("plimsoll.toml");
         std::fs::write(&file, format!("data = \"d\"\n{text}")).unwrap();
-        let loaded = load(&Sources { file: Some(file), ..Sources::default() });
+        let loaded = load(&ConfigSources { file: Some(file), ..ConfigSources::default() });
         loaded.unwrap_or_else(|faults| panic!("{faults}")).config
     }
 

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::presets::Preset;
 use super::{
     ClientMode, CountTokens, IncludeUsage, LogLevel, Mode, OnFailure, ProviderCounting, Tenants,
-    Upgrades,
+    UpgradePolicy,
 };
 use crate::context::policy::{
     ClassicPolicy, CompactOverride, CompactPolicy, EchoRule, PrunePolicy, ReasoningPolicy,
@@ -77,7 +77,7 @@ pub struct RawConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preset: Option<Preset>,
     /// Format of the log, which goes to standard error: lines of text, or JSON.
-    pub log: LogForm,
+    pub log: RawLogFormat,
     /// How much is logged beside the exchanges. SIGHUP reads it again. RUST_LOG goes over it.
     pub log_level: LogLevel,
     /// Whether responses carry `x-plimsoll-request-id`, by which `/api/v1/requests/{id}` finds them.
@@ -137,7 +137,7 @@ pub struct RawConfig {
 /// Who reads the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum LogForm {
+pub enum RawLogFormat {
     /// People.
     #[default]
     Text,
@@ -302,7 +302,7 @@ pub struct RawUpstream {
     pub mode: Option<Mode>,
     /// WebSocket upgrades: `tunnel` them, or `refuse` them with 426, after which known clients use HTTP.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub upgrades: Option<Upgrades>,
+    pub upgrades: Option<UpgradePolicy>,
     /// Whether its streamed Chat Completions are asked to report usage: `auto` or `never`. Default:
     /// `include_usage` above.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -364,7 +364,7 @@ impl Default for RawConfig {
             mode: Mode::default(),
             client_mode: ClientMode::default(),
             preset: None,
-            log: LogForm::default(),
+            log: RawLogFormat::default(),
             log_level: LogLevel::default(),
             request_id_header: false,
             tenants: Tenants::default(),

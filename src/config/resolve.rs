@@ -16,11 +16,11 @@ use http::HeaderValue;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::faults::{ConfigFaults, ConfigPlace};
-use super::layers::{Entry, Tree};
-use super::raw::{LogForm, RawConfig};
+use super::layers::{ConfigEntry, ConfigTree};
+use super::raw::{RawConfig, RawLogFormat};
 use super::{
-    Config, ContentSettings, LessonSettings, Retention, Secret, ServerLimits, Sources, granted,
-    permissions,
+    Config, ConfigSources, ContentSettings, LessonSettings, Retention, Secret, ServerLimits,
+    granted, permissions,
 };
 use crate::dialect::models::ModelOverride;
 
@@ -43,13 +43,13 @@ pub(super) fn is_foreign(name: &str) -> bool {
 
 /// Judges what was said. `None` where so much is wrong that there is nothing to judge.
 pub(super) fn mean(
-    entry: &Entry,
-    sources: &Sources,
+    entry: &ConfigEntry,
+    sources: &ConfigSources,
     faults: &mut ConfigFaults,
     warnings: &mut Vec<String>,
 ) -> Option<Config> {
-    let said: RawConfig = match serde_json::from_value(entry.value()) {
-        Ok(said) => said,
+    let raw: RawConfig = match serde_json::from_value(entry.value()) {
+        Ok(raw) => raw,
         // Where the shape was found wrong, that fault is told already. What is right is still
         // judged: the keys that are wrong are left out.
         Err(error) => {
@@ -59,27 +59,29 @@ pub(super) fn mean(
             serde_json::from_value(without(entry, "", faults).value()).ok()?
         }
     };
-    let mut judge = Resolver { entry, sources, faults, warnings, secret_variables: Vec::new() };
-    let listen = judge.address(&["listen"], &said.listen);
-    let admin = judge.address(&["admin"], &said.admin);
-    let (admin_token, admin_read_token) = judge.admin_tokens(&said);
-    judge.admin_is_safe(admin, said.admin_token.is_some());
+    let mut resolver = Resolver { entry, sources, faults, warnings, secret_variables: Vec::new() };
+    let listen = resolver.address(&["listen"], &raw.listen);
+    let admin = resolver.address(&["admin"], &raw.admin);
+    let (admin_token, admin_read_token) = resolver.admin_tokens(&raw);
+    resolver.admin_is_safe(admin, raw.admin_token.is_some());
     if let (Some(listen), Some(admin)) = (listen, admin)
         && listen == admin
         && listen.port() != 0
     {
-        judge.wrong(&["admin"], "is the same address as listen", "Give each a port of its own.");
+        resolver.wrong(&["admin"], "is the same address as listen", "Give each a port of its own.");
     }
-    judge.limits(&said);
-    let (tls, admin_tls) = judge.tls(&said);
-    let extra_ca =
-        said.extra_ca.as_deref().map(|path| judge.pem(&["extra_ca"], path, Pem::Certificates));
-    let upstreams = judge.upstreams(&said, listen);
-    let clients = judge.clients(&said, listen);
-    let models = judge.models(&said);
-    let policy = judge.policy(&said);
-    let compact_models = judge.compact_models(&said);
-    let data = judge.data(said.data.as_deref());
+    resolver.limits(&raw);
+    let (tls, admin_tls) = resolver.tls(&raw);
+    let extra_ca = raw
+        .extra_ca
+        .as_deref()
+        .map(|path| resolver.pem(&["extra_ca"], path, PemKind::Certificates));
+    let upstreams = resolver.upstreams(&raw, listen);
+    let clients = resolver.clients(&raw, listen);
+    let models = resolver.models(&raw);
+    let policy = resolver.policy(&raw);
+    let compact_models = resolver.compact_models(&raw);
+    let data = resolver.data(raw.data.as_deref());
     Some(Config {
         listen: listen?,
         client_token: clients.token,
@@ -89,42 +91,42 @@ pub(super) fn mean(
         admin: admin?,
         admin_token,
         admin_read_token,
-        metrics_open: said.metrics_open,
+        metrics_open: raw.metrics_open,
         admin_tls,
-        secret_variables: judge.secret_variables,
+        secret_variables: resolver.secret_variables,
         tls,
         data: data?,
-        mode: said.mode,
-        client_mode: said.client_mode,
-        preset: said.preset,
+        mode: raw.mode,
+        client_mode: raw.client_mode,
+        preset: raw.preset,
         upstreams,
         extra_ca,
-        limits: limits(&said),
-        retention: Retention { days: said.retention.days, bytes: said.retention.bytes },
-        on_failure: said.store.on_failure,
-        content: content(&said),
-        lessons: lessons(&said),
-        count: said.count,
-        output_reserve: said.output_reserve_tokens,
+        limits: limits(&raw),
+        retention: Retention { days: raw.retention.days, bytes: raw.retention.bytes },
+        on_failure: raw.store.on_failure,
+        content: content(&raw),
+        lessons: lessons(&raw),
+        count: raw.count,
+        output_reserve: raw.output_reserve_tokens,
         policy: Arc::new(policy),
         compact_models,
         models,
-        log_json: said.log == LogForm::Json,
-        log_level: said.log_level,
-        request_id_header: said.request_id_header,
-        tenants: said.tenants,
+        log_json: raw.log == RawLogFormat::Json,
+        log_level: raw.log_level,
+        request_id_header: raw.request_id_header,
+        tenants: raw.tenants,
     })
 }
 
 /// The tree without the keys that faults were found with, so that the others are judged too.
-fn without(entry: &Entry, path: &str, faults: &ConfigFaults) -> Entry {
-    let Tree::Table(entries) = &entry.tree else { return entry.clone() };
+fn without(entry: &ConfigEntry, path: &str, faults: &ConfigFaults) -> ConfigEntry {
+    let ConfigTree::Table(entries) = &entry.tree else { return entry.clone() };
     let kept = entries.iter().filter_map(|(key, below)| {
         let path = super::schema::joined(path, key);
         let bad = faults.0.iter().any(|fault| fault.key == path);
         (!bad).then(|| (key.clone(), without(below, &path, faults)))
     });
-    Entry { place: entry.place.clone(), tree: Tree::Table(kept.collect()) }
+    ConfigEntry { place: entry.place.clone(), tree: ConfigTree::Table(kept.collect()) }
 }
 
 /// With less than this for traffic, requests of a usual size pass unread.
@@ -132,21 +134,21 @@ const LEAST_MEMORY: u64 = 8 << 20;
 /// With less than this there is too little for traffic beside the process itself.
 const LEAST_PROCESS: u64 = 64 << 20;
 
-fn content(said: &RawConfig) -> ContentSettings {
+fn content(raw: &RawConfig) -> ContentSettings {
     ContentSettings {
-        keep: said.content.keep,
-        exchange_bytes: usize::try_from(said.content.exchange_bytes).unwrap_or(usize::MAX),
-        session_bytes: said.content.session_bytes,
+        keep: raw.content.keep,
+        exchange_bytes: usize::try_from(raw.content.exchange_bytes).unwrap_or(usize::MAX),
+        session_bytes: raw.content.session_bytes,
     }
 }
 
-fn lessons(said: &RawConfig) -> LessonSettings {
-    let tenants = usize::try_from(said.lessons.tenants).unwrap_or(usize::MAX);
-    LessonSettings { tenants, days: said.lessons.days }
+fn lessons(raw: &RawConfig) -> LessonSettings {
+    let tenants = usize::try_from(raw.lessons.tenants).unwrap_or(usize::MAX);
+    LessonSettings { tenants, days: raw.lessons.days }
 }
 
-fn limits(said: &RawConfig) -> ServerLimits {
-    let limits = &said.limits;
+fn limits(raw: &RawConfig) -> ServerLimits {
+    let limits = &raw.limits;
     let size = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
     let process = limits.process_bytes.unwrap_or_else(granted::process_bytes);
     let memory = limits.memory_bytes.map(size);
@@ -175,15 +177,15 @@ fn limits(said: &RawConfig) -> ServerLimits {
 
 /// What a PEM file should hold.
 #[derive(Clone, Copy)]
-enum Pem {
+enum PemKind {
     Certificates,
     Key,
 }
 
 /// Judges values, and says where the bad ones stand.
 struct Resolver<'a> {
-    entry: &'a Entry,
-    sources: &'a Sources,
+    entry: &'a ConfigEntry,
+    sources: &'a ConfigSources,
     faults: &'a mut ConfigFaults,
     warnings: &'a mut Vec<String>,
     /// The environment variables that secrets came from.
@@ -195,25 +197,25 @@ impl Resolver<'_> {
         self.faults.add(self.entry.place(path), &path.join("."), what, todo);
     }
 
-    fn address(&mut self, path: &[&str], said: &str) -> Option<SocketAddr> {
-        let local = said.strip_prefix("localhost:").map(|port| format!("127.0.0.1:{port}"));
-        let address = local.as_deref().unwrap_or(said).parse();
+    fn address(&mut self, path: &[&str], raw: &str) -> Option<SocketAddr> {
+        let local = raw.strip_prefix("localhost:").map(|port| format!("127.0.0.1:{port}"));
+        let address = local.as_deref().unwrap_or(raw).parse();
         if address.is_err() {
             let todo = "Write an IP address and a port, such as 127.0.0.1:8787.";
-            self.wrong(path, format!("{said:?} is not an address and port"), todo);
+            self.wrong(path, format!("{raw:?} is not an address and port"), todo);
         }
         address.ok()
     }
 
     /// `env:NAME` or `file:PATH`; in an environment variable of ours, also the secret itself.
-    fn secret(&mut self, path: &[&str], said: &str) -> Option<Secret> {
-        let found = if let Some(name) = said.strip_prefix("env:") {
+    fn secret(&mut self, path: &[&str], raw: &str) -> Option<Secret> {
+        let found = if let Some(name) = raw.strip_prefix("env:") {
             let value = self.sources.variable(name).map(str::to_owned);
             self.secret_variables.push(name.to_owned());
             value.ok_or_else(|| {
                 (format!("environment variable {name} is not set"), format!("Set {name}."))
             })
-        } else if let Some(file) = said.strip_prefix("file:") {
+        } else if let Some(file) = raw.strip_prefix("file:") {
             let file = self.file(path, file);
             self.must_be_private(path, &file);
             std::fs::read_to_string(&file).map_err(|error| {
@@ -221,7 +223,7 @@ impl Resolver<'_> {
                 (format!("{file} cannot be read: {error}"), "Make it readable.".to_owned())
             })
         } else if matches!(self.entry.place(path), ConfigPlace::Variable(_)) {
-            Ok(said.to_owned())
+            Ok(raw.to_owned())
         } else {
             Err((
                 "a secret must not stand in the configuration itself".to_owned(),
@@ -245,8 +247,8 @@ impl Resolver<'_> {
         }
     }
 
-    fn limits(&mut self, said: &RawConfig) {
-        let limits = &said.limits;
+    fn limits(&mut self, raw: &RawConfig) {
+        let limits = &raw.limits;
         for (key, value) in [
             ("connections", limits.connections),
             ("header_bytes", limits.header_bytes),
@@ -275,20 +277,20 @@ impl Resolver<'_> {
             let what = "is too little for the process and what it serves";
             self.wrong(&["limits", "process_bytes"], what, remedy);
         }
-        for (key, value) in [("days", said.retention.days), ("bytes", said.retention.bytes)] {
+        for (key, value) in [("days", raw.retention.days), ("bytes", raw.retention.bytes)] {
             if value == 0 {
                 self.wrong(&["retention", key], "0 keeps nothing", "Write 1 or more.");
             }
         }
-        if said.lessons.tenants == 0 {
+        if raw.lessons.tenants == 0 {
             let remedy = "Write 1 or more; 1 lets every credential teach all others.";
             self.wrong(&["lessons", "tenants"], "0 would teach what nobody met", remedy);
         }
-        if !LESSON_DAYS.contains(&said.lessons.days) {
-            let what = format!("{} is not from 1 to 90", said.lessons.days);
+        if !LESSON_DAYS.contains(&raw.lessons.days) {
+            let what = format!("{} is not from 1 to 90", raw.lessons.days);
             self.wrong(&["lessons", "days"], &what, "Write how many days a lesson may hold.");
         }
-        let content = &said.content;
+        let content = &raw.content;
         for (key, value) in
             [("exchange_bytes", content.exchange_bytes), ("session_bytes", content.session_bytes)]
         {
@@ -301,13 +303,13 @@ impl Resolver<'_> {
 
     /// Where a path leads: `~/` into the home folder, and a relative one to what lies beside the
     /// configuration file that says it. What a person types starts at the working directory.
-    fn file(&self, path: &[&str], said: &str) -> PathBuf {
-        if let (Some(rest), Some(home)) = (said.strip_prefix("~/"), self.sources.folder("HOME")) {
+    fn file(&self, path: &[&str], raw: &str) -> PathBuf {
+        if let (Some(rest), Some(home)) = (raw.strip_prefix("~/"), self.sources.folder("HOME")) {
             return home.join(rest);
         }
         match self.entry.place(path) {
-            ConfigPlace::Line(file, _) => file.parent().unwrap_or(Path::new("")).join(said),
-            _ => PathBuf::from(said),
+            ConfigPlace::Line(file, _) => file.parent().unwrap_or(Path::new("")).join(raw),
+            _ => PathBuf::from(raw),
         }
     }
 
@@ -327,26 +329,26 @@ impl Resolver<'_> {
     }
 
     /// A PEM file that TLS cannot do without.
-    fn needed(&mut self, path: &[&str], said: Option<&str>, holds: Pem) -> PathBuf {
-        let Some(said) = said else {
+    fn needed(&mut self, path: &[&str], raw: Option<&str>, holds: PemKind) -> PathBuf {
+        let Some(raw) = raw else {
             self.wrong(path, "is missing", "Add it: TLS needs a certificate and its key.");
             return PathBuf::new();
         };
-        self.pem(path, said, holds)
+        self.pem(path, raw, holds)
     }
 
     /// A PEM file with what it should hold.
-    fn pem(&mut self, path: &[&str], said: &str, holds: Pem) -> PathBuf {
+    fn pem(&mut self, path: &[&str], raw: &str, holds: PemKind) -> PathBuf {
         use rustls::pki_types::pem::{Error, PemObject as _};
 
-        let file = self.file(path, said);
+        let file = self.file(path, raw);
         match holds {
-            Pem::Key => self.must_be_private(path, &file),
-            Pem::Certificates => self.must_be_ours(path, &file),
+            PemKind::Key => self.must_be_private(path, &file),
+            PemKind::Certificates => self.must_be_ours(path, &file),
         }
         let read = match holds {
-            Pem::Key => PrivateKeyDer::from_pem_file(&file).map(drop),
-            Pem::Certificates => CertificateDer::pem_file_iter(&file).and_then(|mut found| {
+            PemKind::Key => PrivateKeyDer::from_pem_file(&file).map(drop),
+            PemKind::Certificates => CertificateDer::pem_file_iter(&file).and_then(|mut found| {
                 found.next().unwrap_or(Err(Error::NoItemsFound))?;
                 found.try_for_each(|next| next.map(drop))
             }),
@@ -354,19 +356,21 @@ impl Resolver<'_> {
         let todo = "Name a PEM file that is there and can be read.";
         let what = match (read, holds) {
             (Ok(()), _) => return file,
-            (Err(Error::Io(error)), _) => format!("{said}: {error}"),
-            (Err(Error::NoItemsFound), Pem::Key) => format!("{said} holds no private key"),
-            (Err(Error::NoItemsFound), Pem::Certificates) => format!("{said} holds no certificate"),
+            (Err(Error::Io(error)), _) => format!("{raw}: {error}"),
+            (Err(Error::NoItemsFound), PemKind::Key) => format!("{raw} holds no private key"),
+            (Err(Error::NoItemsFound), PemKind::Certificates) => {
+                format!("{raw} holds no certificate")
+            }
             // What is in a key's file is not for anybody's eyes.
-            (Err(_), _) => format!("{said} is broken PEM"),
+            (Err(_), _) => format!("{raw} is broken PEM"),
         };
         self.wrong(path, what, todo);
         file
     }
 
-    fn data(&mut self, said: Option<&str>) -> Option<PathBuf> {
-        if let Some(said) = said.filter(|said| !said.is_empty()) {
-            return Some(self.file(&["data"], said));
+    fn data(&mut self, raw: Option<&str>) -> Option<PathBuf> {
+        if let Some(raw) = raw.filter(|raw| !raw.is_empty()) {
+            return Some(self.file(&["data"], raw));
         }
         let folder = self.sources.folder("XDG_DATA_HOME");
         let home = || Some(self.sources.folder("HOME")?.join(".local/share"));
@@ -378,11 +382,11 @@ impl Resolver<'_> {
         found
     }
 
-    fn models(&mut self, said: &RawConfig) -> Vec<ModelOverride> {
+    fn models(&mut self, raw: &RawConfig) -> Vec<ModelOverride> {
         let names = self.entry.keys(&["model"]);
         let mut models = Vec::new();
         for name in names {
-            let Some(model) = said.model.get(&name) else { continue };
+            let Some(model) = raw.model.get(&name) else { continue };
             if name.trim_end_matches('*').contains('*') {
                 let todo = "Put `*` at the end alone.";
                 self.wrong(&["model", &name], "`*` stands inside the name", todo);
@@ -407,8 +411,8 @@ impl Resolver<'_> {
         models
     }
 
-    fn price(&mut self, path: &[&str], said: Option<&crate::dialect::models::Price>) {
-        let Some(price) = said else { return };
+    fn price(&mut self, path: &[&str], raw: Option<&crate::dialect::models::Price>) {
+        let Some(price) = raw else { return };
         let all = [price.input, price.output, price.cache_read, price.cache_write];
         if all.iter().any(|price| !price.is_finite() || *price < 0.0) {
             self.wrong(

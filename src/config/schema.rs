@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use super::built_in::BUILT_IN;
 use super::faults::{ConfigFaults, nearest};
-use super::layers::{Entry, Tree};
+use super::layers::{ConfigEntry, ConfigTree};
 use super::raw::RawConfig;
 
 /// The JSON Schema, for editors.
@@ -51,10 +51,10 @@ pub(super) fn variable(path: &[String]) -> String {
 }
 
 /// Holds what was said against the schema: unknown keys, values of the wrong kind, keys missing.
-pub(super) fn hold(schema: &Value, said: &Entry, path: &str, faults: &mut ConfigFaults) {
-    let entries = match &said.tree {
-        Tree::Leaf(value) => return hold_leaf(schema, value, said, path, faults),
-        Tree::Table(entries) => entries,
+pub(super) fn hold(schema: &Value, raw: &ConfigEntry, path: &str, faults: &mut ConfigFaults) {
+    let entries = match &raw.tree {
+        ConfigTree::Leaf(value) => return hold_leaf(schema, value, raw, path, faults),
+        ConfigTree::Table(entries) => entries,
     };
     if let Some(below) = map_of(schema) {
         for (key, entry) in entries {
@@ -64,7 +64,7 @@ pub(super) fn hold(schema: &Value, said: &Entry, path: &str, faults: &mut Config
     }
     let Some(properties) = properties(schema) else {
         faults.add(
-            said.place.clone(),
+            raw.place.clone(),
             path,
             format!("a table, but should be {}", kind(schema)),
             "Write a value after `=`.",
@@ -82,24 +82,30 @@ pub(super) fn hold(schema: &Value, said: &Entry, path: &str, faults: &mut Config
         }
     }
     for key in required(schema) {
-        if !entries.iter().any(|(said, _)| said == key) {
-            faults.add(said.place.clone(), path, format!("{key} is missing"), "Add it.");
+        if !entries.iter().any(|(raw, _)| raw == key) {
+            faults.add(raw.place.clone(), path, format!("{key} is missing"), "Add it.");
         }
     }
 }
 
-fn hold_leaf(schema: &Value, value: &Value, said: &Entry, path: &str, faults: &mut ConfigFaults) {
+fn hold_leaf(
+    schema: &Value,
+    value: &Value,
+    raw: &ConfigEntry,
+    path: &str,
+    faults: &mut ConfigFaults,
+) {
     if properties(schema).is_some() || map_of(schema).is_some() {
         faults.add(
-            said.place.clone(),
+            raw.place.clone(),
             path,
             "a value, but should be a table",
             format!("Write [{path}] and its keys below it."),
         );
     } else if !fits(schema, value) {
-        let near = value.as_str().and_then(|said| nearest(said, words(schema)));
+        let near = value.as_str().and_then(|raw| nearest(raw, words(schema)));
         faults.add(
-            said.place.clone(),
+            raw.place.clone(),
             path,
             format!("should be {}", kind(schema)),
             near.map_or("Fix the value.".into(), |near| format!("Did you mean {near:?}?")),
@@ -190,7 +196,7 @@ pub(super) fn type_of(schema: &Value) -> &str {
 fn fits(schema: &Value, value: &Value) -> bool {
     let words = words(schema);
     if !words.is_empty() {
-        return value.as_str().is_some_and(|said| words.contains(&said));
+        return value.as_str().is_some_and(|raw| words.contains(&raw));
     }
     match type_of(schema) {
         "integer" => value.as_u64().is_some(),

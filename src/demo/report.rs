@@ -17,7 +17,7 @@ use super::session::{Http, fetch};
 use crate::wire::sse::Framer;
 
 /// How long an exchange may take to be told of. Past it the demo fails.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// How long after an answer that was none it is asked for again.
 const AGAIN: Duration = Duration::from_millis(50);
 
@@ -46,7 +46,7 @@ impl DemoReport {
 
     /// The next exchange of a session.
     pub(super) async fn next(&mut self, session: &str) -> io::Result<Value> {
-        tokio::time::timeout(PATIENCE, self.find(session)).await.unwrap_or_else(|_| {
+        tokio::time::timeout(TIMEOUT, self.find(session)).await.unwrap_or_else(|_| {
             Err(io::Error::other("the admin listener did not tell of an exchange in time"))
         })
     }
@@ -88,7 +88,7 @@ impl DemoReport {
     /// On a slow disk an exchange is told of before its turn is kept: asked again for a while.
     async fn text(&self, of: &str) -> io::Result<String> {
         let url = format!("http://{}/api/v1/{of}?format=text", self.admin);
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         loop {
             match fetch(&self.http, get(&url, &self.token)?).await {
                 Ok(text) => return Ok(String::from_utf8_lossy(&text).into_owned()),

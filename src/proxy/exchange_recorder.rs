@@ -1,9 +1,9 @@
-//! One exchange's account: what will be told of it, when it ends.
+//! One exchange's recorder: what will be told of it, when it ends.
 //!
-//! Guards invariant 6: an account tells when it is dropped, and only then, so whoever holds it last
+//! Guards invariant 6: a recorder tells when it is dropped, and only then, so whoever holds it last
 //! (the exchange, the tap, a tunnel) cannot end without telling, nor tell twice. Where its turn is
 //! still being kept then, it tells once that is done: who hears of it finds it. A drain waits for every
-//! open account.
+//! open recorder.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,10 +21,10 @@ use crate::dialect::repair::RepairCause;
 use crate::proxy::http::body::{OutgoingBody, UploadProgress};
 use crate::proxy::http::memory::{HeldMemory, MemoryShare};
 use crate::proxy::http::progress::InFlightGuard;
-use crate::proxy::state::{Phase, Proxy};
+use crate::proxy::state::{Proxy, ServingPhase};
 use crate::store::lessons::LessonSource;
 use crate::telemetry::clock::now;
-use crate::telemetry::{Exchange, FailOpen, MemoryKind, Open, RefusalOutcome, RefusalReport};
+use crate::telemetry::{Exchange, FailOpen, GaugeGuard, MemoryKind, RefusalOutcome, RefusalReport};
 use crate::wire::memory::Memory as _;
 
 /// The response header that says what was changed of a request that the provider had refused.
@@ -48,7 +48,7 @@ pub(crate) struct ExchangeRecorder {
     /// As it will be told.
     pub(crate) event: Box<Exchange>,
     /// Held while a response streams.
-    pub(crate) stream: Option<Open>,
+    pub(crate) stream: Option<GaugeGuard>,
     /// Time spent on the response's frames, ns; a single frame takes less than a µs.
     pub(crate) response_side_ns: u64,
     /// A request body that streams through.
@@ -60,7 +60,7 @@ pub(crate) struct ExchangeRecorder {
     /// What it takes of that by itself.
     pub(crate) taken: HeldMemory,
     /// What a drain says; it ends when nobody listens any more.
-    pub(crate) phase: watch::Receiver<Phase>,
+    pub(crate) phase: watch::Receiver<ServingPhase>,
 }
 
 impl ExchangeRecorder {
@@ -69,7 +69,7 @@ impl ExchangeRecorder {
         proxy: &Arc<Proxy>,
         request: &Request<B>,
         memory: &Arc<MemoryShare>,
-        phase: watch::Receiver<Phase>,
+        phase: watch::Receiver<ServingPhase>,
     ) -> Self {
         proxy.exchanges.fetch_add(1, Ordering::Relaxed);
         memory.progress().begin(InFlightGuard::Exchange);
@@ -137,8 +137,8 @@ impl ExchangeRecorder {
 
     /// Counts a request body that is not collected, and gives it up where it stalls.
     pub(crate) fn counting(&mut self, body: OutgoingBody) -> OutgoingBody {
-        let patience = Duration::from_secs(self.proxy.config.limits.body_s);
-        body.upload(self.through.get_or_insert_default(), patience)
+        let timeout = Duration::from_secs(self.proxy.config.limits.body_s);
+        body.upload(self.through.get_or_insert_default(), timeout)
     }
 
     /// Whether the request's body brought nothing for too long, and was given up.

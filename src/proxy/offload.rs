@@ -16,7 +16,7 @@ use crate::telemetry::FailOpen;
 pub(crate) const OFF_THREAD: usize = 256 * 1024;
 
 /// How long work that a client waits for waits for its turn. Past it: it is not done.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Long work at once: half of the cores, so that streams have the others.
 static AT_ONCE: LazyLock<Semaphore> = LazyLock::new(|| {
@@ -48,7 +48,7 @@ pub(crate) async fn long_work_soon<T: Send + 'static>(
 pub(crate) async fn soon<T: Send + 'static>(
     run: impl FnOnce() -> T + Send + 'static,
 ) -> Result<Result<T, JoinError>, FailOpen> {
-    let turn = tokio::time::timeout(PATIENCE, AT_ONCE.acquire()).await;
+    let turn = tokio::time::timeout(TIMEOUT, AT_ONCE.acquire()).await;
     let turn = turn.map_err(|_| FailOpen::AnalysisBudget)?;
     Ok(run_in(turn.ok(), run).await)
 }

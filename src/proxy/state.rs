@@ -17,11 +17,11 @@ use super::learning::count_cache::CountingEndpoints;
 use super::upstream::{self, relays};
 use crate::config::{Config, Upstream};
 use crate::context::policy::{CompactPolicy, Policy};
-use crate::dialect::credentials::Credentials;
+use crate::dialect::credentials::CredentialRules;
 use crate::dialect::models::{Catalogue, is_named};
 use crate::store::ledgers::Ledgers;
 use crate::telemetry::Telemetry;
-use crate::tls::Terminator;
+use crate::tls::TlsTerminator;
 
 /// Connections past the limit that are answered at once.
 const TURNED_AT_ONCE: usize = 64;
@@ -35,10 +35,10 @@ pub struct Proxy {
     /// Keys the hashes of credentials.
     pub(super) tenant_key: [u8; 32],
     /// What carries them.
-    pub(super) credentials: Credentials,
+    pub(super) credentials: CredentialRules,
     pub(super) gate: ClientAccess,
-    pub(super) pool: upstream::Pool,
-    pub(super) tls: Option<Terminator>,
+    pub(super) pool: upstream::UpstreamPool,
+    pub(super) tls: Option<TlsTerminator>,
     pub(super) connections: Arc<Semaphore>,
     pub(super) turned: Arc<Semaphore>,
     pub(super) exchanges: AtomicUsize,
@@ -59,7 +59,7 @@ pub struct Proxy {
 
 /// What connections are told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
+pub(crate) enum ServingPhase {
     /// Go on.
     Serving,
     /// Finish what is under way.
@@ -109,7 +109,7 @@ impl Proxy {
         matcher: Matcher,
         tunnel_timeouts: TunnelTimeouts,
     ) -> Result<Arc<Self>, String> {
-        let tls = config.tls.as_ref().map(Terminator::new).transpose()?;
+        let tls = config.tls.as_ref().map(TlsTerminator::new).transpose()?;
         telemetry.begin_at_zero(config.upstreams.iter().map(|upstream| &*upstream.name));
         let memory = MemoryBudget::new(
             config.limits.memory_bytes,
@@ -119,7 +119,7 @@ impl Proxy {
         );
         let tenant_key = ledgers.tenant_key().await.map_err(|trouble| trouble.to_string())?;
         Ok(Arc::new(Self {
-            pool: upstream::Pool::new(&config, matcher, &telemetry, &memory)?,
+            pool: upstream::UpstreamPool::new(&config, matcher, &telemetry, &memory)?,
             tls,
             calibration: Calibration::new(telemetry.clone()),
             compacting: Arc::default(),
@@ -127,7 +127,7 @@ impl Proxy {
             memory,
             tunnel_timeouts,
             catalogue: Catalogue::new(config.models.clone()),
-            credentials: Credentials::new(
+            credentials: CredentialRules::new(
                 &config.tenant_headers,
                 config.client_token.as_ref().map(|token| &*token.0),
             ),

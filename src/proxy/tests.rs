@@ -4,7 +4,7 @@ use super::Proxy;
 use super::state::push_hex;
 use crate::config::{
     ClientMode, Config, ContentSettings, IncludeUsage, LogLevel, Mode, ProviderCounting, Retention,
-    ServerLimits, Tenants, Upgrades, Upstream,
+    ServerLimits, Tenants, UpgradePolicy, Upstream,
 };
 use crate::dialect::Dialect;
 use crate::store::ledgers::Ledgers;
@@ -76,7 +76,7 @@ pub(super) fn upstream(name: &str, base: &str, dialects: &[Dialect]) -> Upstream
         hosts: Vec::new(),
         credential: None,
         mode: None,
-        upgrades: Upgrades::Tunnel,
+        upgrades: UpgradePolicy::Tunnel,
         include_usage: IncludeUsage::Auto,
         count_tokens: Default::default(),
         reasoning_echo: None,

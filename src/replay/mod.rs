@@ -11,35 +11,39 @@ pub mod what_if;
 use std::collections::HashMap;
 
 use crate::context::budget::{self, Anchor};
-use crate::context::ledger::{Ledger, marks};
+use crate::context::ledger::{Ledger, anchor_keys};
 use crate::context::lineage::place;
 use crate::context::plan::Overlay;
-use crate::context::{Estimate, Fact, Method, Outcome, Turn};
+use crate::context::{Estimate, EstimateMethod, Fact, Outcome, Turn};
 use crate::dialect::models::{Catalogue, Model};
-use crate::dialect::{self, Conversation, Dialect, Reading, Reply, reading::Framing};
+use crate::dialect::{self, Conversation, Dialect, Reply, ResponseReader, reading::Framing};
 use crate::tokens::Tokenizer;
-use crate::tokens::classic::{Rules, Seen};
+use crate::tokens::classic::{ClassicRules, SentContent};
 use crate::tokens::costs::FamilyCosts;
-use crate::tokens::learn::Learned;
-use score::Pair;
-use transcript::{History, Line};
+use crate::tokens::learn::EstimatorState;
+use score::EstimatePair;
+use transcript::{ClientHistory, TranscriptLine};
 
 /// Most bytes kept of one reply.
 const REPLY: usize = 64 << 20;
 
 /// Plays `lines` (any order, any number of sessions); `rules`: classic heuristics to set beside.
-pub fn play(lines: &[Line], catalogue: &Catalogue, rules: &[Rules]) -> Vec<Pair> {
+pub fn play(
+    lines: &[TranscriptLine],
+    catalogue: &Catalogue,
+    rules: &[ClassicRules],
+) -> Vec<EstimatePair> {
     play_with(lines, catalogue, rules, None)
 }
 
 /// The same with one family's costs as given.
 pub fn play_with(
-    lines: &[Line],
+    lines: &[TranscriptLine],
     catalogue: &Catalogue,
-    rules: &[Rules],
+    rules: &[ClassicRules],
     costs: Option<FamilyCosts>,
-) -> Vec<Pair> {
-    let mut sessions: HashMap<&str, Session<'_>> = HashMap::new();
+) -> Vec<EstimatePair> {
+    let mut sessions: HashMap<&str, ReplaySession<'_>> = HashMap::new();
     let mut pairs = Vec::new();
     let mut learned = HashMap::new();
     for line in in_order(lines) {
@@ -47,7 +51,7 @@ pub fn play_with(
         let model = catalogue.model(&line.model, "");
         let known = learned
             .entry((line.provider.as_str(), line.model.as_str()))
-            .or_insert_with(|| Learned::new(model.family));
+            .or_insert_with(|| EstimatorState::new(model.family));
         let tokenizer = Tokenizer::whole(model.family).with_costs(costs);
         pairs.extend(session.call(line, &model, tokenizer, known, rules));
     }
@@ -55,7 +59,7 @@ pub fn play_with(
 }
 
 /// Calls in the order of time.
-fn in_order(lines: &[Line]) -> impl Iterator<Item = &Line> {
+fn in_order(lines: &[TranscriptLine]) -> impl Iterator<Item = &TranscriptLine> {
     let mut order: Vec<usize> = (0..lines.len()).collect();
     let mut ranks: HashMap<&str, u64> = HashMap::new();
     // A session's own order is that of its lines, whatever its clock says.
@@ -72,9 +76,15 @@ fn in_order(lines: &[Line]) -> impl Iterator<Item = &Line> {
 }
 
 /// A call of an export: its text is not there, but what was estimated at the time is.
-fn recorded(line: &Line, told: &Estimate, model: &Model, call: u64, actual: u64) -> Pair {
+fn recorded(
+    line: &TranscriptLine,
+    told: &Estimate,
+    model: &Model,
+    call: u64,
+    actual: u64,
+) -> EstimatePair {
     let guess = told.guess;
-    Pair {
+    EstimatePair {
         source: line.source.clone(),
         session: line.session.clone(),
         call,
@@ -84,14 +94,14 @@ fn recorded(line: &Line, told: &Estimate, model: &Model, call: u64, actual: u64)
         tokens: told.tokens,
         low: guess.low,
         high: guess.high,
-        habit: guess.habit,
-        by_habit: guess.by_habit,
+        retention: guess.retention,
+        by_retention: guess.by_retention,
         expert: guess.expert,
         new: told.new,
         actual,
         classic: Vec::new(),
         family: model.family,
-        counted: guess.by_habit,
+        counted: guess.by_retention,
         words: 0,
         tally: Vec::new(),
         structure: [0; 4],
@@ -101,36 +111,36 @@ fn recorded(line: &Line, told: &Estimate, model: &Model, call: u64, actual: u64)
 
 /// One session as far as it has come.
 #[derive(Default)]
-struct Session<'l> {
-    history: History,
+struct ReplaySession<'l> {
+    history: ClientHistory,
     ledger: Ledger,
     /// The call before, whose reply comes with the next line.
-    asked: Option<ReplayOptions<'l>>,
+    asked: Option<ReplayCall<'l>>,
     /// Each rule's base: what the first call cost beside its messages.
     bases: Vec<i64>,
     calls: u64,
 }
 
 /// A request that was measured and waits for its reply.
-struct ReplayOptions<'l> {
-    line: &'l Line,
+struct ReplayCall<'l> {
+    line: &'l TranscriptLine,
     turn: Turn,
     tokenizer: Tokenizer,
 }
 
-impl<'l> Session<'l> {
+impl<'l> ReplaySession<'l> {
     /// The next call: answers how wrong its estimate was, where that can be known.
     fn call(
         &mut self,
-        line: &'l Line,
+        line: &'l TranscriptLine,
         model: &Model,
         tokenizer: Tokenizer,
-        learned: &mut Learned,
-        rules: &[Rules],
-    ) -> Option<Pair> {
+        learned: &mut EstimatorState,
+        rules: &[ClassicRules],
+    ) -> Option<EstimatePair> {
         if let Some(told) = &line.estimate {
             self.calls += 1;
-            let anchored = told.method == Method::Anchored;
+            let anchored = told.method == EstimateMethod::Anchored;
             let actual = line.actual().filter(|_| anchored && line.is_measured())?;
             return Some(recorded(line, told, model, self.calls, actual));
         }
@@ -157,20 +167,20 @@ impl<'l> Session<'l> {
         );
         let estimate = measured.estimate.clone();
         let classic = self.classic(line, &conversation, &body, anchor, rules);
-        let turn = turn_of(request, line, &conversation, model, &placed.standing);
+        let turn = turn_of(request, line, &conversation, model, &placed.position);
         let turn = Turn { estimate: Some(estimate.clone()), sketch: measured.sketch, ..turn };
-        self.asked = Some(ReplayOptions { line, turn, tokenizer });
+        self.asked = Some(ReplayCall { line, turn, tokenizer });
         let actual = line.actual()?;
         if let Some(seen) = measured.seen.as_ref().filter(|_| before || anchor.is_none()) {
             *learned = learned.clone().after(seen, &estimate.guess, actual);
         }
-        if estimate.method != Method::Anchored || !before {
+        if estimate.method != EstimateMethod::Anchored || !before {
             return None;
         }
         let seen = measured.seen.unwrap_or_default();
         let news = seen.news;
         let guess = estimate.guess;
-        Some(Pair {
+        Some(EstimatePair {
             family: model.family,
             counted: seen.counted,
             words: news.words,
@@ -185,8 +195,8 @@ impl<'l> Session<'l> {
             call: self.calls,
             low: guess.low,
             high: guess.high,
-            by_habit: guess.by_habit,
-            habit: guess.habit,
+            by_retention: guess.by_retention,
+            retention: guess.retention,
             expert: guess.expert,
             tokens: estimate.tokens,
             new: estimate.new,
@@ -197,16 +207,16 @@ impl<'l> Session<'l> {
 
     /// The call before is answered; says whether it can be grown from.
     fn answered(&mut self, said: &[String]) -> bool {
-        let Some(ReplayOptions { line, mut turn, tokenizer }) = self.asked.take() else {
+        let Some(ReplayCall { line, mut turn, tokenizer }) = self.asked.take() else {
             return false;
         };
         let mut reply = answer_of(line, turn.dialect, said);
         // What was not measured is nothing to grow from.
         reply.usage.lower_bound |= !line.is_measured();
         reply.usage.hosted_tools |= !line.is_measured();
-        turn.after = reply.chain_after(turn.standing.chain);
+        turn.after = reply.chain_after(turn.position.chain);
         turn.reply = budget::reply(&reply, tokenizer);
-        turn.marks = marks(&reply);
+        turn.anchor_keys = anchor_keys(&reply);
         turn.usage = reply.usage;
         self.ledger.add(Fact::Turn(Box::new(turn)));
         line.is_measured()
@@ -214,21 +224,22 @@ impl<'l> Session<'l> {
 
     fn classic(
         &mut self,
-        line: &Line,
+        line: &TranscriptLine,
         conversation: &Conversation,
         body: &[u8],
         anchor: Option<Anchor<'_>>,
-        rules: &[Rules],
+        rules: &[ClassicRules],
     ) -> Vec<u64> {
-        let count = |rules: &Rules| {
-            budget::classic(rules, conversation, body, anchor, 0.0, |_| Seen::Whole).tokens as i64
+        let count = |rules: &ClassicRules| {
+            budget::classic(rules, conversation, body, anchor, 0.0, |_| SentContent::Whole).tokens
+                as i64
         };
         let counts: Vec<i64> = rules.iter().map(count).collect();
         if self.bases.is_empty()
             && let Some(actual) = line.actual()
         {
             // System and tools are not recorded: whoever counts everything gets them for nothing.
-            let base = |(rules, count): (&Rules, &i64)| {
+            let base = |(rules, count): (&ClassicRules, &i64)| {
                 if rules.anchored { 0 } else { actual as i64 - count }
             };
             self.bases = rules.iter().zip(&counts).map(base).collect();
@@ -241,15 +252,15 @@ impl<'l> Session<'l> {
 /// A call as the ledger keeps it, before it is answered.
 fn turn_of(
     request: String,
-    line: &Line,
+    line: &TranscriptLine,
     conversation: &Conversation,
     model: &Model,
-    standing: &crate::context::Position,
+    position: &crate::context::Position,
 ) -> Turn {
     Turn {
         request: request.into(),
-        after: standing.chain,
-        standing: standing.clone(),
+        after: position.chain,
+        position: position.clone(),
         done: <_>::default(),
         response: None,
         at: line.at(),
@@ -268,7 +279,7 @@ fn turn_of(
         reserve: 0,
         sketch: <_>::default(),
         reply: Vec::new(),
-        marks: Vec::new(),
+        anchor_keys: Vec::new(),
         provider_request_id: None,
         repeated_calls: None,
         carry: None,
@@ -276,9 +287,9 @@ fn turn_of(
 }
 
 /// What a call was answered, as it was recorded.
-fn answer_of(line: &Line, dialect: Dialect, said: &[String]) -> Reply {
+fn answer_of(line: &TranscriptLine, dialect: Dialect, said: &[String]) -> Reply {
     let body = transcript::response(line, dialect, said);
-    let mut reading = Reading::new(dialect, 200, Framing::Json, REPLY);
+    let mut reading = ResponseReader::new(dialect, 200, Framing::Json, REPLY);
     reading.push(&body);
     reading.finish(true)
 }

@@ -11,7 +11,7 @@ use crate::tokens::retention::{ByRetention, ReasoningRetention};
 
 /// One estimate against what was reported, tokens.
 #[derive(Clone, Debug, Serialize)]
-pub struct Pair {
+pub struct EstimatePair {
     /// Where the session was found.
     pub source: String,
     /// The session.
@@ -31,9 +31,11 @@ pub struct Pair {
     /// And no more.
     pub high: u64,
     /// What was believed to become of reasoning.
-    pub habit: ReasoningRetention,
+    #[serde(rename = "habit")]
+    pub retention: ReasoningRetention,
     /// What the estimate would have been for each habit.
-    pub by_habit: ByRetention<u64>,
+    #[serde(rename = "by_habit")]
+    pub by_retention: ByRetention<u64>,
     /// Who corrected the counting.
     pub expert: Expert,
     /// The part of it that is new since the last call and its reply.
@@ -59,7 +61,7 @@ pub struct Pair {
 /// New parts of fewer tokens are not measured in percent: a token would weigh too much.
 const SMALL: i64 = 100;
 
-impl Pair {
+impl EstimatePair {
     fn error(&self) -> i64 {
         self.tokens as i64 - self.actual as i64
     }
@@ -113,16 +115,16 @@ pub struct Scores {
 
 impl Scores {
     /// Of a set of pairs.
-    pub fn of<'p>(pairs: impl IntoIterator<Item = &'p Pair>) -> Self {
-        let pairs: Vec<&Pair> = pairs.into_iter().collect();
-        let sorted = |of: &dyn Fn(&Pair) -> Option<f64>| {
+    pub fn of<'p>(pairs: impl IntoIterator<Item = &'p EstimatePair>) -> Self {
+        let pairs: Vec<&EstimatePair> = pairs.into_iter().collect();
+        let sorted = |of: &dyn Fn(&EstimatePair) -> Option<f64>| {
             let mut all: Vec<f64> = pairs.iter().filter_map(|pair| of(pair)).collect();
             all.sort_by(f64::total_cmp);
             all
         };
         let signed = sorted(&|pair| Some(pair.error() as f64));
         let tokens = sorted(&|pair| Some(pair.error().unsigned_abs() as f64));
-        let percent = |pair: &Pair| pair.error() as f64 * 100.0 / pair.actual.max(1) as f64;
+        let percent = |pair: &EstimatePair| pair.error() as f64 * 100.0 / pair.actual.max(1) as f64;
         let signed_percent = sorted(&|pair| Some(percent(pair)));
         let percents = sorted(&|pair| Some(percent(pair).abs()));
         let new = sorted(&|pair| {

@@ -16,7 +16,7 @@ use crate::dialect::Dialect;
 
 /// One call.
 #[derive(Debug, Deserialize)]
-pub struct Line {
+pub struct TranscriptLine {
     /// The session it belongs to.
     pub session: String,
     /// Where the session was found.
@@ -30,8 +30,8 @@ pub struct Line {
     ts: Value,
     #[serde(default)]
     flags: Vec<String>,
-    new_parts: Vec<NewPart>,
-    usage: Reported,
+    new_parts: Vec<AddedPart>,
+    usage: TranscriptUsage,
     /// What live traffic was told: an export of our own, without the text to measure anew.
     #[serde(default)]
     pub estimate: Option<Estimate>,
@@ -39,7 +39,7 @@ pub struct Line {
 
 /// What was added to the conversation.
 #[derive(Debug, Deserialize)]
-struct NewPart {
+struct AddedPart {
     role: String,
     kind: String,
     #[serde(default)]
@@ -69,7 +69,7 @@ struct NewPart {
 
 /// What the provider reported, tokens.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
-struct Reported {
+struct TranscriptUsage {
     #[serde(default)]
     input_total: u64,
     #[serde(default)]
@@ -81,7 +81,7 @@ struct Reported {
     reasoning: Option<u64>,
 }
 
-impl Line {
+impl TranscriptLine {
     /// When the call was made, ms since 1970; 0 where that cannot be read.
     pub fn at(&self) -> u64 {
         match &self.ts {
@@ -102,7 +102,7 @@ impl Line {
 
     /// Whether it tells what was said: an export of our own tells sizes alone, unless content was asked for.
     pub fn has_words(&self) -> bool {
-        let says = |part: &NewPart| {
+        let says = |part: &AddedPart| {
             !part.text.is_empty()
                 || part.redacted > 0
                 || part.mime.is_some()
@@ -132,7 +132,7 @@ impl Line {
     /// Whether everything that was added stands in the line as it was sent: nothing redacted, written
     /// again by whoever made the recording, expanded by the provider, or answered inside it.
     pub fn is_visible(&self) -> bool {
-        let hidden = |part: &&NewPart| {
+        let hidden = |part: &&AddedPart| {
             part.redacted > 0 && !part.reply
                 || part.attachment.is_some()
                 || part.tool_reference.is_some()
@@ -170,14 +170,14 @@ struct OpenCall {
 pub struct CallKey(u64);
 
 impl CallKey {
-    fn of(part: &NewPart) -> Self {
+    fn of(part: &AddedPart) -> Self {
         let name = xxh3_64(part.name.as_deref().unwrap_or_default().as_bytes());
         Self(xxh3_64_with_seed(part.text.as_bytes(), name))
     }
 }
 
 /// A result in the history of a client that clears old ones.
-struct ToolResult {
+struct ClearableResult {
     /// Its message, and its place there.
     at: (usize, usize),
     turn: usize,
@@ -197,7 +197,7 @@ const CLEARED: &str = "[Old tool result content cleared]";
 
 /// A session's history so far, as its client would send it.
 #[derive(Default)]
-pub struct History {
+pub struct ClientHistory {
     /// Messages or items, raw JSON, with the role of each.
     messages: Vec<(String, Vec<String>)>,
     /// Calls that wait for their results.
@@ -207,8 +207,8 @@ pub struct History {
     /// The calls that the results in the history answer, in their order.
     answered: Vec<CallKey>,
     /// The results in the history, in their order, as far as their client may clear them.
-    results: Vec<ToolResult>,
-    /// How often the person spoke.
+    results: Vec<ClearableResult>,
+    /// How often the user spoke.
     turns: usize,
     calls: u64,
     thoughts: u64,
@@ -216,9 +216,9 @@ pub struct History {
     unsigned: Option<u64>,
 }
 
-impl History {
+impl ClientHistory {
     /// Adds what a line brought; answers the blocks of the reply before it.
-    pub fn add(&mut self, line: &Line) -> Vec<String> {
+    pub fn add(&mut self, line: &TranscriptLine) -> Vec<String> {
         let Some(dialect) = line.dialect() else { return Vec::new() };
         // Our own export says where a line tells all that was sent, not what was added.
         if line.is_reset() || line.is("whole") {
@@ -270,19 +270,19 @@ impl History {
     }
 
     /// Remembers where the last result stands, and what is sent of it once it is cleared.
-    fn keep(&mut self, dialect: Dialect, part: &NewPart) {
+    fn keep(&mut self, dialect: Dialect, part: &AddedPart) {
         let Some((_, blocks)) = self.messages.last() else { return };
         let at = (self.messages.len() - 1, blocks.len() - 1);
         let (call, name) = (self.last.clone().unwrap_or_default(), part.name.as_deref());
-        let cleared = || self.block(dialect, &call, name, &Content::Text(CLEARED));
+        let cleared = || self.block(dialect, &call, name, &ResultContent::Text(CLEARED));
         let cleared = part.cleared_later.then(cleared);
         let tokens = part.text.len() / 4;
-        self.results.push(ToolResult { at, turn: self.turns, tokens, cleared });
+        self.results.push(ClearableResult { at, turn: self.turns, tokens, cleared });
     }
 
     /// Clears what the client cleared by now, going by its rule: a recording says what, not when.
     fn clear(&mut self) {
-        let old = |it: &ToolResult| it.turn + PROTECTED_TURNS <= self.turns;
+        let old = |it: &ClearableResult| it.turn + PROTECTED_TURNS <= self.turns;
         let old = self.results.iter().enumerate().rev().filter(|(_, it)| old(it));
         let (mut tokens, mut freed, mut cleared) = (0, 0, Vec::new());
         for (at, result) in old {
@@ -296,7 +296,7 @@ impl History {
             return;
         }
         for at in cleared {
-            let ToolResult { at: (message, block), ref mut cleared, .. } = self.results[at];
+            let ClearableResult { at: (message, block), ref mut cleared, .. } = self.results[at];
             if let Some(cleared) = cleared.take() {
                 self.messages[message].1[block] = cleared;
             }
@@ -309,7 +309,7 @@ impl History {
     }
 
     /// The request's path and body.
-    pub fn request(&self, line: &Line, dialect: Dialect) -> (String, Vec<u8>) {
+    pub fn request(&self, line: &TranscriptLine, dialect: Dialect) -> (String, Vec<u8>) {
         let model = Value::from(line.model.as_str());
         let listed = |role: fn(&str) -> &str, field: &str| {
             let messages = self.messages.iter().map(|(who, blocks)| {
@@ -337,7 +337,7 @@ impl History {
         (path, body.into_bytes())
     }
 
-    fn thinking(&mut self, dialect: Dialect, part: &NewPart) -> Option<String> {
+    fn thinking(&mut self, dialect: Dialect, part: &AddedPart) -> Option<String> {
         self.thoughts += 1;
         let seal = format!("seal-{}", self.thoughts);
         let block = match dialect {
@@ -357,7 +357,7 @@ impl History {
         Some(block.to_string())
     }
 
-    fn call(&mut self, dialect: Dialect, part: &NewPart) -> String {
+    fn call(&mut self, dialect: Dialect, part: &AddedPart) -> String {
         self.calls += 1;
         let id = format!("toolu_call{:08}", self.calls);
         let name = part.name.clone().unwrap_or_default();
@@ -393,15 +393,15 @@ impl History {
         }
     }
 
-    fn result(&mut self, dialect: Dialect, part: &NewPart, more: Vec<&NewPart>) -> String {
+    fn result(&mut self, dialect: Dialect, part: &AddedPart, more: Vec<&AddedPart>) -> String {
         let named = |open: &OpenCall| part.name.as_ref().is_none_or(|it| *it == open.name);
         let at = self.open.iter().position(named).unwrap_or(0);
         let call = self.open.remove(at).or_else(|| self.last.clone()).unwrap_or_default();
         self.last = Some(call.clone());
         self.answered.push(call.key);
         let content = match part.kind.as_str() {
-            "tool_result" if more.is_empty() => Content::Text(&part.text),
-            _ => Content::Blocks(std::iter::once(part).chain(more).collect()),
+            "tool_result" if more.is_empty() => ResultContent::Text(&part.text),
+            _ => ResultContent::Blocks(std::iter::once(part).chain(more).collect()),
         };
         self.block(dialect, &call, part.name.as_deref(), &content)
     }
@@ -412,7 +412,7 @@ impl History {
         dialect: Dialect,
         call: &OpenCall,
         named: Option<&str>,
-        content: &Content<'_>,
+        content: &ResultContent<'_>,
     ) -> String {
         let OpenCall { id, name, .. } = call;
         let is_call = |id: &str| {
@@ -445,13 +445,13 @@ impl History {
                 std::iter::once(answer).chain(pictures).collect::<Vec<_>>().join(",")
             }
             Dialect::Anthropic | Dialect::OpenaiChat => {
-                let block = |part: &&NewPart| match part.kind.as_str() {
+                let block = |part: &&AddedPart| match part.kind.as_str() {
                     "image" => Some(picture(dialect, part).to_string()),
                     _ => text(dialect, part),
                 };
                 let content = match content {
-                    Content::Text(text) => Value::from(*text).to_string(),
-                    Content::Blocks(parts) => {
+                    ResultContent::Text(text) => Value::from(*text).to_string(),
+                    ResultContent::Blocks(parts) => {
                         format!(
                             "[{}]",
                             parts.iter().filter_map(block).collect::<Vec<_>>().join(",")
@@ -466,12 +466,12 @@ impl History {
 }
 
 /// What a result holds.
-enum Content<'p> {
+enum ResultContent<'p> {
     Text(&'p str),
-    Blocks(Vec<&'p NewPart>),
+    Blocks(Vec<&'p AddedPart>),
 }
 
-impl Content<'_> {
+impl ResultContent<'_> {
     fn first(&self) -> &str {
         match self {
             Self::Text(text) => text,
@@ -479,7 +479,7 @@ impl Content<'_> {
         }
     }
 
-    fn pictures(&self) -> impl Iterator<Item = &NewPart> {
+    fn pictures(&self) -> impl Iterator<Item = &AddedPart> {
         let parts = match self {
             Self::Text(_) => &[],
             Self::Blocks(parts) => &parts[..],
@@ -489,8 +489,8 @@ impl Content<'_> {
 }
 
 /// The pictures that follow one in the same result: those for which none of the `open` calls is left.
-fn more_of_picture(rest: &[NewPart], open: usize) -> &[NewPart] {
-    let is_picture = |part: &&NewPart| part.kind == "image" && part.in_tool_result;
+fn more_of_picture(rest: &[AddedPart], open: usize) -> &[AddedPart] {
+    let is_picture = |part: &&AddedPart| part.kind == "image" && part.in_tool_result;
     let pictures = rest.iter().take_while(is_picture).count();
     let results = rest.iter().filter(|part| part.kind == "tool_result" && !part.cont).count();
     let calls = open.saturating_sub(1).saturating_sub(results);
@@ -498,9 +498,9 @@ fn more_of_picture(rest: &[NewPart], open: usize) -> &[NewPart] {
 }
 
 /// A response that says `blocks` and reports what the line reports.
-pub fn response(line: &Line, dialect: Dialect, blocks: &[String]) -> Vec<u8> {
+pub fn response(line: &TranscriptLine, dialect: Dialect, blocks: &[String]) -> Vec<u8> {
     let blocks = blocks.join(",");
-    let Reported { input_total, cache_read, cache_write, output, reasoning } = line.usage;
+    let TranscriptUsage { input_total, cache_read, cache_write, output, reasoning } = line.usage;
     let body = match dialect {
         Dialect::OpenaiResponses => {
             let usage = json!({
@@ -551,7 +551,7 @@ fn gemini_role(role: &str) -> &str {
     if role == "assistant" { "model" } else { "user" }
 }
 
-fn text(dialect: Dialect, part: &NewPart) -> Option<String> {
+fn text(dialect: Dialect, part: &AddedPart) -> Option<String> {
     let words = &part.text;
     if words.is_empty() {
         return None;
@@ -568,7 +568,7 @@ fn text(dialect: Dialect, part: &NewPart) -> Option<String> {
     Some(block.to_string())
 }
 
-fn image(dialect: Dialect, part: &NewPart) -> String {
+fn image(dialect: Dialect, part: &AddedPart) -> String {
     let picture = picture(dialect, part);
     match dialect {
         Dialect::OpenaiResponses => {
@@ -579,7 +579,7 @@ fn image(dialect: Dialect, part: &NewPart) -> String {
 }
 
 /// A picture of the recorded size: pixels are not recorded, so it has a header alone.
-fn picture(dialect: Dialect, part: &NewPart) -> Value {
+fn picture(dialect: Dialect, part: &AddedPart) -> Value {
     use base64::Engine as _;
     let mut png = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR".to_vec();
     png.extend_from_slice(&part.w.to_be_bytes());

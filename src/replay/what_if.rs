@@ -11,27 +11,27 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use super::transcript::{CallKey, History, Line};
+use super::transcript::{CallKey, ClientHistory, TranscriptLine};
 use super::{answer_of, in_order, turn_of};
 use crate::config::Config;
 use crate::context::budget::{self, Anchor, MeasuredEstimate};
 use crate::context::cache::is_cold;
 use crate::context::compact::{self, CompactionNeed};
-use crate::context::ledger::{Ledger, marks};
+use crate::context::ledger::{Ledger, anchor_keys};
 use crate::context::lineage::place;
 use crate::context::plan::{
     self, Change, Decision, DecisionReason, Overlay, Plan, PlanRequest, RecordedDecisions,
     RewriteSummary,
 };
 use crate::context::policy::{Mode, Policy, SummaryAuthor};
-use crate::context::savings::{self, JudgedExchange, Savings, SummaryCosts};
+use crate::context::savings::{self, Savings, SavingsInput, SummaryCosts};
 use crate::context::{
     Breakdown, CompactionRecord, Fact, Millis, SketchPart, Turn, prune, reasoning,
 };
 use crate::dialect::models::{Catalogue, Model};
 use crate::dialect::{self, Conversation, PartKind, Usage};
 use crate::tokens::Tokenizer;
-use crate::tokens::learn::Learned;
+use crate::tokens::learn::EstimatorState;
 
 /// What is planned for.
 #[derive(Clone, Debug)]
@@ -60,7 +60,7 @@ impl WhatIfOptions {
 
 /// One thing that would have been done.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Event {
+pub struct WhatIfEvent {
     /// The session.
     pub session: String,
     /// Which call of it, from 1.
@@ -81,7 +81,7 @@ pub struct Event {
 
 /// Tokens and US dollars of all calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Spent {
+pub struct WhatIfCosts {
     /// Input tokens.
     pub input: u64,
     /// Of them, read from the provider's cache.
@@ -90,7 +90,7 @@ pub struct Spent {
     pub dollars: f64,
 }
 
-impl Spent {
+impl WhatIfCosts {
     fn add(&mut self, usage: &Usage, turn: &Turn, model: &Model) {
         self.input += usage.input.unwrap_or(0);
         self.cache_read += usage.cache_read.unwrap_or(0);
@@ -107,13 +107,13 @@ pub struct WhatIfReport {
     /// Of them, those whose price is known.
     pub priced_calls: u64,
     /// As it was.
-    pub as_it_was: Spent,
+    pub as_it_was: WhatIfCosts,
     /// As it would have been, summaries left out.
-    pub under_policy: Spent,
+    pub under_policy: WhatIfCosts,
     /// Summaries that would have been written.
     pub summaries: u64,
     /// What writing them would have cost.
-    pub spent_on_summaries: Spent,
+    pub spent_on_summaries: WhatIfCosts,
     /// What rewriting did, summed as for live traffic; what a broken cache cost is in it.
     pub savings: Savings,
     /// Results that would have been cut.
@@ -122,21 +122,21 @@ pub struct WhatIfReport {
     /// to, or did so anyway.
     pub asked_again: u64,
     /// Every change, when it would first have been made.
-    pub events: Vec<Event>,
+    pub events: Vec<WhatIfEvent>,
     /// How often something was decided against, by reason.
     pub refused: BTreeMap<String, u64>,
 }
 
 /// Plays `lines` (any order, any number of sessions) under a policy.
-pub fn play(lines: &[Line], asked: &WhatIfOptions) -> WhatIfReport {
+pub fn play(lines: &[TranscriptLine], asked: &WhatIfOptions) -> WhatIfReport {
     let mut told = WhatIfReport::default();
-    let mut sessions: HashMap<&str, Session<'_>> = HashMap::new();
+    let mut sessions: HashMap<&str, WhatIfSession<'_>> = HashMap::new();
     let mut learned = HashMap::new();
     for line in in_order(lines) {
         let model = asked.catalogue.model(&line.model, "");
         let known = learned
             .entry((line.provider.as_str(), line.model.as_str()))
-            .or_insert_with(|| Learned::new(model.family));
+            .or_insert_with(|| EstimatorState::new(model.family));
         sessions.entry(&line.session).or_default().call(line, &model, asked, known, &mut told);
     }
     told
@@ -144,11 +144,11 @@ pub fn play(lines: &[Line], asked: &WhatIfOptions) -> WhatIfReport {
 
 /// One session as far as it has come.
 #[derive(Default)]
-struct Session<'l> {
-    history: History,
+struct WhatIfSession<'l> {
+    history: ClientHistory,
     ledger: Ledger,
     /// The call before, whose reply comes with the next line; what it was given in the end.
-    before: Option<(&'l Line, Turn)>,
+    before: Option<(&'l TranscriptLine, Turn)>,
     /// What came with it, part by part.
     came: Vec<SketchPart>,
     /// How many results of a call are cut, and were not asked for again.
@@ -162,7 +162,7 @@ struct Session<'l> {
 struct WhatIfCall<'a> {
     request: PlanRequest<'a>,
     anchor: Option<(Vec<SketchPart>, Arc<Turn>)>,
-    learned: &'a Learned,
+    learned: &'a EstimatorState,
 }
 
 impl WhatIfCall<'_> {
@@ -197,13 +197,13 @@ impl WhatIfCall<'_> {
     }
 }
 
-impl<'l> Session<'l> {
+impl<'l> WhatIfSession<'l> {
     fn call(
         &mut self,
-        line: &'l Line,
+        line: &'l TranscriptLine,
         model: &Model,
         asked: &WhatIfOptions,
-        learned: &mut Learned,
+        learned: &mut EstimatorState,
         told: &mut WhatIfReport,
     ) {
         let Some(dialect) = line.dialect().filter(|_| line.has_words()) else { return };
@@ -216,7 +216,7 @@ impl<'l> Session<'l> {
         let placed = place(&self.ledger, &conversation, &id, None);
         let parent =
             placed.parent.as_ref().and_then(|parent| self.ledger.anchor_at(parent)).cloned();
-        let subject = WhatIfCall {
+        let call = WhatIfCall {
             request: PlanRequest {
                 id: &id,
                 conversation: &conversation,
@@ -236,14 +236,14 @@ impl<'l> Session<'l> {
             learned,
         };
         let known = RecordedDecisions::of(&self.ledger, &conversation, &placed, false);
-        let (plan, measured, summary) = self.decide(&subject, known, asked);
-        let came = subject.came(&plan, &measured, &self.came);
+        let (plan, measured, summary) = self.decide(&call, known, asked);
+        let came = call.came(&plan, &measured, &self.came);
         let came_tokens = tokens(&came);
         let left_out = (came_tokens.saturating_sub(tokens(&measured.parts)), came_tokens);
         self.came = came;
         self.tell_cuts(line, &conversation, &plan, told);
         let done = RewriteSummary::of(&plan.steps, Mode::Active);
-        let turn = turn_of(id.clone(), line, &conversation, model, &placed.standing);
+        let turn = turn_of(id.clone(), line, &conversation, model, &placed.position);
         let estimate = Some(measured.estimate.clone());
         let mut turn = Turn { estimate, done, sketch: measured.sketch, ..turn };
         let guess = measured.estimate.guess;
@@ -267,40 +267,40 @@ impl<'l> Session<'l> {
     /// requests to come.
     fn decide(
         &mut self,
-        subject: &WhatIfCall<'_>,
+        call: &WhatIfCall<'_>,
         mut known: RecordedDecisions,
         asked: &WhatIfOptions,
     ) -> (Plan, MeasuredEstimate, Option<CompactionRecord>) {
-        let request = &subject.request;
+        let request = &call.request;
         let (echoes, _) = reasoning::propose(request, &known);
         self.keep(&mut known, echoes);
-        let (mut plan, mut measured) = subject.planned(&known);
+        let (mut plan, mut measured) = call.planned(&known);
         let rules = request.policy.estimate.deciding();
         let cost =
             prune::RequestCost { tokens: measured.estimate.tokens, parts: &measured.parts, rules };
         let (cuts, mut refused) = prune::propose(request, &known, cost);
         if !cuts.is_empty() {
             self.keep(&mut known, cuts);
-            (plan, measured) = subject.planned(&known);
+            (plan, measured) = call.planned(&known);
         }
         let due = compact::due(request, &known, measured.estimate.tokens);
         let mut summary = None;
         if due >= CompactionNeed::Prepare
             && (known.summaries.is_empty() || due == CompactionNeed::Must)
         {
-            summary = written(subject, &known, &measured, due, asked);
+            summary = written(call, &known, &measured, due, asked);
             // A request that does not fit waits for its summary; any other leaves it to the next.
             if let Some(compact) = summary.clone().filter(|_| due == CompactionNeed::Must) {
                 self.keep(&mut known, vec![Fact::Summary(Box::new(compact))]);
-                known = self.again(subject);
+                known = self.again(call);
             }
         }
         if due >= CompactionNeed::Swap && !known.summaries.is_empty() {
             match compact::propose(request, &known, due) {
                 Ok(facts) => {
                     self.keep(&mut known, facts);
-                    known = self.again(subject);
-                    (plan, measured) = subject.planned(&known);
+                    known = self.again(call);
+                    (plan, measured) = call.planned(&known);
                 }
                 Err(why) => refused.push(plan::PlanStep::refused(
                     Change::Compacted,
@@ -324,9 +324,9 @@ impl<'l> Session<'l> {
     }
 
     /// What is known once more, with what was just kept.
-    fn again(&self, subject: &WhatIfCall<'_>) -> RecordedDecisions {
-        let conversation = subject.request.conversation;
-        let placed = place(&self.ledger, conversation, subject.request.id, None);
+    fn again(&self, call: &WhatIfCall<'_>) -> RecordedDecisions {
+        let conversation = call.request.conversation;
+        let placed = place(&self.ledger, conversation, call.request.id, None);
         RecordedDecisions::of(&self.ledger, conversation, &placed, false)
     }
 
@@ -334,9 +334,9 @@ impl<'l> Session<'l> {
     fn answered(&mut self, said: &[String]) {
         let Some((line, mut turn)) = self.before.take() else { return };
         let reply = answer_of(line, turn.dialect, said);
-        turn.after = reply.chain_after(turn.standing.chain);
+        turn.after = reply.chain_after(turn.position.chain);
         turn.reply = budget::reply(&reply, Tokenizer::whole(turn.family));
-        turn.marks = marks(&reply);
+        turn.anchor_keys = anchor_keys(&reply);
         self.ledger.add(Fact::Turn(Box::new(turn)));
     }
 
@@ -344,7 +344,7 @@ impl<'l> Session<'l> {
     /// would have held up to the first new change. Beside it, the tokens that were not sent, as it counts.
     fn would_report(
         &mut self,
-        line: &Line,
+        line: &TranscriptLine,
         turn: &Turn,
         plan: &Plan,
         (left_out, came): (u64, u64),
@@ -392,7 +392,7 @@ impl<'l> Session<'l> {
     /// Counts what is cut now, and what was cut before and is asked for again.
     fn tell_cuts(
         &mut self,
-        line: &Line,
+        line: &TranscriptLine,
         conversation: &Conversation,
         plan: &Plan,
         told: &mut WhatIfReport,
@@ -420,7 +420,7 @@ impl<'l> Session<'l> {
 
     fn tell(
         &self,
-        line: &Line,
+        line: &TranscriptLine,
         turn: &Turn,
         model: &Model,
         summary: Option<&CompactionRecord>,
@@ -432,7 +432,7 @@ impl<'l> Session<'l> {
             let summary = SummaryCosts::of(&summary.spent, model.price, turn.dialect);
             told.savings.wrote(summary);
         }
-        let change = |step: &plan::PlanStep| Event {
+        let change = |step: &plan::PlanStep| WhatIfEvent {
             session: line.session.clone(),
             call: self.calls,
             at: line.at(),
@@ -460,8 +460,8 @@ impl<'l> Session<'l> {
         told.priced_calls += u64::from(model.price.is_some());
         told.as_it_was.add(&answer_of(line, turn.dialect, &[]).usage, turn, model);
         told.under_policy.add(&turn.usage, turn, model);
-        let parent = turn.standing.parent.as_deref().and_then(|parent| self.ledger.turn(parent));
-        told.savings.add(&JudgedExchange::of(turn, parent.map(Arc::as_ref), model.price).saved());
+        let parent = turn.position.parent.as_deref().and_then(|parent| self.ledger.turn(parent));
+        told.savings.add(&SavingsInput::of(turn, parent.map(Arc::as_ref), model.price).saved());
     }
 }
 
@@ -477,13 +477,13 @@ fn tokens(parts: &[SketchPart]) -> u64 {
 
 /// The summary that would be written of a request, if it would be worth its place.
 fn written(
-    subject: &WhatIfCall<'_>,
+    call: &WhatIfCall<'_>,
     known: &RecordedDecisions,
     measured: &MeasuredEstimate,
     due: CompactionNeed,
     asked: &WhatIfOptions,
 ) -> Option<CompactionRecord> {
-    let request = &subject.request;
+    let request = &call.request;
     let by = *compact::writers(request, false, false).first()?;
     let choice = compact::choose(request, known, &measured.parts, by)?;
     // What it says is not known: so many words of one token each.

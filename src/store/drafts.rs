@@ -30,9 +30,9 @@ pub struct Draft {
 
 /// The beats of other instances, as they were seen last.
 #[derive(Default)]
-pub(super) struct BeatWatch(HashMap<u64, (u64, Instant)>);
+pub(super) struct HeartbeatWatch(HashMap<u64, (u64, Instant)>);
 
-impl BeatWatch {
+impl HeartbeatWatch {
     /// Those of these instances, each with its beat, that were silent for a lease.
     pub(super) fn gone(&mut self, beats: &[(u64, u64)], lease: Duration) -> Vec<u64> {
         let mut seen = HashMap::with_capacity(beats.len());

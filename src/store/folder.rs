@@ -117,7 +117,7 @@ fn is_shared(found: &Metadata) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::sqlite::Sqlite;
+    use crate::store::sqlite::SqliteStore;
 
     fn mode(path: &Path) -> u32 {
         std::fs::metadata(path).unwrap().mode() & 0o7777
@@ -132,7 +132,7 @@ mod tests {
         let home = crate::store::conformance::folder();
         let folder = home.path().join("share/plimsoll");
         assert_eq!(prepare(&folder).unwrap(), Vec::<String>::new());
-        let store = Sqlite::open(&folder.join(DATABASE)).unwrap();
+        let store = SqliteStore::open(&folder.join(DATABASE)).unwrap();
         drop(append(&folder.join(RUN_LOG)).unwrap());
         assert_eq!((mode(&folder), mode(folder.parent().unwrap())), (0o700, 0o700));
         let mut files = 0;
@@ -189,6 +189,6 @@ mod tests {
         let told = prepare(folder.path()).unwrap();
         assert!(told[0].contains("belongs to another user (id 12345)"), "{told:?}");
         assert_eq!(mode(folder.path()), 0o2777);
-        Sqlite::open(&folder.path().join(DATABASE)).unwrap();
+        SqliteStore::open(&folder.path().join(DATABASE)).unwrap();
     }
 }

@@ -19,7 +19,7 @@ use bytes::Bytes;
 
 use super::drafts::Draft;
 use super::precondition::Precondition;
-use super::sqlite::{self, Sqlite};
+use super::sqlite::{self, SqliteStore};
 use super::{
     Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreError, StoreFuture, SweepStep,
     WriteOutcome, folder,
@@ -205,15 +205,15 @@ fn make(folder: &Path, path: &Path) -> std::io::Result<()> {
 }
 
 /// A store whose hashes are keyed.
-pub struct Keyed<S> {
+pub struct KeyedStore<S> {
     store: S,
     cipher: Cipher,
     /// Whether rows of earlier versions may still be among the others.
     is_mixed: Arc<AtomicBool>,
 }
 
-impl Keyed<Sqlite> {
-    /// Opens the store at `path` ([`Sqlite::open`]), with the secret in its folder. Rows of earlier versions
+impl KeyedStore<SqliteStore> {
+    /// Opens the store at `path` ([`SqliteStore::open`]), with the secret in its folder. Rows of earlier versions
     /// are keyed as they move to their new place.
     ///
     /// # Errors
@@ -227,7 +227,7 @@ impl Keyed<Sqlite> {
             true => record,
             false => sealing.sealed(record),
         };
-        let store = Sqlite::open_sealing(path, Box::new(seal))?;
+        let store = SqliteStore::open_sealing(path, Box::new(seal))?;
         if store.keyed_with(cipher.fingerprint())? {
             let file = folder.join(FILE);
             tracing::warn!(
@@ -240,19 +240,19 @@ impl Keyed<Sqlite> {
         Ok(Self { store, cipher, is_mixed })
     }
 
-    /// The same for those who look in ([`Sqlite::for_lookers`]).
+    /// The same for those who look in ([`SqliteStore::for_lookers`]).
     pub fn for_lookers(&self) -> Self {
         let (cipher, is_mixed) = (self.cipher.clone(), self.is_mixed.clone());
         Self { store: self.store.for_lookers(), cipher, is_mixed }
     }
 
     /// The store within.
-    pub fn sqlite(&self) -> &Sqlite {
+    pub fn sqlite(&self) -> &SqliteStore {
         &self.store
     }
 }
 
-impl<S: Store> Keyed<S> {
+impl<S: Store> KeyedStore<S> {
     /// Over a store in which nothing stands in the clear.
     pub fn over(store: S, cipher: Cipher) -> Self {
         Self { store, cipher, is_mixed: Arc::default() }
@@ -304,7 +304,7 @@ impl<S: Store> Keyed<S> {
     }
 }
 
-impl<S: Store> Store for Keyed<S> {
+impl<S: Store> Store for KeyedStore<S> {
     fn put(
         &self,
         scope: Scope,

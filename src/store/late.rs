@@ -13,10 +13,10 @@ use bytes::Bytes;
 
 use super::drafts::Draft;
 use super::folder;
-use super::keyed::Keyed;
+use super::keyed::KeyedStore;
 use super::memory::random;
 use super::precondition::Precondition;
-use super::sqlite::{Load, Sqlite};
+use super::sqlite::{SqliteStore, StoreLoad};
 use super::{
     Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreError, StoreFuture, SweepStep,
     WriteOutcome,
@@ -31,7 +31,7 @@ const ENDS: [&str; 3] = ["", "-wal", "-shm"];
 pub struct LateStore {
     path: PathBuf,
     /// For traffic, and for those who look in.
-    opened: Arc<OnceLock<[Keyed<Sqlite>; 2]>>,
+    opened: Arc<OnceLock<[KeyedStore<SqliteStore>; 2]>>,
     trouble: Arc<Mutex<StoreError>>,
     /// What the last write and the last read of traffic met, where they failed.
     failures: Arc<Mutex<[Option<StoreError>; 2]>>,
@@ -57,7 +57,7 @@ impl LateStore {
         }
     }
 
-    /// The same for those who look in ([`Sqlite::for_lookers`]).
+    /// The same for those who look in ([`SqliteStore::for_lookers`]).
     pub fn for_lookers(&self) -> Self {
         Self { looks: true, ..self.clone() }
     }
@@ -70,7 +70,7 @@ impl LateStore {
         if self.opened.get().is_some() {
             return Ok(());
         }
-        let opened = Keyed::open(&self.path).inspect_err(|trouble| {
+        let opened = KeyedStore::open(&self.path).inspect_err(|trouble| {
             *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble.clone();
         })?;
         if let Some(file) = identity(&self.path) {
@@ -133,11 +133,11 @@ impl LateStore {
     }
 
     /// How busy it is; `None` where it is not open.
-    pub fn load(&self) -> Option<Load> {
+    pub fn load(&self) -> Option<StoreLoad> {
         self.opened.get().map(|[store, _]| store.sqlite().load())
     }
 
-    /// Leaves one whole file ([`Sqlite::close`]).
+    /// Leaves one whole file ([`SqliteStore::close`]).
     ///
     /// # Errors
     /// As there.
@@ -150,7 +150,7 @@ impl LateStore {
 
     fn answer<'a, T: Send + 'a>(
         &'a self,
-        ask: impl FnOnce(&'a Keyed<Sqlite>) -> StoreFuture<'a, T>,
+        ask: impl FnOnce(&'a KeyedStore<SqliteStore>) -> StoreFuture<'a, T>,
     ) -> StoreFuture<'a, T> {
         match self.opened.get() {
             Some(stores) => ask(&stores[usize::from(self.looks)]),
@@ -295,7 +295,7 @@ mod tests {
         let folder = conformance::folder();
         let path = folder.path().join("p.db");
         let cut = || Record { kind: RecordKind::Cut, ..turn(7, "{}", 1) };
-        let store = Keyed::open(&path).unwrap();
+        let store = KeyedStore::open(&path).unwrap();
         store.put_if_absent(scope("t", "s"), vec![cut()]).await.unwrap();
         store.sqlite().close().await.unwrap();
         let secret = std::fs::read(folder.path().join(FILE)).unwrap();

@@ -22,7 +22,7 @@ use tokio::time::Instant;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::lessons::{LessonTerms, Lessons};
-use super::recall::{Lookup, ReadBudget};
+use super::recall::{LookupOutcome, ReadBudget};
 use super::{Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreError, SweepStep};
 use crate::context::ledger::Ledger;
 use crate::context::lineage::{Growth, Placement, place};
@@ -30,13 +30,13 @@ use crate::context::plan::RecordedDecisions;
 use crate::context::{Fact, Millis, SketchPart, Turn};
 use crate::dialect::{Conversation, Role};
 use drafts::Drafts;
-pub use drafts::{DraftGuard, Latest};
+pub use drafts::{DraftGuard, DraftProgress};
 use fingerprints::SessionFingerprints;
 pub use late_writes::SessionRoom;
 use latest_requests::LatestRequests;
-pub use latest_requests::{LatestRequest, NotCounted, ProviderRecount};
+pub use latest_requests::{LatestRequest, ProviderRecount, RecountError};
 use pending_compactions::PendingCompactions;
-pub use pending_compactions::{ClaimedCompaction, FOCUS_BYTES, WISH_LASTS};
+pub use pending_compactions::{ClaimedCompaction, FOCUS_BYTES, PENDING_TTL};
 use session_cache::{SessionCache, SessionCaches};
 pub use writes::DecisionError;
 
@@ -53,8 +53,8 @@ pub struct Ledgers {
     lookers: Arc<dyn Store>,
     caches: Mutex<SessionCaches>,
     signs: Arc<Mutex<SessionFingerprints>>,
-    wishes: Mutex<PendingCompactions>,
-    at_hand: Mutex<LatestRequests>,
+    pending_compactions: Mutex<PendingCompactions>,
+    latest_requests: Mutex<LatestRequests>,
     drafts: Arc<Drafts>,
     lessons: Lessons,
 }
@@ -86,11 +86,11 @@ pub struct SessionLookup<'a> {
     /// The session that the client names.
     pub session: Option<&'a str>,
     /// The thread that the client names.
-    pub lane: Option<&'a str>,
+    pub client_thread: Option<&'a str>,
     /// The exchange's id.
     pub request: &'a str,
     /// How long to wait for the turn before it.
-    pub patience: Duration,
+    pub timeout: Duration,
     /// How long to wait for the store.
     pub reads: &'a ReadBudget,
     /// Whether decisions of shadow mode are wanted in place of the real ones.
@@ -148,12 +148,12 @@ impl OpenedSession {
         (began, store_missed): (Instant, bool),
     ) -> Self {
         let (placed, anchor, known) = cache.look(|ledger| {
-            let placed = place(ledger, conversation, asked.request, asked.lane);
+            let placed = place(ledger, conversation, asked.request, asked.client_thread);
             let anchor = anchor(ledger, &placed);
             let known = RecordedDecisions::of(ledger, conversation, &placed, asked.shadow);
             (placed, anchor, known)
         });
-        cache.begin(asked.request, placed.standing.chain);
+        cache.begin(asked.request, placed.position.chain);
         Self {
             unread: cache.has_unread(),
             reads: asked.reads.after_first_load(),
@@ -169,11 +169,12 @@ impl OpenedSession {
         }
     }
 
-    /// New decisions for a request that was set `aside` then, each after what took back the one before it.
-    pub fn anew(&self, facts: Vec<Fact>, aside: Option<Millis>) -> Vec<Fact> {
-        let anew =
-            |ledger: &Ledger| facts.into_iter().map(|fact| ledger.anew(fact, aside)).collect();
-        self.cache.look(anew)
+    /// New decisions for a request that was `suspended` then, each after what took back the one before it.
+    pub fn after_suspension(&self, facts: Vec<Fact>, suspended: Option<Millis>) -> Vec<Fact> {
+        let dated = |ledger: &Ledger| {
+            facts.into_iter().map(|fact| ledger.after_suspension(fact, suspended)).collect()
+        };
+        self.cache.look(dated)
     }
 
     /// What is known by now of the request's parts.
@@ -207,8 +208,8 @@ impl Ledgers {
             lookers,
             caches: Mutex::default(),
             signs: Arc::default(),
-            wishes: Mutex::default(),
-            at_hand: Mutex::default(),
+            pending_compactions: Mutex::default(),
+            latest_requests: Mutex::default(),
             drafts: Arc::new(Drafts::new()),
         }
     }
@@ -227,9 +228,9 @@ impl Ledgers {
     ) -> Option<OpenedSession> {
         let began = Instant::now();
         let (session, begins) = match self.session(&asked, conversation).await {
-            Lookup::Found(session) => (session, false),
-            Lookup::None => (fingerprints::name_for(asked.request), true),
-            Lookup::Late => return None,
+            LookupOutcome::Found(session) => (session, false),
+            LookupOutcome::None => (fingerprints::name_for(asked.request), true),
+            LookupOutcome::Late => return None,
         };
         let scope = Scope { tenant: asked.tenant.into(), session };
         let cache = lock(&self.caches).cache(&scope);
@@ -237,7 +238,7 @@ impl Ledgers {
             cache.is_new();
         }
         let store_missed = cache.load(&self.store, &scope, asked.reads).await.is_err();
-        cache.wait_for_parent(conversation, Instant::now() + asked.patience).await;
+        cache.wait_for_parent(conversation, Instant::now() + asked.timeout).await;
         Some(OpenedSession::at(&asked, conversation, (scope, cache), (began, store_missed)))
     }
 
@@ -247,41 +248,43 @@ impl Ledgers {
         &self,
         asked: SessionLookup<'_>,
         conversation: &Conversation,
-    ) -> Lookup<SessionPeek> {
+    ) -> LookupOutcome<SessionPeek> {
         let session = match self.session(&asked, conversation).await {
-            Lookup::Found(session) => session,
-            Lookup::None => return Lookup::None,
-            Lookup::Late => return Lookup::Late,
+            LookupOutcome::Found(session) => session,
+            LookupOutcome::None => return LookupOutcome::None,
+            LookupOutcome::Late => return LookupOutcome::Late,
         };
         let scope = Scope { tenant: asked.tenant.into(), session };
         let cache = lock(&self.caches).cache(&scope);
         let store_missed = cache.load(&self.store, &scope, asked.reads).await.is_err();
         let known = cache.look(|ledger| {
-            let placed = place(ledger, conversation, asked.request, asked.lane);
+            let placed = place(ledger, conversation, asked.request, asked.client_thread);
             RecordedDecisions::of(ledger, conversation, &placed, asked.shadow)
         });
-        Lookup::Found(SessionPeek { session: scope.session, known, store_missed })
+        LookupOutcome::Found(SessionPeek { session: scope.session, known, store_missed })
     }
 
     async fn session(
         &self,
         asked: &SessionLookup<'_>,
         conversation: &Conversation,
-    ) -> Lookup<Box<str>> {
+    ) -> LookupOutcome<Box<str>> {
         match asked.session {
-            Some(session) => Lookup::Found(session.into()),
+            Some(session) => LookupOutcome::Found(session.into()),
             None => self.session_of(asked, conversation).await,
         }
     }
 
     /// Keeps the newest request of a session at hand, for a while, unless it was forgotten meanwhile.
-    pub fn keep_at_hand(&self, opened: &OpenedSession, one: LatestRequest) {
-        opened.cache.unless_forgotten(|| lock(&self.at_hand).keep(opened.scope.clone(), one));
+    pub fn keep_latest_request(&self, opened: &OpenedSession, one: LatestRequest) {
+        opened
+            .cache
+            .unless_forgotten(|| lock(&self.latest_requests).keep(opened.scope.clone(), one));
     }
 
     /// The newest request of a session, where it is at hand.
-    pub fn at_hand(&self, scope: &Scope) -> Option<Arc<LatestRequest>> {
-        lock(&self.at_hand).of(scope)
+    pub fn latest_request(&self, scope: &Scope) -> Option<Arc<LatestRequest>> {
+        lock(&self.latest_requests).of(scope)
     }
 
     /// What is kept in memory.
@@ -290,7 +293,7 @@ impl Ledgers {
             let caches = lock(&self.caches);
             (caches.bytes(), caches.most_decisions())
         };
-        KeptBytes { sessions, decisions, latest_requests: lock(&self.at_hand).bytes() }
+        KeptBytes { sessions, decisions, latest_requests: lock(&self.latest_requests).bytes() }
     }
 
     /// Takes over what other processes kept of a session since it was loaded.
@@ -386,8 +389,8 @@ impl Ledgers {
         };
         // After the cache: who holds it brings nothing back.
         lock(&self.signs).forget(std::slice::from_ref(scope));
-        lock(&self.at_hand).forget(scope);
-        lock(&self.wishes).forget(scope);
+        lock(&self.latest_requests).forget(scope);
+        lock(&self.pending_compactions).forget(scope);
         self.drafts.forget(scope);
         let forgotten = forgotten.await;
         self.forget_late(scope);
@@ -441,7 +444,7 @@ impl Ledgers {
     /// # Errors
     /// The store's [`StoreError`].
     pub async fn expire(&self, before: Millis, max_bytes: u64) -> Result<SweepStep, StoreError> {
-        lock(&self.wishes).expire();
+        lock(&self.pending_compactions).expire();
         let gone = self.store.expire(before, max_bytes).await?;
         if !gone.scopes.is_empty() {
             lock(&self.caches).release(&gone.scopes);
@@ -464,16 +467,16 @@ impl Ledgers {
         &self,
         asked: &SessionLookup<'_>,
         conversation: &Conversation,
-    ) -> Lookup<Box<str>> {
+    ) -> LookupOutcome<Box<str>> {
         let signs = fingerprints::shown_by(conversation);
         let known = lock(&self.signs).session(asked.tenant, &signs);
         if let Some(session) = known {
-            return Lookup::Found(session);
+            return LookupOutcome::Found(session);
         }
         let begins = conversation.held.is_none()
             && conversation.parts().all(|part| part.role != Role::Assistant);
         if begins {
-            return Lookup::None; // nothing was answered in it, so nothing is known of it
+            return LookupOutcome::None; // nothing was answered in it, so nothing is known of it
         }
         let own = signs.first().copied();
         let since = lock(&self.signs).look_up(asked.tenant, &signs);
@@ -491,9 +494,9 @@ impl Ledgers {
             Ok::<_, StoreError>(session)
         });
         match asked.reads.wait_again(since, asking).await {
-            Some(Ok(Ok(Some(session)))) => Lookup::Found(session),
-            Some(Ok(Ok(None))) => Lookup::None,
-            Some(Ok(Err(_)) | Err(_)) | None => Lookup::Late,
+            Some(Ok(Ok(Some(session)))) => LookupOutcome::Found(session),
+            Some(Ok(Ok(None))) => LookupOutcome::None,
+            Some(Ok(Err(_)) | Err(_)) | None => LookupOutcome::Late,
         }
     }
 }
@@ -515,21 +518,25 @@ fn record(fact: &Fact) -> Option<Record> {
     let (kind, key, at) = match fact {
         Fact::Turn(turn) => (RecordKind::Turn, turn_key(&turn.request), turn.at),
         Fact::Reasoning(reasoning) => (RecordKind::Reasoning, reasoning.after.0, reasoning.at),
-        Fact::Cut(cut) => (RecordKind::Cut, anew(cut.about.0, cut.shadow, cut.after), cut.at),
+        Fact::Cut(cut) => {
+            (RecordKind::Cut, decision_address(cut.about.0, cut.shadow, cut.after), cut.at)
+        }
         Fact::Echo(echo) => {
-            (RecordKind::Echo, anew(echo.about.0, echo.shadow, echo.after), echo.at)
+            (RecordKind::Echo, decision_address(echo.about.0, echo.shadow, echo.after), echo.at)
         }
         // Beside the cuts: it is kept by a hash of what it changes, as they are.
         Fact::Repair(repair) => {
-            (RecordKind::Cut, anew(repair.about.0, false, repair.after), repair.at)
+            (RecordKind::Cut, decision_address(repair.about.0, false, repair.after), repair.at)
         }
-        Fact::Aside(aside) => (RecordKind::Aside, xxh3_128(aside.request.as_bytes()), aside.at),
+        Fact::Aside(suspended) => {
+            (RecordKind::Aside, xxh3_128(suspended.request.as_bytes()), suspended.at)
+        }
         Fact::TakenBack(taken) => (RecordKind::Aside, taken.key(), taken.at),
         Fact::Summary(one) => {
-            (RecordKind::Summary, anew(one.address().0, one.shadow, one.after), one.at)
+            (RecordKind::Summary, decision_address(one.address().0, one.shadow, one.after), one.at)
         }
         Fact::Compact(one) => {
-            (RecordKind::Compact, anew(one.address().0, one.shadow, one.after), one.at)
+            (RecordKind::Compact, decision_address(one.address().0, one.shadow, one.after), one.at)
         }
         Fact::Queued(queued) => (RecordKind::Queued, xxh3_128(queued.id.as_bytes()), queued.at),
         Fact::Said(said) => (RecordKind::Said, xxh3_128(said.id.as_bytes()), said.at),
@@ -550,7 +557,7 @@ fn salted(about: u128, shadow: bool) -> u128 {
 }
 
 /// What is decided after a refusal stands beside what was decided before it.
-fn anew(about: u128, shadow: bool, after: Option<Millis>) -> u128 {
+fn decision_address(about: u128, shadow: bool, after: Option<Millis>) -> u128 {
     let about = salted(about, shadow);
     after.map_or(about, |at| about ^ xxh3_128(&at.to_le_bytes()))
 }

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex as Turn;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
-use super::recall::{ReadBudget, Recall, Recalled};
+use super::recall::{ReadBudget, Recall, RecallOutcome};
 use super::{Record, RecordKind, Scope, Store, StoreError};
 use crate::context::Millis;
 use crate::dialect::lesson::Lesson;
@@ -125,9 +125,9 @@ pub struct LessonLine {
 
 /// All lessons. A copy is the same lessons.
 #[derive(Clone)]
-pub struct Lessons(Arc<Shared>);
+pub struct Lessons(Arc<LessonsInner>);
 
-struct Shared {
+struct LessonsInner {
     store: Arc<dyn Store>,
     state: Mutex<LessonState>,
     recall: Recall,
@@ -140,16 +140,16 @@ impl Lessons {
     pub fn new(store: Arc<dyn Store>, terms: LessonTerms) -> Self {
         let state = Mutex::new(LessonState::new(terms));
         let (recall, loading) = Default::default();
-        Self(Arc::new(Shared { store, state, recall, loading }))
+        Self(Arc::new(LessonsInner { store, state, recall, loading }))
     }
 
     /// Reads what is kept, once a process, and waits for it within the budget; later takes over now and then,
     /// beside the request, what other processes learned.
-    pub async fn ready(&self, budget: &ReadBudget, now: Millis) -> Recalled {
+    pub async fn ready(&self, budget: &ReadBudget, now: Millis) -> RecallOutcome {
         let lessons = self.clone();
         let read = || async move { lessons.load(now).await };
         let recalled = self.0.recall.wait(budget, read).await;
-        if recalled == Recalled::Known && self.state().is_due(now) {
+        if recalled == RecallOutcome::Known && self.state().is_due(now) {
             let lessons = self.clone();
             tokio::spawn(async move { lessons.refresh(now).await });
         }

@@ -10,7 +10,7 @@ use bytes::Bytes;
 
 use serde_json::Value;
 
-use super::drafts::{BeatWatch, Draft, INTERRUPTED};
+use super::drafts::{Draft, HeartbeatWatch, INTERRUPTED};
 use super::precondition::{Precondition, TOMBSTONE_LIFE, TOMBSTONES};
 use super::{
     Cursor, Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreError, StoreFuture,
@@ -36,7 +36,7 @@ pub struct MemoryStore {
 struct MemoryDrafts {
     by_key: BTreeMap<u128, (u64, Draft)>,
     beats: BTreeMap<u64, u64>,
-    watch: BeatWatch,
+    watch: HeartbeatWatch,
 }
 
 impl MemoryStore {

@@ -113,7 +113,7 @@ impl ReadBudget {
 }
 
 /// What became of looking for a session.
-pub enum Lookup<T> {
+pub enum LookupOutcome<T> {
     /// It is there.
     Found(T),
     /// There is none.
@@ -124,7 +124,7 @@ pub enum Lookup<T> {
 
 /// What came of waiting for a [`Recall`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Recalled {
+pub enum RecallOutcome {
     /// What the store knows is known.
     Known,
     /// It did not answer in time; it may still.
@@ -135,10 +135,10 @@ pub enum Recalled {
 
 /// Something that is read from the store once. Clones share it.
 #[derive(Clone, Default)]
-pub struct Recall(Arc<Shared>);
+pub struct Recall(Arc<RecallInner>);
 
 #[derive(Default)]
-struct Shared {
+struct RecallInner {
     state: Mutex<RecallState>,
     /// Told when a reading ends.
     ended: Notify,
@@ -188,7 +188,7 @@ impl Recall {
 
     /// Has it read by `read`, on a task of its own, where nobody does yet and no failure is too recent; waits
     /// for that within the budget.
-    pub async fn wait<F>(&self, budget: &ReadBudget, read: impl FnOnce() -> F) -> Recalled
+    pub async fn wait<F>(&self, budget: &ReadBudget, read: impl FnOnce() -> F) -> RecallOutcome
     where
         F: Future<Output = Result<(), StoreError>> + Send + 'static,
     {
@@ -196,8 +196,8 @@ impl Recall {
         tokio::pin!(ended);
         ended.as_mut().enable();
         let since = match self.begin() {
-            RecallStart::Known => return Recalled::Known,
-            RecallStart::Failed => return Recalled::Failed,
+            RecallStart::Known => return RecallOutcome::Known,
+            RecallStart::Failed => return RecallOutcome::Failed,
             RecallStart::Reading(since) => since,
             RecallStart::Read(run, since) => {
                 tokio::spawn(run.run(read()));
@@ -205,9 +205,9 @@ impl Recall {
             }
         };
         if budget.wait_since(since, ended).await.is_none() {
-            return Recalled::Late;
+            return RecallOutcome::Late;
         }
-        if self.is_known() { Recalled::Known } else { Recalled::Failed }
+        if self.is_known() { RecallOutcome::Known } else { RecallOutcome::Failed }
     }
 
     /// Somebody wants it: who is first reads it for all.
@@ -338,12 +338,12 @@ mod tests {
         };
         let failed = || Err(StoreError::Closed);
         let (one, other) = tokio::join!(ask(failed()), ask(Ok(())));
-        assert_eq!((one, other), (Recalled::Failed, Recalled::Failed));
+        assert_eq!((one, other), (RecallOutcome::Failed, RecallOutcome::Failed));
         assert_eq!(reads.load(Ordering::SeqCst), 1, "one for both");
-        assert_eq!(ask(Ok(())).await, Recalled::Failed, "it is left alone");
+        assert_eq!(ask(Ok(())).await, RecallOutcome::Failed, "it is left alone");
         rests(&recall);
-        assert_eq!(ask(Ok(())).await, Recalled::Known);
-        assert_eq!(ask(failed()).await, Recalled::Known);
+        assert_eq!(ask(Ok(())).await, RecallOutcome::Known);
+        assert_eq!(ask(failed()).await, RecallOutcome::Known);
         assert_eq!(reads.load(Ordering::SeqCst), 2);
     }
 
@@ -358,17 +358,17 @@ mod tests {
         let recall = Recall::default();
         let (go, gate) = tokio::sync::oneshot::channel::<()>();
         let read = || async move { gate.await.map_err(|_| StoreError::Closed) };
-        assert_eq!(recall.wait(&ReadBudget::new(SHORT), read).await, Recalled::Late);
+        assert_eq!(recall.wait(&ReadBudget::new(SHORT), read).await, RecallOutcome::Late);
         let never = std::future::pending;
-        assert_eq!(recall.wait(&ReadBudget::new(SHORT), never).await, Recalled::Late);
+        assert_eq!(recall.wait(&ReadBudget::new(SHORT), never).await, RecallOutcome::Late);
         go.send(()).unwrap();
-        assert_eq!(recall.wait(&ReadBudget::new(LONG), never).await, Recalled::Known);
+        assert_eq!(recall.wait(&ReadBudget::new(LONG), never).await, RecallOutcome::Known);
     }
 
     #[tokio::test]
     async fn a_panic_is_a_failure() {
         let recall = Recall::default();
         let read = || async { panic!("a mistake") };
-        assert_eq!(recall.wait(&ReadBudget::new(LONG), read).await, Recalled::Failed);
+        assert_eq!(recall.wait(&ReadBudget::new(LONG), read).await, RecallOutcome::Failed);
     }
 }

@@ -37,10 +37,10 @@ use super::{
 };
 use crate::context::Millis;
 use drafts::FolderLock;
-use legacy::Legacy;
+use legacy::LegacyFacts;
 
 pub(super) use legacy::RekeyFact;
-use readers::{MakeWay, ReaderLimits, Readers};
+use readers::{ReaderGate, ReaderLimits, Readers};
 use retention::RetentionRule;
 use upkeep::LOCKED;
 pub use writer::QUEUE_BYTES;
@@ -57,23 +57,23 @@ const LOOKERS: ReaderLimits =
 
 /// Facts in a file. Clones share it.
 #[derive(Clone)]
-pub struct Sqlite {
-    file: Arc<File>,
-    side: Side,
+pub struct SqliteStore {
+    file: Arc<Database>,
+    side: StoreCaller,
 }
 
 /// Who asks.
 #[derive(Clone, Copy)]
-enum Side {
+enum StoreCaller {
     Traffic,
     Looker,
 }
 
-struct File {
+struct Database {
     writer: Writer,
     traffic: Readers,
     lookers: Readers,
-    moving: Arc<Legacy>,
+    moving: Arc<LegacyFacts>,
     path: PathBuf,
     /// Says to other processes that this one uses the file.
     _lock: FolderLock,
@@ -81,7 +81,7 @@ struct File {
 
 /// How busy a store is, and what it takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Load {
+pub struct StoreLoad {
     /// Writes that wait.
     pub writes: usize,
     /// Bytes of them.
@@ -98,7 +98,7 @@ pub struct Load {
     pub bytes: u64,
 }
 
-impl Sqlite {
+impl SqliteStore {
     /// Opens the store at `path`, making it and its folder where they are missing. An older version
     /// of it is brought up to date in place; a newer one is refused and left as it is.
     ///
@@ -120,7 +120,7 @@ impl Sqlite {
         // Before the tables change: pages that are used for something else are overwritten, too.
         tune(&connection).map_err(trouble)?;
         schema::prepare(&mut connection, path)?;
-        let moving = Arc::new(Legacy::of(&connection).map_err(trouble)?);
+        let moving = Arc::new(LegacyFacts::of(&connection).map_err(trouble)?);
         let mut made = Vec::new();
         let lock = FolderLock::take(path, || {
             let adopting = upkeep::in_transaction(&connection, || {
@@ -130,19 +130,19 @@ impl Sqlite {
             made = adopting.unwrap_or_default();
         });
         connection.busy_timeout(LOCKED).map_err(trouble)?;
-        let make_way = Arc::<MakeWay>::default();
+        let make_way = Arc::<ReaderGate>::default();
         let connections = (connection, connect(path)?);
         let writer = Writer::start(path, connections, moving.clone(), seal, made, make_way.clone());
         let traffic = Readers::start(path, TRAFFIC, Arc::default())?;
         let lookers = Readers::start(path, LOOKERS, make_way)?;
-        let file = File { writer, traffic, lookers, moving, path: path.into(), _lock: lock };
-        Ok(Self { file: Arc::new(file), side: Side::Traffic })
+        let file = Database { writer, traffic, lookers, moving, path: path.into(), _lock: lock };
+        Ok(Self { file: Arc::new(file), side: StoreCaller::Traffic })
     }
 
     /// The same store for those who look in: their questions keep traffic's waiting in nothing, and end
     /// when they take too long.
     pub fn for_lookers(&self) -> Self {
-        Self { side: Side::Looker, ..self.clone() }
+        Self { side: StoreCaller::Looker, ..self.clone() }
     }
 
     /// Where the file is.
@@ -192,11 +192,11 @@ impl Sqlite {
     }
 
     /// How busy it is, and what it takes.
-    pub fn load(&self) -> Load {
-        let File { writer, traffic, lookers, path, .. } = &*self.file;
+    pub fn load(&self) -> StoreLoad {
+        let Database { writer, traffic, lookers, path, .. } = &*self.file;
         let length = |path: &Path| std::fs::metadata(path).map_or(0, |file| file.len());
         let log = beside(path, "-wal");
-        Load {
+        StoreLoad {
             writes: writer.waiting(),
             write_bytes: writer.waiting_bytes(),
             traffic: traffic.waiting(),
@@ -212,12 +212,12 @@ impl Sqlite {
     /// found once.
     fn read<T: Send + 'static>(
         &self,
-        query: impl FnOnce(&Connection, &Legacy) -> rusqlite::Result<T> + Send + 'static,
+        query: impl FnOnce(&Connection, &LegacyFacts) -> rusqlite::Result<T> + Send + 'static,
     ) -> StoreFuture<'_, T> {
         let moving = self.file.moving.clone();
         let readers = match self.side {
-            Side::Traffic => &self.file.traffic,
-            Side::Looker => &self.file.lookers,
+            StoreCaller::Traffic => &self.file.traffic,
+            StoreCaller::Looker => &self.file.lookers,
         };
         readers.ask(move |connection| {
             let look = connection.unchecked_transaction()?;
@@ -279,7 +279,7 @@ pub fn examine(path: &Path) -> Result<u64, StoreError> {
     Ok(length(path) + length(&beside(path, "-wal")))
 }
 
-impl Store for Sqlite {
+impl Store for SqliteStore {
     fn put(
         &self,
         scope: Scope,

@@ -11,7 +11,7 @@ use crate::context::Millis;
 /// A step back of no more is a clock that is kept in time, and is not told, ms.
 const SLIGHT: Millis = 1000;
 
-static CLOCK: LazyLock<(Instant, Mutex<Clock>)> =
+static CLOCK: LazyLock<(Instant, Mutex<WallClock>)> =
     LazyLock::new(|| (Instant::now(), Mutex::default()));
 
 /// The time, ms since 1970; never before what it was.
@@ -34,7 +34,7 @@ pub fn now() -> Millis {
 
 /// Where time stands, and where it stood when it was last believed.
 #[derive(Default)]
-struct Clock {
+struct WallClock {
     /// The machine's time then.
     wall: Millis,
     /// Since the process began, then.
@@ -43,7 +43,7 @@ struct Clock {
     behind: Millis,
 }
 
-impl Clock {
+impl WallClock {
     /// The time where the machine's clock says `wall`, `passed` ms after the process began; and how far
     /// the clock was set back, where that is new.
     fn tick(&mut self, wall: Millis, passed: Millis) -> (Millis, Option<Millis>) {
@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn time_goes_on_where_the_clock_is_set_back() {
-        let mut clock = Clock::default();
+        let mut clock = WallClock::default();
         let start = 100 * HOUR;
         assert_eq!(clock.tick(start, 0), (start, None));
         assert_eq!(clock.tick(start + 5, 5), (start + 5, None));

@@ -5,17 +5,17 @@
 use serde::Serialize;
 
 use super::gaps::StreamGaps;
-use super::labels::{CountEstimate, Ended, FailOpen};
+use super::labels::{CountEstimate, FailOpen, SummaryOutcome};
 use super::refusal::RefusalReport;
-use crate::context::budget::{Classic, ContextView, HiddenInput};
+use crate::context::budget::{ClassicEstimate, ContextView, HiddenInput};
 use crate::context::plan::{DecisionReason, RewriteSummary};
 use crate::context::policy::SummaryAuthor;
 use crate::context::savings::ExchangeSavings;
 use crate::context::{Estimate, Millis, Outcome};
 use crate::dialect::error_kind::ErrorKind;
 use crate::dialect::models::Family;
-use crate::dialect::refusal::Cause;
-use crate::dialect::{Dialect, Note, Purpose, Stop, Usage};
+use crate::dialect::refusal::RefusalCause;
+use crate::dialect::{Dialect, Note, Purpose, StopReason, Usage};
 
 /// How busy a store is, and what it takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +48,7 @@ pub struct Compaction {
     /// Why.
     pub why: DecisionReason,
     /// How it ended.
-    pub outcome: Ended,
+    pub outcome: SummaryOutcome,
     /// Tokens that it stands for.
     pub before: u64,
     /// Tokens of it, where it is written.
@@ -94,7 +94,7 @@ pub struct Exchange {
     /// How it ended.
     pub outcome: Outcome,
     /// Why the reply ended.
-    pub stop: Option<Stop>,
+    pub stop: Option<StopReason>,
     /// What kind of error the provider told of, by its status or inside a success.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error_kind: Option<ErrorKind>,
@@ -104,7 +104,7 @@ pub struct Exchange {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub count_estimated: Option<CountEstimate>,
     /// What a known agent would have predicted, where its rules are asked.
-    pub classic: Option<Classic>,
+    pub classic: Option<ClassicEstimate>,
     /// In how many of the model's last ten turns the newest call had the same result, from four on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub repeated_calls: Option<u32>,
@@ -154,7 +154,7 @@ pub struct Exchange {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refusal: Option<RefusalReport>,
     /// What the provider's refusal of our rewrite named, where the original was sent again.
-    pub refused: Option<Cause>,
+    pub refused: Option<RefusalCause>,
     /// Where we stood aside.
     pub fail_open: Vec<FailOpen>,
     /// What was strange.
@@ -265,7 +265,7 @@ impl Exchange {
 
 /// A request that is on its way, for whoever looks in before it has ended.
 #[derive(Clone, Debug)]
-pub struct Flight {
+pub struct OpenExchange {
     /// Its exchange.
     pub id: Box<str>,
     /// Keyed hash of the credential.

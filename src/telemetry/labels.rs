@@ -214,7 +214,7 @@ pub enum StoreOperation {
 /// What a connection past `limits.connections` got; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
 #[serde(rename_all = "snake_case")]
-pub enum Turned {
+pub enum RejectedConnection {
     /// 503, with what to do.
     Answered,
     /// Nothing: it asked nothing in time, or there were too many of them.
@@ -236,7 +236,7 @@ pub enum ClientTimeout {
 /// How writing a summary ended; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
 #[serde(rename_all = "snake_case")]
-pub enum Ended {
+pub enum SummaryOutcome {
     /// It is written.
     Written,
     /// The upstream refused, failed, or could not be reached.

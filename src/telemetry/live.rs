@@ -5,7 +5,7 @@
 
 use serde::Serialize;
 
-use super::Flight;
+use super::OpenExchange;
 use crate::context::Millis;
 use crate::context::policy::{Mode, SummaryAuthor};
 
@@ -54,7 +54,7 @@ impl MessageStep {
 
 /// A request goes out with a context that was just made smaller.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Shrunk {
+pub struct ContextReduction {
     /// How: the live event's name.
     #[serde(skip)]
     pub event: &'static str,
@@ -80,23 +80,23 @@ pub struct Shrunk {
     pub at: Millis,
 }
 
-impl Shrunk {
+impl ContextReduction {
     /// What is new in a request that goes out: a summary that takes the place of older messages
     /// (`compacted`), results that were cleared (`pruned`).
-    pub(super) fn of(flight: &Flight) -> impl Iterator<Item = Self> {
-        let done = flight.view.rewriting;
+    pub(super) fn of(open_exchange: &OpenExchange) -> impl Iterator<Item = Self> {
+        let done = open_exchange.view.rewriting;
         let is_sent = done.mode == Mode::Active;
         let told = |event, less: u64| Self {
             event,
-            request: flight.id.clone(),
-            tenant: flight.tenant.clone(),
-            session: flight.session.clone(),
-            thread: flight.thread.clone(),
-            before: flight.view.total.saturating_add(less),
-            after: flight.view.total,
+            request: open_exchange.id.clone(),
+            tenant: open_exchange.tenant.clone(),
+            session: open_exchange.session.clone(),
+            thread: open_exchange.thread.clone(),
+            before: open_exchange.view.total.saturating_add(less),
+            after: open_exchange.view.total,
             strategy: None,
             results: None,
-            at: flight.at,
+            at: open_exchange.at,
         };
         let compacted = (is_sent && done.new.compacted > 0).then(|| Self {
             strategy: done.summary_by,

@@ -21,7 +21,7 @@ use crate::context::budget::grouped;
 use crate::context::overflow::OverflowReport;
 use crate::context::plan::ChangeCounts;
 use crate::context::policy::Mode;
-use crate::dialect::editing::Cleared;
+use crate::dialect::editing::ClearingReport;
 
 /// Most bytes that wait to be written; past it lines are dropped.
 pub const BACKLOG: usize = 1024 * 1024;
@@ -33,7 +33,7 @@ const LONGEST: usize = 120;
 
 /// Who reads the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum LogFormat {
     /// People.
     Text,
     /// Machines.
@@ -43,8 +43,8 @@ pub enum Form {
 /// Where lines go. Clones share one sink.
 #[derive(Clone)]
 pub struct Log {
-    form: Form,
-    sink: Option<Arc<Sink>>,
+    form: LogFormat,
+    sink: Option<Arc<LogSink>>,
     /// Changes how much of the diagnostics is told, where they come here.
     level: Arc<OnceLock<ChangeLevel>>,
 }
@@ -54,22 +54,22 @@ type ChangeLevel = Box<dyn Fn(Targets) + Send + Sync>;
 impl Log {
     /// Nothing is logged.
     pub fn none() -> Self {
-        Self { form: Form::Text, sink: None, level: Arc::default() }
+        Self { form: LogFormat::Text, sink: None, level: Arc::default() }
     }
 
     /// Lines for `form`'s readers go to `out`, written by a thread of their own.
     ///
     /// # Errors
     /// Where the system gives no thread.
-    pub fn to(form: Form, out: impl Write + Send + 'static) -> io::Result<Self> {
-        let sink = Arc::new(Sink::default());
+    pub fn to(form: LogFormat, out: impl Write + Send + 'static) -> io::Result<Self> {
+        let sink = Arc::new(LogSink::default());
         let writer = sink.clone();
         std::thread::Builder::new().name("log".into()).spawn(move || writer.run(out))?;
         Ok(Self { form, sink: Some(sink), level: Arc::default() })
     }
 
     /// Who reads it.
-    pub fn form(&self) -> Form {
+    pub fn form(&self) -> LogFormat {
         self.form
     }
 
@@ -79,8 +79,8 @@ impl Log {
             return;
         }
         let mut line = match self.form {
-            Form::Text => text(exchange),
-            Form::Json => json(exchange),
+            LogFormat::Text => text(exchange),
+            LogFormat::Json => json(exchange),
         };
         line.push('\n');
         self.push(&line);
@@ -90,8 +90,8 @@ impl Log {
     fn push(&self, line: &str) {
         let Some(sink) = &self.sink else { return };
         let line = match self.form {
-            Form::Text => terminal::visible(line),
-            Form::Json => terminal::visible_json(line),
+            LogFormat::Text => terminal::visible(line),
+            LogFormat::Json => terminal::visible_json(line),
         };
         sink.push(line.as_bytes());
     }
@@ -130,12 +130,12 @@ impl Log {
             .with_target(false)
             .with_writer(move || log.clone());
         let (taken, change): (_, ChangeLevel) = match self.form {
-            Form::Text => {
+            LogFormat::Text => {
                 let (ours, change) = reload::Layer::new(ours(level));
                 let change = move |ours| drop(change.reload(ours));
                 (lines.compact().finish().with(ours).try_init(), Box::new(change))
             }
-            Form::Json => {
+            LogFormat::Json => {
                 let (ours, change) = reload::Layer::new(ours(level));
                 let change = move |ours| drop(change.reload(ours));
                 (lines.json().flatten_event(true).finish().with(ours).try_init(), Box::new(change))
@@ -170,8 +170,8 @@ impl Write for Log {
 }
 
 #[derive(Default)]
-struct Sink {
-    state: Mutex<State>,
+struct LogSink {
+    state: Mutex<LogQueue>,
     /// There is something to write.
     filled: Condvar,
     /// Everything is written.
@@ -179,7 +179,7 @@ struct Sink {
 }
 
 #[derive(Default)]
-struct State {
+struct LogQueue {
     waiting: Vec<u8>,
     writing: bool,
     /// Somebody waits until everything is written.
@@ -187,8 +187,8 @@ struct State {
     dropped: u64,
 }
 
-impl Sink {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl LogSink {
+    fn state(&self) -> MutexGuard<'_, LogQueue> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -217,7 +217,7 @@ impl Sink {
                 self.written.notify_all();
                 state = self.filled.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
-            let calm = |state: &mut State| !state.hurried && state.waiting.len() < BACKLOG / 2;
+            let calm = |state: &mut LogQueue| !state.hurried && state.waiting.len() < BACKLOG / 2;
             let gathered = self.filled.wait_timeout_while(state, GATHER, calm);
             (state, _) = gathered.unwrap_or_else(PoisonError::into_inner);
             std::mem::swap(&mut lines, &mut state.waiting);
@@ -231,11 +231,11 @@ impl Sink {
 
     fn flush(&self) {
         /// A log that nobody reads must not hold up the end.
-        const PATIENCE: Duration = Duration::from_secs(2);
+        const TIMEOUT: Duration = Duration::from_secs(2);
         let mut state = self.state();
         state.hurried = true;
         self.filled.notify_one();
-        drop(self.written.wait_timeout_while(state, PATIENCE, |state| {
+        drop(self.written.wait_timeout_while(state, TIMEOUT, |state| {
             state.writing || !state.waiting.is_empty()
         }));
     }
@@ -243,7 +243,7 @@ impl Sink {
 
 /// The line for people.
 fn text(exchange: &Exchange) -> String {
-    let mut line = Line(String::with_capacity(512));
+    let mut line = LogLine(String::with_capacity(512));
     let at = SystemTime::UNIX_EPOCH + Duration::from_millis(exchange.at);
     line.shows(humantime::format_rfc3339_millis(at));
     let upstream = exchange.upstream.as_deref().unwrap_or("-");
@@ -292,9 +292,9 @@ fn text(exchange: &Exchange) -> String {
 
 /// A line as it is written, piece by piece: one is written for every exchange, and `core::fmt` takes
 /// several times as long. It is left to what few lines have.
-struct Line(String);
+struct LogLine(String);
 
-impl Line {
+impl LogLine {
     /// ` name=`, which a value follows.
     fn name(&mut self, name: &str) -> &mut Self {
         self.says(&[" ", name, "="]);
@@ -318,7 +318,7 @@ impl Line {
 
     /// The word that a unit variant serialises to.
     fn word(&mut self, variant: impl Serialize) {
-        self.shows(Word(variant));
+        self.shows(SerdeWord(variant));
     }
 
     fn shows(&mut self, value: impl fmt::Display) {
@@ -326,7 +326,7 @@ impl Line {
     }
 }
 
-fn usage_fields(exchange: &Exchange, line: &mut Line) {
+fn usage_fields(exchange: &Exchange, line: &mut LogLine) {
     let usage = &exchange.usage;
     for (name, value) in [
         ("input", usage.input),
@@ -345,7 +345,7 @@ fn usage_fields(exchange: &Exchange, line: &mut Line) {
 }
 
 /// `estimated=… (…–…) actual=… error=+… (+…%) method=…`: between the two nine times in ten.
-fn accuracy_fields(exchange: &Exchange, line: &mut Line) {
+fn accuracy_fields(exchange: &Exchange, line: &mut LogLine) {
     let Some(estimate) = &exchange.estimate else { return };
     line.name("estimated").digits(estimate.tokens);
     if let Some((low, high)) = estimate.band().filter(|(low, high)| low < high) {
@@ -377,7 +377,7 @@ fn accuracy_fields(exchange: &Exchange, line: &mut Line) {
     }
 }
 
-fn error_field(name: &str, error: i64, ratio: Option<f64>, line: &mut Line) {
+fn error_field(name: &str, error: i64, ratio: Option<f64>, line: &mut LogLine) {
     let sign = if error < 0 { "-" } else { "+" };
     line.name(name).says(&[sign]);
     line.digits(error.unsigned_abs());
@@ -389,7 +389,7 @@ fn error_field(name: &str, error: i64, ratio: Option<f64>, line: &mut Line) {
 }
 
 /// `cut=3 (-12,400 tokens) put_back=1`, and where it is not so on the wire, why.
-fn rewriting_fields(exchange: &Exchange, line: &mut Line) {
+fn rewriting_fields(exchange: &Exchange, line: &mut LogLine) {
     let done = &exchange.done;
     let ChangeCounts { cut, put_back, taken_out, compacted, said, repaired } = done.made;
     if cut > 0 {
@@ -420,12 +420,12 @@ fn rewriting_fields(exchange: &Exchange, line: &mut Line) {
     }
     if let Some(OverflowReport { sign, saved, .. }) = done.overflow {
         let end = if saved { "saved" } else { "lost" };
-        line.name("overflow").shows(format_args!("{} ({end})", Word(sign)));
+        line.name("overflow").shows(format_args!("{} ({end})", SerdeWord(sign)));
     }
     if done.held_out {
         line.name("held_out").says(&["true"]);
     }
-    if let Some(Cleared { tool_uses, input_tokens }) = exchange.usage.cleared {
+    if let Some(ClearingReport { tool_uses, input_tokens }) = exchange.usage.cleared {
         let tokens = grouped(input_tokens);
         line.name("cleared").shows(format_args!("{tool_uses} (-{tokens} tokens)"));
     }
@@ -434,7 +434,7 @@ fn rewriting_fields(exchange: &Exchange, line: &mut Line) {
     }
 }
 
-fn time_fields(exchange: &Exchange, line: &mut Line) {
+fn time_fields(exchange: &Exchange, line: &mut LogLine) {
     let mut ms = |name: &str, us: u64| {
         line.name(name).tenths(us.saturating_add(50) / 100);
         line.says(&["ms"]);
@@ -464,7 +464,7 @@ fn time_fields(exchange: &Exchange, line: &mut Line) {
 /// The line for machines: the exchange, with what follows from it.
 fn json(exchange: &Exchange) -> String {
     #[derive(Serialize)]
-    struct Line<'a> {
+    struct JsonLine<'a> {
         timestamp: String,
         level: &'static str,
         message: &'static str,
@@ -472,7 +472,7 @@ fn json(exchange: &Exchange) -> String {
         told: LogFields<'a>,
     }
     let at = SystemTime::UNIX_EPOCH + Duration::from_millis(exchange.at);
-    let line = Line {
+    let line = JsonLine {
         timestamp: humantime::format_rfc3339_millis(at).to_string(),
         level: "INFO",
         message: "exchange",
@@ -514,12 +514,12 @@ impl<'a> From<&'a Exchange> for LogFields<'a> {
 
 /// The word that a unit variant serialises to: what labels and log lines call it.
 pub(crate) fn word(variant: impl Serialize) -> String {
-    Word(variant).to_string()
+    SerdeWord(variant).to_string()
 }
 
-struct Word<T>(T);
+struct SerdeWord<T>(T);
 
-impl<T: Serialize> fmt::Display for Word<T> {
+impl<T: Serialize> fmt::Display for SerdeWord<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // serde writes the words of unit variants, and refuses what has parts.
         self.0.serialize(&mut *f).or_else(|_| f.write_str("other"))

@@ -24,20 +24,20 @@ use prometheus::{
     Registry, TextEncoder,
 };
 
-use self::accuracy::Accuracy;
-use self::compacting::Compacting;
-use self::handles::{Labelled, OfModel, OfUpstream, handles, known};
+use self::accuracy::AccuracyMetrics;
+use self::compacting::CompactionMetrics;
+use self::handles::{HandleMap, ModelHandles, UpstreamHandles, handles, known};
 
-pub use self::make::Row;
-use self::make::{Make, NONE, SECONDS};
+pub use self::make::MetricRow;
+use self::make::{MetricRegistrar, NONE, SECONDS};
 use self::memory::MemoryMetrics;
-use self::rewriting::Rewriting;
-use self::traffic::{Spent, Traffic, TrafficKey};
+use self::rewriting::RewriteMetrics;
+use self::traffic::{TrafficHandles, TrafficKey, UsageHandles};
 use self::upstreams::UpstreamConnections;
 pub use self::upstreams::UpstreamMetrics;
 use super::event::{Compaction, Exchange};
 use super::gaps::BOUNDS;
-use super::labels::{AdminRefusal, ClientTimeout, CountOutcome, LessonOutcome, Turned};
+use super::labels::{AdminRefusal, ClientTimeout, CountOutcome, LessonOutcome, RejectedConnection};
 use super::log::word;
 
 /// How many model names are labels; any more are `other`.
@@ -59,7 +59,7 @@ const FILL: &[f64] = &[0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 
 /// All metrics of the process.
 pub(super) struct Metrics {
     registry: Registry,
-    table: Vec<Row>,
+    table: Vec<MetricRow>,
     pub(super) connections: IntGauge,
     pub(super) streams: IntGauge,
     pub(super) websocket_requests: IntGauge,
@@ -67,18 +67,18 @@ pub(super) struct Metrics {
     pub(super) retention_failures: IntCounter,
     pub(super) interrupted: IntCounter,
     pub(super) memory: MemoryMetrics,
-    families: Families,
-    rewriting: Rewriting,
-    compacting: Compacting,
+    families: MetricFamilies,
+    rewriting: RewriteMetrics,
+    compacting: CompactionMetrics,
     pub(super) upstream_connections: UpstreamConnections,
-    accuracy: Accuracy,
+    accuracy: AccuracyMetrics,
     /// By name.
-    upstreams: Labelled<String, OfUpstream>,
+    upstreams: HandleMap<String, UpstreamHandles>,
     models: Mutex<HashSet<Box<str>>>,
 }
 
 /// The metrics with labels.
-struct Families {
+struct MetricFamilies {
     requests: IntCounterVec,
     first_byte: HistogramVec,
     duration: HistogramVec,
@@ -120,12 +120,12 @@ struct Families {
 
 impl Metrics {
     pub(super) fn new() -> Result<Self, prometheus::Error> {
-        let mut make = Make { registry: Registry::new(), table: Vec::new() };
-        let families = Families::new(&mut make)?;
-        let rewriting = Rewriting::new(&mut make)?;
-        let compacting = Compacting::new(&mut make)?;
+        let mut make = MetricRegistrar { registry: Registry::new(), table: Vec::new() };
+        let families = MetricFamilies::new(&mut make)?;
+        let rewriting = RewriteMetrics::new(&mut make)?;
+        let compacting = CompactionMetrics::new(&mut make)?;
         let upstream_connections = UpstreamConnections::new(&mut make)?;
-        let accuracy = Accuracy::new(&mut make)?;
+        let accuracy = AccuracyMetrics::new(&mut make)?;
         let connections =
             make.gauge("plimsoll_connections", "Client connections that are open.")?;
         let streams =
@@ -169,7 +169,7 @@ impl Metrics {
         })
     }
 
-    pub(super) fn table(&self) -> &[Row] {
+    pub(super) fn table(&self) -> &[MetricRow] {
         &self.table
     }
 
@@ -195,7 +195,7 @@ impl Metrics {
         self.families.lessons.with_label_values(&[upstream, &word(outcome)]).inc();
     }
 
-    pub(super) fn turned_away(&self, got: Turned) {
+    pub(super) fn turned_away(&self, got: RejectedConnection) {
         self.families.turned.with_label_values(&[&word(got)]).inc();
     }
 
@@ -247,7 +247,7 @@ impl Metrics {
         self.compacting.count(one, &self.model_label(&one.model));
     }
 
-    fn count_traffic(&self, exchange: &Exchange, upstream: &str, of_upstream: &OfUpstream) {
+    fn count_traffic(&self, exchange: &Exchange, upstream: &str, of_upstream: &UpstreamHandles) {
         let class = exchange.status.map(|status| status / 100);
         let key = (exchange.dialect, exchange.outcome, class);
         let traffic = handles(&of_upstream.traffic, &key, || self.families.traffic(upstream, key));
@@ -279,7 +279,7 @@ impl Metrics {
         local.flush();
     }
 
-    fn count_spent(&self, exchange: &Exchange, upstream: &str, model: &OfModel) {
+    fn count_spent(&self, exchange: &Exchange, upstream: &str, model: &ModelHandles) {
         let spent = model.spent.get_or_init(|| self.families.spent(upstream, &model.label));
         let usage = &exchange.usage;
         for (counter, tokens) in [
@@ -302,14 +302,14 @@ impl Metrics {
         }
     }
 
-    fn of_upstream(&self, upstream: &str) -> Arc<OfUpstream> {
-        handles(&self.upstreams, upstream, OfUpstream::default)
+    fn of_upstream(&self, upstream: &str) -> Arc<UpstreamHandles> {
+        handles(&self.upstreams, upstream, UpstreamHandles::default)
     }
 
-    fn of_model(&self, upstream: &OfUpstream, model: &str) -> Arc<OfModel> {
+    fn of_model(&self, upstream: &UpstreamHandles, model: &str) -> Arc<ModelHandles> {
         known(&upstream.models, model).unwrap_or_else(|| {
             let label = self.model_label(model);
-            handles(&upstream.models, &*label, || OfModel::new(label.clone()))
+            handles(&upstream.models, &*label, || ModelHandles::new(label.clone()))
         })
     }
 
@@ -332,9 +332,9 @@ fn seconds(us: u64) -> f64 {
     us as f64 / 1e6
 }
 
-impl Families {
+impl MetricFamilies {
     #[rustfmt::skip] // A table: one metric a line or two.
-    fn new(make: &mut Make) -> Result<Self, prometheus::Error> {
+    fn new(make: &mut MetricRegistrar) -> Result<Self, prometheus::Error> {
         let to = &["upstream", "dialect"];
         let of = &["upstream", "model"];
         Ok(Self {
@@ -415,11 +415,11 @@ impl Families {
         })
     }
 
-    fn traffic(&self, upstream: &str, (dialect, outcome, class): TrafficKey) -> Traffic {
+    fn traffic(&self, upstream: &str, (dialect, outcome, class): TrafficKey) -> TrafficHandles {
         let dialect = dialect.map_or_else(|| NONE.to_owned(), word);
         let status = class.map_or_else(|| NONE.to_owned(), |class| format!("{class}xx"));
         let to = &[upstream, &dialect];
-        Traffic {
+        TrafficHandles {
             requests: self.requests.with_label_values(&[
                 upstream,
                 &dialect,
@@ -434,10 +434,10 @@ impl Families {
         }
     }
 
-    fn spent(&self, upstream: &str, model: &str) -> Spent {
+    fn spent(&self, upstream: &str, model: &str) -> UsageHandles {
         let of = &[upstream, model];
         let tokens = |kind| self.tokens.with_label_values(&[upstream, model, kind]);
-        Spent {
+        UsageHandles {
             input: tokens("input"),
             output: tokens("output"),
             reasoning: tokens("reasoning"),

@@ -3,16 +3,16 @@
 //! Knows nothing of what they are.
 
 /// Something that is open while this is held; counted in a gauge.
-pub struct Open(prometheus::IntGauge);
+pub struct GaugeGuard(prometheus::IntGauge);
 
-impl Open {
+impl GaugeGuard {
     pub(super) fn of(gauge: prometheus::IntGauge) -> Self {
         gauge.inc();
         Self(gauge)
     }
 }
 
-impl Drop for Open {
+impl Drop for GaugeGuard {
     fn drop(&mut self) {
         self.0.dec();
     }

@@ -3,18 +3,20 @@
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
 
-use super::log::{BACKLOG, Form, Log};
+use super::log::{BACKLOG, Log, LogFormat};
 use super::metrics::MODELS;
 use super::*;
-use crate::context::budget::Classic;
+use crate::context::budget::ClassicEstimate;
 use crate::context::plan::{Change, Decision, DecisionReason, PlanStep, RewriteSummary};
 use crate::context::policy::Mode;
 use crate::context::savings::{ExchangeSavings, Money};
-use crate::context::{Breakdown, Counting, Estimate, Guess, Method, Outcome};
-use crate::dialect::cache::{CacheMiss, MissCause};
+use crate::context::{
+    Breakdown, CostPrediction, CountingMethod, Estimate, EstimateMethod, Outcome,
+};
+use crate::dialect::cache::{CacheMiss, CacheMissCause};
 use crate::dialect::models::Family;
-use crate::dialect::refusal::Cause;
-use crate::dialect::{Dialect, Note, Purpose, Span, Stop, Usage};
+use crate::dialect::refusal::RefusalCause;
+use crate::dialect::{Dialect, Note, Purpose, Span, StopReason, Usage};
 
 /// A place for log lines that the test can read.
 #[derive(Clone, Default)]
@@ -40,9 +42,14 @@ impl Page {
 fn estimate(tokens: u64) -> Estimate {
     let breakdown =
         Breakdown { system: 100, tools: 200, messages: tokens - 300, ..Breakdown::default() };
-    let counting = Counting::Exact;
-    let guess = Guess { tokens, low: tokens - 200, high: tokens + 200, ..Guess::default() };
-    let method = Method::Anchored;
+    let counting = CountingMethod::Exact;
+    let guess = CostPrediction {
+        tokens,
+        low: tokens - 200,
+        high: tokens + 200,
+        ..CostPrediction::default()
+    };
+    let method = EstimateMethod::Anchored;
     Estimate { tokens, method, counting, new: 10, gone: 0, went: 0, breakdown, guess }
 }
 
@@ -57,7 +64,7 @@ fn told() -> Exchange {
         thread: Some("0123456789abcdef".into()),
         status: Some(200),
         outcome: Outcome::Complete,
-        stop: Some(Stop::ToolUse),
+        stop: Some(StopReason::ToolUse),
         estimate: Some(estimate(52_100)),
         usage: Usage {
             input: Some(51_790),
@@ -85,7 +92,7 @@ fn blank() -> Exchange {
     Exchange { duration_us: 2_000, ..begun }
 }
 
-fn logged(form: Form, exchange: Exchange) -> String {
+fn logged(form: LogFormat, exchange: Exchange) -> String {
     let page = Page::default();
     let telemetry = Telemetry::new(Log::to(form, page.clone()).unwrap()).unwrap();
     telemetry.tell(exchange);
@@ -103,7 +110,7 @@ fn value(rendered: &str, series: &str) -> f64 {
 #[test]
 fn a_line_for_people() {
     assert_eq!(
-        logged(Form::Text, told()),
+        logged(LogFormat::Text, told()),
         "2025-11-21T04:40:00.123Z anthropic POST /v1/messages 200 complete id=6920f0a100000001 \
          model=claude-sonnet-4-5 session=a-session thread=0123456789abcdef stop=tool_use \
          input=51790 output=2000 cache_read=50000 estimated=52100 (51900–52300) actual=51790 error=+310 (+0.6%) \
@@ -117,7 +124,7 @@ fn an_error_is_told_with_its_sign_and_to_a_tenth_of_a_percent() {
     let actual = told().usage.input.unwrap();
     for error in [-51_000, -12_345, -517, -52, -5, 0, 5, 52, 517, 12_345, 123_456, 9_999_999] {
         let estimate = Some(estimate((actual as i64 + error) as u64));
-        let line = logged(Form::Text, Exchange { estimate, ..told() });
+        let line = logged(LogFormat::Text, Exchange { estimate, ..told() });
         let percent = error as f64 / actual as f64 * 100.0;
         let wanted = format!(" error={error:+} ({percent:+.1}%) ");
         assert!(line.contains(&wanted), "{wanted} is not in {line}");
@@ -144,7 +151,7 @@ fn what_alerts_ask_for_begins_at_zero() {
         assert_eq!(value(&page, series), 0.0, "{series}");
     }
     telemetry.retention_failed();
-    telemetry.turned_away(Turned::Closed);
+    telemetry.turned_away(RejectedConnection::Closed);
     let page = telemetry.render();
     assert_eq!(value(&page, "plimsoll_retention_failures_total"), 1.0);
     assert_eq!(value(&page, r#"plimsoll_connections_turned_total{end="closed"}"#), 1.0);
@@ -154,39 +161,40 @@ fn what_alerts_ask_for_begins_at_zero() {
 #[test]
 fn the_wait_for_a_summary_has_a_field_of_its_own() {
     let waited = Exchange { compaction_wait_us: Some(1_204_000), ..told() };
-    let line = logged(Form::Text, waited);
+    let line = logged(LogFormat::Text, waited);
     assert!(line.contains(" overhead=0.40ms summary_wait=1204.0ms"), "{line}");
-    assert!(!logged(Form::Text, told()).contains("summary_wait"));
+    assert!(!logged(LogFormat::Text, told()).contains("summary_wait"));
 }
 
 /// So does a long wait for a session.
 #[test]
 fn a_long_first_load_has_a_field_of_its_own() {
     let waited = Exchange { session_load_us: Some(1_004_000), ..told() };
-    let line = logged(Form::Text, waited);
+    let line = logged(LogFormat::Text, waited);
     assert!(line.contains(" overhead=0.40ms session_load=1004.0ms"), "{line}");
-    assert!(!logged(Form::Text, told()).contains("session_load"));
+    assert!(!logged(LogFormat::Text, told()).contains("session_load"));
 }
 
 /// What a known agent would have predicted stands beside ours, each with its error.
 #[test]
 fn the_classic_count_stands_beside_ours() {
     let rules = "micro-compact".into();
-    let classic = Classic {
+    let classic = ClassicEstimate {
         rules,
         tokens: 56_969,
-        method: Method::Anchored,
+        method: EstimateMethod::Anchored,
         new: 4_979,
         gone: 0,
         system: 0,
         tools: 0,
     };
     let told = Exchange { classic: Some(classic), ..told() };
-    let line = logged(Form::Text, told.clone());
+    let line = logged(LogFormat::Text, told.clone());
     let both = "error=+310 (+0.6%) method=anchored classic=56969 (micro-compact) \
                 classic_error=+5179 (+10.0%) ";
     assert!(line.contains(both), "{line}");
-    let line: serde_json::Value = serde_json::from_str(&logged(Form::Json, told.clone())).unwrap();
+    let line: serde_json::Value =
+        serde_json::from_str(&logged(LogFormat::Json, told.clone())).unwrap();
     assert_eq!((&line["error"], &line["classic_error"]), (&310.into(), &5_179.into()));
     assert_eq!(line["classic"]["rules"], "micro-compact");
 
@@ -224,7 +232,7 @@ fn the_new_part_alone_is_measured_where_it_is_large_enough() {
 #[test]
 fn what_is_not_known_is_left_out() {
     assert_eq!(
-        logged(Form::Text, Exchange { status: Some(404), ..blank() }),
+        logged(LogFormat::Text, Exchange { status: Some(404), ..blank() }),
         "2025-11-21T04:40:00.123Z - POST /v1/messages 404 client_left id=6920f0a100000001 \
          duration=2.0ms overhead=0.00ms\n"
     );
@@ -232,7 +240,7 @@ fn what_is_not_known_is_left_out() {
 
 #[test]
 fn a_line_for_machines() {
-    let line = logged(Form::Json, told());
+    let line = logged(LogFormat::Json, told());
     let line: serde_json::Value = serde_json::from_str(&line).unwrap();
     assert_eq!(line["timestamp"], "2025-11-21T04:40:00.123Z");
     assert_eq!(line["usage"]["input"], 51_790);
@@ -249,10 +257,10 @@ fn a_client_cannot_forge_lines() {
     let session = Some(forged.into());
     let path = format!("/v1/{}", "long".repeat(500));
     let exchange = Exchange { session, model: Some(forged.into()), path: path.into(), ..told() };
-    let text = logged(Form::Text, exchange.clone());
+    let text = logged(LogFormat::Text, exchange.clone());
     assert_eq!(text.lines().count(), 1);
     assert!(text.len() < 1_000, "{text}");
-    assert_eq!(logged(Form::Json, exchange).lines().count(), 1);
+    assert_eq!(logged(LogFormat::Json, exchange).lines().count(), 1);
 }
 
 #[test]
@@ -334,7 +342,7 @@ fn reported_inputs_are_compared_even_of_streams_that_were_cut() {
     let page = telemetry.render();
     let by = "{family=\"claude\",method=\"anchored\"}";
     assert_eq!(value(&page, &format!("plimsoll_estimates_comparable_total{by}")), 1.0);
-    let line = logged(Form::Text, Exchange { usage: cut, ..told() });
+    let line = logged(LogFormat::Text, Exchange { usage: cut, ..told() });
     assert!(line.contains(" actual=52000 error=+100 (+0.2%) "), "{line}");
 }
 
@@ -343,7 +351,7 @@ fn reported_inputs_are_compared_even_of_streams_that_were_cut() {
 fn a_number_of_an_agents_rules_has_no_band() {
     let mut ruled = told();
     ruled.estimate.as_mut().unwrap().tokens = 51_000;
-    let line = logged(Form::Text, ruled);
+    let line = logged(LogFormat::Text, ruled);
     assert!(line.contains(" estimated=51000 actual="), "{line}");
 }
 
@@ -357,8 +365,8 @@ fn a_breakdown_that_is_capped_is_counted_and_told() {
     telemetry.tell(told());
     let page = telemetry.render();
     assert_eq!(value(&page, "plimsoll_breakdowns_capped_total{family=\"claude\"}"), 1.0);
-    assert!(logged(Form::Text, capped).contains(" breakdown=capped"));
-    assert!(!logged(Form::Text, told()).contains(" breakdown="));
+    assert!(logged(LogFormat::Text, capped).contains(" breakdown=capped"));
+    assert!(!logged(LogFormat::Text, told()).contains(" breakdown="));
 }
 
 #[test]
@@ -418,9 +426,10 @@ fn rewriting_counts_by_what_why_and_mode() {
     shadow.saved = Some(ExchangeSavings { in_shadow: 12_400, ..ExchangeSavings::default() });
     telemetry.tell(shadow);
     telemetry.tell(told());
-    let miss = Some(CacheMiss { cause: MissCause::Messages, tokens: None });
+    let miss = Some(CacheMiss { cause: CacheMissCause::Messages, tokens: None });
     let mut resent = rewritten();
-    (resent.refused, resent.done.resent) = (Some(Cause::Signature), Some(Cause::Signature));
+    (resent.refused, resent.done.resent) =
+        (Some(RefusalCause::Signature), Some(RefusalCause::Signature));
     resent.usage.cache_miss = miss;
     resent.notes = vec![Note::InputWithheld];
     resent.saved = None;
@@ -458,17 +467,17 @@ fn rewriting_counts_by_what_why_and_mode() {
 
 #[test]
 fn the_line_says_what_was_done() {
-    let line = logged(Form::Text, rewritten());
+    let line = logged(LogFormat::Text, rewritten());
     assert!(
         line.contains(" method=anchored cut=2 (-12,400 tokens) put_back=1 first_byte="),
         "{line}"
     );
     let mut shadow = rewritten();
     shadow.done.mode = Mode::Shadow;
-    assert!(logged(Form::Text, shadow).contains(" put_back=1 mode=shadow first_byte="));
+    assert!(logged(LogFormat::Text, shadow).contains(" put_back=1 mode=shadow first_byte="));
     let mut resent = rewritten();
-    resent.done.resent = Some(Cause::Structure);
-    assert!(logged(Form::Text, resent).contains(" put_back=1 resent=structure first_byte="));
+    resent.done.resent = Some(RefusalCause::Structure);
+    assert!(logged(LogFormat::Text, resent).contains(" put_back=1 resent=structure first_byte="));
 }
 
 #[test]
@@ -565,8 +574,8 @@ impl Write for Stuck {
 #[test]
 fn a_log_that_nobody_reads_drops_lines_and_says_so() {
     let (let_go, stuck) = std::sync::mpsc::channel();
-    let telemetry = Telemetry::new(Log::to(Form::Json, Stuck(stuck)).unwrap()).unwrap();
-    let line = logged(Form::Json, told()).len();
+    let telemetry = Telemetry::new(Log::to(LogFormat::Json, Stuck(stuck)).unwrap()).unwrap();
+    let line = logged(LogFormat::Json, told()).len();
     for _ in 0..2 * BACKLOG / line {
         telemetry.tell(told());
     }

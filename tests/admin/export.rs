@@ -1,9 +1,9 @@
 //! A session is given away without its words, and replay reads what was given.
 
-use plimsoll::context::{Place as Where, Sketch, SketchPart};
+use plimsoll::context::{PromptSection as Where, Sketch, SketchPart};
 use plimsoll::dialect::PartKey;
 use plimsoll::dialect::models::Catalogue;
-use plimsoll::replay::{self, transcript::Line};
+use plimsoll::replay::{self, transcript::TranscriptLine};
 use plimsoll::store::RecordKind;
 use serde_json::{Value, json};
 
@@ -20,7 +20,7 @@ fn call(
     tokens: u32,
 ) -> plimsoll::context::Turn {
     let mut turn = place::turn(request, "main", at);
-    turn.standing.parent = parent.map(Into::into);
+    turn.position.parent = parent.map(Into::into);
     let part = |key, tokens, place| SketchPart { key: PartKey(key), tokens, place };
     let mut added = vec![part(key, tokens, Where::History)];
     if parent.is_none() {
@@ -75,7 +75,7 @@ async fn replay_says_how_wrong_the_exported_estimates_were() {
     place.keep(&tenant(1), "s", call("d", Some("a"), 4_000, 14, 30)).await;
     let lines = exported(&place, "s").await;
     assert_eq!((&lines[2]["flags"], &lines[3]["flags"]), (&json!(["no_usage"]), &json!(["fork"])));
-    let lines: Vec<Line> =
+    let lines: Vec<TranscriptLine> =
         lines.into_iter().map(|line| serde_json::from_value(line).unwrap()).collect();
     let pairs = replay::play(&lines, &Catalogue::new(Vec::new()), &[]);
     let told: Vec<_> = pairs.iter().map(|pair| (pair.call, pair.tokens, pair.actual)).collect();

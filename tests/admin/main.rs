@@ -11,7 +11,7 @@ mod place;
 mod said;
 
 use place::{Place, tenant};
-use plimsoll::admin::Access;
+use plimsoll::admin::AdminAccess;
 use plimsoll::telemetry::{FailOpen, RECENT};
 use serde_json::{Value, json};
 use support::looking::access;
@@ -310,7 +310,7 @@ async fn a_token_does_not_excuse_a_foreign_host() {
 
 #[tokio::test]
 async fn metrics_are_open_where_that_is_configured() {
-    let place = Place::open_to(Access { metrics_open: true, ..access() }).await;
+    let place = Place::open_to(AdminAccess { metrics_open: true, ..access() }).await;
     let none = [("authorization", place::ABSENT)];
     assert_eq!(place.ask("GET", "/metrics", &none).await.status(), 200);
     assert_eq!(place.ask("GET", "/api/v1/sessions", &none).await.status(), 401);

@@ -3,14 +3,14 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use plimsoll::admin::prices::Prices;
+use plimsoll::admin::prices::PriceList;
 use plimsoll::admin::view::ServerInfo;
-use plimsoll::admin::{self, Access, Admin};
+use plimsoll::admin::{self, Admin, AdminAccess};
 use plimsoll::context::{
-    Breakdown, Counting, Estimate, Fact, Method, Outcome, Position, Sketch, Turn,
+    Breakdown, CountingMethod, Estimate, EstimateMethod, Fact, Outcome, Position, Sketch, Turn,
 };
 use plimsoll::dialect::models::Family;
-use plimsoll::dialect::{Chain, Dialect, PartKey, Purpose, Stop, Usage};
+use plimsoll::dialect::{Chain, Dialect, PartKey, Purpose, StopReason, Usage};
 use plimsoll::store::ledgers::Ledgers;
 use plimsoll::store::memory::MemoryStore;
 use plimsoll::store::{Record, RecordKind, Scope, Store};
@@ -41,16 +41,16 @@ impl Place {
         Self::open_to(access()).await
     }
 
-    pub async fn open_to(access: Access) -> Self {
+    pub async fn open_to(access: AdminAccess) -> Self {
         Self::over(Arc::new(MemoryStore::default()), access).await
     }
 
-    pub async fn over(store: Arc<dyn Store>, access: Access) -> Self {
+    pub async fn over(store: Arc<dyn Store>, access: AdminAccess) -> Self {
         let telemetry = Telemetry::silent().unwrap();
         let ledgers = Arc::new(Ledgers::new(store.clone()));
         let (draining, watching) = watch::channel(false);
         let admin =
-            Admin::new(ledgers, telemetry.clone(), about(), Prices::default(), access, watching);
+            Admin::new(ledgers, telemetry.clone(), about(), PriceList::default(), access, watching);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, mut stopped) = watch::channel(false);
@@ -136,7 +136,7 @@ impl Place {
 }
 
 fn about() -> ServerInfo {
-    let config = super::support::house::config("http://127.0.0.1:1/base/");
+    let config = super::support::server::config("http://127.0.0.1:1/base/");
     ServerInfo::of(&config, "127.0.0.1:2".parse().unwrap(), "127.0.0.1:3".parse().unwrap(), 4)
 }
 
@@ -155,8 +155,8 @@ fn estimate() -> Estimate {
         Breakdown { system: 4_000, tools: 8_000, messages: 40_100, ..Breakdown::default() };
     Estimate {
         tokens: 52_100,
-        method: Method::Anchored,
-        counting: Counting::default(),
+        method: EstimateMethod::Anchored,
+        counting: CountingMethod::default(),
         new: 100,
         gone: 0,
         went: 0,
@@ -172,15 +172,15 @@ fn usage() -> Usage {
 pub fn turn(request: &str, thread: &str, at: u64) -> Turn {
     Turn {
         request: request.into(),
-        standing: Position {
+        position: Position {
             thread: thread.into(),
             parent: None,
             chain: Chain(u128::from(at)),
             last: None,
             system: PartKey(1),
             tools: PartKey(2),
-            lane: None,
-            aside: None,
+            client_thread: None,
+            suspended: None,
         },
         after: Chain(u128::from(at) + 1),
         done: Default::default(),
@@ -195,13 +195,13 @@ pub fn turn(request: &str, thread: &str, at: u64) -> Turn {
         estimate: Some(estimate()),
         usage: usage(),
         counted: None,
-        stop: Some(Stop::ToolUse),
+        stop: Some(StopReason::ToolUse),
         outcome: Outcome::Complete,
         window: 200_000,
         reserve: 16_000,
         sketch: Sketch::default(),
         reply: Vec::new(),
-        marks: Vec::new(),
+        anchor_keys: Vec::new(),
         provider_request_id: None,
         repeated_calls: None,
         carry: None,

@@ -5,7 +5,7 @@ use plimsoll::context::inject::{LONGEST, MOST};
 use plimsoll::context::plan::{ChangeCounts, RewriteSummary};
 use plimsoll::context::policy::{Mode, SummaryAuthor};
 use plimsoll::dialect::Purpose;
-use plimsoll::telemetry::{Flight, MessageEvent, MessageStep};
+use plimsoll::telemetry::{MessageEvent, MessageStep, OpenExchange};
 use serde_json::{Value, json};
 
 use crate::place::{Place, exchange, json as read, tenant};
@@ -14,7 +14,7 @@ fn text(words: &str) -> String {
     json!({"text": words}).to_string()
 }
 
-async fn house() -> (Place, String) {
+async fn server() -> (Place, String) {
     let place = Place::new().await;
     place.turn(&tenant(1), "s", "main", 1_000).await;
     (place, "/api/v1/sessions/s/say".to_owned())
@@ -30,7 +30,7 @@ async fn waiting(place: &Place, path: &str) -> Vec<(u64, String)> {
 
 #[tokio::test]
 async fn words_wait_in_order_and_can_be_taken_back() {
-    let (place, path) = house().await;
+    let (place, path) = server().await;
     assert_eq!(
         place.get(&format!("{path}?format=text")).await.text(),
         "Nothing waits to be said.\n"
@@ -60,7 +60,7 @@ async fn words_wait_in_order_and_can_be_taken_back() {
 
 #[tokio::test]
 async fn all_that_waits_can_be_taken_back_at_once() {
-    let (place, path) = house().await;
+    let (place, path) = server().await;
     let none = read(&place.ask("DELETE", &path, &[]).await);
     assert_eq!(none, json!({"removed": []}));
     let first = read(&place.post(&path, &text("Mind the tide.")).await);
@@ -98,7 +98,7 @@ async fn live_events_tell_what_is_dequeued_compacted_and_pruned() {
     let estimate = told.estimate.as_ref().unwrap();
     let view = ContextView::before(estimate, (200_000, 16_000), None, &RewriteSummary::default());
     let total = view.total;
-    let of = |mode| Flight {
+    let of = |mode| OpenExchange {
         id: "r2".into(),
         tenant: "t".into(),
         session: "s".into(),
@@ -108,8 +108,8 @@ async fn live_events_tell_what_is_dequeued_compacted_and_pruned() {
         view: ContextView { rewriting: RewriteView { mode, ..rewriting }, ..view.clone() },
     };
     // What is only measured makes nothing smaller.
-    place.telemetry.takes_off(of(Mode::Shadow));
-    place.telemetry.takes_off(of(Mode::Active));
+    place.telemetry.exchange_opened(of(Mode::Shadow));
+    place.telemetry.exchange_opened(of(Mode::Active));
     let heard = String::from_utf8(live.until("\"results\":3").await).unwrap();
     let compacted =
         format!("\"before\":{},\"after\":{total},\"strategy\":\"summary\"", total + 900);
@@ -125,7 +125,7 @@ async fn live_events_tell_what_is_dequeued_compacted_and_pruned() {
 
 #[tokio::test]
 async fn what_cannot_be_said_is_refused_in_words() {
-    let (place, path) = house().await;
+    let (place, path) = server().await;
     let none = "/api/v1/sessions/none/say";
     let long = text(&"x".repeat(LONGEST + 1));
     for (path, body, status, code) in [

@@ -178,10 +178,10 @@ async fn another_users_house_is_not_used() {
     std::fs::create_dir(&theirs).unwrap();
     std::os::unix::fs::chown(&theirs, Some(OTHER), Some(OTHER)).unwrap();
     let theirs = theirs.to_str().unwrap();
-    let mut house =
+    let mut server =
         as_other(&program, &["serve", "--listen", FREE, "--admin", FREE, "--data", theirs]);
-    let mut house = house.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-    let mut out = super::program::lines(house.stdout.take().unwrap());
+    let mut server = server.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut out = super::program::lines(server.stdout.take().unwrap());
     let ready = within("the ready line", out.next_line()).await.unwrap().unwrap();
     let (clients, rest) =
         ready.split_once("listening on ").unwrap().1.split_once(" (admin http://").unwrap();
@@ -207,7 +207,7 @@ async fn another_users_house_is_not_used() {
     std::fs::hard_link(Path::new(theirs).join("admin.sock"), lure.join("admin.sock")).unwrap();
     let looked = run(&["sessions", "--data", lure.to_str().unwrap()]).await;
     assert!(looked.err.contains("belongs to user id 65534"), "{}", looked.err);
-    house.kill().await.unwrap();
+    server.kill().await.unwrap();
 }
 
 /// Another user neither looks in nor speaks: not by the port, not by the socket, not by the files.

@@ -13,11 +13,11 @@ use plimsoll::context::policy::{CompactPolicy, Policy, SummaryEngine};
 use plimsoll::context::{Fact, QueuedMessage};
 use plimsoll::dialect::Dialect;
 use plimsoll::store::Scope;
-use plimsoll::store::sqlite::Sqlite;
+use plimsoll::store::sqlite::SqliteStore;
 use serde_json::{Value, json};
 
-use crate::support::house::{House, config};
 use crate::support::http1::{Provider, Wire};
+use crate::support::server::{TestServer, config};
 
 /// Part of every request for a summary.
 const ASKS: &str = "Write a summary of the conversation";
@@ -69,7 +69,7 @@ fn first_words(form: usize) -> String {
 
 struct Play {
     dialect: Dialect,
-    house: House,
+    server: TestServer,
     config: Config,
     data: tempfile::TempDir,
     /// The newest request of each case, as the provider received it.
@@ -93,15 +93,15 @@ impl Play {
         config.policy = Arc::new(Policy { compact, ..Policy::default() });
         config.upstreams[0].window = Some(8000);
         let data = tempfile::tempdir().unwrap();
-        let house = open(data.path(), &config).await;
+        let server = open(data.path(), &config).await;
         let sent: Arc<Mutex<HashMap<usize, String>>> = Arc::default();
         tokio::spawn(answers(dialect, provider, sent.clone()));
-        Self { dialect, house, config, data, sent }
+        Self { dialect, server, config, data, sent }
     }
 
     /// Another process over the same file.
     async fn restarts(&mut self) {
-        self.house = open(self.data.path(), &self.config).await;
+        self.server = open(self.data.path(), &self.config).await;
     }
 
     /// A turn of a case: the user says something, and is answered; what the provider received.
@@ -123,7 +123,7 @@ impl Play {
             }
         };
         let body = body.to_string();
-        let mut client = Wire::connect(self.house.address).await;
+        let mut client = Wire::connect(self.server.address).await;
         let head = format!(
             "POST {path} HTTP/1.1\r\nhost: localhost\r\nx-api-key: k\r\nx-plimsoll-session: case-{form}\r\n\
              content-type: application/json\r\ncontent-length: {}\r\n\r\n",
@@ -137,9 +137,9 @@ impl Play {
     }
 }
 
-async fn open(data: &Path, config: &Config) -> House {
-    let store = Arc::new(Sqlite::open(&data.join("plimsoll.db")).unwrap());
-    House::over(store, config.clone(), Matcher::builder().build()).await
+async fn open(data: &Path, config: &Config) -> TestServer {
+    let store = Arc::new(SqliteStore::open(&data.join("plimsoll.db")).unwrap());
+    TestServer::over(store, config.clone(), Matcher::builder().build()).await
 }
 
 fn message(dialect: Dialect, role: &str, text: &str) -> Value {
@@ -293,15 +293,15 @@ async fn what_the_operator_said_stays_the_operators() {
     let play = Play::of(Dialect::Anthropic).await;
     let mut history = Vec::new();
     play.turn(0, &mut history, &first_words(0)).await;
-    let mut house = play.house;
-    let told = house.told().await;
+    let mut server = play.server;
+    let told = server.told().await;
     let (tenant, session) = (told.tenant.clone().unwrap(), told.session.clone().unwrap());
     let text = "Mind the tide.".into();
     let queued = QueuedMessage { id: "one".into(), number: 1, at: 1, text, again: None };
     let queued = Fact::Queued(Box::new(queued));
-    let room = house.ledgers.room(&Scope { tenant, session });
-    house.ledgers.settle(&room, queued).await.unwrap();
-    let play = Play { house, ..play };
+    let room = server.ledgers.room(&Scope { tenant, session });
+    server.ledgers.settle(&room, queued).await.unwrap();
+    let play = Play { server, ..play };
     let mut sent = String::new();
     for number in 0..60 {
         let text = format!("Question {number}: {}", "more of it ".repeat(120));

@@ -9,14 +9,14 @@ use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::{Config, Mode};
 use plimsoll::context::policy::{CountSchedule, Policy, PruneGate, PruneMethod, PrunePolicy};
 use plimsoll::store::Store;
-use plimsoll::store::sqlite::Sqlite;
+use plimsoll::store::sqlite::SqliteStore;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::program::Serving;
-use super::support::house::{House, config};
 use super::support::http1::{Message, Wire};
+use super::support::server::{TestServer, config};
 
 /// What a lie would be in a provider's own words.
 const WINDOW: &str = "prompt is too long: 10000 tokens > 9000 maximum";
@@ -88,7 +88,7 @@ async fn answer(
 
 /// A proxy in front of a provider, over a store on disk.
 struct Shared {
-    house: House,
+    server: TestServer,
     store: Arc<dyn Store>,
     config: Config,
     _data: tempfile::TempDir,
@@ -105,23 +105,24 @@ impl Shared {
         let data = tempfile::tempdir().unwrap();
         let mut config = config(&provider.base);
         (config.mode, config.policy) = (Mode::Active, Arc::new(policy));
-        let store: Arc<dyn Store> = Arc::new(Sqlite::open(&data.path().join("db")).unwrap());
-        let house = House::over(store.clone(), config.clone(), Matcher::builder().build()).await;
-        Self { house, store, config, _data: data }
+        let store: Arc<dyn Store> = Arc::new(SqliteStore::open(&data.path().join("db")).unwrap());
+        let server =
+            TestServer::over(store.clone(), config.clone(), Matcher::builder().build()).await;
+        Self { server, store, config, _data: data }
     }
 
     async fn restarts(&mut self) {
         let (store, config) = (self.store.clone(), self.config.clone());
-        self.house = House::over(store, config, Matcher::builder().build()).await;
+        self.server = TestServer::over(store, config, Matcher::builder().build()).await;
     }
 
     async fn asks(&self, key: &str, path: &str, body: &str, header: &str) -> Message {
-        asks(self.house.address, key, path, body, header).await
+        asks(self.server.address, key, path, body, header).await
     }
 
     async fn lessons(&self) -> usize {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-        self.house.ledgers.lessons().list(now.as_millis() as u64).await.unwrap().len()
+        self.server.ledgers.lessons().list(now.as_millis() as u64).await.unwrap().len()
     }
 }
 
@@ -318,14 +319,14 @@ async fn a_window_that_a_client_dictates_is_nobodys() {
         let theirs = honest(path).to_string();
         let before = shared.asks("victim", path, &theirs, "").await;
         assert_eq!(before.status(), 200, "{refusal}");
-        let window = shared.house.told().await.window;
+        let window = shared.server.told().await.window;
         for key in ["liar", "another", "a-third", "a-fourth"] {
             // Each has been answered, so that it would count.
             shared.asks(key, path, &honest(path).to_string(), "").await;
-            shared.house.told().await;
+            shared.server.told().await;
             let refused = shared.asks(key, path, &body.to_string(), "").await;
             assert_eq!((refused.status(), refused.text()), (400, &*refusal.to_string()));
-            shared.house.told().await;
+            shared.server.told().await;
         }
         assert_eq!(shared.lessons().await, 0, "{refusal}");
         provider.seen();
@@ -335,7 +336,7 @@ async fn a_window_that_a_client_dictates_is_nobodys() {
             }
             for key in ["victim", "liar"] {
                 shared.asks(key, path, &theirs, "").await;
-                let told = shared.house.told().await;
+                let told = shared.server.told().await;
                 assert_eq!((told.window, &told.done.overflow), (window, &None), "{key}: {refusal}");
             }
             let seen: Vec<String> = provider.seen().into_iter().map(|(_, body)| body).collect();
@@ -380,9 +381,9 @@ async fn a_window_larger_than_what_was_sent_is_not_believed() {
     let mut shared = Shared::before(&provider).await;
     let body = anthropic(json!(format!("short {}", "x ".repeat(2_000))));
     shared.asks("liar", "/v1/messages", &body.to_string(), "").await;
-    shared.house.told().await;
+    shared.server.told().await;
     assert_eq!(shared.lessons().await, 0);
-    let metrics = shared.house.telemetry.render();
+    let metrics = shared.server.telemetry.render();
     assert!(metrics.contains(r#"plimsoll_lessons_total{outcome="implausible",upstream="up"} 1"#));
 }
 
@@ -568,7 +569,7 @@ async fn a_lie_in_a_counting_answer_is_its_askers_alone() {
         let theirs = anthropic(long()).to_string();
         for key in ["liar", "another", "a-third"] {
             shared.asks(key, "/v1/messages", &anthropic(json!("a lie")).to_string(), "").await;
-            shared.house.told().await;
+            shared.server.told().await;
         }
         assert_eq!(shared.lessons().await, 0, "{lie}");
         for restarts in [false, true] {
@@ -578,7 +579,7 @@ async fn a_lie_in_a_counting_answer_is_its_askers_alone() {
             provider.seen();
             let answer = shared.asks("victim", "/v1/messages", &theirs, "").await;
             assert_eq!(answer.status(), 200, "{lie}");
-            let told = shared.house.told().await;
+            let told = shared.server.told().await;
             assert_eq!(told.done.overflow, None, "{lie}");
             let seen = provider.seen();
             let asked = seen.iter().find(|(path, _)| !path.contains("count_tokens"));
@@ -608,7 +609,7 @@ async fn made_up_tenants_of_the_operators_key_agree_on_nothing() {
     let (small, large) = (anthropic(json!("Yes?")).to_string(), anthropic(long()).to_string());
     let asks = async |shared: &mut Shared, key: &str, body: &str| {
         shared.asks(key, "/v1/messages", body, "").await;
-        shared.house.told().await.window
+        shared.server.told().await.window
     };
     let believed = asks(&mut shared, "victim", &small).await;
     for made_up in ["a", "b", "c", "d"] {
@@ -639,7 +640,7 @@ async fn made_up_tenants_of_the_operators_key_skew_no_estimate_of_others() {
     let theirs = anthropic(long()).to_string();
     let estimated = async |shared: &mut Shared, key: &str, body: &str| {
         shared.asks(key, "/v1/messages", body, "").await;
-        shared.house.told().await.estimate.as_ref().unwrap().tokens
+        shared.server.told().await.estimate.as_ref().unwrap().tokens
     };
     let before = estimated(&mut shared, "victim", &theirs).await;
     let mut skewed = 0;
@@ -732,18 +733,18 @@ async fn a_real_window_is_learned_by_its_tenant_and_by_all_once_three_agree() {
     let (small, large) = (anthropic(json!("Yes?")).to_string(), anthropic(long()).to_string());
     let window = async |shared: &mut Shared, key: &str| {
         shared.asks(key, "/v1/messages", &small, "").await;
-        shared.house.told().await.window.unwrap()
+        shared.server.told().await.window.unwrap()
     };
     let believed = window(&mut shared, "a").await;
     for (key, others) in [("a", believed), ("b", believed), ("c", 9_000)] {
         for made_up in ["x", "y"] {
             let key = format!("{made_up}-of-{key}");
             shared.asks(&key, "/v1/messages", &large, "").await;
-            shared.house.told().await;
+            shared.server.told().await;
         }
         window(&mut shared, key).await;
         shared.asks(key, "/v1/messages", &large, "").await;
-        shared.house.told().await;
+        shared.server.told().await;
         assert_eq!(window(&mut shared, key).await, 9_000, "{key} has met it");
         let stranger = format!("stranger-to-{key}");
         assert_eq!(window(&mut shared, &stranger).await, others, "{key}");

@@ -6,8 +6,8 @@ use plimsoll::telemetry::FailOpen;
 use serde_json::{Value, json};
 
 use crate::program::{self, Serving};
-use crate::support::house::{House, config};
 use crate::support::http1::{Message, Provider, Wire};
+use crate::support::server::{TestServer, config};
 
 const MODEL: &str = "claude-opus-4-5";
 const THOUGHT: &str = "What only the first user's model thought.";
@@ -162,22 +162,22 @@ async fn a_listed_header_tells_users_apart() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
     config.tenant_headers = vec!["x-corp-user".parse().unwrap()];
-    let mut house = House::with(config).await;
+    let mut server = TestServer::with(config).await;
     let mut tenants = Vec::new();
     for user in ["anna", "bert", "anna"] {
         let more = format!("x-corp-user: {user}\r\n");
-        asked(&house, &provider, &more, &request(&[json!({"role": "user", "content": "Hm."})]))
+        asked(&server, &provider, &more, &request(&[json!({"role": "user", "content": "Hm."})]))
             .await;
-        let told = house.told().await;
+        let told = server.told().await;
         assert_eq!(told.fail_open, []);
         tenants.push(told.tenant.clone().unwrap());
     }
     assert!(tenants[0] == tenants[2] && tenants[0] != tenants[1], "{tenants:?}");
 }
 
-async fn asked(house: &House, provider: &Provider, more: &str, body: &Value) -> Message {
+async fn asked(server: &TestServer, provider: &Provider, more: &str, body: &Value) -> Message {
     let body = body.to_string();
-    let mut client = Wire::connect(house.address).await;
+    let mut client = Wire::connect(server.address).await;
     client
         .send(format!(
             "POST /v1/messages HTTP/1.1\r\nhost: localhost\r\n{more}content-length: {}\r\n\r\n{body}",
@@ -200,12 +200,12 @@ async fn who_has_no_credential_is_remembered_on_loopback_alone() {
     {
         let mut config = config(&provider.base());
         config.listen = (listen, 8787).into();
-        let mut house = House::with(config).await;
-        asked(&house, &provider, "", &body).await;
-        let told = house.told().await;
+        let mut server = TestServer::with(config).await;
+        asked(&server, &provider, "", &body).await;
+        let told = server.told().await;
         assert_eq!(told.fail_open, aside);
         assert!(told.estimate.is_some() && told.usage.input == Some(100), "it is measured");
-        let sessions = house.ledgers.sessions(ScopePage::first(9)).await.unwrap();
+        let sessions = server.ledgers.sessions(ScopePage::first(9)).await.unwrap();
         assert_eq!(sessions.is_empty(), !aside.is_empty());
     }
 }
@@ -214,8 +214,8 @@ async fn who_has_no_credential_is_remembered_on_loopback_alone() {
 #[tokio::test]
 async fn counting_calls_and_websockets_of_unknown_users_leave_nothing() {
     let provider = Provider::start().await;
-    let mut house = House::before(&provider.base()).await;
-    let mut client = Wire::connect(house.address).await;
+    let mut server = TestServer::before(&provider.base()).await;
+    let mut client = Wire::connect(server.address).await;
     client
         .send("GET /v1/responses HTTP/1.1\r\nhost: localhost\r\nx-corp-key: a\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\r\n")
         .await;
@@ -237,13 +237,13 @@ async fn counting_calls_and_websockets_of_unknown_users_leave_nothing() {
     client.send(&masked).await;
     call.wire.exactly(masked.len()).await;
     call.send(frame(done)).await;
-    let told = house.told().await;
+    let told = server.told().await;
     assert_eq!(told.fail_open, [FailOpen::UnknownCredential]);
     assert_eq!((told.usage.input, told.tenant.as_deref()), (Some(3), None));
     drop((client, call));
-    house.told().await;
+    server.told().await;
 
-    let mut client = Wire::connect(house.address).await;
+    let mut client = Wire::connect(server.address).await;
     let body = request(&[json!({"role": "user", "content": "Hm."})]).to_string();
     client
         .send(format!("POST /v1/messages/count_tokens HTTP/1.1\r\nhost: localhost\r\nx-corp-key: a\r\ncontent-length: {}\r\n\r\n{body}", body.len()))
@@ -252,8 +252,8 @@ async fn counting_calls_and_websockets_of_unknown_users_leave_nothing() {
     assert_eq!(call.message.text(), body);
     call.answer("200 OK", r#"{"input_tokens":9}"#).await;
     client.response().await;
-    assert_eq!(house.told().await.fail_open, [FailOpen::UnknownCredential]);
-    assert!(house.ledgers.sessions(ScopePage::first(9)).await.unwrap().is_empty());
+    assert_eq!(server.told().await.fail_open, [FailOpen::UnknownCredential]);
+    assert!(server.ledgers.sessions(ScopePage::first(9)).await.unwrap().is_empty());
 }
 
 /// The operator's secret at A, a client's cookie and its headers stay there: a summariser at B gets none of it.
@@ -311,7 +311,7 @@ async fn who_has_no_token_is_turned_away_and_no_upstream_sees_it() {
     let mut config = config(&provider.base());
     config.client_token = Some(Secret(TOKEN.into()));
     config.limits.connections = 1;
-    let mut house = House::with(config).await;
+    let mut server = TestServer::with(config).await;
     let body = r#"{"model":"claude-opus-4-5","max_tokens":9,"messages":[{"role":"user","content":"Hm."}]}"#;
     let post = |target: &str, more: &str| {
         format!(
@@ -328,7 +328,7 @@ async fn who_has_no_token_is_turned_away_and_no_upstream_sees_it() {
         post("/v1/messages", &format!("x-other: {TOKEN}\r\n")),
         upgrade.to_owned(),
     ] {
-        let mut client = Wire::connect(house.address).await;
+        let mut client = Wire::connect(server.address).await;
         client.send(&asks).await;
         let answer = client.response().await;
         assert_eq!(
@@ -336,7 +336,7 @@ async fn who_has_no_token_is_turned_away_and_no_upstream_sees_it() {
             (401, Some("client_token"))
         );
         assert!(answer.text().contains("x-plimsoll-token"), "{}", answer.text());
-        assert_eq!(house.told().await.status, Some(401));
+        assert_eq!(server.told().await.status, Some(401));
         client.stream.set_zero_linger().unwrap();
         drop(client);
     }
@@ -347,7 +347,7 @@ async fn who_has_no_token_is_turned_away_and_no_upstream_sees_it() {
         ("/v1/messages", format!("authorization: Bearer {TOKEN}\r\n")),
         ("/v1/messages?key=a-token-that-is-long%2Denough", String::new()),
     ] {
-        let mut client = Wire::connect(house.address).await;
+        let mut client = Wire::connect(server.address).await;
         client.send(post(target, &more)).await;
         let mut call = provider.call().await;
         let own = more.contains("sk-own");
@@ -356,7 +356,7 @@ async fn who_has_no_token_is_turned_away_and_no_upstream_sees_it() {
         assert_eq!(call.message.header("authorization"), None);
         call.answer("200 OK", &reply(&json!([]))).await;
         client.response().await;
-        let told = house.told().await;
+        let told = server.told().await;
         assert_eq!(told.tenant.as_deref() == Some("0000000000000000"), !own, "nobody's name");
     }
 }
@@ -368,12 +368,12 @@ async fn past_the_limit_of_connections_the_token_is_asked_for_too() {
     let mut config = config(&provider.base());
     config.client_token = Some(Secret(TOKEN.into()));
     config.limits.connections = 1;
-    let house = House::with(config).await;
-    let mut first = Wire::connect(house.address).await;
+    let server = TestServer::with(config).await;
+    let mut first = Wire::connect(server.address).await;
     first.send(format!("POST /v1/messages HTTP/1.1\r\nhost: localhost\r\nx-plimsoll-token: {TOKEN}\r\ncontent-length: 2\r\n\r\n{{}}")).await;
     let call = provider.call().await;
     for (more, status) in [(String::new(), 401), (format!("x-plimsoll-token: {TOKEN}\r\n"), 503)] {
-        let mut client = Wire::connect(house.address).await;
+        let mut client = Wire::connect(server.address).await;
         client.send(format!("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n{more}\r\n")).await;
         assert_eq!(client.response().await.status(), status);
     }

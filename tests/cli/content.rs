@@ -1,8 +1,8 @@
 //! What was said is kept where that is asked for, can be exported and replayed, and goes with its session.
 
 use plimsoll::dialect::models::Catalogue;
-use plimsoll::replay::score::Pair;
-use plimsoll::replay::{self, transcript::Line};
+use plimsoll::replay::score::EstimatePair;
+use plimsoll::replay::{self, transcript::TranscriptLine};
 use serde_json::{Value, json};
 
 use super::program::Serving;
@@ -110,10 +110,10 @@ fn texts(parts: &Value) -> Vec<String> {
 
 /// What a replay judges: the call, the estimate with its band, the new part, the truth.
 fn pairs(lines: &[Value]) -> Vec<[u64; 6]> {
-    let lines: Vec<Line> =
+    let lines: Vec<TranscriptLine> =
         lines.iter().map(|line| serde_json::from_value(line.clone()).unwrap()).collect();
     let pairs = replay::play(&lines, &Catalogue::new(Vec::new()), &[]);
-    let told = |it: &Pair| [it.call, it.tokens, it.low, it.high, it.new, it.actual];
+    let told = |it: &EstimatePair| [it.call, it.tokens, it.low, it.high, it.new, it.actual];
     pairs.iter().map(told).collect()
 }
 

@@ -172,9 +172,14 @@ async fn what_compacting_would_do_is_said_and_why_it_cannot_be() {
         assert!(refused.code == 1 && refused.out.is_empty(), "{}", refused.out);
         assert!(refused.err.contains(why), "{arguments:?}: {}", refused.err);
     }
-    let wished = serving.look(&["compact", "long", "--focus", "the tests"]).await;
+    let requested = serving.look(&["compact", "long", "--focus", "the tests"]).await;
     let begins = "The next request of the session's main thread starts the summary; the first one after it is written";
-    assert!(wished.code == 0 && wished.out.starts_with(begins), "{} {}", wished.out, wished.err);
+    assert!(
+        requested.code == 0 && requested.out.starts_with(begins),
+        "{} {}",
+        requested.out,
+        requested.err
+    );
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use plimsoll::admin::prices::Prices;
+use plimsoll::admin::prices::PriceList;
 use plimsoll::admin::view::ServerInfo;
 use plimsoll::admin::{self, Admin};
 use plimsoll::config::{Secret, Upstream};
@@ -22,9 +22,9 @@ const SUMMARY: &str = "The person asks numbered questions.";
 /// The admin listener of a play's house.
 async fn admin(play: &Play) -> SocketAddr {
     let (_, draining) = watch::channel(false);
-    let (ledgers, telemetry) = (play.house.ledgers.clone(), play.house.telemetry.clone());
-    let prices = Prices::of(&play.config);
-    let about = ServerInfo::of(&play.config, play.house.address, play.house.address, 1);
+    let (ledgers, telemetry) = (play.server.ledgers.clone(), play.server.telemetry.clone());
+    let prices = PriceList::of(&play.config);
+    let about = ServerInfo::of(&play.config, play.server.address, play.server.address, 1);
     let admin = Admin::new(ledgers, telemetry, about, prices, access(), draining);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -65,8 +65,8 @@ async fn a_look_says_what_would_be_cut_and_saved_and_does_nothing() {
     assert!(play.more_summaries().is_empty(), "nothing was done");
 
     // Nobody but its client has a credential: its next request begins it.
-    let (status, wished) = compact(admin, "s", "").await;
-    assert_eq!((status, &wished["begins"]), (200, &"next_request".into()));
+    let (status, requested) = compact(admin, "s", "").await;
+    assert_eq!((status, &requested["begins"]), (200, &"next_request".into()));
     assert!(play.more_summaries().is_empty());
     play.turn(6).await;
     drop(play.summary().await);
@@ -88,8 +88,8 @@ async fn a_summariser_with_a_credential_of_its_own_is_asked_at_once() {
         play.turn(number).await;
     }
     let admin = admin(&play).await;
-    let (status, wished) = compact(admin, "s", "?focus=the%20second").await;
-    assert_eq!((status, &wished["begins"]), (200, &"now".into()), "{wished}");
+    let (status, requested) = compact(admin, "s", "?focus=the%20second").await;
+    assert_eq!((status, &requested["begins"]), (200, &"now".into()), "{requested}");
     let question = play.summary().await;
     let head = &question.message.head;
     assert!(head.contains("x-api-key: own\r\n") && !head.contains("x-api-key: k"), "{head}");

@@ -34,7 +34,7 @@ async fn compacted(play: &mut Play, words: &str, number: u64) -> Scene {
 async fn a_summary_that_waits_is_shown_and_one_in_use_with_all_that_it_cost() {
     let mut play = Play::of(policy()).await;
     let (_, question) = play.fills().await;
-    let looking = Looking::at(&play.house, &play.config).await;
+    let looking = Looking::at(&play.server, &play.config).await;
     let before = looking.json(CONTEXT).await;
     assert_eq!(before["compactions"], json!({"used": [], "ready": null}));
     writes(question, "Numbered questions.").await;
@@ -70,7 +70,7 @@ async fn a_summary_that_waits_is_shown_and_one_in_use_with_all_that_it_cost() {
     compacted(&mut play, "Both of them.", 2).await;
     play.restarts().await;
     let last = play.turn(80).await;
-    let looking = Looking::at(&play.house, &play.config).await;
+    let looking = Looking::at(&play.server, &play.config).await;
     let context = looking.json(CONTEXT).await;
     let explained = looking.json(&explain(&last)).await;
     assert_eq!(context["compactions"], explained["compactions"]);
@@ -105,7 +105,7 @@ async fn summaries_are_paid_for_in_the_savings() {
     let mut play = Play::of(policy()).await;
     compacted(&mut play, "Numbered questions.", 1).await;
     let last = compacted(&mut play, "Both of them.", 2).await;
-    let looking = Looking::at(&play.house, &play.config).await;
+    let looking = Looking::at(&play.server, &play.config).await;
     let all = looking.json("/api/v1/savings").await;
     let total = &all["total"];
     let summaries = &total["summaries"];
@@ -138,7 +138,7 @@ async fn a_rewind_to_before_the_cut_shows_none() {
     compacted(&mut play, "Numbered questions.", 1).await;
     play.history.truncate(4);
     let scene = play.turn(50).await;
-    let looking = Looking::at(&play.house, &play.config).await;
+    let looking = Looking::at(&play.server, &play.config).await;
     let told = looking.json(&explain(&scene)).await;
     assert_eq!(told["compactions"], json!({"used": [], "ready": null}));
 }

@@ -2,7 +2,7 @@
 //! and the thread rests.
 
 use plimsoll::context::plan::{Change, Decision, DecisionReason};
-use plimsoll::dialect::refusal::Cause;
+use plimsoll::dialect::refusal::RefusalCause;
 use serde_json::json;
 
 use crate::play::{DEMANDS, MARK, Play, TOO_LONG, USABLE, WHOLE, answer, policy, tokens, writes};
@@ -138,7 +138,7 @@ async fn the_wait_for_a_summary_is_not_our_own_time() {
     let told = play.answered(client).await.told;
     let (waited, own) = (told.compaction_wait_us.unwrap(), told.request_side_us);
     assert!(waited > 900_000 && own < waited / 2, "waited {waited} µs, own time {own} µs");
-    let metrics = play.house.telemetry.render();
+    let metrics = play.server.telemetry.render();
     let slow = "plimsoll_overhead_request_seconds_bucket{upstream=\"up\",le=\"0.25\"}";
     let all = "plimsoll_overhead_request_seconds_count{upstream=\"up\"}";
     let value = |name: &str| {
@@ -165,7 +165,7 @@ async fn a_request_that_waited_does_not_wait_again_when_it_is_refused() {
     let response = client.response().await;
     assert_eq!(response.status(), 400);
     assert!(response.text().contains("prompt is too long: 4100 tokens"), "{}", response.text());
-    let waited = play.house.told().await.compaction_wait_us.unwrap();
+    let waited = play.server.told().await.compaction_wait_us.unwrap();
     assert!((900_000..1_800_000).contains(&waited), "{waited}");
     drop(question);
 }
@@ -245,7 +245,13 @@ async fn an_open_loop_keeps_the_reasoning_that_its_provider_demands() {
     play.writes_until("Much was read.", 1).await;
     let told = play.answered(client).await.told;
     let counts = (told.refused, told.done.new.compacted);
-    assert_eq!(counts, (Some(Cause::ReasoningDemanded), 1), "{:?} {:?}", told.done, told.estimate);
+    assert_eq!(
+        counts,
+        (Some(RefusalCause::ReasoningDemanded), 1),
+        "{:?} {:?}",
+        told.done,
+        told.estimate
+    );
 
     play.session = "another";
     play.history.clear();

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::presets::Preset;
-use plimsoll::config::{self, Config, Mode, Sources};
+use plimsoll::config::{self, Config, ConfigSources, Mode};
 use plimsoll::context::ledger::Ledger;
 use plimsoll::context::policy::{CompactPolicy, Policy, SummaryEngine};
 use plimsoll::dialect::Chain;
@@ -15,8 +15,8 @@ use plimsoll::telemetry::Exchange;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use crate::support::house::{self, House};
 use crate::support::http1::{Call, Provider, Wire};
+use crate::support::server::{self, TestServer};
 use crate::support::within;
 
 pub const MODEL: &str = "claude-sonnet-4-5";
@@ -66,9 +66,9 @@ pub struct Play {
     stage: Stage,
     pub store: Arc<dyn Store>,
     pub config: Config,
-    pub house: House,
+    pub server: TestServer,
     /// Processes over the same store that nobody asks any more.
-    others: Vec<House>,
+    others: Vec<TestServer>,
     pub history: Vec<Value>,
     pub session: &'static str,
     pub model: &'static str,
@@ -104,16 +104,16 @@ impl Play {
 
     pub async fn over(store: Arc<dyn Store>, policy: Policy, mode: Mode) -> Self {
         let provider = Provider::start().await;
-        let mut config = house::config(&provider.base());
+        let mut config = server::config(&provider.base());
         (config.mode, config.policy) = (mode, Arc::new(policy));
         config.upstreams[0].window = Some(WINDOW);
-        let house = open(&store, &config).await;
+        let server = open(&store, &config).await;
         let stage = Stage::of(provider);
         Self {
             stage,
             store,
             config,
-            house,
+            server,
             others: Vec::new(),
             history: Vec::new(),
             session: "s",
@@ -129,7 +129,7 @@ impl Play {
         let file = folder.path().join("plimsoll.toml");
         std::fs::write(&file, format!("preset = \"{}\"\n{also}\n", preset.name())).unwrap();
         let variables = vec![("HOME".to_owned(), "/home/somebody".to_owned())];
-        let sources = Sources { file: Some(file), variables, ..Sources::default() };
+        let sources = ConfigSources { file: Some(file), variables, ..ConfigSources::default() };
         let meant = config::load(&sources).unwrap_or_else(|faults| panic!("{faults}")).config;
         let mut play = Self::of(meant.policy.as_ref().clone()).await;
         play.config.output_reserve = meant.output_reserve;
@@ -156,7 +156,7 @@ impl Play {
     /// Another process over the same store; the one before it lives on.
     pub async fn restarts(&mut self) {
         let next = open(&self.store, &self.config).await;
-        self.others.push(std::mem::replace(&mut self.house, next));
+        self.others.push(std::mem::replace(&mut self.server, next));
     }
 
     /// The person says something of so many words.
@@ -172,7 +172,7 @@ impl Play {
 
     pub async fn asks(&self) -> Wire {
         let body = self.request().to_string();
-        let mut client = Wire::connect(self.house.address).await;
+        let mut client = Wire::connect(self.server.address).await;
         let head = format!(
             "POST /v1/messages HTTP/1.1\r\nhost: localhost\r\nx-api-key: k\r\nx-plimsoll-session: {}\r\n\
              content-type: application/json\r\ncontent-length: {}\r\n\r\n",
@@ -196,7 +196,7 @@ impl Play {
         assert_eq!(response.status(), 200, "{}", response.text());
         let reply: Value = serde_json::from_str(response.text()).unwrap();
         self.history.push(json!({"role": "assistant", "content": reply["content"]}));
-        let told = self.house.told().await;
+        let told = self.server.told().await;
         let (_, bytes) = self.stage.turns.lock().unwrap().last().unwrap().clone();
         Scene { sent: serde_json::from_str(&bytes).unwrap(), bytes, told }
     }
@@ -250,7 +250,7 @@ impl Play {
         let (tenant, session) = (of.told.tenant.clone(), of.told.session.clone());
         let (tenant, session) = (tenant.unwrap(), session.unwrap());
         let cuts = |ledger: &Ledger| ledger.compacts(false).map(|one| one.about).collect();
-        self.house.ledgers.look(&Scope { tenant, session }, cuts).await.unwrap()
+        self.server.ledgers.look(&Scope { tenant, session }, cuts).await.unwrap()
     }
 
     /// Waits until the proxy has written its summary.
@@ -264,7 +264,7 @@ impl Play {
         loop {
             tokio::select! {
                 biased;
-                () = counts(&self.house, "outcome=\"written\"", count) => return,
+                () = counts(&self.server, "outcome=\"written\"", count) => return,
                 question = self.stage.summaries.recv() => writes(question.unwrap(), words).await,
             }
         }
@@ -272,13 +272,13 @@ impl Play {
 
     /// Waits until so many summaries ended with these labels.
     pub async fn counts(&self, labels: &str, count: u64) {
-        counts(&self.house, labels, count).await;
+        counts(&self.server, labels, count).await;
     }
 }
 
-async fn counts(house: &House, labels: &str, count: u64) {
+async fn counts(server: &TestServer, labels: &str, count: u64) {
     let told = || {
-        let text = house.telemetry.render();
+        let text = server.telemetry.render();
         let lines = text.lines().filter(|line| line.starts_with("plimsoll_compactions_total"));
         let ours = lines.filter(|line| line.contains(labels));
         ours.filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok()).sum::<u64>()
@@ -354,8 +354,8 @@ async fn answers(
     }
 }
 
-async fn open(store: &Arc<dyn Store>, config: &Config) -> House {
-    House::over(store.clone(), config.clone(), Matcher::builder().build()).await
+async fn open(store: &Arc<dyn Store>, config: &Config) -> TestServer {
+    TestServer::over(store.clone(), config.clone(), Matcher::builder().build()).await
 }
 
 /// An Anthropic reply of words.

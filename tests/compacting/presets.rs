@@ -3,7 +3,7 @@
 
 use plimsoll::config::presets::Preset;
 use plimsoll::context::plan::{Change, Decision};
-use plimsoll::context::{Counting, Method};
+use plimsoll::context::{CountingMethod, EstimateMethod};
 use serde_json::Value;
 
 use crate::play::{Play, Scene, tokens};
@@ -42,7 +42,7 @@ async fn compacted(preset: Preset) -> (Play, Scene) {
 /// `context` after the newest exchange, of which its provider counted so much: as JSON, and the same
 /// total in words.
 async fn shown(play: &Play, counted: u64) -> Value {
-    let looking = Looking::at(&play.house, &play.config).await;
+    let looking = Looking::at(&play.server, &play.config).await;
     let view = looking.json(CONTEXT).await;
     assert_eq!(view["basis"]["input"], counted, "{view}");
     assert_eq!(view["basis"]["output"], OUTPUT, "{view}");
@@ -66,8 +66,8 @@ async fn agrees(preset: Preset, most_apart: f64) {
     let estimate = scene.told.estimate.as_ref().unwrap();
     let is_ruled = play.config.policy.estimate.deciding().is_some();
     let expected = match is_ruled {
-        true => (Method::Estimated, Counting::Length),
-        false => (Method::Compacted, estimate.counting),
+        true => (EstimateMethod::Estimated, CountingMethod::Length),
+        false => (EstimateMethod::Compacted, estimate.counting),
     };
     assert_eq!((estimate.method, estimate.counting), expected, "{preset:?}");
     let off = apart(estimate.tokens, counted(&scene));
@@ -86,7 +86,7 @@ async fn agrees(preset: Preset, most_apart: f64) {
     // The next request: what was shown, and what is new; as the provider counts it, too.
     let next = play.turn(40).await;
     let estimate = next.told.estimate.as_ref().unwrap();
-    assert_eq!(estimate.method, Method::Anchored, "{preset:?}");
+    assert_eq!(estimate.method, EstimateMethod::Anchored, "{preset:?}");
     assert_eq!(tokens(&next), total + estimate.new - u64::from(!is_ruled) * estimate.gone);
     assert!(estimate.new > 100, "{preset:?}: {estimate:?}");
     let off = apart(tokens(&next), counted(&next));

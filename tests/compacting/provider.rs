@@ -62,7 +62,7 @@ async fn what_it_cost_is_overhead() {
     let (_, question) = play.fills().await;
     compacts(question).await;
     play.is_written(1).await;
-    let text = play.house.telemetry.render();
+    let text = play.server.telemetry.render();
     let counted = |kind: &str| {
         let line = format!("plimsoll_compaction_tokens_total{{kind=\"{kind}\"");
         let line = text.lines().find(|it| it.starts_with(&line)).unwrap_or_default();

@@ -7,7 +7,7 @@ use plimsoll::store::RecordKind;
 
 use crate::play::{MARK, Play, policy, tokens, writes};
 use crate::support::held::Held;
-use crate::support::house::House;
+use crate::support::server::TestServer;
 
 const SUMMARY: &str = "The person asks numbered questions.";
 
@@ -66,9 +66,9 @@ async fn a_clean_stop_gives_its_claim_back() {
     let mut play = Play::of(policy()).await;
     let (_, question) = play.fills().await;
     let first = play.config.clone();
-    play.house.stop();
-    let next = House::over(play.store.clone(), first, Matcher::builder().build()).await;
-    let before = std::mem::replace(&mut play.house, next);
+    play.server.stop();
+    let next = TestServer::over(play.store.clone(), first, Matcher::builder().build()).await;
+    let before = std::mem::replace(&mut play.server, next);
     before.drained().await;
     play.turn(play.history.len() / 2).await;
     writes(play.summary().await, SUMMARY).await;

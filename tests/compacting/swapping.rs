@@ -1,12 +1,12 @@
 //! A summary is written in the background, taken into use at the threshold, and stays.
 
 use plimsoll::config::presets::Preset;
-use plimsoll::config::{self, Mode, Sources};
+use plimsoll::config::{self, ConfigSources, Mode};
 use plimsoll::context::plan::{Change, Decision, DecisionReason};
 use plimsoll::context::policy::{CompactOverride, Policy, SummaryAuthor, SummaryEngine};
-use plimsoll::context::{Fact, Method, Outcome, QueuedMessage};
+use plimsoll::context::{EstimateMethod, Fact, Outcome, QueuedMessage};
 use plimsoll::dialect::{self, Dialect};
-use plimsoll::tokens::classic::Seen;
+use plimsoll::tokens::classic::SentContent;
 use serde_json::{Value, json};
 
 use crate::play::{Play, Scene, THRESHOLD, USABLE, policy, tokens, writes};
@@ -49,7 +49,7 @@ async fn compacted_under(policy: Policy) -> (Play, Scene) {
 #[tokio::test]
 async fn a_compaction_is_told_live() {
     let mut play = Play::of(policy()).await;
-    let mut live = play.house.telemetry.shrunk();
+    let mut live = play.server.telemetry.shrunk();
     let (_, question) = play.fills().await;
     writes(question, SUMMARY).await;
     play.is_written(1).await;
@@ -76,15 +76,15 @@ async fn rules_count_what_was_sent_after_a_compaction() {
     for preset in [Preset::Dexto, Preset::MicroCompact, Preset::Opencode, Preset::GeminiCli] {
         let variables = [("HOME", "/home/somebody"), ("PLIMSOLL_PRESET", preset.name())];
         let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
-        let sources = Sources { variables: variables.into(), ..Sources::default() };
+        let sources = ConfigSources { variables: variables.into(), ..ConfigSources::default() };
         let estimate = config::load(&sources).unwrap().config.policy.estimate.clone();
         let mut policy = policy();
         policy.estimate = estimate.clone();
         let (_, scene) = compacted_under(policy).await;
         let read = dialect::read(Dialect::Anthropic, "/v1/messages", scene.bytes.as_bytes());
-        let counted = estimate.rules.whole(&read, scene.bytes.as_bytes(), |_| Seen::Whole);
+        let counted = estimate.rules.whole(&read, scene.bytes.as_bytes(), |_| SentContent::Whole);
         let told = scene.told.estimate.as_ref().unwrap();
-        assert_eq!((told.tokens, told.method), (counted, Method::Estimated), "{preset:?}");
+        assert_eq!((told.tokens, told.method), (counted, EstimateMethod::Estimated), "{preset:?}");
     }
 }
 
@@ -123,7 +123,7 @@ async fn what_was_prepared_is_taken_into_use_at_the_threshold_and_stays() {
     };
     assert_eq!(steps(&scene), [(Change::Compacted, Decision::New, DecisionReason::Threshold)]);
     assert!(tokens(&scene) < THRESHOLD, "{}", tokens(&scene));
-    assert_eq!(scene.told.estimate.as_ref().unwrap().method, Method::Compacted);
+    assert_eq!(scene.told.estimate.as_ref().unwrap().method, EstimateMethod::Compacted);
     assert!(scene.told.done.tokens_compacted > 500, "{:?}", scene.told.done);
     let sent = scene.sent["messages"].as_array().unwrap();
     let first = sent[0]["content"].as_str().unwrap();
@@ -140,7 +140,7 @@ async fn what_was_prepared_is_taken_into_use_at_the_threshold_and_stays() {
     // The next turns repeat it byte for byte, across a restart and whatever policy then says.
     let again = play.turn(90).await;
     assert!(again.bytes.starts_with(prefix(&scene)), "{}\n{}", scene.bytes, again.bytes);
-    assert_eq!(again.told.estimate.as_ref().unwrap().method, Method::Anchored);
+    assert_eq!(again.told.estimate.as_ref().unwrap().method, EstimateMethod::Anchored);
     play.config.mode = Mode::Observe;
     play.restarts().await;
     let again = play.turn(91).await;
@@ -222,14 +222,16 @@ async fn a_session_is_compacted_on_request() {
         play.turn(number).await;
     }
     let scope = play
-        .house
+        .server
         .ledgers
         .sessions(plimsoll::store::ScopePage::first(1))
         .await
         .unwrap()
         .remove(0)
         .scope;
-    assert!(play.house.ledgers.wish(scope.clone(), Some("The second question.".into())));
+    assert!(
+        play.server.ledgers.request_compaction(scope.clone(), Some("The second question.".into()))
+    );
     let before = play.turn(4).await;
     assert!(!is_compacted(&before));
     let question = play.summary().await;
@@ -241,7 +243,9 @@ async fn a_session_is_compacted_on_request() {
     assert!(is_compacted(&scene) && scene.told.done.tokens_compacted > 0);
     // Once.
     assert!(steps(&play.turn(6).await).is_empty());
-    assert!(!play.house.ledgers.is_wished(&scope) && play.more_summaries().is_empty());
+    assert!(
+        !play.server.ledgers.has_pending_compaction(&scope) && play.more_summaries().is_empty()
+    );
 }
 
 /// It waits where it could not fit, and only there.
@@ -281,7 +285,7 @@ async fn a_client_that_leaves_does_not_cancel_the_summary() {
     let (_, question) = play.fills().await;
     play.says(70, 3000);
     drop(play.asks().await);
-    let left = play.house.told().await;
+    let left = play.server.told().await;
     assert_eq!((left.outcome, left.status), (Outcome::ClientLeft, None));
     writes(question, SUMMARY).await;
     play.is_written(1).await;
@@ -349,7 +353,7 @@ async fn words_and_a_summary_meet_in_one_request_and_both_stay() {
     writes(question, SUMMARY).await;
     play.is_written(1).await;
     let scope = play
-        .house
+        .server
         .ledgers
         .sessions(plimsoll::store::ScopePage::first(1))
         .await
@@ -360,7 +364,7 @@ async fn words_and_a_summary_meet_in_one_request_and_both_stay() {
         let queued =
             QueuedMessage { id: "w".into(), number: 1, at: 1, text: WORDS.into(), again: None };
         let fact = Fact::Queued(Box::new(queued));
-        assert!(play.house.ledgers.settle(&play.house.ledgers.room(&scope), fact).await.is_ok());
+        assert!(play.server.ledgers.settle(&play.server.ledgers.room(&scope), fact).await.is_ok());
     };
     // They are queued once the next request would be compacted.
     let scene = loop {

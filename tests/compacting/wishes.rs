@@ -18,13 +18,15 @@ fn asked_for() -> Policy {
 }
 
 /// A session of a few turns whose compaction somebody wants.
-async fn wished() -> (Play, Scope) {
+async fn requested() -> (Play, Scope) {
     let mut play = Play::of(asked_for()).await;
     for number in 0..4 {
         play.turn(number).await;
     }
-    let scope = play.house.ledgers.sessions(ScopePage::first(1)).await.unwrap().remove(0).scope;
-    assert!(play.house.ledgers.wish(scope.clone(), Some("The second question.".into())));
+    let scope = play.server.ledgers.sessions(ScopePage::first(1)).await.unwrap().remove(0).scope;
+    assert!(
+        play.server.ledgers.request_compaction(scope.clone(), Some("The second question.".into()))
+    );
     (play, scope)
 }
 
@@ -36,37 +38,37 @@ async fn comes_true(play: &mut Play, scope: &Scope) {
     writes(question, SUMMARY).await;
     play.is_written(1).await;
     assert!(play.turn(8).await.bytes.contains(SUMMARY));
-    assert!(!play.house.ledgers.is_wished(scope));
+    assert!(!play.server.ledgers.has_pending_compaction(scope));
 }
 
 #[tokio::test]
 async fn a_wish_outlives_a_refused_request() {
-    let (mut play, scope) = wished().await;
+    let (mut play, scope) = requested().await;
     play.says(4, 120);
     play.history.push(json!({"role": "user", "content": crate::play::TOO_LONG}));
     let mut client = play.asks().await;
     assert_eq!(client.response().await.status(), 400);
-    play.house.told().await;
+    play.server.told().await;
     play.history.truncate(8);
     assert!(play.more_summaries().is_empty());
-    assert!(play.house.ledgers.is_wished(&scope), "it waits again");
+    assert!(play.server.ledgers.has_pending_compaction(&scope), "it waits again");
     comes_true(&mut play, &scope).await;
 }
 
 #[tokio::test]
 async fn a_wish_outlives_a_request_whose_client_leaves() {
-    let (mut play, scope) = wished().await;
+    let (mut play, scope) = requested().await;
     play.says(4, 120);
     play.history.push(json!({"role": "user", "content": crate::play::NEVER}));
     for times in 1..=2 {
         let client = play.asks().await;
         play.is_received(crate::play::NEVER, times).await;
-        assert!(!play.house.ledgers.is_wished(&scope), "the request took it up");
+        assert!(!play.server.ledgers.has_pending_compaction(&scope), "the request took it up");
         drop(client);
-        let told = play.house.told().await;
+        let told = play.server.told().await;
         assert_eq!(told.outcome, Outcome::ClientLeft);
         let again = async {
-            while !play.house.ledgers.is_wished(&scope) {
+            while !play.server.ledgers.has_pending_compaction(&scope) {
                 tokio::task::yield_now().await;
             }
         };
@@ -79,13 +81,13 @@ async fn a_wish_outlives_a_request_whose_client_leaves() {
 
 #[tokio::test]
 async fn a_wish_outlives_a_provider_that_fails_to_write() {
-    let (mut play, scope) = wished().await;
+    let (mut play, scope) = requested().await;
     play.turn(5).await;
     let mut question = play.summary().await;
     question.answer("529 Overloaded", r#"{"error":{"message":"busy"}}"#).await;
     play.counts("outcome=\"upstream_failed\"", 1).await;
     let again = async {
-        while !play.house.ledgers.is_wished(&scope) {
+        while !play.server.ledgers.has_pending_compaction(&scope) {
             tokio::task::yield_now().await;
         }
     };
@@ -94,7 +96,7 @@ async fn a_wish_outlives_a_provider_that_fails_to_write() {
 
 #[tokio::test]
 async fn a_sub_agent_does_not_take_a_wish() {
-    let (mut play, scope) = wished().await;
+    let (mut play, scope) = requested().await;
     let main = std::mem::take(&mut play.history);
     // As long as the main line is, and of other words.
     for number in 0..9 {
@@ -106,19 +108,19 @@ async fn a_sub_agent_does_not_take_a_wish() {
     let client = play.asks().await;
     play.answered(client).await;
     assert!(play.more_summaries().is_empty());
-    assert!(play.house.ledgers.is_wished(&scope));
+    assert!(play.server.ledgers.has_pending_compaction(&scope));
     (play.history, play.system) = (main, "You are calm.");
     comes_true(&mut play, &scope).await;
 }
 
 #[tokio::test]
 async fn a_wish_and_its_summary_go_with_their_session() {
-    let (mut play, scope) = wished().await;
+    let (mut play, scope) = requested().await;
     play.turn(5).await;
     let question = play.summary().await;
-    play.house.ledgers.forget(&scope).await.unwrap();
+    play.server.ledgers.forget(&scope).await.unwrap();
     writes(question, SUMMARY).await;
     play.counts("outcome=\"not_kept\"", 1).await;
     assert_eq!(play.store.scan(scope.clone(), 99).await.unwrap(), []);
-    assert!(!play.house.ledgers.is_wished(&scope));
+    assert!(!play.server.ledgers.has_pending_compaction(&scope));
 }

@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-use plimsoll::config::{self, Sources, schema};
+use plimsoll::config::{self, ConfigSources, schema};
 
 /// Writes what a test would compare, where asked to.
 fn compare(path: &Path, is: &str) {
@@ -27,7 +27,7 @@ fn root() -> PathBuf {
 }
 
 /// The surroundings that a test file asks for in its comments.
-fn sources(path: &Path) -> Sources {
+fn sources(path: &Path) -> ConfigSources {
     let text = std::fs::read_to_string(path).unwrap();
     let said = |kind: &str| -> Vec<(String, String)> {
         let lines = text.lines().filter_map(|line| line.strip_prefix(kind));
@@ -41,11 +41,11 @@ fn sources(path: &Path) -> Sources {
         variables.push(("PLIMSOLL_LIMITS_PROCESS_BYTES".into(), (256 << 20).to_string()));
     }
     let flags = said("# flag ");
-    Sources {
+    ConfigSources {
         file: Some(path.to_owned()),
         variables,
         flags: flags.into_iter().map(|(key, value)| (format!("--{key}"), key, value)).collect(),
-        ..Sources::default()
+        ..ConfigSources::default()
     }
 }
 
@@ -114,7 +114,8 @@ fn a_secret_can_come_from_a_file() {
     let said =
         format!("data = \"d\"\n[upstream.gemini]\ncredential = \"file:{}\"\n", key.display());
     std::fs::write(&file, said).unwrap();
-    let loaded = config::load(&Sources { file: Some(file), ..Sources::default() }).unwrap();
+    let loaded =
+        config::load(&ConfigSources { file: Some(file), ..ConfigSources::default() }).unwrap();
     let gemini = loaded.config.upstreams.iter().find(|it| &*it.name == "gemini").unwrap();
     assert_eq!(gemini.credential.as_ref().unwrap().1.0, "sk-in-a-file");
 }
@@ -140,7 +141,8 @@ fn pem_files_hold_what_they_should() {
             at(key)
         );
         std::fs::write(at("plimsoll.toml"), text).unwrap();
-        let sources = Sources { file: Some(at("plimsoll.toml").into()), ..Sources::default() };
+        let sources =
+            ConfigSources { file: Some(at("plimsoll.toml").into()), ..ConfigSources::default() };
         config::load(&sources).map_or_else(|faults| faults.to_string(), |_| String::new())
     };
     assert_eq!(check("certificate", "key", "certificate"), "");
@@ -154,7 +156,7 @@ fn pem_files_hold_what_they_should() {
 #[test]
 fn with_no_file_three_providers_are_served() {
     let home = vec![("HOME".to_owned(), "/home/somebody".to_owned())];
-    let sources = Sources { variables: home, ..Sources::default() };
+    let sources = ConfigSources { variables: home, ..ConfigSources::default() };
     let config = config::load(&sources).unwrap().config;
     assert_eq!(config.listen.to_string(), "127.0.0.1:8787");
     assert_eq!(config.admin.to_string(), "127.0.0.1:9797");
@@ -174,7 +176,8 @@ fn with_no_file_three_providers_are_served() {
 #[test]
 fn a_file_that_was_named_must_be_there() {
     let file = Some(PathBuf::from("/nowhere/plimsoll.toml"));
-    let faults = config::load(&Sources { file, ..Sources::default() }).unwrap_err().to_string();
+    let faults =
+        config::load(&ConfigSources { file, ..ConfigSources::default() }).unwrap_err().to_string();
     assert!(faults.contains("/nowhere/plimsoll.toml: cannot be read"), "{faults}");
 }
 
@@ -185,7 +188,7 @@ fn a_relative_path_in_a_file_starts_at_its_folder() {
     let at = |name: &str| folder.path().join(name);
     std::fs::write(at("key"), "sk-beside-the-file\n").unwrap();
     std::fs::write(at("plimsoll.toml"), "data = \"d\"\nadmin_token = \"file:key\"\n").unwrap();
-    let sources = Sources { file: Some(at("plimsoll.toml")), ..Sources::default() };
+    let sources = ConfigSources { file: Some(at("plimsoll.toml")), ..ConfigSources::default() };
     let config = config::load(&sources).unwrap().config;
     assert_eq!(
         (config.admin_token.unwrap().0.as_str(), config.data),
@@ -193,7 +196,7 @@ fn a_relative_path_in_a_file_starts_at_its_folder() {
     );
     // What is typed starts where it is typed.
     let flags = vec![("--data".to_owned(), "data".to_owned(), "d".to_owned())];
-    let typed = config::load(&Sources { flags, ..Sources::default() }).unwrap().config;
+    let typed = config::load(&ConfigSources { flags, ..ConfigSources::default() }).unwrap().config;
     assert_eq!(typed.data, Path::new("d"));
 }
 
@@ -210,7 +213,7 @@ fn a_secret_that_others_may_read_is_told_and_one_they_may_write_is_refused() {
     std::fs::write(at("plimsoll.toml"), "data = \"d\"\nadmin_token = \"file:key\"\n").unwrap();
     let load = |mode| {
         set_mode(&at("key"), mode);
-        config::load(&Sources { file: Some(at("plimsoll.toml")), ..Sources::default() })
+        config::load(&ConfigSources { file: Some(at("plimsoll.toml")), ..ConfigSources::default() })
     };
     assert_eq!(load(0o600).unwrap().warnings, Vec::<String>::new());
     let told = load(0o644).unwrap().warnings.join("\n");
@@ -234,7 +237,7 @@ fn authorities_that_others_may_write_are_refused() {
     std::fs::write(at("plimsoll.toml"), "data = \"d\"\nextra_ca = \"ca.pem\"\n").unwrap();
     let load = |mode| {
         set_mode(&at("ca.pem"), mode);
-        config::load(&Sources { file: Some(at("plimsoll.toml")), ..Sources::default() })
+        config::load(&ConfigSources { file: Some(at("plimsoll.toml")), ..ConfigSources::default() })
     };
     // Everybody may read them.
     assert_eq!(load(0o644).unwrap().warnings, Vec::<String>::new());
@@ -250,7 +253,7 @@ proptest::proptest! {
         let file = folder.path().join("plimsoll.toml");
         std::fs::write(&file, text).unwrap();
         let variables = vec![("HOME".to_owned(), "/home/somebody".to_owned())];
-        let sources = Sources { file: Some(file), variables, ..Sources::default() };
+        let sources = ConfigSources { file: Some(file), variables, ..ConfigSources::default() };
         if let Err(faults) = config::load(&sources) {
             assert!(!faults.is_empty() && !faults.to_string().is_empty());
         }
@@ -297,8 +300,8 @@ fn the_reference_file_says_the_defaults() {
     let said: String = said.lines().filter(has_default).map(|line| format!("{line}\n")).collect();
     std::fs::write(&file, &said).unwrap();
     let variables = vec![("HOME".to_owned(), "/home/somebody".to_owned())];
-    let bare = Sources { variables, ..Sources::default() };
-    let with = Sources { file: Some(file), ..bare.clone() };
+    let bare = ConfigSources { variables, ..ConfigSources::default() };
+    let with = ConfigSources { file: Some(file), ..bare.clone() };
     let default = format!("{:?}", config::load(&bare).unwrap().config);
     let as_said = config::load(&with).unwrap_or_else(|faults| panic!("{faults}\n{said}"));
     assert_eq!(format!("{:?}", as_said.config), default);
@@ -329,13 +332,13 @@ fn the_table_of_waits_lists_every_wait() {
     }
     // Those that cannot be configured, where they stand.
     for (file, constant, row) in [
-        ("server/full.rs", "const PATIENCE: Duration = Duration::from_secs(2)", "hear 503 | 2 s"),
+        ("server/full.rs", "const TIMEOUT: Duration = Duration::from_secs(2)", "hear 503 | 2 s"),
         (
             "exchange_recorder.rs",
             "const TOLD_WITHIN: Duration = Duration::from_secs(5)",
             "is kept | 5 s",
         ),
-        ("offload.rs", "const PATIENCE: Duration = Duration::from_secs(2)", "planned | 2 s"),
+        ("offload.rs", "const TIMEOUT: Duration = Duration::from_secs(2)", "planned | 2 s"),
         ("http/body.rs", "const WAIT: Duration = Duration::from_secs(1)", "memory | 1 s"),
         (
             "../store/sqlite/readers.rs",
@@ -346,7 +349,7 @@ fn the_table_of_waits_lists_every_wait() {
         ("../admin/mod.rs", "const ENDING: Duration = Duration::from_secs(1)", "looks in | 1 s"),
         (
             "../telemetry/log.rs",
-            "const PATIENCE: Duration = Duration::from_secs(2)",
+            "const TIMEOUT: Duration = Duration::from_secs(2)",
             "the log | 2 s",
         ),
         ("server/mod.rs", "timeout(Duration::from_secs(1), phase.closed())", "its turn | 1 s"),
@@ -357,7 +360,7 @@ fn the_table_of_waits_lists_every_wait() {
         ),
         (
             "exchange/response_peek.rs",
-            "const PATIENCE: Duration = Duration::from_millis(250)",
+            "const TIMEOUT: Duration = Duration::from_millis(250)",
             "| 0.25 s",
         ),
         (
@@ -375,9 +378,9 @@ fn the_table_of_waits_lists_every_wait() {
 /// The store may take its bound and a tenth, and 64 MiB for its log: every volume in `deploy/` has that room.
 #[test]
 fn the_default_bound_fits_the_volumes_that_are_shipped() {
-    let loaded = config::load(&Sources {
+    let loaded = config::load(&ConfigSources {
         variables: vec![("HOME".into(), "/home/somebody".into())],
-        ..Sources::default()
+        ..ConfigSources::default()
     });
     let bound = loaded.unwrap().config.retention.bytes;
     let most = bound + bound / 10 + (64 << 20);

@@ -16,7 +16,7 @@ use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
-use plimsoll::store::sqlite::Sqlite;
+use plimsoll::store::sqlite::SqliteStore;
 use plimsoll::store::{Record, RecordKind, ScopePage, Store};
 use scripted_provider::Provider;
 use serde_json::{Value, json};
@@ -57,7 +57,7 @@ async fn a_long_session_comes_back_whole_after_kill_9() {
         assert_eq!(session["turns"], turns, "{session}");
         running.kill().await;
     }
-    let store = Sqlite::open(&data.join("plimsoll.db")).unwrap();
+    let store = SqliteStore::open(&data.join("plimsoll.db")).unwrap();
     let scope = store.scopes(ScopePage::first(1)).await.unwrap().remove(0).scope;
     let facts = store.scan(scope, 9999).await.unwrap();
     let long = facts.iter().filter(|fact| fact.value.len() > LENGTH).count();
@@ -120,7 +120,7 @@ async fn kept(running: &Running) -> u64 {
 
 /// Adds reasoning to the session, as if an agent had worked for hours.
 async fn lengthen(file: &Path) {
-    let store = Sqlite::open(file).unwrap();
+    let store = SqliteStore::open(file).unwrap();
     let scope = store.scopes(ScopePage::first(1)).await.unwrap().remove(0).scope;
     assert_eq!(&*scope.session, SESSION);
     for n in 0..FACTS {

@@ -25,10 +25,10 @@ fn body(session: u8, stream: bool) -> String {
     )
 }
 
-async fn ask(house: &Serving, session: u8, stream: bool) -> Wire {
+async fn ask(server: &Serving, session: u8, stream: bool) -> Wire {
     let id = format!("11111111-2222-3333-4444-00000000000{session}");
     let headers = [("x-api-key", "k"), ("x-claude-code-session-id", id.as_str())];
-    house.post("/v1/messages", &body(session, stream), &headers).await
+    server.post("/v1/messages", &body(session, stream), &headers).await
 }
 
 async fn event(call: &mut Call, data: &str) {
@@ -78,20 +78,20 @@ async fn an_exchange_that_was_begun_is_known_after_kill_9() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path();
     let arguments = ["--data", data.to_str().unwrap()];
-    let mut house = Serving::start(&provider.base(), &arguments).await;
+    let mut server = Serving::start(&provider.base(), &arguments).await;
 
     // One that ends, one that is refused after a while, one whose client leaves: none stays begun.
-    let mut wire = ask(&house, 1, false).await;
+    let mut wire = ask(&server, 1, false).await;
     provider.call().await.answer("200 OK", REPLY).await;
     assert_eq!(wire.response().await.status(), 200);
-    let mut wire = ask(&house, 2, true).await;
+    let mut wire = ask(&server, 2, true).await;
     let mut call = provider.call().await;
     until(data, DRAFTS, &["1"]).await;
     call.answer("400 Bad Request", REFUSAL).await;
     assert_eq!(wire.response().await.status(), 400);
     drop(call);
     until(data, DRAFTS, &["0"]).await;
-    let mut wire = ask(&house, 3, true).await;
+    let mut wire = ask(&server, 3, true).await;
     let left = begin(&provider, &mut wire).await;
     until(data, DRAFTS, &["1"]).await;
     drop(wire);
@@ -100,23 +100,23 @@ async fn an_exchange_that_was_begun_is_known_after_kill_9() {
     until(data, DRAFTS, &["0"]).await;
 
     // And one in the middle of which the program is killed, once what has come of it is written.
-    let mut wire = ask(&house, 4, true).await;
+    let mut wire = ask(&server, 4, true).await;
     let _call = begin(&provider, &mut wire).await;
     let told = "SELECT CAST(value ->> '$.usage.input' AS TEXT) FROM drafts
                 WHERE value ->> '$.usage.output' > 100";
     until(data, told, &["48"]).await;
-    house.signal("KILL").await;
-    house.gone().await;
+    server.signal("KILL").await;
+    server.gone().await;
 
-    let house = Serving::start(&provider.base(), &arguments).await;
+    let server = Serving::start(&provider.base(), &arguments).await;
     let outcomes = ["client_left 1", "complete 1", "interrupted 1"];
     assert_eq!(rows(data, OUTCOMES), outcomes);
     assert_eq!(rows(data, DRAFTS), ["0"]);
-    house.metrics_say("plimsoll_interrupted_exchanges_total 1").await;
-    is_shown(&house, data).await;
+    server.metrics_say("plimsoll_interrupted_exchanges_total 1").await;
+    is_shown(&server, data).await;
 
     // The client asks again: that is another exchange of the same thread, and the first stays one.
-    let mut wire = ask(&house, 4, true).await;
+    let mut wire = ask(&server, 4, true).await;
     let mut call = begin(&provider, &mut wire).await;
     let stop = r#"{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":90}}"#;
     event(&mut call, stop).await;
@@ -128,16 +128,16 @@ async fn an_exchange_that_was_begun_is_known_after_kill_9() {
                    WHERE session LIKE '%4' AND session LIKE '1111%'";
     assert_eq!(rows(data, threads), ["1 2"]);
     until(data, DRAFTS, &["0"]).await;
-    drop(house);
+    drop(server);
     no_word_is_in(data);
 }
 
 /// Wherever people look, it says that it was interrupted, and what was known.
-async fn is_shown(house: &Serving, data: &Path) {
+async fn is_shown(server: &Serving, data: &Path) {
     let known = "SELECT request FROM turns WHERE outcome = 'interrupted' AND estimated > 0
                  AND input = 48 AND output > 100 AND error IS NOT NULL AND thread IS NOT NULL";
     let id = rows(data, known).remove(0);
-    let answer = house.ask(&format!("/api/v1/requests/{id}")).await;
+    let answer = server.ask(&format!("/api/v1/requests/{id}")).await;
     let exchange: Value = serde_json::from_str(answer.text()).unwrap();
     assert_eq!(exchange["outcome"], "interrupted", "{exchange}");
     assert_eq!(exchange["usage"]["input"], 48);

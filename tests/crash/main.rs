@@ -33,8 +33,8 @@ use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
-use plimsoll::context::{Fact, Method, Turn};
-use plimsoll::store::sqlite::Sqlite;
+use plimsoll::context::{EstimateMethod, Fact, Turn};
+use plimsoll::store::sqlite::SqliteStore;
 use plimsoll::store::{ScopePage, Store};
 use scripted_provider::Provider;
 use serde_json::{Value, json};
@@ -178,7 +178,7 @@ async fn check(data: &Path, sessions: &Sessions) -> usize {
 async fn turns(data: &Path) -> HashMap<String, Vec<Turn>> {
     let file = std::fs::read_dir(data).unwrap().flatten().map(|entry| entry.path());
     let file = file.into_iter().find(|path| path.extension().is_some_and(|end| end == "db"));
-    let store = Sqlite::open(&file.unwrap()).unwrap();
+    let store = SqliteStore::open(&file.unwrap()).unwrap();
     let mut turns: HashMap<String, Vec<Turn>> = HashMap::new();
     for line in store.scopes(ScopePage::first(10_000)).await.unwrap() {
         for record in store.scan(line.scope.clone(), 1 << 20).await.unwrap() {
@@ -208,7 +208,7 @@ async fn anchors_are_found(data: &Path, provider: SocketAddr, sessions: &Session
             turns[&session].iter().find(|turn| turn.response.as_deref() == Some(id)).unwrap()
         };
         let (turn, before) = (answered(&id), answered(&before));
-        assert_eq!(turn.standing.parent.as_ref(), Some(&before.request), "{session}");
-        assert_eq!(turn.estimate.as_ref().unwrap().method, Method::Anchored, "{session}");
+        assert_eq!(turn.position.parent.as_ref(), Some(&before.request), "{session}");
+        assert_eq!(turn.estimate.as_ref().unwrap().method, EstimateMethod::Anchored, "{session}");
     }
 }

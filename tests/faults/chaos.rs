@@ -17,7 +17,7 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use plimsoll::context::Fact;
-use plimsoll::store::sqlite::Sqlite;
+use plimsoll::store::sqlite::SqliteStore;
 use plimsoll::store::{ScopePage, Store as _};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
@@ -272,7 +272,7 @@ impl Drop for FullDisk {
 /// killed, there is no excuse.
 async fn all_is_kept(world: &World, data: &Path, log: &str, was_full: bool) {
     let acknowledged = std::mem::take(&mut *lock(&world.acknowledged));
-    let store = Sqlite::open(&data.join("plimsoll.db")).unwrap();
+    let store = SqliteStore::open(&data.join("plimsoll.db")).unwrap();
     let mut kept = HashSet::new();
     for line in store.scopes(ScopePage::first(100_000)).await.unwrap() {
         for record in store.scan(line.scope.clone(), 1 << 20).await.unwrap() {

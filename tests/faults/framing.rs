@@ -3,17 +3,17 @@
 use http::Request;
 
 use crate::support::h2;
-use crate::support::house::House;
 use crate::support::http1::{Provider, Wire};
+use crate::support::server::TestServer;
 
 /// RFC 9112, Message Body Length: chunked wins over a length beside it.
 #[tokio::test]
 async fn an_answer_with_a_length_and_chunks_is_read_by_its_chunks() {
     let provider = Provider::start().await;
-    let house = House::before(&provider.base()).await;
+    let server = TestServer::before(&provider.base()).await;
     let both = "HTTP/1.1 200 OK\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\nx-a: b\r\n\r\n\
                 5\r\nhello\r\n6\r\n world\r\n0\r\n\r\n";
-    let mut client = Wire::connect(house.address).await;
+    let mut client = Wire::connect(server.address).await;
     client.send("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let mut call = provider.call().await;
     call.send(both).await;
@@ -22,7 +22,7 @@ async fn an_answer_with_a_length_and_chunks_is_read_by_its_chunks() {
     assert_eq!(answer.header("content-length"), None);
     assert_eq!(answer.header("x-a"), Some("b"));
 
-    let mut client = h2::Client::connect(house.address).await;
+    let mut client = h2::Client::connect(server.address).await;
     let request = Request::get("http://localhost/v1/models").body(h2::whole("").await).unwrap();
     let (response, ()) = tokio::join!(client.request(request), async {
         call.wire.request().await.send(both).await;
@@ -34,8 +34,8 @@ async fn an_answer_with_a_length_and_chunks_is_read_by_its_chunks() {
 #[tokio::test]
 async fn a_304_keeps_the_length_that_it_names() {
     let provider = Provider::start().await;
-    let house = House::before(&provider.base()).await;
-    let mut client = Wire::connect(house.address).await;
+    let server = TestServer::before(&provider.base()).await;
+    let mut client = Wire::connect(server.address).await;
     client.send("GET /v1/files HTTP/1.1\r\nhost: localhost\r\nif-none-match: x\r\n\r\n").await;
     let mut call = provider.call().await;
     call.send("HTTP/1.1 304 Not Modified\r\netag: x\r\ncontent-length: 4711\r\n\r\n").await;
@@ -52,9 +52,9 @@ async fn a_304_keeps_the_length_that_it_names() {
 #[tokio::test]
 async fn a_101_that_nobody_asked_for_is_a_502() {
     let provider = Provider::start().await;
-    let mut house = House::before(&provider.base()).await;
+    let mut server = TestServer::before(&provider.base()).await;
     for asked in ["", "connection: upgrade\r\nupgrade: h2c\r\n"] {
-        let mut client = Wire::connect(house.address).await;
+        let mut client = Wire::connect(server.address).await;
         let head = format!("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n{asked}\r\n");
         client.send(head).await;
         let mut call = provider.call().await;
@@ -65,7 +65,7 @@ async fn a_101_that_nobody_asked_for_is_a_502() {
         let answer = client.response().await;
         assert_eq!(answer.status(), 502, "{asked:?}");
         assert_eq!(answer.header("x-plimsoll-error"), Some("upstream_failed"));
-        assert_eq!(house.told().await.status, Some(502));
+        assert_eq!(server.told().await.status, Some(502));
     }
 }
 
@@ -73,9 +73,9 @@ async fn a_101_that_nobody_asked_for_is_a_502() {
 #[tokio::test]
 async fn bytes_that_an_address_cannot_hold_are_refused_and_told() {
     let provider = Provider::start().await;
-    let house = House::before(&provider.base()).await;
+    let server = TestServer::before(&provider.base()).await;
     for target in ["/up/a`b", "/up/a?q=\"b\"", "/up/a<b", "/up/a>b"] {
-        let mut client = Wire::connect(house.address).await;
+        let mut client = Wire::connect(server.address).await;
         client.send(format!("GET {target} HTTP/1.1\r\nhost: localhost\r\n\r\n")).await;
         let answer = tokio::select! {
             answer = client.response() => answer,
@@ -96,9 +96,9 @@ async fn bytes_that_an_address_cannot_hold_are_refused_and_told() {
 async fn many_headers_pass_both_ways() {
     const MANY: usize = 400;
     let provider = Provider::start().await;
-    let house = House::before(&provider.base()).await;
+    let server = TestServer::before(&provider.base()).await;
     let lines: String = (0..MANY).map(|at| format!("x-{at}: {at}\r\n")).collect();
-    let mut client = Wire::connect(house.address).await;
+    let mut client = Wire::connect(server.address).await;
     client.send(format!("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n{lines}\r\n")).await;
     let mut call = provider.call().await;
     assert_eq!(call.message.header("x-399"), Some("399"));
@@ -111,7 +111,7 @@ async fn many_headers_pass_both_ways() {
 /// Whatever we refuse before there is a request carries our mark as well, and is counted.
 #[tokio::test]
 async fn what_is_no_request_hears_who_refused_it() {
-    let house = House::before("http://127.0.0.1:1").await;
+    let server = TestServer::before("http://127.0.0.1:1").await;
     let long = format!("GET /v1/{} HTTP/1.1\r\nhost: localhost\r\n\r\n", "a".repeat(70_000));
     let large = format!("GET / HTTP/1.1\r\nhost: localhost\r\nx: {}\r\n\r\n", "a".repeat(200_000));
     for (bytes, status) in [
@@ -121,13 +121,13 @@ async fn what_is_no_request_hears_who_refused_it() {
         (long.as_str(), 414),
         (large.as_str(), 431),
     ] {
-        let mut client = Wire::connect(house.address).await;
+        let mut client = Wire::connect(server.address).await;
         client.send(bytes).await;
         let answer = client.response().await;
         assert_eq!(answer.status(), status, "{}", &bytes[..bytes.len().min(80)]);
         assert!(answer.header("x-plimsoll-error").is_some(), "{status}");
     }
-    let page = house.telemetry.render();
+    let page = server.telemetry.render();
     let counted = page.lines().filter(|line| line.starts_with("plimsoll_requests_total{"));
     let counted: f64 =
         counted.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum();
@@ -137,11 +137,11 @@ async fn what_is_no_request_hears_who_refused_it() {
 #[tokio::test]
 async fn odd_bytes_of_a_path_go_through_as_they_are() {
     let provider = Provider::start().await;
-    let house = House::before(&provider.base()).await;
+    let server = TestServer::before(&provider.base()).await;
     for target in
         ["/up/a'b(c)d", "/up/a|b{c}d", "/up/a^b", "/up/a\"b", "/up/a?q='()|{}^`", "/v1/files/a|b"]
     {
-        let mut client = Wire::connect(house.address).await;
+        let mut client = Wire::connect(server.address).await;
         client.send(format!("GET {target} HTTP/1.1\r\nhost: localhost\r\n\r\n")).await;
         let call = tokio::time::timeout(std::time::Duration::from_secs(5), provider.call()).await;
         let mut call = call.unwrap_or_else(|_| panic!("{target} did not go through"));

@@ -8,8 +8,8 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::time::{sleep, timeout};
 
-use crate::support::house::{House, config};
 use crate::support::http1::{Call, Provider, Wire};
+use crate::support::server::{TestServer, config};
 use crate::support::within;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
@@ -20,7 +20,7 @@ const ASK: &str =
 /// A provider, a house before it, and a client whose first request opened the connection that is kept.
 struct Kept {
     provider: Provider,
-    house: House,
+    server: TestServer,
     client: Wire,
     connection: Wire,
 }
@@ -28,13 +28,13 @@ struct Kept {
 impl Kept {
     async fn new() -> Self {
         let provider = Provider::start().await;
-        let house = House::before(&provider.base()).await;
-        let mut client = Wire::connect(house.address).await;
+        let server = TestServer::before(&provider.base()).await;
+        let mut client = Wire::connect(server.address).await;
         client.send(ASK).await;
         let mut first = provider.call().await;
         first.answer("200 OK", "{}").await;
         assert_eq!(client.response().await.status(), 200);
-        Self { provider, house, client, connection: first.wire }
+        Self { provider, server, client, connection: first.wire }
     }
 }
 
@@ -53,12 +53,12 @@ async fn answered_again(provider: &Provider, client: &mut Wire) -> Option<Call> 
 }
 
 /// How many were sent again because a kept connection had closed.
-fn repeats_of(house: &House) -> u64 {
-    repeats_for(house, "closed_while_idle")
+fn repeats_of(server: &TestServer) -> u64 {
+    repeats_for(server, "closed_while_idle")
 }
 
-fn repeats_for(house: &House, cause: &str) -> u64 {
-    let page = house.telemetry.render();
+fn repeats_for(server: &TestServer, cause: &str) -> u64 {
+    let page = server.telemetry.render();
     let series = format!("plimsoll_upstream_repeats_total{{cause=\"{cause}\",upstream=\"up\"}} ");
     page.lines().find_map(|line| line.strip_prefix(&series)?.parse().ok()).unwrap()
 }
@@ -67,13 +67,13 @@ fn repeats_for(house: &House, cause: &str) -> u64 {
 /// time for us may make that later than what is believed; not again and again.
 async fn replaces(ask: &str) {
     for _ in 0..5 {
-        let Kept { provider, house, mut client, connection } = Kept::new().await;
+        let Kept { provider, server, mut client, connection } = Kept::new().await;
         client.send(ask).await;
         within("the request", connection.stream.readable()).await.unwrap();
         drop(connection);
         if let Some(again) = answered_again(&provider, &mut client).await {
             assert_eq!(again.message.text(), ask.split_once("\r\n\r\n").unwrap().1);
-            assert_eq!(repeats_of(&house), 1);
+            assert_eq!(repeats_of(&server), 1);
             return;
         }
     }
@@ -96,7 +96,7 @@ async fn what_nobody_reads_is_sent_again_too() {
 #[tokio::test]
 async fn a_provider_that_answers_once_per_connection_costs_no_answer() {
     'tries: for _ in 0..5 {
-        let Kept { provider, house, mut client, mut connection } = Kept::new().await;
+        let Kept { provider, server, mut client, mut connection } = Kept::new().await;
         for repeats in 1..=6 {
             client.send(ASK).await;
             within("the request", connection.stream.readable()).await.unwrap();
@@ -105,7 +105,7 @@ async fn a_provider_that_answers_once_per_connection_costs_no_answer() {
                 continue 'tries;
             };
             connection = again.wire;
-            assert_eq!(repeats_of(&house), repeats);
+            assert_eq!(repeats_of(&server), repeats);
         }
         return;
     }
@@ -115,8 +115,8 @@ async fn a_provider_that_answers_once_per_connection_costs_no_answer() {
 #[tokio::test]
 async fn a_fresh_connection_that_closes_is_not_asked_twice() {
     let provider = Provider::start().await;
-    let house = House::before(&provider.base()).await;
-    let mut client = Wire::connect(house.address).await;
+    let server = TestServer::before(&provider.base()).await;
+    let mut client = Wire::connect(server.address).await;
     client.send(ASK).await;
     drop(provider.call().await);
     assert_eq!(client.response().await.status(), 502);
@@ -130,10 +130,10 @@ async fn few_idle_connections_to_an_upstream_are_kept() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
     config.limits.connections = MANY;
-    let house = House::with(config).await;
+    let server = TestServer::with(config).await;
     let (mut clients, mut calls) = (Vec::new(), Vec::new());
     for _ in 0..MANY {
-        let mut client = Wire::connect(house.address).await;
+        let mut client = Wire::connect(server.address).await;
         client.send("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
         calls.push(provider.call().await);
         clients.push(client);
@@ -150,14 +150,14 @@ async fn few_idle_connections_to_an_upstream_are_kept() {
     let more = tokio::time::timeout(Duration::from_millis(300), closed.next()).await;
     assert!(more.is_err(), "one of those that are kept was closed");
     let idle = format!("plimsoll_upstream_idle_connections{{upstream=\"up\"}} {KEPT}\n");
-    assert!(house.telemetry.render().contains(&idle));
+    assert!(server.telemetry.render().contains(&idle));
 }
 
 /// It took the request, and may have worked on it.
 #[tokio::test]
 async fn what_was_read_and_not_answered_for_long_is_not_sent_again() {
     for pause in [300, 900] {
-        let Kept { provider, house, mut client, connection } = Kept::new().await;
+        let Kept { provider, server, mut client, connection } = Kept::new().await;
         client.send(ASK).await;
         let call = connection.request().await;
         sleep(Duration::from_millis(pause)).await;
@@ -166,7 +166,7 @@ async fn what_was_read_and_not_answered_for_long_is_not_sent_again() {
             answer = client.response() => assert_eq!(answer.status(), 502),
             _ = provider.accept() => panic!("it is sent twice after {pause} ms"),
         }
-        assert_eq!(repeats_of(&house), 0);
+        assert_eq!(repeats_of(&server), 0);
     }
 }
 
@@ -175,7 +175,7 @@ async fn what_was_answered_in_part_is_not_sent_again() {
     for part in
         ["H", "HTTP/1.1 200", "HTTP/1.1 200 OK\r\ncontent-le", "HTTP/1.1 103 Early Hints\r\n\r\n"]
     {
-        let Kept { provider, house: _house, mut client, connection } = Kept::new().await;
+        let Kept { provider, server: _house, mut client, connection } = Kept::new().await;
         client.send(ASK).await;
         let mut call = connection.request().await;
         call.send(part).await;
@@ -190,7 +190,7 @@ async fn what_was_answered_in_part_is_not_sent_again() {
 /// What streams through is here once.
 #[tokio::test]
 async fn a_body_that_streams_through_is_not_sent_again() {
-    let Kept { provider, house: _house, mut client, connection } = Kept::new().await;
+    let Kept { provider, server: _house, mut client, connection } = Kept::new().await;
     client
         .send("POST /v1/files HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n")
         .await;
@@ -253,10 +253,10 @@ async fn providers_that_close_idle_connections_lose_nothing_and_hear_nothing_twi
     let many = std::env::var("PLIMSOLL_REUSED").map_or(300, |many| many.parse().unwrap());
     for idle in [1, 5, 20].map(Duration::from_millis) {
         let provider = IdleCloser::start(idle).await;
-        let house = House::before(&format!("http://{}", provider.address)).await;
+        let server = TestServer::before(&format!("http://{}", provider.address)).await;
         let mut asking = Vec::new();
         for client in 0..4 {
-            let to = house.address;
+            let to = server.address;
             asking.push(tokio::spawn(async move {
                 let mut wire = Wire::connect(to).await;
                 for number in 0..many / 4 {
@@ -281,7 +281,7 @@ async fn providers_that_close_idle_connections_lose_nothing_and_hear_nothing_twi
         assert_eq!(read.len() as u64, many / 4 * 4);
         let twice: Vec<_> = read.iter().filter(|(_, times)| **times > 1).collect();
         assert!(twice.is_empty(), "sent twice after {idle:?}: {twice:?}");
-        let [closed, unsent] = ["closed_while_idle", "not_sent"].map(|it| repeats_for(&house, it));
+        let [closed, unsent] = ["closed_while_idle", "not_sent"].map(|it| repeats_for(&server, it));
         let asked = many / 4 * 4;
         println!(
             "idle for {idle:?}: {asked} POSTs, {closed} sent again after a close, {unsent} that had not \

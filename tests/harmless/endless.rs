@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use plimsoll::config::Mode;
 use plimsoll::context::plan::Decision;
 use plimsoll::context::policy::{Policy, SummaryEngine};
-use plimsoll::dialect::refusal::Cause;
+use plimsoll::dialect::refusal::RefusalCause;
 use plimsoll::store::Store;
 use plimsoll::store::memory::MemoryStore;
 use plimsoll::telemetry::Exchange;
@@ -25,7 +25,7 @@ use crate::dice::Dice;
 use crate::number;
 use crate::play::Stage;
 use crate::speak::{self, Answered, Habits, Head, Memory, Said};
-use crate::support::house::config;
+use crate::support::server::config;
 
 pub const WINDOW: u64 = 30_000;
 /// Part of every request for a summary.
@@ -122,7 +122,7 @@ pub async fn session(seed: u64, turns: usize, engine: SummaryEngine) -> Result<L
     };
     for turn in 0..turns {
         session.turn(turn).await.map_err(|what| {
-            let text = session.stage.house.telemetry.render();
+            let text = session.stage.server.telemetry.render();
             let lines = text.lines().filter(|line| line.starts_with("plimsoll_compactions_total"));
             let counted: Vec<&str> = lines.collect();
             format!("{counted:?} seed {seed}, {model}, binding {binding}, {habits:?}, turn {turn}: {what}")
@@ -161,7 +161,7 @@ impl Session {
         let body = speak::request(self.dialect, &self.head, &self.history, self.habits);
         let target = speak::target(self.dialect, &self.head);
         let (status, text) = self.stage.asks(&target, &body).await;
-        let told = self.stage.house.told().await;
+        let told = self.stage.server.told().await;
         self.lived.exchanges += 1;
         self.lived.used += told.done.new.compacted as usize;
         if let Some(us) = told.compaction_wait_us {
@@ -199,7 +199,7 @@ impl Session {
     /// What must hold of everything that the provider received, requests for summaries included.
     fn judged(&mut self, judged: &Judged, told: &Exchange) -> Result<(), String> {
         // Where a model binds reasoning that is not known to, one refusal teaches it.
-        let teaches = told.refused == Some(Cause::Bound) && told.status == Some(200);
+        let teaches = told.refused == Some(RefusalCause::Bound) && told.status == Some(200);
         if teaches && judged.verdict.refused().is_some() {
             self.lived.taught += 1;
             return if self.lived.taught > 1 { Err("taught twice".to_owned()) } else { Ok(()) };

@@ -18,8 +18,8 @@ use serde_json::{Value, json};
 
 use crate::dice::Dice;
 use crate::speak::{self, Answered, Habits, Head, Memory, Said};
-use crate::support::house::House;
 use crate::support::http1::Wire;
+use crate::support::server::TestServer;
 
 /// A word that stands in all that it says by itself, and nowhere else.
 const MARK: &str = "buccaneer";
@@ -78,7 +78,7 @@ pub struct Known(Vec<Lesson>, u64);
 
 /// What the tenant of an exchange knows of its model, kept lessons included: after a restart the first
 /// request reads them, and that may be the hostile tenant's.
-pub async fn known(house: &House, told: &Exchange) -> Known {
+pub async fn known(server: &TestServer, told: &Exchange) -> Known {
     let source = LessonSource {
         tenant: told.tenant.as_deref(),
         upstream: told.upstream.as_deref().unwrap_or_default(),
@@ -86,7 +86,7 @@ pub async fn known(house: &House, told: &Exchange) -> Known {
         vouched: true,
     };
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64;
-    let lessons = house.ledgers.lessons();
+    let lessons = server.ledgers.lessons();
     lessons.list(now).await.unwrap();
     let held = LESSONS.into_iter().filter(|lesson| lessons.holds(&source, *lesson, now)).collect();
     Known(held, lessons.window(&source, BELIEVED, now))

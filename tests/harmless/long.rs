@@ -15,7 +15,7 @@ use crate::dice::Dice;
 use crate::number;
 use crate::play::Stage;
 use crate::speak::{self, Answered, Habits, Head, Memory, Said};
-use crate::support::house::config;
+use crate::support::server::config;
 
 const MODEL: &str = "claude-sonnet-4-5";
 /// What a session cost.
@@ -78,7 +78,7 @@ async fn session(mode: Mode, (turns, words): (usize, usize), marks: bool) -> Spe
         let body = speak::request(Dialect::Anthropic, &head, &history, habits);
         let (status, text) = stage.asks("/v1/messages", &body).await;
         assert_eq!(status, 200, "{text}");
-        let told = stage.house.told().await;
+        let told = stage.server.told().await;
         let answer: Value = serde_json::from_str(&text).unwrap();
         let of = |name: &str| answer["usage"][name].as_u64().unwrap();
         let (read, written) = (of("cache_read_input_tokens"), of("cache_creation_input_tokens"));

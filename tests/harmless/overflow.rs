@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::dice::Dice;
 use crate::play::Stage;
 use crate::speak::{self, Answered, Habits, Head, Memory, Said};
-use crate::support::house::config;
+use crate::support::server::config;
 
 /// Tokens, as the provider counts them.
 const WINDOW: u64 = 20_000;
@@ -53,7 +53,7 @@ async fn session(dialect: Dialect, model: &'static str, binding: bool, mode: Mod
         stage.provider.say(reply.calling("Read", json!({"path": turn})));
         let body = speak::request(dialect, &head, &history, habits);
         let (status, text) = stage.asks(&speak::target(dialect, &head), &body).await;
-        let told = stage.house.told().await;
+        let told = stage.server.told().await;
         lived.sent = body.to_string().len() / 4;
         lived.saved += usize::from(told.done.overflow.is_some_and(|overflow| overflow.saved));
         if status != 200 {

@@ -10,9 +10,9 @@ use plimsoll::config::{Config, Mode, ServerLimits};
 use plimsoll::context::Outcome;
 use plimsoll::context::plan::Decision;
 use plimsoll::context::policy::{
-    CompactPolicy, Policy, PruneGate, PrunePolicy, ReasoningPolicy, Reinject, StripPolicy,
+    CompactPolicy, Policy, PruneGate, PrunePolicy, ReasoningPolicy, ReinjectPolicy, StripPolicy,
 };
-use plimsoll::dialect::refusal::Cause;
+use plimsoll::dialect::refusal::RefusalCause;
 use plimsoll::store::Store;
 use plimsoll::store::memory::MemoryStore;
 use plimsoll::telemetry::Exchange;
@@ -27,8 +27,8 @@ use crate::dice::Dice;
 use crate::hostile::{self, Hostile, Victim};
 use crate::speak::{self, Answered, Called, Habits, Head, Memory, Said};
 use crate::stream;
-use crate::support::house::{House, config};
 use crate::support::http1::Wire;
+use crate::support::server::{TestServer, config};
 use crate::support::within;
 
 /// How long anything inside may take, ms.
@@ -202,7 +202,7 @@ pub struct Stage {
     _serving: Serving,
     config: Config,
     store: Arc<dyn Store>,
-    pub house: House,
+    pub server: TestServer,
     client: Wire,
 }
 
@@ -245,8 +245,8 @@ struct Branch {
     forwarded: Option<Vec<Value>>,
 }
 
-async fn open(store: &Arc<dyn Store>, config: &Config) -> House {
-    House::over(store.clone(), config.clone(), Matcher::builder().build()).await
+async fn open(store: &Arc<dyn Store>, config: &Config) -> TestServer {
+    TestServer::over(store.clone(), config.clone(), Matcher::builder().build()).await
 }
 
 impl Play {
@@ -356,8 +356,8 @@ impl Play {
     }
 
     async fn restarts(&mut self) {
-        self.stage.house = open(&self.stage.store, &self.stage.config).await;
-        self.stage.client = Wire::connect(self.stage.house.address).await;
+        self.stage.server = open(&self.stage.store, &self.stage.config).await;
+        self.stage.client = Wire::connect(self.stage.server.address).await;
         self.counts.restarts += 1;
     }
 
@@ -389,7 +389,7 @@ impl Play {
             Some(events) => self.stage.asks_until_it_breaks(&target, &body, events).await,
             None => self.stage.asks(&target, &body).await,
         };
-        let told = self.stage.house.told().await;
+        let told = self.stage.server.told().await;
         let mut log = self.stage.provider.take_log();
         // Requests for summaries are ours, and judged by `endless`.
         log.retain(|judged| memchr::memmem::find(&judged.call.bytes, ASKS.as_bytes()).is_none());
@@ -418,7 +418,7 @@ impl Play {
             println!("{status} {thread:?} {resent:?} {steps:?} {:?} {verdicts:?}", told.fail_open);
         }
         let original = self.holds(&body, response.0, &told, &log, untouched)?;
-        self.demands |= told.refused == Some(Cause::ReasoningDemanded);
+        self.demands |= told.refused == Some(RefusalCause::ReasoningDemanded);
         // These change what they sent before by themselves.
         let forgets = matches!(self.habits.memory, Memory::Newest | Memory::Half);
         if carries_on && !forgets {
@@ -490,7 +490,7 @@ impl Play {
     /// What this tenant has learned.
     async fn lessons(&self) -> Option<hostile::Known> {
         let told = self.told.as_ref()?;
-        Some(hostile::known(&self.stage.house, told).await)
+        Some(hostile::known(&self.stage.server, told).await)
     }
 
     /// A hostile tenant makes a move: it hears nothing of this one, and this one has learned nothing.
@@ -513,8 +513,8 @@ impl Play {
             history: &self.history,
             secrets: &self.secrets,
         };
-        let led = self.hostile.acts(self.stage.house.address, &victim).await;
-        self.stage.house.told().await;
+        let led = self.hostile.acts(self.stage.server.address, &victim).await;
+        self.stage.server.told().await;
         led.is_nothing(&victim, &self.stage.provider.take_log())?;
         self.counts.hostile += 1;
         match self.lessons().await {
@@ -543,9 +543,10 @@ impl Play {
         }
         // No refusal that the untouched request would not have had.
         // Where a model binds reasoning that is not known to, one refusal teaches it.
-        let teaches = self.binds && told.refused == Some(Cause::Bound) && status < 400;
+        let teaches = self.binds && told.refused == Some(RefusalCause::Bound) && status < 400;
         // So does one where it demands the reasoning of an open loop, which a summary made void.
-        let demands = told.refused == Some(Cause::ReasoningDemanded) && told.done.new.compacted > 0;
+        let demands =
+            told.refused == Some(RefusalCause::ReasoningDemanded) && told.done.new.compacted > 0;
         let teaches = teaches || demands && !self.demands && status < 400;
         // With reasoning put back it may not fit where it would as it came: then it is sent so.
         let overflowed = told.done.overflow.is_some() && status < 400;
@@ -659,9 +660,9 @@ impl Stage {
         let ServerLimits { load_ms, settle_ms, save_ms, commit_ms, .. } = &mut config.limits;
         (*load_ms, *settle_ms) = (PATIENCE_MS, PATIENCE_MS);
         (*save_ms, *commit_ms) = (PATIENCE_MS, PATIENCE_MS);
-        let house = open(&store, &config).await;
-        let client = Wire::connect(house.address).await;
-        Self { provider, _serving: serving, config, store, house, client }
+        let server = open(&store, &config).await;
+        let client = Wire::connect(server.address).await;
+        Self { provider, _serving: serving, config, store, server, client }
     }
 
     pub async fn asks(&mut self, target: &str, body: &Value) -> (u16, String) {
@@ -678,7 +679,7 @@ impl Stage {
         events: usize,
     ) -> (u16, String) {
         self.provider.break_off_after(events);
-        let mut client = Wire::connect(self.house.address).await;
+        let mut client = Wire::connect(self.server.address).await;
         client.send(written(target, body, "close")).await;
         let mut read = Vec::new();
         // It ends with an error where the answer breaks off.
@@ -780,7 +781,7 @@ fn policy(dice: &mut Dice) -> Policy {
         ..PrunePolicy::default()
     };
     let reasoning = ReasoningPolicy {
-        reinject: if dice.once_in(6) { Reinject::Off } else { Reinject::Auto },
+        reinject: if dice.once_in(6) { ReinjectPolicy::Off } else { ReinjectPolicy::Auto },
         include_in_context: true,
         strip_from_context: dice.of(&[
             StripPolicy::None,

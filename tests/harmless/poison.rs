@@ -17,8 +17,8 @@ use serde_json::{Value, json};
 
 use crate::dice::Dice;
 use crate::number;
-use crate::support::house::{House, config};
 use crate::support::http1::Wire;
+use crate::support::server::{TestServer, config};
 
 /// Conversations that `cargo test` plays.
 const FEW: u64 = 80;
@@ -115,7 +115,7 @@ struct Play {
     _serving: strict::Serving,
     store: Arc<dyn Store>,
     config: Config,
-    house: House,
+    server: TestServer,
     history: Vec<Value>,
     output: u64,
     healthy: bool,
@@ -140,7 +140,8 @@ impl Play {
         let mut config = config(&serving.base());
         (config.mode, config.policy) = (Mode::Active, Arc::new(Policy::default()));
         let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
-        let house = House::over(store.clone(), config.clone(), Matcher::builder().build()).await;
+        let server =
+            TestServer::over(store.clone(), config.clone(), Matcher::builder().build()).await;
         let healthy = dice.once_in(HEALTHY);
         let known = Vec::new();
         Self {
@@ -150,7 +151,7 @@ impl Play {
             _serving: serving,
             store,
             config,
-            house,
+            server,
             history: Vec::new(),
             output: 1_000,
             healthy,
@@ -169,7 +170,8 @@ impl Play {
             }
             if self.dice.once_in(6) {
                 let matcher = Matcher::builder().build();
-                self.house = House::over(self.store.clone(), self.config.clone(), matcher).await;
+                self.server =
+                    TestServer::over(self.store.clone(), self.config.clone(), matcher).await;
             }
             self.exchange(poison, counts).await?;
         }
@@ -333,11 +335,11 @@ impl Play {
              x-plimsoll-session: s\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
             body.len()
         );
-        let mut client = Wire::connect(self.house.address).await;
+        let mut client = Wire::connect(self.server.address).await;
         client.send(format!("{head}{body}")).await;
         let response = client.response().await;
         let (status, text) = (response.status(), response.text().to_owned());
-        let told = self.house.told().await;
+        let told = self.server.told().await;
         let sent = self.provider.take_log().len();
         let at = format!("{:?} {poison:?} after {:?}", self.dialect, self.known);
         if status != 200 {

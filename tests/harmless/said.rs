@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::dice::Dice;
 use crate::play::Stage;
 use crate::speak::{self, Answered, Habits, Head, Memory, Said};
-use crate::support::house::config;
+use crate::support::server::config;
 
 const TURNS: usize = 16;
 
@@ -45,7 +45,7 @@ async fn session(dialect: Dialect, model: &'static str, binding: bool, memory: M
                 again: None,
             }));
             assert!(
-                stage.house.ledgers.settle(&stage.house.ledgers.room(&scope), fact).await.is_ok()
+                stage.server.ledgers.settle(&stage.server.ledgers.room(&scope), fact).await.is_ok()
             );
         }
         let ends = turn % 5 == 4;
@@ -56,7 +56,7 @@ async fn session(dialect: Dialect, model: &'static str, binding: bool, memory: M
         stage.provider.take_log();
         let body = speak::request(dialect, &head, &history, habits);
         let (status, text) = stage.asks(&speak::target(dialect, &head), &body).await;
-        let told = stage.house.told().await;
+        let told = stage.server.told().await;
         let log = stage.provider.take_log();
         let at = format!("{model}, binding {binding}, {memory:?}, turn {turn}");
         assert_eq!((status, log.len()), (200, 1), "{at}: {text}");

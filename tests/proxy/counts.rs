@@ -6,8 +6,8 @@ use plimsoll::config::{Config, CountTokens, Mode};
 use plimsoll::telemetry::{CountEstimate, Exchange};
 use serde_json::{Value, json};
 
-use crate::support::house::{House, config};
 use crate::support::http1::{Message, Provider, Wire};
+use crate::support::server::{TestServer, config};
 
 /// A protocol that counts: where, what is asked there, and where a turn is asked with what.
 struct Endpoint {
@@ -71,8 +71,8 @@ fn endpoints() -> [Endpoint; 4] {
     ]
 }
 
-async fn post(house: &House, target: &str, body: &Value) -> Wire {
-    let (mut client, body) = (Wire::connect(house.address).await, body.to_string());
+async fn post(server: &TestServer, target: &str, body: &Value) -> Wire {
+    let (mut client, body) = (Wire::connect(server.address).await, body.to_string());
     client
         .send(format!(
             "POST {target} HTTP/1.1\r\nhost: localhost\r\nx-api-key: k\r\ncontent-type: application/json\r\n\
@@ -105,8 +105,8 @@ fn estimated(answer: &Message, endpoint: &Endpoint) -> u64 {
     tokens
 }
 
-async fn is_told(house: &mut House, why: Option<CountEstimate>) -> Arc<Exchange> {
-    let told = house.told().await;
+async fn is_told(server: &mut TestServer, why: Option<CountEstimate>) -> Arc<Exchange> {
+    let told = server.told().await;
     assert_eq!(told.count_estimated, why);
     told
 }
@@ -117,27 +117,27 @@ async fn is_told(house: &mut House, why: Option<CountEstimate>) -> Arc<Exchange>
 async fn a_count_that_the_upstream_lacks_is_estimated_and_that_is_learned() {
     for endpoint in endpoints() {
         let provider = Provider::start().await;
-        let mut house = House::with(active(&provider)).await;
+        let mut server = TestServer::with(active(&provider)).await;
         for _ in 0..2 {
-            let mut client = post(&house, endpoint.target, &endpoint.body).await;
+            let mut client = post(&server, endpoint.target, &endpoint.body).await;
             let mut call = provider.call().await;
             assert_eq!(call.message.text(), endpoint.body.to_string());
             call.answer("404 Not Found", r#"{"detail":"Not Found"}"#).await;
             let tokens = estimated(&client.response().await, &endpoint);
-            let told = is_told(&mut house, Some(CountEstimate::Missing)).await;
+            let told = is_told(&mut server, Some(CountEstimate::Missing)).await;
             assert_eq!(told.estimate.as_ref().map(|it| it.tokens), Some(tokens));
             assert_eq!((told.status, told.thread.as_deref()), (Some(200), None));
         }
         let (target, asked, answer) = &endpoint.turn;
-        let mut client = post(&house, target, asked).await;
+        let mut client = post(&server, target, asked).await;
         provider.call().await.answer("200 OK", &answer.to_string()).await;
         assert_eq!(client.response().await.status(), 200);
-        is_told(&mut house, None).await;
+        is_told(&mut server, None).await;
         // Nobody answers at the provider: the client does not wait for it.
-        let mut client = post(&house, endpoint.target, &endpoint.body).await;
+        let mut client = post(&server, endpoint.target, &endpoint.body).await;
         estimated(&client.response().await, &endpoint);
-        is_told(&mut house, Some(CountEstimate::Learned)).await;
-        let metrics = house.telemetry.render();
+        is_told(&mut server, Some(CountEstimate::Learned)).await;
+        let metrics = server.telemetry.render();
         for reason in ["missing", "learned"] {
             let line =
                 format!("plimsoll_token_estimates_total{{reason=\"{reason}\",upstream=\"up\"}}");
@@ -150,7 +150,7 @@ async fn a_count_that_the_upstream_lacks_is_estimated_and_that_is_learned() {
 #[tokio::test]
 async fn no_endpoint_is_told_from_no_model() {
     let provider = Provider::start().await;
-    let mut house = House::with(active(&provider)).await;
+    let mut server = TestServer::with(active(&provider)).await;
     let [endpoint, ..] = endpoints();
     let json = "application/json";
     for (status, kind, body, is_missing) in [
@@ -177,7 +177,7 @@ async fn no_endpoint_is_told_from_no_model() {
         ("400 Bad Request", json, r#"{"type":"error","error":{"message":"Not Found"}}"#, false),
         ("200 OK", json, r#"{"input_tokens":14}"#, false),
     ] {
-        let mut client = post(&house, endpoint.target, &endpoint.body).await;
+        let mut client = post(&server, endpoint.target, &endpoint.body).await;
         let mut call = provider.call().await;
         call.send(format!(
             "HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {}\r\n\r\n{body}",
@@ -191,7 +191,7 @@ async fn no_endpoint_is_told_from_no_model() {
             assert!(status.starts_with(&answer.status().to_string()), "{}", answer.head);
             assert_eq!((answer.text(), answer.header("x-plimsoll-estimated")), (body, None));
         }
-        is_told(&mut house, is_missing.then_some(CountEstimate::Missing)).await;
+        is_told(&mut server, is_missing.then_some(CountEstimate::Missing)).await;
     }
 }
 
@@ -209,18 +209,18 @@ async fn the_configuration_says_who_counts() {
         let mut config = active(&provider);
         config.mode = mode;
         config.upstreams[0].count_tokens = wanted;
-        let mut house = House::with(config).await;
+        let mut server = TestServer::with(config).await;
         for endpoint in endpoints() {
-            let mut client = post(&house, endpoint.target, &endpoint.body).await;
+            let mut client = post(&server, endpoint.target, &endpoint.body).await;
             if wanted == CountTokens::Estimate {
                 estimated(&client.response().await, &endpoint);
-                is_told(&mut house, Some(CountEstimate::Configured)).await;
+                is_told(&mut server, Some(CountEstimate::Configured)).await;
                 continue;
             }
             provider.call().await.answer("404 Not Found", "{}").await;
             let answer = client.response().await;
             assert_eq!((answer.status(), answer.text()), (404, "{}"), "{mode:?}");
-            is_told(&mut house, None).await;
+            is_told(&mut server, None).await;
         }
     }
 }
@@ -229,11 +229,11 @@ async fn the_configuration_says_who_counts() {
 #[tokio::test]
 async fn a_client_with_an_unknown_credential_gets_an_estimate_and_teaches_nothing() {
     let provider = Provider::start().await;
-    let mut house = House::with(active(&provider)).await;
+    let mut server = TestServer::with(active(&provider)).await;
     let [endpoint, ..] = endpoints();
     let (body, turn) = (endpoint.body.to_string(), &endpoint.turn);
     let ask = async |target: &str, body: &str| {
-        let mut client = Wire::connect(house.address).await;
+        let mut client = Wire::connect(server.address).await;
         let head = format!("POST {target} HTTP/1.1\r\nhost: localhost\r\nx-corp-user: me\r\n");
         client.send(format!("{head}content-length: {}\r\n\r\n{body}", body.len())).await;
         client
@@ -247,6 +247,6 @@ async fn a_client_with_an_unknown_credential_gets_an_estimate_and_teaches_nothin
         client.response().await;
     }
     for why in [Some(CountEstimate::Missing), None, Some(CountEstimate::Missing), None] {
-        is_told(&mut house, why).await;
+        is_told(&mut server, why).await;
     }
 }

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use plimsoll::context::Outcome;
 use tokio::task::JoinSet;
 
-use crate::support::house::{House, config};
 use crate::support::http1::{Call, Provider, Wire};
+use crate::support::server::{TestServer, config};
 use crate::support::within;
 
 const CLIENTS: usize = 40;
@@ -50,8 +50,8 @@ async fn ask(address: std::net::SocketAddr, client: usize) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_crowd_of_streams_is_served_and_told_one_by_one() {
     let provider = Provider::start().await;
-    let mut house = House::with(config(&provider.base())).await;
-    let address = house.address;
+    let mut server = TestServer::with(config(&provider.base())).await;
+    let address = server.address;
     let mut clients: JoinSet<()> = (0..CLIENTS).map(|client| ask(address, client)).collect();
     let mut answers = JoinSet::new();
     let mut told = HashMap::new();
@@ -65,14 +65,14 @@ async fn a_crowd_of_streams_is_served_and_told_one_by_one() {
                 done.expect("a client");
                 asking -= 1;
             }
-            event = house.told() => {
+            event = server.told() => {
                 assert_eq!(event.outcome, Outcome::Complete, "{event:?}");
                 assert_eq!((event.usage.input, event.usage.output), (Some(7), Some(3)));
                 assert_eq!(told.insert(event.id.clone(), ()), None, "told twice");
             }
         }
     }
-    house.told_no_more();
-    house.stop();
-    within("the drain", house.drained()).await;
+    server.told_no_more();
+    server.stop();
+    within("the drain", server.drained()).await;
 }

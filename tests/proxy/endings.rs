@@ -4,8 +4,8 @@ use http::Request;
 use plimsoll::context::Outcome;
 use plimsoll::proxy::DrainOutcome;
 
-use crate::support::house::{House, config};
 use crate::support::http1::{Provider, Wire};
+use crate::support::server::{TestServer, config};
 use crate::support::{h2, within};
 
 const ASK: &str = "POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}";
@@ -13,8 +13,8 @@ const ASK: &str = "POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-leng
 #[tokio::test]
 async fn a_cut_body_with_a_length_is_cut_for_the_client() {
     let provider = Provider::start().await;
-    let house = House::before(&provider.base()).await;
-    let mut client = Wire::connect(house.address).await;
+    let server = TestServer::before(&provider.base()).await;
+    let mut client = Wire::connect(server.address).await;
     client.send(ASK).await;
     let mut call = provider.call().await;
     call.send("HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhello").await;
@@ -28,8 +28,8 @@ async fn a_cut_body_with_a_length_is_cut_for_the_client() {
 async fn a_cut_chunked_body_never_ends_cleanly() {
     for reset in [false, true] {
         let provider = Provider::start().await;
-        let house = House::before(&provider.base()).await;
-        let mut client = Wire::connect(house.address).await;
+        let server = TestServer::before(&provider.base()).await;
+        let mut client = Wire::connect(server.address).await;
         client.send(ASK).await;
         let mut call = provider.call().await;
         call.begin_events().await;
@@ -55,8 +55,8 @@ async fn nothing_that_came_before_a_cut_is_lost() {
         (heads[1], "9\r\ndata: 1\n\n\r\n", "9\r\ndata: 1\n\n\r\n"),
     ] {
         let provider = Provider::start().await;
-        let house = House::before(&provider.base()).await;
-        let mut client = Wire::connect(house.address).await;
+        let server = TestServer::before(&provider.base()).await;
+        let mut client = Wire::connect(server.address).await;
         client.send(ASK).await;
         let mut call = provider.call().await;
         call.send(format!("HTTP/1.1 200 OK\r\n{head}\r\n\r\n{framed}")).await;
@@ -67,8 +67,8 @@ async fn nothing_that_came_before_a_cut_is_lost() {
     }
 
     let provider = Provider::start().await;
-    let house = House::before(&provider.base()).await;
-    let mut client = h2::Client::connect(house.address).await;
+    let server = TestServer::before(&provider.base()).await;
+    let mut client = h2::Client::connect(server.address).await;
     let request =
         Request::post("http://localhost/v1/messages").body(h2::whole("{}").await).unwrap();
     let answering = async {
@@ -84,8 +84,8 @@ async fn nothing_that_came_before_a_cut_is_lost() {
 #[tokio::test]
 async fn a_cut_body_resets_an_http2_clients_stream() {
     let provider = Provider::start().await;
-    let house = House::before(&provider.base()).await;
-    let mut client = h2::Client::connect(house.address).await;
+    let server = TestServer::before(&provider.base()).await;
+    let mut client = h2::Client::connect(server.address).await;
     let request =
         Request::post("http://localhost/v1/messages").body(h2::whole("{}").await).unwrap();
     let answering = async {
@@ -105,8 +105,8 @@ async fn a_cut_body_resets_an_http2_clients_stream() {
 #[tokio::test]
 async fn a_reset_http2_upstream_breaks_an_http1_client() {
     let mut provider = h2::Provider::start().await;
-    let house = House::with(provider.config()).await;
-    let mut client = Wire::connect(house.address).await;
+    let server = TestServer::with(provider.config()).await;
+    let mut client = Wire::connect(server.address).await;
     client.send(ASK).await;
     let mut feed = provider.call().await.begin();
     feed.send_data("data: 1\n\n".into()).await.unwrap();
@@ -119,9 +119,9 @@ async fn a_reset_http2_upstream_breaks_an_http1_client() {
 #[tokio::test]
 async fn a_client_that_leaves_cancels_the_upstream_at_once() {
     let provider = Provider::start().await;
-    let house = House::before(&provider.base()).await;
+    let server = TestServer::before(&provider.base()).await;
 
-    let mut client = Wire::connect(house.address).await;
+    let mut client = Wire::connect(server.address).await;
     client.send(ASK).await;
     let mut call = provider.call().await;
     call.begin_events().await;
@@ -131,7 +131,7 @@ async fn a_client_that_leaves_cancels_the_upstream_at_once() {
     call.wire.gone().await;
 
     // Also while it waits for the first header.
-    let mut client = Wire::connect(house.address).await;
+    let mut client = Wire::connect(server.address).await;
     client.send(ASK).await;
     let mut call = provider.call().await;
     drop(client);
@@ -141,8 +141,8 @@ async fn a_client_that_leaves_cancels_the_upstream_at_once() {
 #[tokio::test]
 async fn an_http2_client_that_resets_its_stream_cancels_the_upstream() {
     let provider = Provider::start().await;
-    let house = House::before(&provider.base()).await;
-    let mut client = h2::Client::connect(house.address).await;
+    let server = TestServer::before(&provider.base()).await;
+    let mut client = h2::Client::connect(server.address).await;
     let request =
         Request::post("http://localhost/v1/messages").body(h2::whole("{}").await).unwrap();
     let answering = async {
@@ -161,7 +161,7 @@ async fn an_http2_client_that_resets_its_stream_cancels_the_upstream() {
 async fn a_stream_that_ends_without_its_terminal_event_breaks() {
     const HALF: &str = "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"id\":\"m\",\"type\":\"message\",\"role\":\"assistant\",\"content\":[],\"model\":\"claude-opus-5\",\"usage\":{\"input_tokens\":1,\"output_tokens\":1}}}\n\n";
     let mut upstream = h2::Provider::start().await;
-    let mut over2 = House::with(upstream.config()).await;
+    let mut over2 = TestServer::with(upstream.config()).await;
     let mut client = Wire::connect(over2.address).await;
     client.send(ASK).await;
     let mut feed = upstream.call().await.begin();
@@ -175,7 +175,7 @@ async fn a_stream_that_ends_without_its_terminal_event_breaks() {
     assert_eq!(over2.told().await.outcome, Outcome::UpstreamFailed);
 
     let provider = Provider::start().await;
-    let mut over1 = House::before(&provider.base()).await;
+    let mut over1 = TestServer::before(&provider.base()).await;
     let mut client = Wire::connect(over1.address).await;
     client.send(ASK).await;
     let mut call = provider.call().await;
@@ -201,19 +201,19 @@ async fn a_stream_that_ends_without_its_terminal_event_breaks() {
 #[tokio::test]
 async fn draining_finishes_streams_and_takes_no_more() {
     let provider = Provider::start().await;
-    let mut house = House::before(&provider.base()).await;
-    let mut idle = Wire::connect(house.address).await;
-    let mut silent = Wire::connect(house.address).await;
+    let mut server = TestServer::before(&provider.base()).await;
+    let mut idle = Wire::connect(server.address).await;
+    let mut silent = Wire::connect(server.address).await;
     idle.send("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let mut call = provider.call().await;
     call.answer("200 OK", "{}").await;
     idle.response().await;
-    let mut client = Wire::connect(house.address).await;
+    let mut client = Wire::connect(server.address).await;
     client.send(ASK).await;
     let mut call = call.wire.request().await;
     call.begin_events().await;
     client.head().await;
-    house.stop();
+    server.stop();
     // An idle connection ends at once, one that never spoke too; the stream goes on.
     idle.gone().await;
     silent.gone().await;
@@ -221,8 +221,8 @@ async fn draining_finishes_streams_and_takes_no_more() {
     assert_eq!(client.chunk().await, b"data: 1\n\n");
     call.end().await;
     assert_eq!(client.rest().await.unwrap(), b"0\r\n\r\n");
-    assert!(tokio::net::TcpStream::connect(house.address).await.is_err());
-    assert_eq!(house.drained().await, DrainOutcome::Whole);
+    assert!(tokio::net::TcpStream::connect(server.address).await.is_err());
+    assert_eq!(server.drained().await, DrainOutcome::Whole);
 }
 
 #[tokio::test]
@@ -230,25 +230,25 @@ async fn a_drain_past_its_deadline_breaks_streams() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
     config.limits.drain_s = 0;
-    let mut house = House::with(config).await;
-    let mut client = Wire::connect(house.address).await;
+    let mut server = TestServer::with(config).await;
+    let mut client = Wire::connect(server.address).await;
     client.send(ASK).await;
     let mut call = provider.call().await;
     call.begin_events().await;
     call.chunk("data: 1\n\n").await;
     client.head().await;
     assert_eq!(client.chunk().await, b"data: 1\n\n");
-    house.stop();
+    server.stop();
     assert_eq!(client.rest().await.unwrap_or_default(), b"");
     within("the upstream to be let go", call.wire.gone()).await;
-    assert_eq!(house.drained().await, DrainOutcome::Broken(1));
+    assert_eq!(server.drained().await, DrainOutcome::Broken(1));
 }
 
 #[tokio::test]
 async fn an_http2_client_is_told_to_go_away_and_finishes() {
     let provider = Provider::start().await;
-    let mut house = House::before(&provider.base()).await;
-    let mut client = h2::Client::connect(house.address).await;
+    let mut server = TestServer::before(&provider.base()).await;
+    let mut client = h2::Client::connect(server.address).await;
     let request =
         Request::post("http://localhost/v1/messages").body(h2::whole("{}").await).unwrap();
     let answering = async {
@@ -257,19 +257,19 @@ async fn an_http2_client_is_told_to_go_away_and_finishes() {
         call
     };
     let (response, mut call) = tokio::join!(client.request(request), answering);
-    house.stop();
+    server.stop();
     call.chunk("data: 1\n\n").await;
     call.end().await;
     let (body, _) = h2::read(response.into_body()).await;
     assert_eq!(body, "data: 1\n\n");
-    assert_eq!(house.drained().await, DrainOutcome::Whole);
+    assert_eq!(server.drained().await, DrainOutcome::Whole);
 }
 
 #[tokio::test]
 async fn a_client_that_leaves_cancels_an_http2_upstreams_stream() {
     let mut provider = h2::Provider::start().await;
-    let house = House::with(provider.config()).await;
-    let mut client = Wire::connect(house.address).await;
+    let server = TestServer::with(provider.config()).await;
+    let mut client = Wire::connect(server.address).await;
     client.send(ASK).await;
     let mut feed = provider.call().await.begin();
     client.head().await;
@@ -278,7 +278,7 @@ async fn a_client_that_leaves_cancels_an_http2_upstreams_stream() {
     let noticed = async { while feed.send_data("data: 1\n\n".into()).await.is_ok() {} };
     within("the stream to be cancelled", noticed).await;
     // The connection lives on for others.
-    let mut client = Wire::connect(house.address).await;
+    let mut client = Wire::connect(server.address).await;
     client.send(ASK).await;
     let mut feed = provider.call().await.begin();
     feed.send_data("data: 2\n\n".into()).await.unwrap();

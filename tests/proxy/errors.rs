@@ -2,12 +2,12 @@
 //! again goes on where it was.
 
 use plimsoll::context::Outcome;
-use plimsoll::dialect::Stop;
+use plimsoll::dialect::StopReason;
 use plimsoll::dialect::error_kind::ErrorKind;
 use serde_json::json;
 
-use crate::support::house::House;
 use crate::support::http1::{Provider, Wire};
+use crate::support::server::TestServer;
 
 const WORDS: &str = "How deep is she?";
 
@@ -31,7 +31,7 @@ fn requests() -> [(&'static str, String); 4] {
 }
 
 /// An error as a body, and as the events of a stream, with the kind that it is of.
-fn answers(target: &str) -> [(String, ErrorKind, Stop); 2] {
+fn answers(target: &str) -> [(String, ErrorKind, StopReason); 2] {
     let (kind, filtered) = match target {
         "/v1/messages" => (
             json!({"type": "error", "error": {"type": "overloaded_error", "message": "No."}}),
@@ -51,13 +51,13 @@ fn answers(target: &str) -> [(String, ErrorKind, Stop); 2] {
     let filtered = json!({"type": "error",
         "error": {"status": filtered, "type": filtered, "message": "Filtered."}});
     [
-        (kind.to_string(), ErrorKind::Overloaded, Stop::Failed),
-        (filtered.to_string(), ErrorKind::Filter, Stop::Refused),
+        (kind.to_string(), ErrorKind::Overloaded, StopReason::Failed),
+        (filtered.to_string(), ErrorKind::Filter, StopReason::Refused),
     ]
 }
 
-async fn ask(house: &House, target: &str, body: &str) -> Wire {
-    let mut client = Wire::connect(house.address).await;
+async fn ask(server: &TestServer, target: &str, body: &str) -> Wire {
+    let mut client = Wire::connect(server.address).await;
     let length = body.len();
     let head = format!(
         "POST {target} HTTP/1.1\r\nhost: localhost\r\nx-api-key: k\r\nx-plimsoll-session: s\r\n\
@@ -73,11 +73,11 @@ async fn an_error_inside_a_success_is_no_answer_in_any_dialect() {
         for (said, kind, stop) in answers(target) {
             for as_stream in [false, true] {
                 let provider = Provider::start().await;
-                let mut house = House::before(&provider.base()).await;
+                let mut server = TestServer::before(&provider.base()).await;
                 let mut threads = Vec::new();
                 // The client asks the same again: no new branch.
                 for _ in 0..2 {
-                    let mut client = ask(&house, target, &body).await;
+                    let mut client = ask(&server, target, &body).await;
                     let mut call = provider.call().await;
                     match as_stream {
                         true => {
@@ -90,7 +90,7 @@ async fn an_error_inside_a_success_is_no_answer_in_any_dialect() {
                     }
                     let response = client.response().await;
                     assert!(response.text().contains(&said), "{}", response.text());
-                    let told = house.told().await;
+                    let told = server.told().await;
                     let case = format!("{target} {said} as a stream: {as_stream}");
                     assert_eq!(told.outcome, Outcome::UpstreamFailed, "{case}");
                     assert_eq!((told.error_kind, told.stop), (Some(kind), Some(stop)), "{case}");
@@ -100,7 +100,7 @@ async fn an_error_inside_a_success_is_no_answer_in_any_dialect() {
                 let label = serde_json::to_value(kind).unwrap();
                 let count =
                     format!(r#"plimsoll_provider_errors_total{{kind={label},upstream="up"}} 2"#);
-                let metrics = house.telemetry.render();
+                let metrics = server.telemetry.render();
                 assert!(metrics.contains(&count), "{count}\n{metrics}");
             }
         }
@@ -111,7 +111,7 @@ async fn an_error_inside_a_success_is_no_answer_in_any_dialect() {
 #[tokio::test]
 async fn a_refusal_has_a_kind_and_an_answer_none() {
     let provider = Provider::start().await;
-    let mut house = House::before(&provider.base()).await;
+    let mut server = TestServer::before(&provider.base()).await;
     let (target, body) = &requests()[0];
     let refused = r#"{"type":"error","error":{"type":"rate_limit_error","message":"Slowly."}}"#;
     let answer = r#"{"id":"m","type":"message","role":"assistant","model":"m","content":[{"type":"text","text":"Three."}],"stop_reason":"end_turn","usage":{"input_tokens":9,"output_tokens":1}}"#;
@@ -119,11 +119,11 @@ async fn a_refusal_has_a_kind_and_an_answer_none() {
         ("429 Too Many Requests", refused, Outcome::Refused, Some(ErrorKind::RateLimit)),
         ("200 OK", answer, Outcome::Complete, None),
     ] {
-        let mut client = ask(&house, target, body).await;
+        let mut client = ask(&server, target, body).await;
         let mut call = provider.call().await;
         call.answer(status, said).await;
         client.response().await;
-        let told = house.told().await;
+        let told = server.told().await;
         assert_eq!((told.outcome, told.error_kind), (outcome, kind));
     }
 }

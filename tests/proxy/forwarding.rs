@@ -4,15 +4,15 @@ use http::{HeaderMap, Request};
 use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::Secret;
 
-use crate::support::house::{House, config};
 use crate::support::http1::{Provider, Wire};
+use crate::support::server::{TestServer, config};
 use crate::support::{digest, h2, noise, within};
 
 #[tokio::test]
 async fn heads_pass_line_by_line() {
     let provider = Provider::start().await;
-    let house = House::before(&provider.base()).await;
-    let mut client = Wire::connect(house.address).await;
+    let server = TestServer::before(&provider.base()).await;
+    let mut client = Wire::connect(server.address).await;
     client
         .send(
             "POST /v1/files?x=%2F&y HTTP/1.1\r\nHost: localhost\r\nX-One: 1\r\n\
@@ -57,8 +57,8 @@ async fn heads_pass_line_by_line() {
 async fn framing_is_kept() {
     for path in ["/v1/messages", "/v1/files"] {
         let provider = Provider::start().await;
-        let house = House::before(&provider.base()).await;
-        let mut client = Wire::connect(house.address).await;
+        let server = TestServer::before(&provider.base()).await;
+        let mut client = Wire::connect(server.address).await;
         client
             .send(format!(
                 "POST {path} HTTP/1.1\r\nhost: localhost\r\nTransfer-Encoding: chunked\r\n\
@@ -95,8 +95,8 @@ async fn bodies_of_32_mb_pass_both_ways() {
     let answered = noise(2, 32 << 20);
     for path in ["/v1/messages", "/v1/files"] {
         let provider = Provider::start().await;
-        let house = House::before(&provider.base()).await;
-        let mut client = Wire::connect(house.address).await;
+        let server = TestServer::before(&provider.base()).await;
+        let mut client = Wire::connect(server.address).await;
         let head = format!(
             "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n",
             sent.len()
@@ -123,8 +123,8 @@ async fn bodies_of_32_mb_pass_both_ways() {
 async fn expect_100_continue_is_honoured() {
     for path in ["/v1/messages", "/v1/files"] {
         let provider = Provider::start().await;
-        let house = House::before(&provider.base()).await;
-        let mut client = Wire::connect(house.address).await;
+        let server = TestServer::before(&provider.base()).await;
+        let mut client = Wire::connect(server.address).await;
         client
             .send(format!(
                 "POST {path} HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n"
@@ -143,8 +143,8 @@ async fn expect_100_continue_is_honoured() {
 #[tokio::test]
 async fn answers_without_a_body_keep_their_headers() {
     let provider = Provider::start().await;
-    let house = House::before(&provider.base()).await;
-    let mut client = Wire::connect(house.address).await;
+    let server = TestServer::before(&provider.base()).await;
+    let mut client = Wire::connect(server.address).await;
     client.send("HEAD /v1/files HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let mut call = provider.call().await;
     assert_eq!(call.message.first_line(), "HEAD /v1/files HTTP/1.1");
@@ -176,8 +176,8 @@ async fn answers_without_a_body_keep_their_headers() {
 #[tokio::test]
 async fn errors_of_the_upstream_pass_unchanged() {
     let provider = Provider::start().await;
-    let house = House::before(&provider.base()).await;
-    let mut client = Wire::connect(house.address).await;
+    let server = TestServer::before(&provider.base()).await;
+    let mut client = Wire::connect(server.address).await;
     client
         .send("POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}")
         .await;
@@ -199,8 +199,8 @@ async fn errors_of_the_upstream_pass_unchanged() {
 #[tokio::test]
 async fn http2_in_and_http1_out() {
     let provider = Provider::start().await;
-    let house = House::before(&provider.base()).await;
-    let mut client = h2::Client::connect(house.address).await;
+    let server = TestServer::before(&provider.base()).await;
+    let mut client = h2::Client::connect(server.address).await;
     let request = Request::post("http://localhost/v1/messages?beta=true")
         .header("content-length", "2")
         .header("cookie", "a=1")
@@ -232,8 +232,8 @@ async fn http2_in_and_http1_out() {
 #[tokio::test]
 async fn http1_in_and_http2_out_by_alpn() {
     let mut provider = h2::Provider::start().await;
-    let house = House::with(provider.config()).await;
-    let mut client = Wire::connect(house.address).await;
+    let server = TestServer::with(provider.config()).await;
+    let mut client = Wire::connect(server.address).await;
     client
         .send("POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nX-A: b\r\nte: trailers\r\ncontent-length: 2\r\n\r\n{}")
         .await;
@@ -262,8 +262,8 @@ async fn an_own_credential_takes_the_place_of_the_clients() {
     let mut config = config(&provider.base());
     config.upstreams[0].credential =
         Some((http::HeaderName::from_static("x-api-key"), Secret("own".into())));
-    let house = House::with(config).await;
-    let mut client = Wire::connect(house.address).await;
+    let server = TestServer::with(config).await;
+    let mut client = Wire::connect(server.address).await;
     client
         .send("GET /v1/models?key=c HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer c\r\nx-api-key: c\r\n\r\n")
         .await;
@@ -279,8 +279,8 @@ async fn an_own_credential_takes_the_place_of_the_clients() {
 async fn a_plain_upstream_is_reached_through_http_proxy() {
     let relay = Provider::start().await;
     let matcher = Matcher::builder().http(relay.base().replace("://", "://u:p@")).build();
-    let house = House::through(config("http://provider.example/base"), matcher).await;
-    let mut client = Wire::connect(house.address).await;
+    let server = TestServer::through(config("http://provider.example/base"), matcher).await;
+    let mut client = Wire::connect(server.address).await;
     client.send("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let mut call = relay.call().await;
     assert_eq!(call.message.first_line(), "GET http://provider.example/base/v1/models HTTP/1.1");
@@ -296,8 +296,8 @@ async fn a_tls_upstream_is_reached_through_https_proxy_and_no_proxy_is_honoured(
     let relay = Provider::start().await;
     let config = provider.config();
     let builder = || Matcher::builder().https(relay.base());
-    let house = House::through(config.clone(), builder().build()).await;
-    let mut client = Wire::connect(house.address).await;
+    let server = TestServer::through(config.clone(), builder().build()).await;
+    let mut client = Wire::connect(server.address).await;
     client.send("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let mut tunnel = relay.call().await;
     let authority = provider.base().replace("https://", "");
@@ -311,7 +311,7 @@ async fn a_tls_upstream_is_reached_through_https_proxy_and_no_proxy_is_honoured(
     drop(call.begin());
     assert_eq!(client.response().await.status(), 200);
 
-    let direct = House::through(config, builder().no("127.0.0.1").build()).await;
+    let direct = TestServer::through(config, builder().no("127.0.0.1").build()).await;
     let mut client = Wire::connect(direct.address).await;
     client.send("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     drop(within("a direct call", provider.call()).await.begin());
@@ -322,15 +322,15 @@ async fn a_tls_upstream_is_reached_through_https_proxy_and_no_proxy_is_honoured(
 #[tokio::test]
 async fn bodies_that_end_with_the_connection_pass() {
     let provider = Provider::start().await;
-    let house = House::before(&provider.base()).await;
-    let mut client = Wire::connect(house.address).await;
+    let server = TestServer::before(&provider.base()).await;
+    let mut client = Wire::connect(server.address).await;
     client.send("GET /v1/files HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let mut call = provider.call().await;
     call.send("HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nall of it").await;
     drop(call);
     assert_eq!(client.response().await.text(), "all of it");
 
-    let mut old = Wire::connect(house.address).await;
+    let mut old = Wire::connect(server.address).await;
     old.send("GET /v1/files HTTP/1.0\r\nhost: localhost\r\n\r\n").await;
     let mut call = provider.call().await;
     call.begin_events().await;
@@ -348,10 +348,10 @@ async fn more_streams_than_an_http2_connection_allows_go_on_together() {
     let mut provider = h2::Provider::start().await;
     let mut config = provider.config();
     config.limits.connections = STREAMS;
-    let house = House::with(config).await;
+    let server = TestServer::with(config).await;
     let mut open = Vec::new();
     for _ in 0..STREAMS {
-        let mut client = Wire::connect(house.address).await;
+        let mut client = Wire::connect(server.address).await;
         client.send("GET /v1/files HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
         let feed = provider.call().await.begin();
         client.head().await;
@@ -368,12 +368,12 @@ async fn the_exchange_is_named_where_the_configuration_wants_it() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
     config.request_id_header = true;
-    let mut house = House::with(config).await;
-    let mut client = Wire::connect(house.address).await;
+    let mut server = TestServer::with(config).await;
+    let mut client = Wire::connect(server.address).await;
     client.send("GET /v1/files HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let mut call = provider.call().await;
     call.answer("200 OK", "{}").await;
     let response = client.response().await;
-    let told = house.told().await;
+    let told = server.told().await;
     assert_eq!(response.header("x-plimsoll-request-id"), Some(&*told.id));
 }

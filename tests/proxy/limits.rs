@@ -2,16 +2,16 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::house::{House, config};
 use crate::support::http1::{Message, Provider, Wire};
+use crate::support::server::{TestServer, config};
 use crate::support::{h2, within};
 
 fn code(message: &Message) -> (u16, &str) {
     (message.status(), message.header("x-plimsoll-error").unwrap_or("none"))
 }
 
-async fn ask(house: &House, path: &str) -> Message {
-    let mut client = Wire::connect(house.address).await;
+async fn ask(server: &TestServer, path: &str) -> Message {
+    let mut client = Wire::connect(server.address).await;
     client
         .send(format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{{}}"))
         .await;
@@ -23,11 +23,11 @@ async fn one_connection_too_many_is_told_so() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
     config.limits.connections = 1;
-    let house = House::with(config).await;
-    let mut client = Wire::connect(house.address).await;
+    let server = TestServer::with(config).await;
+    let mut client = Wire::connect(server.address).await;
     client.send("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let mut call = provider.call().await;
-    let turned = ask(&house, "/v1/messages").await;
+    let turned = ask(&server, "/v1/messages").await;
     assert_eq!(code(&turned), (503, "too_many_connections"));
     assert!(turned.text().contains("limits.connections"), "{}", turned.text());
     // The one that has its place is served.
@@ -37,7 +37,7 @@ async fn one_connection_too_many_is_told_so() {
     // A place that is given back can be had again; the proxy notices the end in its own time.
     let mut again = Box::pin(call.wire.request());
     loop {
-        let mut client = Wire::connect(house.address).await;
+        let mut client = Wire::connect(server.address).await;
         client.send("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
         tokio::select! {
             mut call = &mut again => {
@@ -57,17 +57,17 @@ async fn every_connection_past_the_limit_hears_503_or_is_counted() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
     config.limits.connections = 1;
-    let house = House::with(config).await;
-    let mut client = Wire::connect(house.address).await;
+    let server = TestServer::with(config).await;
+    let mut client = Wire::connect(server.address).await;
     client.send("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let _call = provider.call().await;
     // Those that ask nothing take all the places of those that are answered one by one.
     let mut silent = Vec::new();
     for _ in 0..MANY {
-        silent.push(Wire::connect(house.address).await);
+        silent.push(Wire::connect(server.address).await);
     }
     let turned = || -> [u64; 2] {
-        let page = house.telemetry.render();
+        let page = server.telemetry.render();
         ["answered", "closed"].map(|end| {
             let series = format!("plimsoll_connections_turned_total{{end=\"{end}\"}} ");
             page.lines().find_map(|line| line.strip_prefix(&*series)?.parse().ok()).unwrap()
@@ -80,7 +80,7 @@ async fn every_connection_past_the_limit_hears_503_or_is_counted() {
     };
     within("each to be counted", counting).await;
     assert_eq!(turned(), [0, MANY as u64]);
-    assert_eq!(ask(&house, "/v1/messages").await.status(), 503);
+    assert_eq!(ask(&server, "/v1/messages").await.status(), 503);
     within("that, too", async {
         while turned() != [1, MANY as u64] {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -94,8 +94,8 @@ async fn headers_at_the_limit_pass_and_past_it_are_refused() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
     config.limits.header_bytes = 1000;
-    let house = House::with(config).await;
-    let mut client = Wire::connect(house.address).await;
+    let server = TestServer::with(config).await;
+    let mut client = Wire::connect(server.address).await;
     // "host: localhost" and "x:" with their separators are 17 and 5 bytes.
     let request = |filler: usize| {
         format!("GET /v1/models HTTP/1.1\r\nhost: localhost\r\nx: {}\r\n\r\n", "a".repeat(filler))
@@ -114,8 +114,8 @@ async fn an_unreachable_upstream_is_a_502() {
     let provider = Provider::start().await;
     let base = provider.base();
     drop(provider);
-    let house = House::before(&base).await;
-    let refused = ask(&house, "/v1/messages").await;
+    let server = TestServer::before(&base).await;
+    let refused = ask(&server, "/v1/messages").await;
     assert_eq!(code(&refused), (502, "upstream_failed"));
     assert!(refused.text().contains("\\\"up\\\""), "{}", refused.text());
     let value: serde_json::Value = serde_json::from_slice(&refused.body).unwrap();
@@ -125,8 +125,8 @@ async fn an_unreachable_upstream_is_a_502() {
 #[tokio::test]
 async fn an_upstream_that_hangs_up_before_its_headers_is_a_502() {
     let provider = Provider::start().await;
-    let house = House::before(&provider.base()).await;
-    let (refused, ()) = tokio::join!(ask(&house, "/v1/chat/completions"), async {
+    let server = TestServer::before(&provider.base()).await;
+    let (refused, ()) = tokio::join!(ask(&server, "/v1/chat/completions"), async {
         drop(provider.call().await);
     });
     assert_eq!(code(&refused), (502, "upstream_failed"));
@@ -139,9 +139,9 @@ async fn an_upstream_that_shakes_no_hands_is_a_504() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base().replace("http:", "https:"));
     config.limits.connect_s = 1;
-    let house = House::with(config).await;
+    let server = TestServer::with(config).await;
     let (refused, silent) =
-        tokio::join!(ask(&house, "/v1beta/models/m:generateContent"), provider.accept());
+        tokio::join!(ask(&server, "/v1beta/models/m:generateContent"), provider.accept());
     drop(silent);
     assert_eq!(code(&refused), (504, "upstream_too_slow"));
     let value: serde_json::Value = serde_json::from_slice(&refused.body).unwrap();
@@ -151,8 +151,8 @@ async fn an_upstream_that_shakes_no_hands_is_a_504() {
 #[tokio::test]
 async fn a_client_that_takes_us_for_a_forward_proxy_is_told_what_to_do() {
     let provider = Provider::start().await;
-    let house = House::before(&provider.base()).await;
-    let mut client = Wire::connect(house.address).await;
+    let server = TestServer::before(&provider.base()).await;
+    let mut client = Wire::connect(server.address).await;
     client.send("CONNECT api.openai.com:443 HTTP/1.1\r\nhost: api.openai.com:443\r\n\r\n").await;
     let refused = client.response().await;
     assert_eq!(code(&refused), (405, "no_forward_proxy"));
@@ -164,17 +164,17 @@ async fn headers_that_do_not_come_end_the_connection_and_a_slow_answer_does_not(
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
     config.limits.header_s = 1;
-    let house = House::with(config).await;
+    let server = TestServer::with(config).await;
     // Nothing at all, half of HTTP/2's first words, half a request's headers.
     for half in ["", "PRI * HTTP/2.0\r\n", "GET /v1/models HTTP/1.1\r\nhost: localhos"] {
-        let mut client = Wire::connect(house.address).await;
+        let mut client = Wire::connect(server.address).await;
         client.send(half).await;
         let began = Instant::now();
         client.gone().await;
         assert!(began.elapsed() >= Duration::from_millis(900), "{half:?} had its time");
     }
     // Past that time an answer still comes, on the same connection, which then waits as long again.
-    let mut client = Wire::connect(house.address).await;
+    let mut client = Wire::connect(server.address).await;
     client.send("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let mut call = provider.call().await;
     tokio::time::sleep(Duration::from_millis(1500)).await;
@@ -190,8 +190,8 @@ async fn an_http2_connection_on_which_nothing_is_asked_is_closed_and_a_slow_answ
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
     config.limits.header_s = 1;
-    let house = House::with(config).await;
-    let mut client = h2::Client::connect(house.address).await;
+    let server = TestServer::with(config).await;
+    let mut client = h2::Client::connect(server.address).await;
     let request = || async {
         http::Request::get("http://localhost/v1/models").body(h2::whole("").await).unwrap()
     };
@@ -208,9 +208,9 @@ async fn an_http2_connection_on_which_nothing_is_asked_is_closed_and_a_slow_answ
         }
     })
     .await;
-    counted(&house, "plimsoll_client_timeouts_total{kind=\"idle\"} 1").await;
+    counted(&server, "plimsoll_client_timeouts_total{kind=\"idle\"} 1").await;
     // Another one is served as ever.
-    let mut client = h2::Client::connect(house.address).await;
+    let mut client = h2::Client::connect(server.address).await;
     let (response, ()) = tokio::join!(client.request(request().await), async {
         let mut call = wire.request().await;
         call.answer("200 OK", "{}").await;
@@ -224,9 +224,9 @@ async fn a_request_body_that_stalls_is_given_up_at_both_ends() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
     config.limits.body_s = 1;
-    let house = House::with(config).await;
+    let server = TestServer::with(config).await;
     for (number, path) in ["/v1/messages", "/v1/files"].into_iter().enumerate() {
-        let mut client = Wire::connect(house.address).await;
+        let mut client = Wire::connect(server.address).await;
         client
             .send(format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{{"))
             .await;
@@ -238,10 +238,10 @@ async fn a_request_body_that_stalls_is_given_up_at_both_ends() {
         assert_eq!(code(&refused), (408, "body_too_slow"), "{path}");
         client.gone().await;
         let line = format!("plimsoll_client_timeouts_total{{kind=\"body\"}} {}", number + 1);
-        counted(&house, &line).await;
+        counted(&server, &line).await;
     }
     // What comes bit by bit is no stall.
-    let mut client = Wire::connect(house.address).await;
+    let mut client = Wire::connect(server.address).await;
     client.send("POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4\r\n\r\n").await;
     for byte in ["{", " ", " ", "}"] {
         tokio::time::sleep(Duration::from_millis(400)).await;
@@ -253,9 +253,9 @@ async fn a_request_body_that_stalls_is_given_up_at_both_ends() {
 }
 
 /// Waits until the metrics say so.
-async fn counted(house: &House, line: &str) {
+async fn counted(server: &TestServer, line: &str) {
     let waiting = async {
-        while !house.telemetry.render().lines().any(|it| it == line) {
+        while !server.telemetry.render().lines().any(|it| it == line) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };

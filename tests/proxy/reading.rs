@@ -5,8 +5,8 @@ use plimsoll::dialect::Note;
 use plimsoll::telemetry::FailOpen;
 
 use crate::support::coding::{CODINGS, Encoder};
-use crate::support::house::{House, config};
 use crate::support::http1::{Provider, Wire};
+use crate::support::server::{TestServer, config};
 use crate::support::{digest, h2, noise, wire};
 
 fn post(path: &str, more: &str, body: &[u8]) -> Vec<u8> {
@@ -26,8 +26,8 @@ async fn every_event_leaves_before_the_next_comes() {
     for script in wire::all() {
         for coding in CODINGS {
             let provider = Provider::start().await;
-            let mut house = House::before(&provider.base()).await;
-            let mut client = Wire::connect(house.address).await;
+            let mut server = TestServer::before(&provider.base()).await;
+            let mut client = Wire::connect(server.address).await;
             let accepts = format!("accept-encoding: {coding}\r\n");
             client.send(post(script.path, &accepts, script.request.as_bytes())).await;
             let mut call = provider.call().await;
@@ -46,7 +46,7 @@ async fn every_event_leaves_before_the_next_comes() {
             }
             call.end().await;
             assert_eq!(client.chunk().await, b"");
-            let told = house.told().await;
+            let told = server.told().await;
             assert_eq!(told.outcome, Outcome::Complete, "{} {coding}", script.path);
             assert_eq!(
                 (told.usage.input, told.usage.output),
@@ -65,8 +65,8 @@ async fn every_event_leaves_before_the_next_comes() {
 async fn an_http2_client_has_each_event_at_once_too() {
     for script in wire::all() {
         let provider = Provider::start().await;
-        let mut house = House::before(&provider.base()).await;
-        let mut client = h2::Client::connect(house.address).await;
+        let mut server = TestServer::before(&provider.base()).await;
+        let mut client = h2::Client::connect(server.address).await;
         let uri = format!("http://localhost{}", script.path);
         let request = http::Request::post(uri).body(h2::whole(script.request).await).unwrap();
         let answering = async {
@@ -83,7 +83,7 @@ async fn an_http2_client_has_each_event_at_once_too() {
         }
         call.end().await;
         assert!(h2::next(&mut body).await.is_none());
-        assert_eq!(house.told().await.usage.input, Some(script.input));
+        assert_eq!(server.told().await.usage.input, Some(script.input));
     }
 }
 
@@ -95,8 +95,8 @@ async fn a_close_after_the_terminal_event_is_complete_and_before_it_is_not() {
             [(script.events.len(), Outcome::Complete), (2, Outcome::ClientLeft)]
         {
             let provider = Provider::start().await;
-            let mut house = House::before(&provider.base()).await;
-            let mut client = Wire::connect(house.address).await;
+            let mut server = TestServer::before(&provider.base()).await;
+            let mut client = Wire::connect(server.address).await;
             client.send(post(script.path, "", script.request.as_bytes())).await;
             let mut call = provider.call().await;
             call.begin_events().await;
@@ -107,13 +107,13 @@ async fn a_close_after_the_terminal_event_is_complete_and_before_it_is_not() {
             }
             drop(client);
             call.wire.gone().await;
-            let told = house.told().await;
+            let told = server.told().await;
             assert_eq!(told.outcome, outcome, "{}", script.path);
             if outcome == Outcome::Complete {
                 assert_eq!(told.usage.output, Some(script.output));
                 assert!(!told.usage.lower_bound);
             }
-            house.told_no_more();
+            server.told_no_more();
         }
     }
 }
@@ -124,8 +124,8 @@ async fn answers_that_are_no_streams_are_read_whatever_their_encoding() {
     let request = br#"{"model":"claude-sonnet-4-5","max_tokens":9,"messages":[{"role":"user","content":"Hi"}]}"#;
     for coding in CODINGS {
         let provider = Provider::start().await;
-        let mut house = House::before(&provider.base()).await;
-        let mut client = Wire::connect(house.address).await;
+        let mut server = TestServer::before(&provider.base()).await;
+        let mut client = Wire::connect(server.address).await;
         // The request is compressed just as well, and passes as it is.
         let sent = Encoder::whole(coding, request);
         let encoded = format!("content-encoding: {coding}\r\n");
@@ -143,7 +143,7 @@ async fn answers_that_are_no_streams_are_read_whatever_their_encoding() {
         call.send(&answer).await;
         let response = client.response().await;
         assert_eq!(digest(&response.body), digest(&answer));
-        let told = house.told().await;
+        let told = server.told().await;
         assert_eq!(told.model.as_deref(), Some("claude-sonnet-4-5"), "{coding}");
         assert_eq!((told.usage.input, told.usage.output), (Some(21), Some(4)), "{coding}");
         assert_eq!((told.outcome, told.streamed), (Outcome::Complete, false));
@@ -161,8 +161,8 @@ async fn invariant_1_bodies_at_and_past_the_limit_are_forwarded_as_they_are() {
             let provider = Provider::start().await;
             let mut config = config(&provider.base());
             config.limits.body_bytes = limit;
-            let mut house = House::with(config).await;
-            let mut client = Wire::connect(house.address).await;
+            let mut server = TestServer::with(config).await;
+            let mut client = Wire::connect(server.address).await;
             let body = [b"{\"a\":\"".as_slice(), &vec![b'x'; length - 8], b"\"}"].concat();
             if chunked {
                 client.send("POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n").await;
@@ -179,7 +179,7 @@ async fn invariant_1_bodies_at_and_past_the_limit_are_forwarded_as_they_are() {
             assert_eq!(call.message.chunks.is_some(), chunked);
             call.answer("200 OK", "{}").await;
             client.response().await;
-            let told = house.told().await;
+            let told = server.told().await;
             assert_eq!(told.fail_open.contains(&FailOpen::BodyTooLarge), aside.is_some());
             assert_eq!(told.request_bytes as usize, length, "{chunked}");
         }
@@ -195,8 +195,8 @@ async fn what_cannot_be_read_passes_and_is_told() {
     ];
     for (more, body, aside) in cases {
         let provider = Provider::start().await;
-        let mut house = House::before(&provider.base()).await;
-        let mut client = Wire::connect(house.address).await;
+        let mut server = TestServer::before(&provider.base()).await;
+        let mut client = Wire::connect(server.address).await;
         client.send(post("/v1/messages", more, body)).await;
         let mut call = provider.call().await;
         assert_eq!(call.message.body, body);
@@ -204,7 +204,7 @@ async fn what_cannot_be_read_passes_and_is_told() {
         call.send("HTTP/1.1 200 OK\r\ncontent-encoding: rot13\r\ncontent-length: 4\r\n\r\nfher")
             .await;
         assert_eq!(client.response().await.text(), "fher");
-        let told = house.told().await;
+        let told = server.told().await;
         assert_eq!(told.fail_open.first().copied(), aside);
         assert!(told.fail_open.contains(&FailOpen::ReplyUnread));
         assert!(told.notes.contains(&Note::UnknownEncoding));
@@ -215,8 +215,8 @@ async fn what_cannot_be_read_passes_and_is_told() {
 #[tokio::test]
 async fn an_answer_that_is_not_encoded_as_it_says_passes_unread() {
     let provider = Provider::start().await;
-    let mut house = House::before(&provider.base()).await;
-    let mut client = Wire::connect(house.address).await;
+    let mut server = TestServer::before(&provider.base()).await;
+    let mut client = Wire::connect(server.address).await;
     client.send(post("/v1/messages", "", b"{}")).await;
     let mut call = provider.call().await;
     let body = noise(9, 50_000);
@@ -227,20 +227,20 @@ async fn an_answer_that_is_not_encoded_as_it_says_passes_unread() {
     .await;
     call.send(&body).await;
     assert_eq!(digest(&client.response().await.body), digest(&body));
-    assert_eq!(house.told().await.fail_open, [FailOpen::ReplyUnread]);
+    assert_eq!(server.told().await.fail_open, [FailOpen::ReplyUnread]);
 }
 
 /// A header-only answer, a refusal, a path that holds no conversation: each is told once.
 #[tokio::test]
 async fn invariant_6_every_kind_of_exchange_is_told_once() {
     let provider = Provider::start().await;
-    let mut house = House::before(&provider.base()).await;
-    let mut client = Wire::connect(house.address).await;
+    let mut server = TestServer::before(&provider.base()).await;
+    let mut client = Wire::connect(server.address).await;
     client.send("HEAD /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let mut call = provider.call().await;
     call.send("HTTP/1.1 200 OK\r\n\r\n").await;
     client.message(false).await;
-    let told = house.told().await;
+    let told = server.told().await;
     assert_eq!((told.outcome, told.status, told.dialect), (Outcome::Complete, Some(200), None));
 
     client.send(post("/v1/messages?beta=true", "", b"{}")).await;
@@ -248,7 +248,7 @@ async fn invariant_6_every_kind_of_exchange_is_told_once() {
     call.answer("429 Too Many Requests", r#"{"type":"error","error":{"type":"rate_limit_error"}}"#)
         .await;
     client.response().await;
-    let told = house.told().await;
+    let told = server.told().await;
     assert_eq!((told.outcome, told.status), (Outcome::Refused, Some(429)));
     assert_eq!(&*told.path, "/v1/messages");
 
@@ -257,26 +257,26 @@ async fn invariant_6_every_kind_of_exchange_is_told_once() {
     drop(call.wire.request().await);
     drop(provider.call().await);
     assert_eq!(client.response().await.status(), 502);
-    let told = house.told().await;
+    let told = server.told().await;
     assert_eq!((told.outcome, told.status), (Outcome::UpstreamFailed, Some(502)));
 
     // The client leaves in the middle of its request.
-    let mut leaving = Wire::connect(house.address).await;
+    let mut leaving = Wire::connect(server.address).await;
     leaving
         .send("POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{")
         .await;
     drop(leaving);
-    let told = house.told().await;
+    let told = server.told().await;
     assert_eq!(told.outcome, Outcome::ClientLeft);
-    house.told_no_more();
+    server.told_no_more();
 }
 
 /// Invariant 9: canaries in every place a secret can stand are nowhere in what is told.
 #[tokio::test]
 async fn invariant_9_no_prompt_reply_or_key_is_told() {
     let provider = Provider::start().await;
-    let mut house = House::before(&provider.base()).await;
-    let mut client = Wire::connect(house.address).await;
+    let mut server = TestServer::before(&provider.base()).await;
+    let mut client = Wire::connect(server.address).await;
     let request =
         r#"{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"CANARY-prompt"}]}"#;
     client
@@ -289,11 +289,11 @@ async fn invariant_9_no_prompt_reply_or_key_is_told() {
     let mut call = provider.call().await;
     call.answer("200 OK", r#"{"id":"m","type":"message","role":"assistant","content":[{"type":"text","text":"CANARY-reply"}],"stop_reason":"end_turn","usage":{"input_tokens":3,"output_tokens":1}}"#).await;
     client.response().await;
-    let told = house.told().await;
+    let told = server.told().await;
     assert_eq!(told.usage.input, Some(3), "it was read");
     let event = serde_json::to_string(&*told).unwrap();
     assert!(!event.contains("CANARY"), "{event}");
-    let metrics = house.telemetry.render();
+    let metrics = server.telemetry.render();
     assert!(metrics.contains("plimsoll") && !metrics.contains("CANARY"), "{metrics}");
 }
 
@@ -301,8 +301,8 @@ async fn invariant_9_no_prompt_reply_or_key_is_told() {
 #[tokio::test]
 async fn a_large_conversation_is_read_and_measured() {
     let provider = Provider::start().await;
-    let mut house = House::before(&provider.base()).await;
-    let mut client = Wire::connect(house.address).await;
+    let mut server = TestServer::before(&provider.base()).await;
+    let mut client = Wire::connect(server.address).await;
     let text = "All work and no play. ".repeat(60_000);
     let body = format!(
         r#"{{"model":"claude-sonnet-4-5","max_tokens":9,"messages":[{{"role":"user","content":"{text}"}}]}}"#
@@ -312,7 +312,7 @@ async fn a_large_conversation_is_read_and_measured() {
     assert_eq!(digest(&call.message.body), digest(body.as_bytes()));
     call.answer("200 OK", "{}").await;
     client.response().await;
-    let told = house.told().await;
+    let told = server.told().await;
     assert_eq!(told.model.as_deref(), Some("claude-sonnet-4-5"));
     let estimate = told.estimate.as_ref().expect("measured").tokens;
     assert!((100_000..2_000_000).contains(&estimate), "{estimate}");

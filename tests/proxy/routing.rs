@@ -3,8 +3,8 @@
 use http::Request;
 
 use crate::support::h2;
-use crate::support::house::{House, config, upstream};
 use crate::support::http1::{Provider, Wire};
+use crate::support::server::{TestServer, config, upstream};
 
 /// A key and a prompt whose path has a letter wrong reach nobody, and who sent them hears what was meant.
 #[tokio::test]
@@ -13,7 +13,7 @@ async fn a_path_that_names_no_upstream_is_refused_and_nobody_gets_its_key() {
     let mut config = config(&provider.base());
     config.upstreams[0].name = "openai".into();
     config.upstreams.push(upstream("deepseek", &provider.base()));
-    let mut house = House::with(config).await;
+    let mut server = TestServer::with(config).await;
     for (path, error) in [
         ("/deepseak/v1/chat/completions", "/error/code"),
         ("/deepseak/v1/responses", "/error/code"),
@@ -21,7 +21,7 @@ async fn a_path_that_names_no_upstream_is_refused_and_nobody_gets_its_key() {
         ("/deepseak/v1beta/models/m:generateContent", "/error/status"),
         ("/deepseak/anything", "/error/code"),
     ] {
-        let mut client = Wire::connect(house.address).await;
+        let mut client = Wire::connect(server.address).await;
         let key = "authorization: Bearer sk-1\r\nx-api-key: sk-1\r\napi-key: sk-1\r\n";
         client
             .send(format!(
@@ -35,11 +35,11 @@ async fn a_path_that_names_no_upstream_is_refused_and_nobody_gets_its_key() {
         assert_eq!(value.pointer(error).unwrap(), "no_upstream", "{path}: {value}");
         let words = refused.text();
         assert!(words.contains("openai, deepseek. Nearest: /deepseek."), "{words}");
-        let told = house.told().await;
+        let told = server.told().await;
         assert_eq!((told.status, told.upstream.as_deref()), (Some(404), None), "{path}");
     }
     // Past all of them the provider has heard nothing: its first connection is this one.
-    let mut client = Wire::connect(house.address).await;
+    let mut client = Wire::connect(server.address).await;
     client
         .send(
             "POST /deepseek/v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}",
@@ -55,8 +55,8 @@ async fn a_path_that_names_no_upstream_is_refused_and_nobody_gets_its_key() {
 #[tokio::test]
 async fn the_only_upstream_is_not_sent_what_was_meant_for_another() {
     let provider = Provider::start().await;
-    let house = House::before(&provider.base()).await;
-    let mut client = Wire::connect(house.address).await;
+    let server = TestServer::before(&provider.base()).await;
+    let mut client = Wire::connect(server.address).await;
     client
         .send(
             "POST /deepseek/v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}",
@@ -76,20 +76,20 @@ async fn the_only_upstream_is_not_sent_what_was_meant_for_another() {
 
 #[tokio::test]
 async fn who_asks_for_the_root_hears_what_this_is() {
-    let mut house = House::before("http://127.0.0.1:1").await;
-    let mut client = Wire::connect(house.address).await;
+    let mut server = TestServer::before("http://127.0.0.1:1").await;
+    let mut client = Wire::connect(server.address).await;
     client.send("GET / HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let greeting = client.response().await;
     assert_eq!((greeting.status(), greeting.header("x-plimsoll-error")), (200, None));
     assert!(greeting.text().contains("Plimsoll"), "{}", greeting.text());
     assert_eq!(greeting.text().lines().count(), 1);
-    assert_eq!(house.told().await.status, Some(200));
+    assert_eq!(server.told().await.status, Some(200));
     client.send("HEAD /?x=y HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let probe = client.message(false).await;
     assert_eq!(probe.status(), 200);
     client.send("POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n").await;
     assert_eq!(client.response().await.status(), 404);
-    let mut client = h2::Client::connect(house.address).await;
+    let mut client = h2::Client::connect(server.address).await;
     let request = Request::head("http://localhost/").body(h2::whole("").await).unwrap();
     assert_eq!(client.request(request).await.status(), 200);
 }

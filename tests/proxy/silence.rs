@@ -2,20 +2,20 @@
 
 use plimsoll::context::Outcome;
 
-use crate::support::house::{House, config};
 use crate::support::http1::{Call, Provider, Wire};
+use crate::support::server::{TestServer, config};
 use crate::support::wire::{self, Script};
 
 /// A proxy with these limits, s; a client and an upstream that began to answer.
 async fn begun(
     script: &Script,
     (silent_s, keep_alive_s): (u64, u64),
-) -> (House, Wire, Call, Provider) {
+) -> (TestServer, Wire, Call, Provider) {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
     (config.limits.silent_stream_s, config.limits.keep_alive_s) = (silent_s, keep_alive_s);
-    let house = House::with(config).await;
-    let mut client = Wire::connect(house.address).await;
+    let server = TestServer::with(config).await;
+    let mut client = Wire::connect(server.address).await;
     let (path, request) = (script.path, script.request);
     client
         .send(format!(
@@ -28,14 +28,14 @@ async fn begun(
     call.chunk(script.events[0]).await;
     client.head().await;
     assert_eq!(client.chunk().await, script.events[0].as_bytes());
-    (house, client, call, provider)
+    (server, client, call, provider)
 }
 
 /// In every dialect: the client gets an error event of its protocol, then a clean end.
 #[tokio::test]
 async fn a_silent_stream_is_broken_with_an_error_event_of_its_dialect() {
     for script in wire::all() {
-        let (mut house, mut client, mut call, _provider) = begun(&script, (1, 0)).await;
+        let (mut server, mut client, mut call, _provider) = begun(&script, (1, 0)).await;
         let event = String::from_utf8(client.chunk().await).unwrap();
         let (name, data) = event.split_once("data: ").unwrap();
         let has_name = ["/v1/messages", "/v1/responses"].contains(&script.path);
@@ -45,10 +45,10 @@ async fn a_silent_stream_is_broken_with_an_error_event_of_its_dialect() {
         assert!(text.contains("said nothing in its stream for 1 s"), "{error}");
         assert_eq!(client.chunk().await, b"", "a clean end");
         call.wire.gone().await;
-        let told = house.told().await;
+        let told = server.told().await;
         assert_eq!(told.outcome, Outcome::UpstreamFailed, "{}", script.path);
         assert!(told.silent_stream && told.gaps.is_some());
-        let metrics = house.telemetry.render();
+        let metrics = server.telemetry.render();
         assert!(metrics.contains("plimsoll_silent_streams_total{upstream=\"up\"} 1"), "{metrics}");
     }
 }
@@ -57,11 +57,11 @@ async fn a_silent_stream_is_broken_with_an_error_event_of_its_dialect() {
 #[tokio::test]
 async fn a_stream_that_is_silent_within_an_event_breaks() {
     let script = wire::anthropic();
-    let (mut house, mut client, mut call, _provider) = begun(&script, (1, 0)).await;
+    let (mut server, mut client, mut call, _provider) = begun(&script, (1, 0)).await;
     call.chunk("event: content_block_start\ndata: {\"type\"").await;
     assert!(client.chunk().await.starts_with(b"event: content_block_start"));
     client.gone().await;
-    let told = house.told().await;
+    let told = server.told().await;
     assert_eq!((told.outcome, told.silent_stream), (Outcome::UpstreamFailed, true));
 }
 
@@ -69,7 +69,7 @@ async fn a_stream_that_is_silent_within_an_event_breaks() {
 #[tokio::test]
 async fn a_client_that_waits_hears_that_the_stream_goes_on() {
     for script in wire::all() {
-        let (mut house, mut client, mut call, _provider) = begun(&script, (0, 1)).await;
+        let (mut server, mut client, mut call, _provider) = begun(&script, (0, 1)).await;
         for _ in 0..2 {
             assert_eq!(client.chunk().await, b": keep-alive\n\n", "{}", script.path);
         }
@@ -86,14 +86,14 @@ async fn a_client_that_waits_hears_that_the_stream_goes_on() {
             }
         }
         assert_eq!(String::from_utf8(got).unwrap(), rest, "{}", script.path);
-        let told = house.told().await;
+        let told = server.told().await;
         assert_eq!((told.outcome, told.usage.output), (Outcome::Complete, Some(script.output)));
         assert!(
             told.longest_gap_us.is_some_and(|gap| gap >= 2_000_000),
             "{:?}",
             told.longest_gap_us
         );
-        let metrics = house.telemetry.render();
+        let metrics = server.telemetry.render();
         let line = "plimsoll_stream_gap_seconds_count{model=";
         assert!(metrics.contains(line), "{metrics}");
     }
@@ -103,14 +103,14 @@ async fn a_client_that_waits_hears_that_the_stream_goes_on() {
 #[tokio::test]
 async fn without_limits_a_stream_passes_as_it_is() {
     for script in wire::all() {
-        let (mut house, mut client, mut call, _provider) = begun(&script, (0, 0)).await;
+        let (mut server, mut client, mut call, _provider) = begun(&script, (0, 0)).await;
         for event in &script.events[1..] {
             call.chunk(event).await;
             assert_eq!(client.chunk().await, event.as_bytes());
         }
         call.end().await;
         assert_eq!(client.chunk().await, b"");
-        let told = house.told().await;
+        let told = server.told().await;
         assert_eq!((told.outcome, told.silent_stream), (Outcome::Complete, false));
         let gaps: u32 = told.gaps.as_ref().unwrap().means().map(|(count, _)| count).sum();
         assert!(gaps as usize >= script.events.len() - 1, "{gaps} of {}", script.events.len());

@@ -13,21 +13,21 @@ use plimsoll::config::Config;
 use tokio::task::JoinSet;
 
 use self::peer::{Call, Event, Provider, REFUSED_STREAM};
-use crate::support::house::House;
 use crate::support::http1::Wire;
+use crate::support::server::TestServer;
 use crate::support::{h2, within};
 
 /// A client that has as many streams as it likes.
 struct Client {
     connection: h2::Client,
-    house: House,
+    server: TestServer,
 }
 
 impl Client {
     async fn new(config: Config) -> Self {
-        let house = House::with(config).await;
-        let connection = h2::Client::connect(house.address).await;
-        Self { connection, house }
+        let server = TestServer::with(config).await;
+        let connection = h2::Client::connect(server.address).await;
+        Self { connection, server }
     }
 
     /// Asks, and reads the first byte; answers the rest of the body.
@@ -52,7 +52,7 @@ impl Client {
 
     /// What the metric of this name says of the upstream.
     fn metric(&self, name: &str) -> f64 {
-        let text = self.house.telemetry.render();
+        let text = self.server.telemetry.render();
         let line = format!("{name}{{upstream=\"up\"}} ");
         let found = text.lines().find_map(|it| it.strip_prefix(&line));
         found.unwrap_or_else(|| panic!("{name} is missing")).parse().unwrap()
@@ -251,7 +251,7 @@ async fn a_refused_stream_is_sent_again_elsewhere_and_not_for_ever() {
     again.begin();
     drop(asking.await.unwrap());
 
-    let mut wire = Wire::connect(client.house.address).await;
+    let mut wire = Wire::connect(client.server.address).await;
     wire.send("POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}").await;
     for _ in 0..3 {
         provider.call().await.reset(REFUSED_STREAM);
@@ -269,7 +269,7 @@ async fn what_a_kept_connection_took_and_did_not_answer_for_long_is_not_sent_aga
     call.begin();
     call.end();
     assert_eq!(ended(asking.await.unwrap()).await, "two");
-    let mut wire = Wire::connect(client.house.address).await;
+    let mut wire = Wire::connect(client.server.address).await;
     wire.send("POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}").await;
     let taken = provider.call().await;
     assert_eq!(taken.link.number, 0);
@@ -287,7 +287,7 @@ async fn a_client_that_leaves_gives_its_stream_back() {
     let client = Client::new(provider.config()).await;
     // Once before the head, once in the body.
     for begins in [false, true] {
-        let mut wire = Wire::connect(client.house.address).await;
+        let mut wire = Wire::connect(client.server.address).await;
         wire.send("GET /v1/files HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
         let call = provider.call().await;
         if begins {
@@ -365,7 +365,7 @@ async fn who_finds_no_room_is_told_in_time() {
     provider.refuse_more();
     call.link.allow(1);
     while !matches!(provider.event().await, Event::Acknowledged(0)) {}
-    let mut wire = Wire::connect(client.house.address).await;
+    let mut wire = Wire::connect(client.server.address).await;
     wire.send("GET /v1/files HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let answer = wire.response().await;
     assert_eq!(answer.status(), 504, "{}", answer.text());
@@ -382,10 +382,10 @@ async fn a_provider_that_speaks_http1_over_tls_keeps_its_connections() {
     let certificates = h2::certificates();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut config =
-        crate::support::house::config(&format!("https://{}", listener.local_addr().unwrap()));
+        crate::support::server::config(&format!("https://{}", listener.local_addr().unwrap()));
     config.extra_ca = Some(certificates.authority.clone());
-    let house = House::with(config).await;
-    let mut client = Wire::connect(house.address).await;
+    let server = TestServer::with(config).await;
+    let mut client = Wire::connect(server.address).await;
     let tls = h2::acceptor(&certificates, &[b"http/1.1"]);
     let mut stream = None;
     for _ in 0..3 {

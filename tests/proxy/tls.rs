@@ -11,16 +11,16 @@ use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::house::{House, config};
 use crate::support::http1::Provider;
+use crate::support::server::{TestServer, config};
 use crate::support::{h2, within};
 
 async fn connect(
-    house: &House,
+    server: &TestServer,
     authority: &std::path::Path,
     alpn: &[u8],
 ) -> std::io::Result<tokio_rustls::client::TlsStream<TcpStream>> {
-    let stream = TcpStream::connect(house.address).await?;
+    let stream = TcpStream::connect(server.address).await?;
     let name = ServerName::try_from("localhost").unwrap();
     within("a handshake", h2::connector(authority, &[alpn]).connect(name, stream)).await
 }
@@ -32,9 +32,9 @@ async fn both_protocols_by_alpn() {
     let mut config = config(&provider.base());
     config.tls =
         Some(Tls { certificate: certificates.certificate.clone(), key: certificates.key.clone() });
-    let house = House::with(config).await;
+    let server = TestServer::with(config).await;
 
-    let mut stream = connect(&house, &certificates.authority, b"http/1.1").await.unwrap();
+    let mut stream = connect(&server, &certificates.authority, b"http/1.1").await.unwrap();
     stream
         .write_all(b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         .await
@@ -45,7 +45,7 @@ async fn both_protocols_by_alpn() {
     within("an answer", stream.read_to_string(&mut answer)).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 200 OK") && answer.ends_with("{}"), "{answer}");
 
-    let stream = connect(&house, &certificates.authority, b"h2").await.unwrap();
+    let stream = connect(&server, &certificates.authority, b"h2").await.unwrap();
     assert_eq!(stream.get_ref().1.alpn_protocol(), Some(b"h2".as_slice()));
     let builder = hyper::client::conn::http2::Builder::new(hyper_util::rt::TokioExecutor::new());
     let (mut sender, connection) =
@@ -66,15 +66,15 @@ async fn a_new_certificate_is_taken_up_and_a_broken_one_is_not() {
     let mut config = config("http://127.0.0.1:1");
     let (certificate, key) = (certificates.certificate.clone(), certificates.key.clone());
     config.tls = Some(Tls { certificate: certificate.clone(), key: key.clone() });
-    let house = House::with(config).await;
-    connect(&house, &certificates.authority, b"http/1.1").await.expect("the first certificate");
+    let server = TestServer::with(config).await;
+    connect(&server, &certificates.authority, b"http/1.1").await.expect("the first certificate");
 
     std::fs::write(&certificate, "not a certificate at all").unwrap();
-    connect(&house, &certificates.authority, b"http/1.1").await.expect("the first one still");
+    connect(&server, &certificates.authority, b"http/1.1").await.expect("the first one still");
 
     h2::write_certificate(&certificate, &key);
-    assert!(connect(&house, &certificates.authority, b"http/1.1").await.is_err());
-    connect(&house, &certificate, b"http/1.1").await.expect("the new one");
+    assert!(connect(&server, &certificates.authority, b"http/1.1").await.is_err());
+    connect(&server, &certificate, b"http/1.1").await.expect("the new one");
 }
 
 #[tokio::test]

@@ -3,16 +3,16 @@
 use std::time::{Duration, Instant};
 
 use hyper_util::client::proxy::matcher::Matcher;
-use plimsoll::config::Upgrades;
-use plimsoll::context::{Method, Outcome};
+use plimsoll::config::UpgradePolicy;
+use plimsoll::context::{EstimateMethod, Outcome};
 use plimsoll::dialect::{Dialect, Purpose};
 use plimsoll::proxy::{DrainOutcome, TunnelTimeouts};
 use plimsoll::telemetry::FailOpen;
 use tokio::io::AsyncWriteExt as _;
 
 use crate::support::held::Held;
-use crate::support::house::{House, config};
 use crate::support::http1::{Call, Provider, Wire};
+use crate::support::server::{TestServer, config};
 use crate::support::{digest, noise};
 
 const UPGRADE: &str = "GET /v1/responses HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\n\
@@ -24,8 +24,8 @@ const SWITCHED: &str = "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\
 #[tokio::test]
 async fn bytes_pass_both_ways_until_each_side_ends() {
     let provider = Provider::start().await;
-    let house = House::before(&provider.base()).await;
-    let mut client = Wire::connect(house.address).await;
+    let server = TestServer::before(&provider.base()).await;
+    let mut client = Wire::connect(server.address).await;
     client.send(UPGRADE).await;
     let mut call = provider.call().await;
     assert_eq!(
@@ -65,8 +65,8 @@ async fn bytes_pass_both_ways_until_each_side_ends() {
 #[tokio::test]
 async fn a_refused_upgrade_is_the_upstreams_answer() {
     let provider = Provider::start().await;
-    let house = House::before(&provider.base()).await;
-    let mut client = Wire::connect(house.address).await;
+    let server = TestServer::before(&provider.base()).await;
+    let mut client = Wire::connect(server.address).await;
     client.send(UPGRADE).await;
     let mut call = provider.call().await;
     call.answer("404 Not Found", "{\"error\":1}").await;
@@ -79,9 +79,9 @@ async fn a_refused_upgrade_is_the_upstreams_answer() {
 async fn policy_refuses_with_426() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
-    config.upstreams[0].upgrades = Upgrades::Refuse;
-    let house = House::with(config).await;
-    let mut client = Wire::connect(house.address).await;
+    config.upstreams[0].upgrades = UpgradePolicy::Refuse;
+    let server = TestServer::with(config).await;
+    let mut client = Wire::connect(server.address).await;
     client.send(UPGRADE).await;
     let response = client.response().await;
     assert_eq!(response.status(), 426);
@@ -92,8 +92,8 @@ async fn policy_refuses_with_426() {
 #[tokio::test]
 async fn an_h2c_offer_is_passed_over() {
     let provider = Provider::start().await;
-    let house = House::before(&provider.base()).await;
-    let mut client = Wire::connect(house.address).await;
+    let server = TestServer::before(&provider.base()).await;
+    let mut client = Wire::connect(server.address).await;
     client
         .send(
             "POST /v1/messages HTTP/1.1\r\nhost: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\n\
@@ -110,7 +110,7 @@ async fn an_h2c_offer_is_passed_over() {
 #[tokio::test]
 async fn of_an_offer_with_h2c_the_rest_goes_on() {
     let provider = Provider::start().await;
-    let house = House::before(&provider.base()).await;
+    let server = TestServer::before(&provider.base()).await;
     let post = |offer: &str| {
         format!(
             "POST /v1/files HTTP/1.1\r\nhost: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\n\
@@ -120,7 +120,7 @@ async fn of_an_offer_with_h2c_the_rest_goes_on() {
     for offer in
         ["Upgrade: h2c, h2", "Upgrade: HTTP/2.0", "Upgrade: h2c\r\nUpgrade: h2c", "Upgrade: ,H2C ,"]
     {
-        let mut client = Wire::connect(house.address).await;
+        let mut client = Wire::connect(server.address).await;
         client.send(post(offer)).await;
         let mut call = provider.call().await;
         assert_eq!(call.message.lines()[1..], ["content-length: 2"], "{offer}");
@@ -128,7 +128,7 @@ async fn of_an_offer_with_h2c_the_rest_goes_on() {
         assert_eq!(client.response().await.status(), 200);
     }
     for offer in ["Upgrade: h2c, x", "Upgrade: x ,H2C", "Upgrade: h2c\r\nUpgrade: x"] {
-        let mut client = Wire::connect(house.address).await;
+        let mut client = Wire::connect(server.address).await;
         client.send(post(offer)).await;
         let mut call = provider.call().await;
         let wanted = ["Connection: Upgrade", "Upgrade: x", "content-length: 2"];
@@ -167,8 +167,8 @@ const COMPLETED: &str = r#"{"type":"response.completed","sequence_number":2,"res
 #[tokio::test]
 async fn responses_on_a_websocket_are_told_as_exchanges() {
     let provider = Provider::start().await;
-    let mut house = House::before(&provider.base()).await;
-    let mut client = Wire::connect(house.address).await;
+    let mut server = TestServer::before(&provider.base()).await;
+    let mut client = Wire::connect(server.address).await;
     client.send(UPGRADE).await;
     let mut call = provider.call().await;
     call.send(SWITCHED.replace("a\r\n\r\n", "a\r\nx-request-id: req_ws\r\n\r\n")).await;
@@ -183,7 +183,7 @@ async fn responses_on_a_websocket_are_told_as_exchanges() {
             assert_eq!(client.exactly(1).await, [byte]);
         }
         if event == COMPLETED {
-            let told = house.told().await;
+            let told = server.told().await;
             assert_eq!(told.outcome, Outcome::Complete);
             assert_eq!((told.usage.input, told.usage.output), (Some(31), Some(2)));
             assert_eq!(told.session.as_deref(), Some("codex-session"));
@@ -195,13 +195,13 @@ async fn responses_on_a_websocket_are_told_as_exchanges() {
     // The upstream breaks off in the middle of the second reply.
     call.wire.reset();
     client.gone().await;
-    let mut told = [house.told().await, house.told().await];
+    let mut told = [server.told().await, server.told().await];
     told.sort_by_key(|event| event.model.is_some());
     assert_eq!((told[0].status, told[0].model.as_deref()), (Some(101), None), "the tunnel");
     assert_eq!(told[0].provider_request_id.as_deref(), Some("req_ws"));
     assert_eq!(told[1].outcome, Outcome::UpstreamFailed);
     assert_eq!(told[1].usage.input, None);
-    house.told_no_more();
+    server.told_no_more();
 }
 
 /// A turn on a connection: the request, and what it is answered with in the end.
@@ -233,7 +233,7 @@ fn words(role: &str, way: &str, text: &str) -> String {
 #[tokio::test]
 async fn a_conversation_goes_on_on_another_websocket() {
     let provider = Provider::start().await;
-    let mut house = House::before(&provider.base()).await;
+    let mut server = TestServer::before(&provider.base()).await;
     let answer = "The last build passed: its log ends without an error, and the tests ran.";
     let developer =
         words("developer", "input", &"Work with care, and say what you did. ".repeat(50));
@@ -252,7 +252,7 @@ async fn a_conversation_goes_on_on_another_websocket() {
     ];
     let mut told = Vec::new();
     for connection in connections {
-        let mut client = Wire::connect(house.address).await;
+        let mut client = Wire::connect(server.address).await;
         let codex = "x-codex-turn-metadata: {\"request_kind\":\"prewarm\"}\r\nsession-id: s\r\nthread-id: s\r\n\r\n";
         client.send(UPGRADE.replace("\r\n\r\n", &format!("\r\n{codex}"))).await;
         let mut call = provider.call().await;
@@ -264,10 +264,10 @@ async fn a_conversation_goes_on_on_another_websocket() {
             call.wire.exactly(asked.len()).await;
             call.send(&answered).await;
             assert_eq!(client.exactly(answered.len()).await, answered);
-            told.push(house.told().await);
+            told.push(server.told().await);
         }
         drop((client, call));
-        assert_eq!(house.told().await.session, None, "the tunnel");
+        assert_eq!(server.told().await.session, None, "the tunnel");
     }
     let purposes: Vec<_> = told.iter().filter_map(|event| event.purpose).collect();
     let (warm, turn) = (Purpose::WarmUp, Purpose::Turn);
@@ -276,7 +276,7 @@ async fn a_conversation_goes_on_on_another_websocket() {
     for at in [1, 3, 4] {
         let (event, estimate) = (&told[at], told[at].estimate.as_ref().unwrap());
         assert_eq!(event.thread, told[0].thread, "call {at}");
-        assert_eq!(estimate.method, Method::Held);
+        assert_eq!(estimate.method, EstimateMethod::Held);
         let error = event.error().unwrap();
         assert!(error.abs() <= 12, "call {at}: {error} of {estimate:?}");
         assert!(estimate.new < 30 && estimate.breakdown.system > 300, "{estimate:?}");
@@ -287,8 +287,8 @@ async fn a_conversation_goes_on_on_another_websocket() {
 #[tokio::test]
 async fn nonsense_on_a_websocket_passes() {
     let provider = Provider::start().await;
-    let house = House::before(&provider.base()).await;
-    let mut client = Wire::connect(house.address).await;
+    let server = TestServer::before(&provider.base()).await;
+    let mut client = Wire::connect(server.address).await;
     client.send(UPGRADE).await;
     let mut call = provider.call().await;
     call.send(SWITCHED.replace("\r\n\r\n", "\r\nsec-websocket-extensions: x-unknown\r\n\r\n"))
@@ -304,8 +304,8 @@ async fn nonsense_on_a_websocket_passes() {
 #[tokio::test]
 async fn a_drain_ends_a_websocket_once_its_replies_are_done() {
     let provider = Provider::start().await;
-    let mut house = House::before(&provider.base()).await;
-    let mut client = Wire::connect(house.address).await;
+    let mut server = TestServer::before(&provider.base()).await;
+    let mut client = Wire::connect(server.address).await;
     client.send(UPGRADE).await;
     let mut call = provider.call().await;
     call.send(SWITCHED).await;
@@ -313,14 +313,14 @@ async fn a_drain_ends_a_websocket_once_its_replies_are_done() {
     let asked = frame(CREATE, true);
     client.send(&asked).await;
     call.wire.exactly(asked.len()).await;
-    house.stop();
+    server.stop();
     for event in [DELTA, COMPLETED] {
         let event = frame(event, false);
         call.send(&event).await;
         assert_eq!(client.exactly(event.len()).await, event);
     }
     assert_eq!(client.rest().await.unwrap_or_default(), b"");
-    assert_eq!(house.drained().await, DrainOutcome::Whole);
+    assert_eq!(server.drained().await, DrainOutcome::Whole);
 }
 
 /// Requests that come faster than the store answers: a few are kept, and each of the others is told at once.
@@ -331,8 +331,8 @@ async fn few_requests_on_a_websocket_wait_for_the_store_at_once() {
     let (provider, store) = (Provider::start().await, Held::new());
     let mut config = config(&provider.base());
     config.limits.load_ms = 60_000;
-    let mut house = House::over(store.clone(), config, Matcher::builder().build()).await;
-    let mut client = Wire::connect(house.address).await;
+    let mut server = TestServer::over(store.clone(), config, Matcher::builder().build()).await;
+    let mut client = Wire::connect(server.address).await;
     client.send(UPGRADE).await;
     let mut call = provider.call().await;
     call.send(SWITCHED).await;
@@ -344,15 +344,15 @@ async fn few_requests_on_a_websocket_wait_for_the_store_at_once() {
         assert_eq!(call.wire.exactly(asked.len()).await, asked);
     }
     for _ in AT_ONCE..MANY {
-        assert_eq!(house.told().await.fail_open, [FailOpen::AnalysisBudget]);
+        assert_eq!(server.told().await.fail_open, [FailOpen::AnalysisBudget]);
     }
-    house.told_no_more();
+    server.told_no_more();
     let under_way = format!("plimsoll_websocket_requests {AT_ONCE}\n");
-    assert!(house.telemetry.render().contains(&under_way));
+    assert!(server.telemetry.render().contains(&under_way));
     store.hold_reads(false);
     // Those beyond the newest sixteen were given up: there is room again.
     for _ in 16..AT_ONCE {
-        assert_eq!(house.told().await.outcome, Outcome::ClientLeft);
+        assert_eq!(server.told().await.outcome, Outcome::ClientLeft);
     }
     client.send(&asked).await;
     let completed = frame(COMPLETED, false);
@@ -365,17 +365,17 @@ const SOON: Duration = Duration::from_millis(1500);
 const NEVER: Duration = Duration::from_secs(3600);
 
 /// Both ends of a tunnel whose quiet times are these.
-async fn tunnel(idle: Duration, half_closed: Duration) -> (House, Wire, Call) {
+async fn tunnel(idle: Duration, half_closed: Duration) -> (TestServer, Wire, Call) {
     let provider = Provider::start().await;
     let check = Duration::from_millis(20);
     let timeouts = TunnelTimeouts { idle, half_closed, short: NEVER, check };
-    let house = House::with_tunnels(config(&provider.base()), timeouts).await;
-    let mut client = Wire::connect(house.address).await;
+    let server = TestServer::with_tunnels(config(&provider.base()), timeouts).await;
+    let mut client = Wire::connect(server.address).await;
     client.send(UPGRADE).await;
     let mut call = provider.call().await;
     call.send(SWITCHED).await;
     client.head().await;
-    (house, client, call)
+    (server, client, call)
 }
 
 /// Has the upstream say something now and then for three times as long as may be quiet.
@@ -390,14 +390,14 @@ async fn is_told_on(client: &mut Wire, call: &mut Call) {
 
 #[tokio::test]
 async fn a_tunnel_in_which_nothing_passes_ends_on_both_sides() {
-    let (mut house, mut client, mut call) = tunnel(SOON, NEVER).await;
+    let (mut server, mut client, mut call) = tunnel(SOON, NEVER).await;
     client.send("a").await;
     call.wire.expect("a").await;
     let began = Instant::now();
     assert_eq!(client.rest().await.unwrap(), b"");
     assert_eq!(call.wire.rest().await.unwrap(), b"");
     assert!(began.elapsed() > SOON / 2, "it had its time");
-    let told = house.told().await;
+    let told = server.told().await;
     assert_eq!((told.outcome, told.request_bytes), (Outcome::Turned, 1));
 }
 

@@ -18,8 +18,8 @@ use plimsoll::store::{
 use plimsoll::telemetry::FailOpen;
 use tokio::sync::Notify;
 
-use crate::support::house::{House, config};
 use crate::support::http1::{Call, Provider, Wire};
+use crate::support::server::{TestServer, config};
 use crate::support::{wire, within};
 
 async fn ask(client: &mut Wire, body: &str) {
@@ -38,9 +38,9 @@ const SECOND: &str = r#"{"model":"claude-sonnet-4-5","max_tokens":64,"messages":
 const REPLY: &str = r#"{"id":"msg_1","type":"message","role":"assistant","model":"claude-sonnet-4-5","content":[{"type":"thinking","thinking":"Hm.","signature":"c2ln"},{"type":"text","text":"Hello."}],"stop_reason":"end_turn","usage":{"input_tokens":11,"output_tokens":9}}"#;
 
 /// The turns of the one session, as they are after a restart: read from the store.
-async fn kept(house: &House, store: Arc<dyn Store>) -> Vec<Turn> {
+async fn kept(server: &TestServer, store: Arc<dyn Store>) -> Vec<Turn> {
     let fresh = plimsoll::store::ledgers::Ledgers::new(store);
-    let scopes = house.ledgers.scopes_of(SESSION).await.unwrap();
+    let scopes = server.ledgers.scopes_of(SESSION).await.unwrap();
     let Some(scope) = scopes.first() else { return Vec::new() };
     let copied = |ledger: &plimsoll::context::ledger::Ledger| {
         ledger.turns().map(|turn| Turn::clone(turn)).collect()
@@ -53,14 +53,14 @@ async fn a_conversation_is_one_thread_of_turns() {
     let provider = Provider::start().await;
     let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
     let matcher = Matcher::builder().build();
-    let mut house = House::over(store.clone(), config(&provider.base()), matcher).await;
-    let mut client = Wire::connect(house.address).await;
+    let mut server = TestServer::over(store.clone(), config(&provider.base()), matcher).await;
+    let mut client = Wire::connect(server.address).await;
     ask(&mut client, FIRST).await;
     let mut call = provider.call().await;
     call.answer("200 OK", REPLY).await;
     client.response().await;
     // The client has seen the end: the turn is in the store already.
-    let turns = kept(&house, store.clone()).await;
+    let turns = kept(&server, store.clone()).await;
     let [first] = turns.as_slice() else { panic!("{turns:?}") };
     assert_eq!((first.usage.input, first.usage.output), (Some(11), Some(9)));
     assert_eq!(first.response.as_deref(), Some("msg_1"));
@@ -68,14 +68,14 @@ async fn a_conversation_is_one_thread_of_turns() {
     assert_eq!((&*first.upstream, &*first.model), ("up", "claude-sonnet-4-5"));
     assert_eq!(first.purpose, Purpose::Turn);
     assert_eq!((first.window, first.reserve), (200_000, 16_000));
-    let told = house.told().await;
+    let told = server.told().await;
     assert_eq!(told.id, first.request);
     assert_eq!(told.window, Some(200_000));
     assert_eq!(told.estimate, first.estimate);
     assert!(told.estimate.is_some());
-    let reasoning = house
+    let reasoning = server
         .ledgers
-        .look(&house.ledgers.scopes_of(SESSION).await.unwrap()[0], |ledger| {
+        .look(&server.ledgers.scopes_of(SESSION).await.unwrap()[0], |ledger| {
             ledger.reasoning(first.after).cloned()
         })
         .await
@@ -89,17 +89,17 @@ async fn a_conversation_is_one_thread_of_turns() {
     let mut call = call.wire.request().await;
     call.answer("200 OK", &REPLY.replace("msg_1", "msg_2")).await;
     client.response().await;
-    let turns = kept(&house, store.clone()).await;
+    let turns = kept(&server, store.clone()).await;
     let [first, second] = turns.as_slice() else { panic!("{turns:?}") };
-    assert_eq!(second.standing.parent.as_ref(), Some(&first.request));
-    assert_eq!(second.standing.thread, first.standing.thread);
-    let told = house.told().await;
-    assert_eq!(told.thread.as_ref(), Some(&first.standing.thread));
+    assert_eq!(second.position.parent.as_ref(), Some(&first.request));
+    assert_eq!(second.position.thread, first.position.thread);
+    let told = server.told().await;
+    assert_eq!(told.thread.as_ref(), Some(&first.position.thread));
     assert_eq!(told.session.as_deref(), Some(SESSION));
     assert_eq!(told.tenant.as_ref().map(|tenant| tenant.len()), Some(16));
 
     // What the first call taught of its head; the second one's reports the same input for more.
-    let metrics = house.telemetry.render();
+    let metrics = server.telemetry.render();
     let lessons = r#"plimsoll_calibration_lessons{model="claude-sonnet-4-5",upstream="up"} "#;
     let lessons = metrics.lines().find_map(|line| line.strip_prefix(lessons)?.parse::<f64>().ok());
     assert!(lessons >= Some(1.0), "{lessons:?}");
@@ -109,8 +109,8 @@ async fn a_conversation_is_one_thread_of_turns() {
     let mut call = call.wire.request().await;
     call.answer("529 Overloaded", r#"{"type":"error","error":{"type":"overloaded_error"}}"#).await;
     client.response().await;
-    assert_eq!(house.told().await.outcome, Outcome::Refused);
-    assert_eq!(kept(&house, store).await.len(), 2);
+    assert_eq!(server.told().await.outcome, Outcome::Refused);
+    assert_eq!(kept(&server, store).await.len(), 2);
 }
 
 #[tokio::test]
@@ -118,8 +118,8 @@ async fn a_partial_reply_is_a_turn_too() {
     let provider = Provider::start().await;
     let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
     let matcher = Matcher::builder().build();
-    let mut house = House::over(store.clone(), config(&provider.base()), matcher).await;
-    let mut client = Wire::connect(house.address).await;
+    let mut server = TestServer::over(store.clone(), config(&provider.base()), matcher).await;
+    let mut client = Wire::connect(server.address).await;
     ask(&mut client, wire::anthropic().request).await;
     let mut call = provider.call().await;
     call.begin_events().await;
@@ -130,11 +130,11 @@ async fn a_partial_reply_is_a_turn_too() {
     }
     drop(client);
     call.wire.gone().await;
-    assert_eq!(house.told().await.outcome, Outcome::ClientLeft);
-    house.stop();
+    assert_eq!(server.told().await.outcome, Outcome::ClientLeft);
+    server.stop();
     // Draining waits for what is being kept.
-    let ledgers = house.ledgers.clone();
-    house.drained().await;
+    let ledgers = server.ledgers.clone();
+    server.drained().await;
     let scope = &ledgers.scopes_of(SESSION).await.unwrap()[0];
     let turn = ledgers.look(scope, |ledger| ledger.turns().next().cloned()).await.unwrap().unwrap();
     assert_eq!(turn.outcome, Outcome::ClientLeft);
@@ -266,8 +266,8 @@ impl Store for Troubled {
     }
 }
 
-async fn answered(provider: &Provider, house: &House) -> (Wire, Call) {
-    let mut client = Wire::connect(house.address).await;
+async fn answered(provider: &Provider, server: &TestServer) -> (Wire, Call) {
+    let mut client = Wire::connect(server.address).await;
     ask(&mut client, FIRST).await;
     let mut call = provider.call().await;
     assert_eq!(call.message.text(), FIRST);
@@ -288,11 +288,11 @@ async fn a_store_in_trouble_costs_knowledge_never_an_answer() {
         let provider = Provider::start().await;
         let store = Troubled::new(trouble);
         let matcher = Matcher::builder().build();
-        let mut house = House::over(store.clone(), config(&provider.base()), matcher).await;
-        let (mut client, _call) = answered(&provider, &house).await;
+        let mut server = TestServer::over(store.clone(), config(&provider.base()), matcher).await;
+        let (mut client, _call) = answered(&provider, &server).await;
         let response = client.response().await;
         assert_eq!((response.status(), response.text()), (200, REPLY));
-        let told = house.told().await;
+        let told = server.told().await;
         assert!(told.fail_open.contains(&aside), "{:?} for {aside:?}", told.fail_open);
         assert_eq!((told.outcome, told.usage.input), (Outcome::Complete, Some(11)));
         store.release.notify_one();
@@ -308,9 +308,9 @@ async fn a_turn_that_nobody_waits_for_and_that_cannot_be_kept_is_told() {
         let provider = Provider::start().await;
         let store = Troubled::new(trouble);
         let matcher = Matcher::builder().build();
-        let mut house = House::over(store, config(&provider.base()), matcher).await;
+        let mut server = TestServer::over(store, config(&provider.base()), matcher).await;
         let script = wire::anthropic();
-        let mut client = Wire::connect(house.address).await;
+        let mut client = Wire::connect(server.address).await;
         ask(&mut client, script.request).await;
         let mut call = provider.call().await;
         call.begin_events().await;
@@ -318,7 +318,7 @@ async fn a_turn_that_nobody_waits_for_and_that_cannot_be_kept_is_told() {
         call.chunk(script.events[0]).await;
         client.chunk().await;
         drop(client);
-        let told = house.told().await;
+        let told = server.told().await;
         assert_eq!(told.outcome, Outcome::ClientLeft);
         assert!(told.fail_open.contains(&aside), "{:?}", told.fail_open);
     }
@@ -331,9 +331,9 @@ async fn the_end_of_a_reply_waits_for_its_turn() {
     let store = Troubled::new(How::HangsWriting);
     let mut config = config(&provider.base());
     config.limits.commit_ms = 60_000;
-    let house = House::over(store.clone(), config, Matcher::builder().build()).await;
+    let server = TestServer::over(store.clone(), config, Matcher::builder().build()).await;
     let script = wire::anthropic();
-    let mut client = Wire::connect(house.address).await;
+    let mut client = Wire::connect(server.address).await;
     ask(&mut client, script.request).await;
     let mut call = provider.call().await;
     call.begin_events().await;

@@ -11,15 +11,15 @@ use plimsoll::store::memory::MemoryStore;
 use plimsoll::store::{Scope, Store};
 use plimsoll::telemetry::FailOpen;
 
-use crate::support::house::{House, config};
 use crate::support::http1::{Call, Provider, Wire};
+use crate::support::server::{TestServer, config};
 use crate::support::{wire, within};
 
 const BODY: &str = "{\"model\": \"gpt-4o\", \"stream\":true,\"n\":1e0, \"messages\":[{\"role\":\"user\",\"content\":\"\\u0048i\"}] }\n";
 const ASKED: &str = "{\"model\": \"gpt-4o\", \"stream\":true,\"n\":1e0, \"messages\":[{\"role\":\"user\",\"content\":\"\\u0048i\"}] ,\"stream_options\":{\"include_usage\":true}}\n";
 
-async fn ask(house: &House, body: &str) -> Wire {
-    let mut client = Wire::connect(house.address).await;
+async fn ask(server: &TestServer, body: &str) -> Wire {
+    let mut client = Wire::connect(server.address).await;
     client
         .send(format!(
             "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\naccept-encoding: gzip, br\r\n\
@@ -43,8 +43,8 @@ fn events() -> Vec<(&'static str, String)> {
 #[tokio::test]
 async fn invariant_2_usage_is_asked_for_by_splicing_and_its_traces_are_hidden() {
     let provider = Provider::start().await;
-    let mut house = House::before(&provider.base()).await;
-    let mut client = ask(&house, BODY).await;
+    let mut server = TestServer::before(&provider.base()).await;
+    let mut client = ask(&server, BODY).await;
     let mut call = provider.call().await;
     assert_eq!(call.message.text(), ASKED);
     assert_eq!(call.message.header("content-length"), Some(ASKED.len().to_string().as_str()));
@@ -59,7 +59,7 @@ async fn invariant_2_usage_is_asked_for_by_splicing_and_its_traces_are_hidden() 
     }
     call.end().await;
     assert_eq!(client.chunk().await, b"");
-    let told = house.told().await;
+    let told = server.told().await;
     assert_eq!((told.usage.input, told.usage.output), (Some(10), Some(2)));
     assert_eq!(told.outcome, Outcome::Complete);
     assert_eq!(told.fail_open, []);
@@ -69,8 +69,8 @@ async fn invariant_2_usage_is_asked_for_by_splicing_and_its_traces_are_hidden() 
 async fn an_upstream_that_compresses_all_the_same_is_hidden_from_plain() {
     use crate::support::coding::Encoder;
     let provider = Provider::start().await;
-    let house = House::before(&provider.base()).await;
-    let mut client = ask(&house, BODY).await;
+    let server = TestServer::before(&provider.base()).await;
+    let mut client = ask(&server, BODY).await;
     let mut call = provider.call().await;
     let whole: String = events().iter().map(|(sent, _)| *sent).collect();
     let body = Encoder::whole("gzip", whole.as_bytes());
@@ -90,9 +90,9 @@ async fn an_upstream_that_compresses_all_the_same_is_hidden_from_plain() {
 #[tokio::test]
 async fn a_client_that_asked_gets_everything() {
     let provider = Provider::start().await;
-    let house = House::before(&provider.base()).await;
+    let server = TestServer::before(&provider.base()).await;
     let script = wire::chat();
-    let mut client = ask(&house, script.request).await;
+    let mut client = ask(&server, script.request).await;
     let mut call = provider.call().await;
     assert_eq!(call.message.text(), script.request);
     assert_eq!(call.message.header("accept-encoding"), Some("gzip, br"));
@@ -114,8 +114,8 @@ async fn policy_and_other_requests_add_not_one_byte() {
         (config(&provider.base()), "{\"model\":\"m\",\"messages\":[]}"),
         (config(&provider.base()), "{\"stream\":true,\"stream_options\":null,\"messages\":[]}"),
     ] {
-        let house = House::with(config).await;
-        let _client = ask(&house, body).await;
+        let server = TestServer::with(config).await;
+        let _client = ask(&server, body).await;
         let call = provider.call().await;
         assert_eq!(call.message.text(), body);
     }
@@ -131,9 +131,10 @@ async fn an_upstream_that_refuses_the_field_gets_the_original_and_is_not_asked_a
     for status in ["400 Bad Request", "422 Unprocessable Entity"] {
         let provider = Provider::start().await;
         let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
-        let over = |store| House::over(store, config(&provider.base()), Matcher::builder().build());
-        let mut house = over(store.clone()).await;
-        let mut client = ask(&house, BODY).await;
+        let over =
+            |store| TestServer::over(store, config(&provider.base()), Matcher::builder().build());
+        let mut server = over(store.clone()).await;
+        let mut client = ask(&server, BODY).await;
         let mut call = provider.call().await;
         assert_eq!(call.message.text(), ASKED);
         refuse(&mut call, status).await;
@@ -147,9 +148,9 @@ async fn an_upstream_that_refuses_the_field_gets_the_original_and_is_not_asked_a
         again.chunk("data: [DONE]\n\n").await;
         again.end().await;
         assert_eq!(client.response().await.text(), "data: [DONE]\n\n");
-        assert_eq!(house.told().await.fail_open, [FailOpen::RewriteRefused]);
+        assert_eq!(server.told().await.fail_open, [FailOpen::RewriteRefused]);
 
-        let _client = ask(&house, BODY).await;
+        let _client = ask(&server, BODY).await;
         let next = tokio::select! {
             next = provider.call() => next,
             next = again.wire.request() => next,
@@ -185,15 +186,15 @@ async fn a_refusal_that_does_not_name_the_field_is_the_clients_own() {
         let provider = Provider::start().await;
         let mut config = config(&provider.base());
         config.mode = mode;
-        let mut house = House::with(config).await;
-        let mut client = ask(&house, BODY).await;
+        let mut server = TestServer::with(config).await;
+        let mut client = ask(&server, BODY).await;
         let mut call = provider.call().await;
         assert_eq!(call.message.text(), ASKED);
         call.answer(status, said).await;
         let response = client.response().await;
         assert_eq!(response.text(), said, "{mode:?} {status}");
-        assert_eq!(house.told().await.fail_open, []);
-        let _client = ask(&house, BODY).await;
+        assert_eq!(server.told().await.fail_open, []);
+        let _client = ask(&server, BODY).await;
         let next = tokio::select! {
             next = provider.call() => next,
             next = call.wire.request() => next,
@@ -205,8 +206,8 @@ async fn a_refusal_that_does_not_name_the_field_is_the_clients_own() {
 #[tokio::test]
 async fn a_stream_that_breaks_while_something_is_hidden_breaks_for_the_client() {
     let provider = Provider::start().await;
-    let mut house = House::before(&provider.base()).await;
-    let mut client = ask(&house, BODY).await;
+    let mut server = TestServer::before(&provider.base()).await;
+    let mut client = ask(&server, BODY).await;
     let mut call = provider.call().await;
     call.begin_events().await;
     call.chunk("data: {\"choices\":[{\"delta\":{}}],\"us").await;
@@ -214,7 +215,7 @@ async fn a_stream_that_breaks_while_something_is_hidden_breaks_for_the_client() 
     drop(call);
     assert_eq!(client.chunk().await, b"data: {\"choices\":[{\"delta\":{}}],\"us");
     assert_eq!(client.rest().await.unwrap_or_default(), b"");
-    assert_eq!(house.told().await.outcome, Outcome::UpstreamFailed);
+    assert_eq!(server.told().await.outcome, Outcome::UpstreamFailed);
 }
 
 /// What no request says is no error of counting: it has a metric of its own, and the view says why.
@@ -233,23 +234,23 @@ async fn input_that_nobody_could_see_is_not_told_as_an_error_of_the_estimate() {
     let messages = r#"{"model":"claude-sonnet-4-5","max_tokens":99,"messages":[{"role":"user","content":"When?"}]}"#;
     let continued = r#"{"model":"gpt-5","previous_response_id":"resp_1","input":"And then?"}"#;
     let provider = Provider::start().await;
-    let mut house = House::before(&provider.base()).await;
+    let mut server = TestServer::before(&provider.base()).await;
     for (path, body, answer, hidden) in [
         ("/v1/messages", messages, hosted, Some(HiddenInput::HostedTools)),
         ("/v1/responses", continued, held, Some(HiddenInput::Continuation)),
         ("/v1/messages", messages, seen, None),
     ] {
-        let mut client = Wire::connect(house.address).await;
+        let mut client = Wire::connect(server.address).await;
         let length = body.len();
         let head = format!("POST {path} HTTP/1.1\r\nhost: localhost\r\nx-api-key: sk-1\r\n");
         client.send(format!("{head}content-length: {length}\r\n\r\n{body}")).await;
         provider.call().await.answer("200 OK", answer).await;
         client.response().await;
-        let told = house.told().await;
+        let told = server.told().await;
         assert_eq!(told.hidden_input(), hidden, "{path}");
         assert!(told.error().is_some(), "{path}");
     }
-    let page = house.telemetry.render();
+    let page = server.telemetry.render();
     let sum = |start: &str| -> f64 {
         let lines = page.lines().filter(|line| line.starts_with(start));
         lines.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use plimsoll::dialect::reading::Framing;
-use plimsoll::dialect::{Dialect, Reading, Reply};
+use plimsoll::dialect::{Dialect, Reply, ResponseReader};
 
 /// The four dialects, with the names of their folders.
 pub(crate) const DIALECTS: [(Dialect, &str); 4] = [
@@ -35,7 +35,7 @@ pub(crate) fn files(folder: &Path) -> Vec<PathBuf> {
 
 /// Reads a response in pieces of `size` bytes.
 pub(crate) fn read(dialect: Dialect, status: u16, bytes: &[u8], size: usize, whole: bool) -> Reply {
-    let mut reading = Reading::new(dialect, status, Framing::Unknown, 16 << 20);
+    let mut reading = ResponseReader::new(dialect, status, Framing::Unknown, 16 << 20);
     bytes.chunks(size.max(1)).for_each(|chunk| reading.push(chunk));
     reading.finish(whole)
 }

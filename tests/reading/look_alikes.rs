@@ -76,7 +76,7 @@ fn check(path: &Path, reply: &Reply) {
     assert_eq!(reply.notes.iter().find(strange), None, "{file}");
     // An answer ends for a known reason, and says what it cost unless nobody asked.
     assert!(reply.error.is_some() || reply.stop.is_some() || reply.counted.is_some(), "{file}");
-    assert_ne!(reply.stop, Some(dialect::Stop::Other), "{file}");
+    assert_ne!(reply.stop, Some(dialect::StopReason::Other), "{file}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use plimsoll::dialect::overflow::{Answered, overflow};
+use plimsoll::dialect::overflow::{ErrorResponse, overflow};
 use serde_json::Value;
 
 #[test]
@@ -14,7 +14,7 @@ fn recorded_overflows_are_recognised_and_other_refusals_are_not() {
         let recorded: Value = serde_json::from_str(line).unwrap();
         let (status, body) = (recorded["status"].as_u64().unwrap(), recorded["body"].as_str());
         let (status, body) = (u16::try_from(status).unwrap(), body.unwrap().as_bytes());
-        let seen = overflow(&Answered { status, host: "", body });
+        let seen = overflow(&ErrorResponse { status, host: "", body });
         assert_eq!(Some(seen.is_some()), recorded["overflow"].as_bool(), "{line}");
         match seen {
             Some(seen) => {
@@ -24,7 +24,7 @@ fn recorded_overflows_are_recognised_and_other_refusals_are_not() {
                 limits += 1;
                 // Nor where a gateway answers it with a status of its own.
                 for status in [400, 413, 200] {
-                    assert_eq!(overflow(&Answered { status, host: "", body }), None, "{line}");
+                    assert_eq!(overflow(&ErrorResponse { status, host: "", body }), None, "{line}");
                 }
             }
             None => others += 1,

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use bytes::Bytes;
-use plimsoll::context::ledger::{Ledger, marks};
+use plimsoll::context::ledger::{Ledger, anchor_keys};
 use plimsoll::context::lineage::place;
 use plimsoll::context::plan::{self, RecordedDecisions};
 use plimsoll::context::policy::{EchoRule, Mode, Policy};
@@ -82,7 +82,7 @@ fn play(dialect: Dialect, calls: &[Call]) -> Vec<Option<Result<(), String>>> {
         let is_known = thinking.peek().is_some() && thinking.all(|seen| made_here(&seen));
         verdicts.push(is_known.then(|| compare(&real, &out)));
 
-        let after = call.reply.chain_after(placed.standing.chain);
+        let after = call.reply.chain_after(placed.position.chain);
         let name = request.name;
         let made = ReplyOrigin {
             dialect,
@@ -139,8 +139,8 @@ fn turn(
 ) -> Turn {
     Turn {
         request: id.into(),
-        after: call.reply.chain_after(placed.standing.chain),
-        standing: placed.standing,
+        after: call.reply.chain_after(placed.position.chain),
+        position: placed.position,
         done: Default::default(),
         response: call.reply.id.clone(),
         at: 0,
@@ -159,7 +159,7 @@ fn turn(
         reserve: 0,
         sketch: Sketch::default(),
         reply: Vec::new(),
-        marks: marks(&call.reply),
+        anchor_keys: anchor_keys(&call.reply),
         provider_request_id: None,
         repeated_calls: None,
         carry: None,

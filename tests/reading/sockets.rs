@@ -1,16 +1,16 @@
 //! Codex over WebSocket, as it was recorded, framed again: requests chain, replies and usage are read.
 
 use flate2::{Compress, FlushCompress};
-use plimsoll::dialect::openai_responses::Socket;
-use plimsoll::dialect::{Conversation, HeldHistory, Purpose, Reply, Stop};
-use plimsoll::wire::websocket::{Messages, negotiated};
+use plimsoll::dialect::openai_responses::SocketReader;
+use plimsoll::dialect::{Conversation, HeldHistory, Purpose, Reply, StopReason};
+use plimsoll::wire::websocket::{MessageDecoder, negotiated};
 
 use crate::corpus::corpus;
 
 const LIMIT: usize = 16 << 20;
 
 fn unlimited() -> Box<dyn plimsoll::wire::memory::Memory> {
-    Box::new(plimsoll::wire::memory::AtMost(usize::MAX))
+    Box::new(plimsoll::wire::memory::MemoryLimit(usize::MAX))
 }
 
 /// A text frame whose payload is deflated; a client's is masked.
@@ -28,7 +28,7 @@ fn frame(deflate: &mut Compress, text: &str, masked: bool) -> Vec<u8> {
 }
 
 /// One end's bytes, pushed in pieces of 11.
-fn messages(reader: &mut Messages, bytes: &[u8]) -> Vec<Vec<u8>> {
+fn messages(reader: &mut MessageDecoder, bytes: &[u8]) -> Vec<Vec<u8>> {
     let mut all = Vec::new();
     bytes.chunks(11).for_each(|piece| reader.push(piece, |text| all.push(text.to_vec())));
     assert_eq!(reader.fault(), None);
@@ -37,9 +37,9 @@ fn messages(reader: &mut Messages, bytes: &[u8]) -> Vec<Vec<u8>> {
 
 /// One recorded connection.
 struct Connection {
-    client: (Compress, Messages),
-    server: (Compress, Messages),
-    socket: Socket,
+    client: (Compress, MessageDecoder),
+    server: (Compress, MessageDecoder),
+    socket: SocketReader,
 }
 
 impl Connection {
@@ -47,9 +47,9 @@ impl Connection {
         let (client, server) = negotiated("permessage-deflate; server_max_window_bits=15");
         let deflate = || Compress::new(flate2::Compression::fast(), false);
         Self {
-            client: (deflate(), Messages::new(LIMIT, client, unlimited())),
-            server: (deflate(), Messages::new(LIMIT, server, unlimited())),
-            socket: Socket::new(LIMIT),
+            client: (deflate(), MessageDecoder::new(LIMIT, client, unlimited())),
+            server: (deflate(), MessageDecoder::new(LIMIT, server, unlimited())),
+            socket: SocketReader::new(LIMIT),
         }
     }
 
@@ -100,7 +100,7 @@ fn codex_over_websocket_is_read_from_its_frames() {
         let usage = &events[events.len() - 1]["response"]["usage"];
         assert_eq!(reply.usage.input, usage["input_tokens"].as_u64());
         assert_eq!(reply.usage.output, usage["output_tokens"].as_u64());
-        calls += usize::from(reply.stop == Some(Stop::ToolUse));
+        calls += usize::from(reply.stop == Some(StopReason::ToolUse));
         last = Some(reply);
         turns += 1;
     }

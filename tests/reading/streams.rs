@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use plimsoll::dialect::reading::Framing;
-use plimsoll::dialect::{Dialect, Note, Reading, Reply};
+use plimsoll::dialect::{Dialect, Note, Reply, ResponseReader};
 use plimsoll::wire::sse::Framer;
 
 use crate::corpus::{DIALECTS, corpus, files, read};
@@ -42,7 +42,7 @@ fn check(dialect: Dialect, path: &Path, bytes: &[u8]) {
     // Each cut of a short stream, some of a long one.
     for at in (0..bytes.len()).step_by(if bytes.len() < 800 { 1 } else { bytes.len() / 12 + 1 }) {
         let (first, second) = bytes.split_at(at);
-        let mut reading = Reading::new(dialect, 200, Framing::Events, 16 << 20);
+        let mut reading = ResponseReader::new(dialect, 200, Framing::Events, 16 << 20);
         [first, second].into_iter().for_each(|chunk| reading.push(chunk));
         assert_eq!(reading.finish(true), whole, "{path:?} cut at {at}");
         prefix(dialect, first, &whole);

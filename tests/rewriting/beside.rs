@@ -111,11 +111,11 @@ async fn exchange(play: &mut Play, call: &Value, as_compaction: bool) -> std::sy
     if as_compaction {
         head += "x-openai-subagent: compact\r\n";
     }
-    let mut client = Wire::connect(play.house.address).await;
+    let mut client = Wire::connect(play.server.address).await;
     client.send(format!("{head}content-length: {}\r\n\r\n{body}", body.len())).await;
     let mut asked = play.provider.call().await;
     let answer = call["response"]["body"].as_str().unwrap_or("{}");
     asked.answer("200 OK", if as_compaction { "{}" } else { answer }).await;
     client.response().await;
-    play.house.told().await
+    play.server.told().await
 }

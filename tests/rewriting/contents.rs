@@ -1,6 +1,6 @@
 //! What messages are made of, as the context view breaks them down.
 
-use plimsoll::context::budget::{Contents, ContextView, ToolTokens};
+use plimsoll::context::budget::{ContextView, MessageTokens, ToolTokens};
 use plimsoll::context::policy::Policy;
 use serde_json::{Value, json};
 
@@ -30,9 +30,10 @@ fn reply(content: Value, input: u64, output: u64) -> Value {
     reply
 }
 
-fn check_sum(view: &ContextView) -> Contents {
+fn check_sum(view: &ContextView) -> MessageTokens {
     let contents = view.contents.clone().unwrap();
-    let Contents { user, assistant, tool_calls, reasoning, media, summaries, other, .. } = contents;
+    let MessageTokens { user, assistant, tool_calls, reasoning, media, summaries, other, .. } =
+        contents;
     let sum = user + assistant + tool_calls + contents.results() + reasoning + media + summaries;
     assert_eq!(sum + other, view.breakdown.messages, "{view}");
     contents

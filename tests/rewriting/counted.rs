@@ -4,7 +4,7 @@ use plimsoll::config::ProviderCounting;
 use plimsoll::context::plan::Decision;
 use plimsoll::context::policy::{Policy, PruneMethod};
 use plimsoll::dialect::Purpose;
-use plimsoll::dialect::refusal::Cause;
+use plimsoll::dialect::refusal::RefusalCause;
 use serde_json::{Value, json};
 
 use crate::play::{Play, Scene, answers, asks, message};
@@ -28,11 +28,11 @@ async fn count(play: &mut Play, request: &Value) -> Scene {
 }
 
 async fn threads(play: &Play) -> Vec<usize> {
-    let scope = play.house.ledgers.scopes_of(play.session).await.unwrap().remove(0);
+    let scope = play.server.ledgers.scopes_of(play.session).await.unwrap().remove(0);
     let look = |ledger: &plimsoll::context::ledger::Ledger| {
         ledger.threads().iter().map(|(_, turns)| turns.len()).collect()
     };
-    play.house.ledgers.look(&scope, look).await.unwrap()
+    play.server.ledgers.look(&scope, look).await.unwrap()
 }
 
 #[tokio::test]
@@ -121,8 +121,11 @@ async fn a_count_that_is_refused_is_asked_as_it_came_and_teaches_nothing() {
     call.answer("200 OK", r#"{"input_tokens":7}"#).await;
     assert_eq!(client.response().await.text(), r#"{"input_tokens":7}"#);
     drop(call);
-    let told = play.house.told().await;
-    assert_eq!((told.refused, told.done.resent), (Some(Cause::Structure), Some(Cause::Structure)));
+    let told = play.server.told().await;
+    assert_eq!(
+        (told.refused, told.done.resent),
+        (Some(RefusalCause::Structure), Some(RefusalCause::Structure))
+    );
     assert!(!told.done.is_sent() && !told.sets_aside());
     play.target = "/v1/messages";
     let mut longer = history(6);

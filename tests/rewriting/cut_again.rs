@@ -94,7 +94,7 @@ async fn trims_heed_what_policy_keeps() {
     let mut call = play.provider.call().await;
     call.answer("400 Bad Request", TOO_LONG).await;
     assert_eq!(client.response().await.status(), 400);
-    assert!(play.house.told().await.done.made.is_nothing());
+    assert!(play.server.told().await.done.made.is_nothing());
 }
 
 /// What cuts of the same request make fit is not trimmed as well.
@@ -146,7 +146,7 @@ async fn an_overflow_that_contradicts_the_estimate_cuts_nothing() {
     call.answer("400 Bad Request", WILD).await;
     let answer = client.response().await;
     assert_eq!((answer.status(), answer.text()), (400, WILD));
-    let told = play.house.told().await;
+    let told = play.server.told().await;
     assert!(told.done.made.is_nothing() && told.done.overflow.is_none(), "{:?}", told.done);
     drop(call);
     let mut longer = history(6);

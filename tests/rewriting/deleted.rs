@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use plimsoll::admin::prices::Prices;
+use plimsoll::admin::prices::PriceList;
 use plimsoll::admin::view::ServerInfo;
 use plimsoll::admin::{self, Admin};
 use plimsoll::context::policy::Policy;
@@ -15,9 +15,9 @@ use tokio::sync::watch;
 
 use crate::play::{Play, answers, asks};
 use crate::pruned::{eager, history};
-use crate::support::house::House;
 use crate::support::http1::Wire;
 use crate::support::looking::{TOKEN, access};
+use crate::support::server::TestServer;
 
 const MODEL: &str = "claude-sonnet-4-5";
 
@@ -25,11 +25,11 @@ fn reply(words: &str) -> Value {
     answers("m1", MODEL, json!([{"type": "text", "text": words}]))
 }
 
-async fn admin(play: &Play, house: &House) -> SocketAddr {
+async fn admin(play: &Play, server: &TestServer) -> SocketAddr {
     let (_, draining) = watch::channel(false);
-    let prices = Prices::of(&play.config);
-    let about = ServerInfo::of(&play.config, house.address, house.address, 1);
-    let (ledgers, telemetry) = (house.ledgers.clone(), house.telemetry.clone());
+    let prices = PriceList::of(&play.config);
+    let about = ServerInfo::of(&play.config, server.address, server.address, 1);
+    let (ledgers, telemetry) = (server.ledgers.clone(), server.telemetry.clone());
     let admin = Admin::new(ledgers, telemetry, about, prices, access(), draining);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -56,11 +56,11 @@ async fn begun(play: &mut Play) -> Scope {
     Scope { tenant: tenant.unwrap(), session: session.unwrap() }
 }
 
-async fn queue(house: &House, scope: &Scope) {
+async fn queue(server: &TestServer, scope: &Scope) {
     let text = "Mind the tide.".into();
     let queued = QueuedMessage { id: "one".into(), number: 1, at: 1, text, again: None };
     let queued = Fact::Queued(Box::new(queued));
-    house.ledgers.settle(&house.ledgers.room(scope), queued).await.unwrap();
+    server.ledgers.settle(&server.ledgers.room(scope), queued).await.unwrap();
 }
 
 /// A turn, its decisions and what it says are on their way when another process deletes the session.
@@ -69,13 +69,13 @@ async fn what_another_process_deleted_does_not_come_back() {
     for is_refused in [false, true] {
         let mut play = Play::of("/v1/messages", eager()).await;
         let scope = begun(&mut play).await;
-        queue(&play.house, &scope).await;
+        queue(&play.server, &scope).await;
         let mut client = play.sends(&asks(MODEL, &history(6))).await;
         let mut call = play.provider.call().await;
         assert!(call.message.text().contains("Mind the tide."), "said");
         assert!(kept(&play, &scope).await.iter().any(|it| it.kind == RecordKind::Cut), "decided");
         let other = Play::over(play.store.clone(), "/v1/messages", play.config.mode, eager()).await;
-        let elsewhere = admin(&other, &other.house).await;
+        let elsewhere = admin(&other, &other.server).await;
         assert_eq!(delete(elsewhere, &scope.session).await, 200);
         let (status, answer) = match is_refused {
             false => ("200 OK", reply("Aye.")),
@@ -84,7 +84,7 @@ async fn what_another_process_deleted_does_not_come_back() {
         call.answer(status, &answer.to_string()).await;
         client.response().await;
         drop(call);
-        play.house.told().await;
+        play.server.told().await;
         assert_eq!(kept(&play, &scope).await, [], "refused: {is_refused}");
         // What its client asks from then on is a session of its own, without what was said before.
         let scene = play.asks(&asks(MODEL, &history(7)), &reply("Anew.")).await;
@@ -100,9 +100,9 @@ async fn what_another_process_deleted_does_not_come_back() {
 async fn a_new_session_of_the_same_name_is_kept_by_who_remembered_the_old_one() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let scope = begun(&mut play).await;
-    queue(&play.house, &scope).await;
+    queue(&play.server, &scope).await;
     let other = Play::over(play.store.clone(), "/v1/messages", play.config.mode, eager()).await;
-    assert_eq!(delete(admin(&other, &other.house).await, &scope.session).await, 200);
+    assert_eq!(delete(admin(&other, &other.server).await, &scope.session).await, 200);
     let scene = play.asks(&asks(MODEL, &history(2)), &reply("Anew.")).await;
     assert!(!scene.bytes.contains("Mind the tide."), "what was queued before is not said");
     let kinds: Vec<RecordKind> = kept(&play, &scope).await.iter().map(|it| it.kind).collect();
@@ -117,7 +117,7 @@ async fn a_new_session_of_the_same_name_is_kept_by_who_remembered_the_old_one() 
 #[tokio::test]
 async fn a_session_without_turns_is_found_and_deleted() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
-    let here = admin(&play, &play.house).await;
+    let here = admin(&play, &play.server).await;
     assert_eq!(delete(here, play.session).await, 404);
     let mut client = play.sends(&asks(MODEL, &history(1))).await;
     let mut call = play.provider.call().await;
@@ -125,12 +125,12 @@ async fn a_session_without_turns_is_found_and_deleted() {
     call.answer("200 OK", &reply("Go on.").to_string()).await;
     client.response().await;
     drop(call);
-    let told = play.house.told().await;
+    let told = play.server.told().await;
     let scope = Scope { tenant: told.tenant.clone().unwrap(), session: play.session.into() };
     assert_eq!(kept(&play, &scope).await, []);
-    queue(&play.house, &scope).await;
+    queue(&play.server, &scope).await;
     play.restarts().await;
-    let here = admin(&play, &play.house).await;
+    let here = admin(&play, &play.server).await;
     assert_eq!(kept(&play, &scope).await.len(), 1);
     assert_eq!(delete(here, play.session).await, 200, "it holds queued words");
     assert_eq!(kept(&play, &scope).await, []);

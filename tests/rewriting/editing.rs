@@ -3,8 +3,8 @@
 
 use plimsoll::context::plan::{Change, Decision, DecisionReason};
 use plimsoll::context::policy::{Policy, PruneMethod};
-use plimsoll::dialect::editing::Cleared;
-use plimsoll::dialect::refusal::Cause;
+use plimsoll::dialect::editing::ClearingReport;
+use plimsoll::dialect::refusal::RefusalCause;
 use plimsoll::telemetry::FailOpen;
 use serde_json::{Value, json};
 
@@ -138,8 +138,8 @@ async fn a_refusal_is_learned_and_the_original_sent() {
     call.answer("200 OK", &reply.to_string()).await;
     assert_eq!(client.response().await.status(), 200);
     drop(call);
-    let told = play.house.told().await;
-    assert_eq!(told.refused, Some(Cause::Editing));
+    let told = play.server.told().await;
+    assert_eq!(told.refused, Some(RefusalCause::Editing));
     assert!(told.fail_open.contains(&FailOpen::RewriteRefused));
     assert!(!told.sets_aside() && told.done.resent.is_none(), "the history was not to blame");
 
@@ -171,7 +171,7 @@ async fn a_refused_question_does_not_set_a_rewritten_thread_aside() {
     call.answer("200 OK", &reply.to_string()).await;
     client.response().await;
     drop(call);
-    assert!(!play.house.told().await.sets_aside());
+    assert!(!play.server.told().await.sets_aside());
     // What was cut before the provider's turn came stays cut.
     let scene = play.asks(&longer, &reply).await;
     assert_eq!(scene.told.done.made.cut, cut);
@@ -182,9 +182,9 @@ async fn a_refused_question_does_not_set_a_rewritten_thread_aside() {
 async fn what_was_cleared_is_told_and_counted() {
     let mut play = Play::of("/v1/messages", by(PruneMethod::Provider)).await;
     let scene = play.asks(&asks(FREE, &history(6)), &cleared("m1", 700, 3, 900)).await;
-    let expected = Cleared { tool_uses: 3, input_tokens: 900 };
+    let expected = ClearingReport { tool_uses: 3, input_tokens: 900 };
     assert_eq!(scene.told.usage.cleared, Some(expected));
-    let metrics = play.house.telemetry.render();
+    let metrics = play.server.telemetry.render();
     for line in [
         "plimsoll_provider_cleared_results_total{model=\"claude-sonnet-4-5\",upstream=\"up\"} 3",
         "plimsoll_provider_cleared_tokens_total{model=\"claude-sonnet-4-5\",upstream=\"up\"} 900",
@@ -212,8 +212,8 @@ async fn a_stream_says_at_its_end_what_was_cleared() {
     .await;
     call.end().await;
     client.response().await;
-    let expected = Cleared { tool_uses: 2, input_tokens: 80 };
-    assert_eq!(play.house.told().await.usage.cleared, Some(expected));
+    let expected = ClearingReport { tool_uses: 2, input_tokens: 80 };
+    assert_eq!(play.server.told().await.usage.cleared, Some(expected));
 }
 
 /// The next estimate grows from what was left, while the provider goes on clearing; once it does not,

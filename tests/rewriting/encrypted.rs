@@ -1,8 +1,8 @@
 //! Reasoning that a client of Responses would lose is asked for in the form that can be sent back.
 
 use plimsoll::config::Mode;
-use plimsoll::context::policy::{Policy, ReasoningPolicy, Reinject};
-use plimsoll::dialect::refusal::Cause;
+use plimsoll::context::policy::{Policy, ReasoningPolicy, ReinjectPolicy};
+use plimsoll::dialect::refusal::RefusalCause;
 use serde_json::{Value, json};
 
 use crate::play::Play;
@@ -86,7 +86,7 @@ async fn who_loses_nothing_is_asked_nothing_more() {
 
 #[tokio::test]
 async fn policy_and_mode_may_forbid_it() {
-    let off = ReasoningPolicy { reinject: Reinject::Off, ..ReasoningPolicy::default() };
+    let off = ReasoningPolicy { reinject: ReinjectPolicy::Off, ..ReasoningPolicy::default() };
     let off = Policy { reasoning: off, ..Policy::default() };
     let mut play = Play::of("/v1/responses", off).await;
     assert_eq!(play.asks(&asks(), &reply()).await.bytes, asks().to_string());
@@ -110,7 +110,7 @@ async fn a_refusal_is_learned_for_that_model() {
     call.answer("200 OK", &reply().to_string()).await;
     assert_eq!(client.response().await.status(), 200);
     drop(call);
-    assert_eq!(play.house.told().await.refused, Some(Cause::Include));
+    assert_eq!(play.server.told().await.refused, Some(RefusalCause::Include));
     play.restarts().await;
     assert_eq!(play.asks(&asks(), &reply()).await.bytes, asks().to_string());
     let mut other = asks();

@@ -23,7 +23,7 @@ async fn cuts_are_explained_when_they_are_new_and_when_they_are_repeated() {
     let request = asks(MODEL, &history(6));
     let first = play.asks(&request, &reply).await;
     let cut = first.told.done.made.cut;
-    let looking = Looking::at(&play.house, &play.config).await;
+    let looking = Looking::at(&play.server, &play.config).await;
     let explain = |id: &str| format!("/api/v1/requests/{id}/explain");
     let told = looking.json(&explain(&first.told.id)).await;
     assert_eq!((&told["mode"], &told["sent_changed"]), (&json!("active"), &json!(true)));
@@ -46,8 +46,8 @@ async fn cuts_are_explained_when_they_are_new_and_when_they_are_repeated() {
     play.restarts().await;
     let second = play.asks(&asks(MODEL, &longer), &reply).await;
     play.restarts().await;
-    let looking = Looking::at(&play.house, &play.config).await;
-    assert!(play.house.telemetry.recent(&second.told.id).is_none());
+    let looking = Looking::at(&play.server, &play.config).await;
+    assert!(play.server.telemetry.recent(&second.told.id).is_none());
     let told = looking.json(&explain(&second.told.id)).await;
     assert_eq!((&told["made"]["cut"], &told["new"]["cut"]), (&json!(cut), &json!(0)));
     assert_eq!(counts(&told["steps"], "replayed"), cut as usize);
@@ -89,7 +89,7 @@ async fn a_new_cut_says_how_much_of_the_cache_stays() {
     longer.push(message("user", json!("And now?")));
     let scene = play.asks(&asks(MODEL, &longer), &reply).await;
     assert!(scene.told.done.new.cut > 0);
-    let told = Looking::at(&play.house, &play.config).await;
+    let told = Looking::at(&play.server, &play.config).await;
     let told = told.json(&format!("/api/v1/requests/{}/explain", scene.told.id)).await;
     let cache = &told["cache"];
     assert_eq!(cache["breaks_in"], "history");
@@ -106,7 +106,7 @@ async fn what_was_not_done_is_explained_with_its_rule() {
     play.restarts().await;
     let reply = answers("m1", MODEL, json!([]));
     let scene = play.asks(&asks(MODEL, &history(6)), &reply).await;
-    let looking = Looking::at(&play.house, &play.config).await;
+    let looking = Looking::at(&play.server, &play.config).await;
     let path = format!("/api/v1/requests/{}/explain?format=text", scene.told.id);
     let text = looking.get(&path).await.text().to_owned();
     for part in [
@@ -129,7 +129,7 @@ async fn a_model_that_nobody_knows_has_no_pressure() {
     let reply = |model| answers("m1", model, json!([{"type": "text", "text": "Go on."}]));
     let scene = play.asks(&asks(UNKNOWN, &history(6)), &reply(UNKNOWN)).await;
     assert_eq!(scene.told.done.made.cut, 0, "{:?}", scene.told.done);
-    let looking = Looking::at(&play.house, &play.config).await;
+    let looking = Looking::at(&play.server, &play.config).await;
     let path = format!("/api/v1/requests/{}/explain?format=text", scene.told.id);
     let text = looking.get(&path).await.text().to_owned();
     assert!(text.contains("unknown_window: the model is not known"), "{text}");
@@ -153,7 +153,7 @@ async fn savings_have_their_denominators_and_shadow_saves_nothing() {
     assert_eq!(shadow.told.done.tokens_removed, removed);
     // A session that is not in memory counts like one that is.
     play.restarts().await;
-    let looking = Looking::at(&play.house, &play.config).await;
+    let looking = Looking::at(&play.server, &play.config).await;
     let savings = looking.json("/api/v1/savings").await;
     let total = &savings["total"];
     let sent = 2 * 1800;
@@ -188,7 +188,7 @@ async fn held_out_sessions_stand_beside_the_others_with_their_counts() {
     play.headers = "x-plimsoll-mode: observe\r\n".to_owned();
     play.asks(&asks(MODEL, &history(6)), &reply).await;
     play.config.mode = Mode::Active;
-    let looking = Looking::at(&play.house, &play.config).await;
+    let looking = Looking::at(&play.server, &play.config).await;
     let comparison = looking.json("/api/v1/savings").await["comparison"].clone();
     assert_eq!(comparison["held_out"]["sessions"], 1);
     assert_eq!(comparison["held_out"]["median_input"], 1800);
@@ -202,7 +202,7 @@ async fn held_out_sessions_stand_beside_the_others_with_their_counts() {
 #[tokio::test]
 async fn a_request_on_its_way_is_in_the_context_view() {
     let mut play = Play::of("/v1/messages", eager()).await;
-    let looking = Looking::at(&play.house, &play.config).await;
+    let looking = Looking::at(&play.server, &play.config).await;
     let mut client = play.sends(&asks(MODEL, &history(6))).await;
     let mut call = play.provider.call().await;
     let path = format!("/api/v1/sessions/{}/threads/latest/context", play.session);
@@ -217,7 +217,7 @@ async fn a_request_on_its_way_is_in_the_context_view() {
     let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
     call.answer("200 OK", &reply.to_string()).await;
     client.response().await;
-    let told = play.house.told().await;
+    let told = play.server.told().await;
     assert_eq!(told.estimate.as_ref().unwrap().tokens, estimate);
     let view = looking.json(&path).await;
     assert_eq!((&view["in_flight"], &view["total"]), (&json!(false), &json!(1850)));

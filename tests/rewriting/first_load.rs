@@ -72,7 +72,7 @@ async fn the_first_request_after_a_restart_is_sent_with_its_cuts_though_the_stor
         assert!(!first.told.fail_open.contains(&FailOpen::SessionLate));
         let waited = Duration::from_micros(first.told.session_load_us.unwrap());
         assert!(waited > Duration::from_millis(LOAD_MS), "{waited:?}");
-        let page = play.house.telemetry.render();
+        let page = play.server.telemetry.render();
         assert!(page.contains("plimsoll_session_load_seconds_count 1\n"), "{page}");
         let second = play.asks(&next(), &reply()).await;
         assert_eq!(second.told.session_load_us, None, "it is in memory");
@@ -118,7 +118,7 @@ async fn a_shutdown_does_not_wait_for_a_first_load() {
     let client = play.sends(&next()).await;
     tokio::time::sleep(Duration::from_millis(LOAD_MS)).await;
     let began = Instant::now();
-    play.house.stop();
+    play.server.stop();
     let call = play.provider.call().await;
     assert!(began.elapsed() < AT_ONCE, "{:?}", began.elapsed());
     assert_eq!(call.message.text(), next().to_string());

@@ -410,7 +410,7 @@ async fn a_change_that_does_not_help_is_made_once() {
     let response = client.response().await;
     assert_eq!((response.status(), response.text()), (400, EMPTY));
     drop(call);
-    let told = play.house.told().await;
+    let told = play.server.told().await;
     assert_eq!(told.refusal.as_ref().unwrap().outcome, RefusalOutcome::RefusedAgain);
     for restarts in [false, true] {
         if restarts {
@@ -421,7 +421,7 @@ async fn a_change_that_does_not_help_is_made_once() {
         assert_eq!(call.message.text(), request.to_string());
         call.answer("400 Bad Request", EMPTY).await;
         assert_eq!(client.response().await.status(), 400);
-        let told = play.house.told().await;
+        let told = play.server.told().await;
         assert_eq!(told.refusal.as_ref().unwrap().outcome, RefusalOutcome::NoRepair);
     }
 }
@@ -443,7 +443,7 @@ async fn what_is_not_understood_is_passed_on() {
         call.answer("400 Bad Request", words).await;
         let response = client.response().await;
         assert_eq!((response.status(), response.text()), (400, words));
-        assert_eq!(play.house.told().await.refusal.as_ref().unwrap().outcome, outcome, "{words}");
+        assert_eq!(play.server.told().await.refusal.as_ref().unwrap().outcome, outcome, "{words}");
     }
     let reply = answers("m1", "claude-sonnet-4-6", json!([{"type": "text", "text": "Go on."}]));
     assert_eq!(play.asks(&request, &reply).await.bytes, request.to_string());

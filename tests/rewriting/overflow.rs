@@ -45,8 +45,8 @@ async fn room_is_made_once_and_the_window_is_learned() {
     let answer = client.response().await;
     assert_eq!((answer.status(), answer.text()), (200, &*said().to_string()));
     drop(call);
-    let told = play.house.told().await;
-    play.house.told_no_more();
+    let told = play.server.told().await;
+    play.server.told_no_more();
     let overflow = told.done.overflow.unwrap();
     assert!(overflow.saved && overflow.sign == OverflowSign::Refused);
     assert_eq!((overflow.said.window, overflow.said.input), (Some(2000), Some(2600)));
@@ -55,7 +55,7 @@ async fn room_is_made_once_and_the_window_is_learned() {
     assert_eq!(told.window, Some(2000));
     let estimate = told.estimate.as_ref().unwrap().tokens;
     assert!(estimate < 1100, "the estimate is of what was answered: {estimate}");
-    let metrics = play.house.telemetry.render();
+    let metrics = play.server.telemetry.render();
     let line = r#"plimsoll_overflows_total{end="saved",model="claude-sonnet-4-5",sign="refused",upstream="up"} 1"#;
     assert!(metrics.contains(line), "{metrics}");
 
@@ -87,11 +87,11 @@ async fn what_still_does_not_fit_is_answered_as_the_provider_answered_it() {
     let answer = client.response().await;
     assert_eq!((answer.status(), answer.text()), (400, TOO_LONG));
     drop(call);
-    let told = play.house.told().await;
-    play.house.told_no_more();
+    let told = play.server.told().await;
+    play.server.told_no_more();
     let overflow = told.done.overflow.unwrap();
     assert!(!overflow.saved && told.status == Some(400));
-    assert!(play.house.telemetry.render().contains(r#"plimsoll_overflows_total{end="lost""#));
+    assert!(play.server.telemetry.render().contains(r#"plimsoll_overflows_total{end="lost""#));
 }
 
 /// Nothing that could be cut, a mode that changes nothing, a limit of rate: one request, one answer.
@@ -113,7 +113,7 @@ async fn without_room_or_leave_the_answer_goes_through_at_once() {
         call.answer("400 Bad Request", body).await;
         let answer = client.response().await;
         assert_eq!((answer.status(), answer.text()), (400, body));
-        let told = play.house.told().await;
+        let told = play.server.told().await;
         assert_eq!(told.done.overflow.map(|overflow| overflow.saved), is_overflow.then_some(false));
     }
 }
@@ -133,7 +133,7 @@ async fn room_that_is_refused_for_another_reason_is_not_made_again() {
     call.answer("400 Bad Request", refused).await;
     assert_eq!(client.response().await.text(), TOO_LONG);
     drop(call);
-    play.house.told().await;
+    play.server.told().await;
     assert_eq!(play.asks(&request, &said()).await.bytes, request.to_string());
 }
 
@@ -146,7 +146,7 @@ async fn a_long_refusal_arrives_whole() {
     let mut call = play.provider.call().await;
     call.answer("400 Bad Request", &long).await;
     assert!(client.response().await.text() == long, "not what the provider wrote");
-    assert_eq!(play.house.told().await.response_bytes, long.len() as u64);
+    assert_eq!(play.server.told().await.response_bytes, long.len() as u64);
 }
 
 /// A refusal that breaks off breaks off at the client too.
@@ -177,7 +177,7 @@ async fn a_new_result_gives_way_where_old_ones_are_not_enough() {
     assert!(words.starts_with("begin ") && words.ends_with(" end") && words.len() < 16_000);
     call.answer("200 OK", &said().to_string()).await;
     assert_eq!(client.response().await.status(), 200);
-    let told = play.house.told().await;
+    let told = play.server.told().await;
     let step = &told.done.steps[0];
     assert_eq!(
         (step.change, step.decision, step.why),
@@ -200,7 +200,7 @@ async fn what_a_reply_shows_is_noticed_and_kept() {
     call.chunk(format!("event: response.failed\ndata: {failed}\n\n")).await;
     call.end().await;
     client.response().await;
-    let told = play.house.told().await;
+    let told = play.server.told().await;
     assert_eq!(told.done.overflow.map(|seen| seen.sign), Some(OverflowSign::InReply));
     drop(call);
 
@@ -222,7 +222,7 @@ async fn what_a_reply_shows_is_noticed_and_kept() {
         session: scene.told.session.clone().unwrap(),
     };
     let id = scene.told.id.clone();
-    let view = play.house.ledgers.look(&scope, move |ledger| {
+    let view = play.server.ledgers.look(&scope, move |ledger| {
         plimsoll::context::budget::ContextView::after(ledger.turn(&id).unwrap()).to_string()
     });
     let view = view.await.unwrap();
@@ -253,5 +253,5 @@ async fn that_it_does_not_fit_is_said_before_what_the_original_lacks() {
     call.answer("400 Bad Request", LACKS).await;
     let answer = client.response().await;
     assert_eq!((answer.status(), answer.text()), (400, TOO_LONG));
-    assert!(!play.house.told().await.sets_aside());
+    assert!(!play.server.told().await.sets_aside());
 }

@@ -11,14 +11,14 @@ use plimsoll::store::memory::MemoryStore;
 use plimsoll::telemetry::Exchange;
 use serde_json::{Value, json};
 
-use crate::support::house::{House, config};
 use crate::support::http1::{Provider, Wire};
+use crate::support::server::{TestServer, config};
 
 /// The stage: one provider, one store, and the proxy between.
 pub struct Play {
     pub provider: Provider,
     pub store: Arc<dyn Store>,
-    pub house: House,
+    pub server: TestServer,
     pub config: Config,
     pub session: &'static str,
     pub key: &'static str,
@@ -52,14 +52,14 @@ impl Play {
         let provider = Provider::start().await;
         let mut config = config(&provider.base());
         (config.mode, config.policy) = (mode, Arc::new(policy));
-        let house = house(&store, &config).await;
+        let server = server(&store, &config).await;
         let (session, headers) = ("11111111-2222-3333-4444-555555555555", String::new());
-        Self { provider, store, house, config, session, key: "k", headers, target }
+        Self { provider, store, server, config, session, key: "k", headers, target }
     }
 
     /// Another process over the same store.
     pub async fn restarts(&mut self) {
-        self.house = house(&self.store, &self.config).await;
+        self.server = server(&self.store, &self.config).await;
     }
 
     /// One exchange: the client asks, the provider answers.
@@ -69,14 +69,14 @@ impl Play {
         call.answer("200 OK", &reply.to_string()).await;
         client.response().await;
         let bytes = call.message.text().to_owned();
-        let told = self.house.told().await;
+        let told = self.server.told().await;
         let head = call.message.head.clone();
         Scene { sent: serde_json::from_str(&bytes).unwrap(), bytes, head, told }
     }
 
     /// The client asks, on a connection of its own.
     pub async fn sends(&self, request: &Value) -> Wire {
-        let mut client = Wire::connect(self.house.address).await;
+        let mut client = Wire::connect(self.server.address).await;
         let (body, target, headers) = (request.to_string(), self.target, &self.headers);
         let (key, session) = (self.key, self.session);
         let head = format!(
@@ -89,8 +89,8 @@ impl Play {
     }
 }
 
-async fn house(store: &Arc<dyn Store>, config: &Config) -> House {
-    House::over(store.clone(), config.clone(), Matcher::builder().build()).await
+async fn server(store: &Arc<dyn Store>, config: &Config) -> TestServer {
+    TestServer::over(store.clone(), config.clone(), Matcher::builder().build()).await
 }
 
 impl Scene {

@@ -3,15 +3,15 @@
 use plimsoll::config::presets::Preset;
 use std::sync::Arc;
 
-use plimsoll::config::{self, Config, Mode, Sources};
+use plimsoll::config::{self, Config, ConfigSources, Mode};
 use plimsoll::context::compact::{self, CompactionNeed};
 use plimsoll::context::plan::{Change, Decision, DecisionReason, PlanRequest, RecordedDecisions};
 use plimsoll::context::policy::{ClassicRole, EchoRule, StripPolicy};
-use plimsoll::context::{Counting, Method, Turn};
+use plimsoll::context::{CountingMethod, EstimateMethod, Turn};
 use plimsoll::dialect::models::Model;
 use plimsoll::dialect::{self, Dialect, PartKind};
 use plimsoll::tokens::Tokenizer;
-use plimsoll::tokens::classic::{Rules, Seen};
+use plimsoll::tokens::classic::{ClassicRules, SentContent};
 use serde_json::{Value, json};
 
 use crate::play::{Play, answers, asks, message};
@@ -25,7 +25,7 @@ pub fn meant(preset: Preset, also: &[(&str, &str)]) -> Config {
     variables.push(("HOME".to_owned(), "/home/somebody".to_owned()));
     let said = also.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
     variables.extend(said);
-    config::load(&Sources { variables, ..Sources::default() }).unwrap().config
+    config::load(&ConfigSources { variables, ..ConfigSources::default() }).unwrap().config
 }
 
 /// A play under a preset.
@@ -62,9 +62,9 @@ fn fifteen_reads() -> Vec<Value> {
 }
 
 /// A body's messages, by rules.
-fn counted(rules: &Rules, body: &str) -> u64 {
+fn counted(rules: &ClassicRules, body: &str) -> u64 {
     let read = dialect::read(Dialect::Anthropic, "/v1/messages", body.as_bytes());
-    rules.messages(body.as_bytes(), &read.messages, |_| Seen::Whole)
+    rules.messages(body.as_bytes(), &read.messages, |_| SentContent::Whole)
 }
 
 #[tokio::test]
@@ -81,7 +81,7 @@ async fn micro_compact_clears_eleven_of_fifteen_and_counts_as_it_did() {
     // What is told of it is the count of what was sent.
     let classic = scene.told.classic.clone().unwrap();
     assert_eq!((&*classic.rules, classic.tokens), ("micro-compact", 3_446));
-    assert_eq!(classic.method, Method::Estimated);
+    assert_eq!(classic.method, EstimateMethod::Estimated);
 
     // Fifteen pairs stay, and what was cleared is the oldest.
     let read = dialect::read(Dialect::Anthropic, "/v1/messages", scene.bytes.as_bytes());
@@ -100,7 +100,7 @@ async fn micro_compact_clears_eleven_of_fifteen_and_counts_as_it_did() {
 #[tokio::test]
 async fn pruning_is_told_live() {
     let mut play = play(Preset::MicroCompact, &[]).await;
-    let mut live = play.house.telemetry.shrunk();
+    let mut live = play.server.telemetry.shrunk();
     let scene = play.asks(&asks(MODEL, &fifteen_reads()), &answers("m1", MODEL, json!([]))).await;
     let told = live.try_recv().unwrap();
     assert_eq!((told.event, told.results), ("pruned", Some(11)));
@@ -122,7 +122,7 @@ async fn micro_compact_grows_from_what_was_reported() {
     let scene = play.asks(&asks(MODEL, &history), &answers("m2", MODEL, json!([]))).await;
     let classic = scene.told.classic.clone().unwrap();
     // 12 + 24 + 4, and a third of it.
-    assert_eq!((classic.method, classic.new), (Method::Anchored, 54));
+    assert_eq!((classic.method, classic.new), (EstimateMethod::Anchored, 54));
     assert_eq!(classic.tokens, 1_800 + 50 + 54);
     assert_eq!(scene.told.classic_error(), Some(1_904 - 1_800));
 }
@@ -140,7 +140,7 @@ async fn a_refused_rewrite_is_counted_as_it_came() {
     call.answer("200 OK", &answers("m1", MODEL, json!([])).to_string()).await;
     assert_eq!(client.response().await.status(), 200);
     drop(call);
-    let told = play.house.told().await;
+    let told = play.server.told().await;
     assert!(told.done.resent.is_some());
     assert_eq!(told.classic.as_ref().map(|classic| classic.tokens), Some(6_907));
 }
@@ -328,7 +328,10 @@ async fn dexto_shows_what_it_decides_by() {
     let estimate = scene.told.estimate.clone().unwrap();
     assert_eq!((estimate.tokens, estimate.new), (1_800 + 50 + 100, 100));
     assert_eq!(Some(estimate.tokens), scene.told.classic.as_ref().map(|classic| classic.tokens));
-    assert_eq!((estimate.method, estimate.counting), (Method::Anchored, Counting::Length));
+    assert_eq!(
+        (estimate.method, estimate.counting),
+        (EstimateMethod::Anchored, CountingMethod::Length)
+    );
     // Messages are what system and tools leave of it, and the error is told.
     let parts = estimate.breakdown;
     assert_eq!(parts.system + parts.tools + parts.messages, estimate.tokens);
@@ -368,7 +371,7 @@ async fn gemini_cli_counts_by_characters_and_cuts_nothing() {
         let body = json!({"contents": [{"role": "user", "parts": [{"text": text}]}]}).to_string();
         let read =
             dialect::read(Dialect::Gemini, "/v1beta/models/m:generateContent", body.as_bytes());
-        rules.messages(body.as_bytes(), &read.messages, |_| Seen::Whole)
+        rules.messages(body.as_bytes(), &read.messages, |_| SentContent::Whole)
     };
     // 0.25 and 1.3 a character, all together rounded down; a long text by four.
     assert_eq!((count("Hello world"), count("你好世界"), count("Hello 世界")), (2, 5, 4));
@@ -386,7 +389,7 @@ async fn gemini_cli_counts_by_characters_and_cuts_nothing() {
     let call = r#"{"functionCall":{"name":"ls","args":{"dir":"/tmp"}}}"#.len();
     let answer = r#"{"output":"a b"}"#.len() + "ls".len();
     let expected = 3_000 + 25_800 + (call + answer) as u64 / 4;
-    assert_eq!(rules.messages(body.as_bytes(), &read.messages, |_| Seen::Whole), expected);
+    assert_eq!(rules.messages(body.as_bytes(), &read.messages, |_| SentContent::Whole), expected);
     assert!(config.policy.prune.gate.is_empty());
     assert_eq!(config.policy.reasoning.strip(), StripPolicy::All);
 }

@@ -2,7 +2,7 @@
 
 use plimsoll::context::ledger::Ledger;
 use plimsoll::context::plan::{Change, Decision, DecisionReason};
-use plimsoll::context::policy::{EchoRule, Policy, ReasoningPolicy, Reinject};
+use plimsoll::context::policy::{EchoRule, Policy, ReasoningPolicy, ReinjectPolicy};
 use serde_json::{Value, json};
 
 use crate::play::{Play, answers, asks, message};
@@ -95,7 +95,7 @@ async fn what_a_client_sends_itself_is_left_as_it_is() {
 
 #[tokio::test]
 async fn nothing_is_put_back_or_kept_where_policy_forbids_it() {
-    let reasoning = ReasoningPolicy { reinject: Reinject::Off, ..ReasoningPolicy::default() };
+    let reasoning = ReasoningPolicy { reinject: ReinjectPolicy::Off, ..ReasoningPolicy::default() };
     let policy = Policy { reasoning, ..Policy::default() };
     let mut play = Play::of("/v1/messages", policy).await;
     let mut history = vec![message("user", json!("Look."))];
@@ -106,8 +106,8 @@ async fn nothing_is_put_back_or_kept_where_policy_forbids_it() {
     let request = asks(MODEL, &history);
     let scene = play.asks(&request, &answers("m2", MODEL, json!([]))).await;
     assert_eq!(scene.bytes, request.to_string());
-    let scope = play.house.ledgers.scopes_of(play.session).await.unwrap().remove(0);
-    let knows = play.house.ledgers.look(&scope, Ledger::knows_reasoning).await;
+    let scope = play.server.ledgers.scopes_of(play.session).await.unwrap().remove(0);
+    let knows = play.server.ledgers.look(&scope, Ledger::knows_reasoning).await;
     assert!(!knows.unwrap());
 }
 

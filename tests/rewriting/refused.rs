@@ -2,7 +2,7 @@
 
 use plimsoll::context::ledger::Ledger;
 use plimsoll::context::plan::{Change, Decision, DecisionReason};
-use plimsoll::dialect::refusal::Cause;
+use plimsoll::dialect::refusal::RefusalCause;
 use plimsoll::store::Scope;
 use plimsoll::telemetry::{FailOpen, RefusalOutcome};
 use serde_json::{Value, json};
@@ -48,13 +48,13 @@ async fn the_original_is_sent_once_and_the_thread_is_set_aside() {
     call.answer("200 OK", &reply).await;
     assert_eq!(client.response().await.status(), 200);
     drop(call);
-    let told = play.house.told().await;
-    assert_eq!(told.refused, Some(Cause::Signature));
-    assert!(told.done.resent == Some(Cause::Signature) && !told.done.is_sent());
+    let told = play.server.told().await;
+    assert_eq!(told.refused, Some(RefusalCause::Signature));
+    assert!(told.done.resent == Some(RefusalCause::Signature) && !told.done.is_sent());
     // The estimate that is told is of what was answered, not of what was refused.
     let (tenant, session) = (told.tenant.clone().unwrap(), told.session.clone().unwrap());
     let turn = |ledger: &Ledger| ledger.turn(&told.id).unwrap().estimate.clone();
-    let kept = play.house.ledgers.look(&Scope { tenant, session }, turn).await.unwrap();
+    let kept = play.server.ledgers.look(&Scope { tenant, session }, turn).await.unwrap();
     assert_eq!(told.estimate, kept);
     assert!(told.fail_open.contains(&FailOpen::RewriteRefused));
 
@@ -82,7 +82,7 @@ async fn a_refusal_that_the_client_earned_is_the_clients() {
     call.answer("400 Bad Request", REFUSED).await;
     let response = client.response().await;
     assert_eq!((response.status(), response.text()), (400, REFUSED));
-    assert_eq!(play.house.told().await.refused, None);
+    assert_eq!(play.server.told().await.refused, None);
 }
 
 /// Reasoning may rest on what we changed: the client's is taken out only once the original is refused as well, and
@@ -118,7 +118,7 @@ async fn the_clients_reasoning_goes_where_nothing_else_helps() {
     call.answer("200 OK", &reply.to_string()).await;
     assert_eq!(client.response().await.status(), 200);
     drop(call);
-    let told = play.house.told().await;
+    let told = play.server.told().await;
     assert_eq!(told.refusal.as_ref().unwrap().outcome, RefusalOutcome::Healed);
 
     stale.extend(turn(json!([{"type": "text", "text": "Go on."}])));
@@ -140,7 +140,7 @@ async fn that_a_model_binds_is_learned_whoever_earned_the_refusal() {
     call.answer("400 Bad Request", BOUND).await;
     assert_eq!(client.response().await.status(), 400);
     drop(call);
-    assert_eq!(play.house.told().await.refused, None);
+    assert_eq!(play.server.told().await.refused, None);
 
     // In another session nothing is cut before what the model thought.
     play.session = "other";
@@ -176,7 +176,7 @@ async fn a_branch_that_was_not_refused_keeps_what_it_has() {
     call.answer("200 OK", &reply.to_string()).await;
     assert_eq!(client.response().await.status(), 200);
     drop(call);
-    play.house.told().await;
+    play.server.told().await;
     // What was cut stays cut, whatever is cut besides.
     let results = first.sent["messages"].as_array().unwrap().clone();
     let cut = results.iter().rposition(|it| it["content"][0]["content"] == CLEARED).unwrap();
@@ -197,7 +197,9 @@ async fn a_branch_that_was_not_refused_keeps_what_it_has() {
 /// the wire, without what is new.
 #[tokio::test]
 async fn what_was_decided_before_stays_where_the_original_is_refused() {
-    for (words, cause, rests) in [(REFUSED, Cause::Signature, true), (BOUND, Cause::Bound, false)] {
+    for (words, cause, rests) in
+        [(REFUSED, RefusalCause::Signature, true), (BOUND, RefusalCause::Bound, false)]
+    {
         let (mut play, reply, before) = cut_before().await;
         let longer = asks(MODEL, &history(12));
         let mut client = play.sends(&longer).await;
@@ -212,7 +214,7 @@ async fn what_was_decided_before_stays_where_the_original_is_refused() {
         call.answer("200 OK", &reply.to_string()).await;
         assert_eq!(client.response().await.status(), 200);
         drop(call);
-        let told = play.house.told().await;
+        let told = play.server.told().await;
         assert_eq!((told.refused, told.done.taken_back), (Some(cause), Some(cause)));
         assert!(told.done.is_sent() && told.done.resent.is_none() && !told.sets_aside());
         let mut grown = history(12);
@@ -253,7 +255,7 @@ async fn what_was_taken_back_is_decided_again_once() {
         call.answer("200 OK", &reply.to_string()).await;
         assert_eq!(client.response().await.status(), 200);
         drop(call);
-        play.house.told().await;
+        play.server.told().await;
         play.restarts().await;
     }
     assert_eq!(cleared(&play.asks(&longer, &reply).await.sent), before);
@@ -295,7 +297,7 @@ async fn a_fault_of_the_clients_own_leaves_what_was_decided() {
     call.answer("400 Bad Request", WRONG).await;
     assert_eq!(client.response().await.status(), 400);
     drop(call);
-    assert_eq!(play.house.told().await.refused, None);
+    assert_eq!(play.server.told().await.refused, None);
     assert!(cleared(&play.asks(&longer, &reply).await.sent) > before);
 }
 
@@ -312,7 +314,7 @@ async fn a_limit_is_nobodys_fault() {
     call.answer("429 Too Many Requests", r#"{"type":"error"}"#).await;
     assert_eq!(client.response().await.status(), 429);
     drop(call);
-    let told = play.house.told().await;
+    let told = play.server.told().await;
     assert!(told.refused.is_none() && !told.sets_aside());
     // What was refused is not tried again, and what comes later can be.
     assert_eq!(cleared(&play.asks(&request, &reply).await.sent), 0);
@@ -337,7 +339,7 @@ async fn what_is_refused_with_and_without_is_taken_back() {
     call.answer("400 Bad Request", REFUSED).await;
     assert_eq!(client.response().await.status(), 400);
     drop(call);
-    play.house.told().await;
+    play.server.told().await;
 
     for _ in 0..2 {
         let scene = play.asks(&longer, &reply).await;

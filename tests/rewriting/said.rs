@@ -28,15 +28,15 @@ async fn queue(play: &Play, scope: &Scope, number: u32, text: &str) {
     let id = format!("id-{number}").into();
     let queued = QueuedMessage { id, number, at: 1, text: text.into(), again: None };
     let kept = play
-        .house
+        .server
         .ledgers
-        .settle(&play.house.ledgers.room(scope), Fact::Queued(Box::new(queued)))
+        .settle(&play.server.ledgers.room(scope), Fact::Queued(Box::new(queued)))
         .await;
     assert!(kept.is_ok());
 }
 
 async fn waiting(play: &Play, scope: &Scope) -> usize {
-    play.house.ledgers.look(scope, |ledger| ledger.waiting().len()).await.unwrap()
+    play.server.ledgers.look(scope, |ledger| ledger.waiting().len()).await.unwrap()
 }
 
 fn said(scene: &Scene) -> bool {
@@ -49,7 +49,7 @@ async fn words_are_said_at_the_end_and_stay_there() {
     let scope = begun(&mut play).await;
     queue(&play, &scope, 2, "And the \"wind\".").await;
     queue(&play, &scope, 1, "Mind the tide.").await;
-    let mut news = play.house.telemetry.news();
+    let mut news = play.server.telemetry.news();
 
     let scene = play.asks(&asks(MODEL, &history(2)), &reply("Aye.")).await;
     let last = scene.sent["messages"].as_array().unwrap().last().unwrap();
@@ -120,9 +120,9 @@ async fn what_was_taken_back_is_never_said() {
     queue(&play, &scope, 1, "Mind the tide.").await;
     let back = InjectedMessage { id: "id-1".into(), at: 2, fate: InjectionState::Removed };
     let held = play
-        .house
+        .server
         .ledgers
-        .settle(&play.house.ledgers.room(&scope), Fact::Said(Box::new(back.clone())))
+        .settle(&play.server.ledgers.room(&scope), Fact::Said(Box::new(back.clone())))
         .await;
     assert_eq!(held.unwrap(), Fact::Said(Box::new(back.clone())));
     assert!(!said(&play.asks(&asks(MODEL, &history(2)), &reply("Go on.")).await));
@@ -131,9 +131,9 @@ async fn what_was_taken_back_is_never_said() {
     assert!(said(&play.asks(&asks(MODEL, &history(3)), &reply("Go on.")).await));
     let back = InjectedMessage { id: "id-2".into(), ..back };
     let held = play
-        .house
+        .server
         .ledgers
-        .settle(&play.house.ledgers.room(&scope), Fact::Said(Box::new(back)))
+        .settle(&play.server.ledgers.room(&scope), Fact::Said(Box::new(back)))
         .await
         .unwrap();
     let Fact::Said(held) = held else { panic!("{held:?}") };
@@ -166,7 +166,7 @@ async fn what_was_said_stays_where_nothing_was_refused() {
     call.answer("200 OK", &reply("This.").to_string()).await;
     assert_eq!(client.response().await.status(), 200);
     drop(call);
-    assert!(play.house.told().await.sets_aside());
+    assert!(play.server.told().await.sets_aside());
     for _ in 0..2 {
         assert!(said(&play.asks(&grown("And now?", 0), &reply("On we go.")).await));
         assert!(!said(&play.asks(&beside, &reply("This.")).await));
@@ -205,7 +205,7 @@ async fn words_of_a_request_that_failed_wait_again() {
         }
         drop(call);
         assert_eq!(client.response().await.status(), if is_refused { 529 } else { 502 });
-        play.house.told().await;
+        play.server.told().await;
         assert_eq!(waiting(&play, &scope).await, 1, "they wait again");
 
         let mut next = history(2);
@@ -242,7 +242,7 @@ async fn words_of_a_client_that_left_wait_again() {
             client.until("message_start").await;
         }
         drop(client);
-        play.house.told().await;
+        play.server.told().await;
         let again = async {
             while waiting(&play, &scope).await == 0 {
                 tokio::task::yield_now().await;

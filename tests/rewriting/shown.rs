@@ -2,7 +2,7 @@
 
 use plimsoll::config::presets::Preset;
 use plimsoll::context::budget::ContextView;
-use plimsoll::context::{Method, Outcome};
+use plimsoll::context::{EstimateMethod, Outcome};
 use plimsoll::telemetry::Exchange;
 use serde_json::{Value, json};
 
@@ -17,7 +17,7 @@ pub async fn shown(play: &Play, told: &Exchange) -> ContextView {
     };
     let id = told.id.clone();
     let view = play
-        .house
+        .server
         .ledgers
         .look(&scope, move |ledger| ContextView::after(ledger.turn(&id).unwrap()));
     view.await.unwrap()
@@ -117,7 +117,7 @@ async fn dextos_breakdown_goes_by_length() {
     let first = play.asks(&ask(&history), &answers("m1", MODEL, content.clone())).await;
     let tools = (tool.to_string().len() as f64 / 4.0).round() as u64;
     let at_first = first.told.estimate.as_ref().unwrap();
-    assert_eq!(at_first.method, Method::Estimated);
+    assert_eq!(at_first.method, EstimateMethod::Estimated);
     assert_eq!(
         (at_first.breakdown.system, at_first.breakdown.tools),
         (101, tools),
@@ -158,7 +158,7 @@ async fn a_cancelled_stream_that_told_its_input_is_an_anchor() {
     call.chunk(format!("event: content_block_delta\ndata: {delta}\n\n")).await;
     client.until("a half deep").await;
     client.reset();
-    let told = play.house.told().await;
+    let told = play.server.told().await;
     assert_eq!((told.outcome, told.actual()), (Outcome::ClientLeft, Some(5_000)));
     assert!(told.error().is_some() && told.usage.lower_bound);
     let view = shown(&play, &told).await;
@@ -171,5 +171,5 @@ async fn a_cancelled_stream_that_told_its_input_is_an_anchor() {
     history.push(message("user", json!("12345678")));
     let next = play.asks(&asks(MODEL, &history), &answers("m2", MODEL, json!([]))).await;
     assert_eq!(decided(&next.told), (view.total + 2, 2));
-    assert_eq!(next.told.estimate.as_ref().unwrap().method, Method::Anchored);
+    assert_eq!(next.told.estimate.as_ref().unwrap().method, EstimateMethod::Anchored);
 }

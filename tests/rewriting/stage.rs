@@ -12,8 +12,8 @@ use scripted_provider::strict::{self, Clock, Judged, Provider, Reply, Rules, Ser
 use serde_json::Value;
 use tokio::io::AsyncReadExt as _;
 
-use crate::support::house::{House, config};
 use crate::support::http1::Wire;
+use crate::support::server::{TestServer, config};
 use crate::support::within;
 
 /// One client, one proxy, one strict provider.
@@ -22,7 +22,7 @@ pub struct Stage {
     _serving: Serving,
     store: Arc<dyn Store>,
     pub config: Config,
-    pub house: House,
+    pub server: TestServer,
     pub headers: &'static str,
 }
 
@@ -42,13 +42,13 @@ impl Stage {
         let mut config = config(&serving.base());
         (config.mode, config.policy) = (Mode::Active, Arc::new(policy));
         let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
-        let house = house(&store, &config).await;
-        Self { provider, _serving: serving, store, config, house, headers: "" }
+        let server = server(&store, &config).await;
+        Self { provider, _serving: serving, store, config, server, headers: "" }
     }
 
     /// Another process over the same store.
     pub async fn restarts(&mut self) {
-        self.house = house(&self.store, &self.config).await;
+        self.server = server(&self.store, &self.config).await;
     }
 
     /// The events of a streamed reply, as a provider of the same kind says them.
@@ -89,7 +89,7 @@ impl Stage {
              x-plimsoll-session: s\r\n{headers}{end}content-type: application/json\r\ncontent-length: {}\r\n\r\n",
             body.len()
         );
-        let mut client = Wire::connect(self.house.address).await;
+        let mut client = Wire::connect(self.server.address).await;
         client.send(format!("{head}{body}")).await;
         let (status, text) = match is_streamed {
             true => streamed(client).await,
@@ -98,7 +98,7 @@ impl Stage {
                 (response.status(), response.text().to_owned())
             }
         };
-        let told = self.house.told().await;
+        let told = self.server.told().await;
         let answer = serde_json::from_str(&text).unwrap_or(Value::String(text));
         Asked { status, answer, told, log: self.provider.take_log() }
     }
@@ -114,8 +114,8 @@ async fn streamed(mut client: Wire) -> (u16, String) {
     (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
 }
 
-async fn house(store: &Arc<dyn Store>, config: &Config) -> House {
-    House::over(store.clone(), config.clone(), Matcher::builder().build()).await
+async fn server(store: &Arc<dyn Store>, config: &Config) -> TestServer {
+    TestServer::over(store.clone(), config.clone(), Matcher::builder().build()).await
 }
 
 impl Asked {

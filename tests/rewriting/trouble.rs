@@ -11,7 +11,7 @@ use plimsoll::dialect::identity::ANONYMOUS;
 use plimsoll::store::drafts::Draft;
 use plimsoll::store::memory::MemoryStore;
 use plimsoll::store::precondition::Precondition;
-use plimsoll::store::sqlite::Sqlite;
+use plimsoll::store::sqlite::SqliteStore;
 use plimsoll::store::{
     Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreError, StoreFuture, SweepStep,
     WriteOutcome,
@@ -170,7 +170,7 @@ async fn invariant_3_what_cannot_be_saved_is_not_sent() {
 async fn a_decision_whose_save_timed_out_is_void_in_the_store_too() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("p.db");
-    let store = Arc::new(Sqlite::open(&path).unwrap());
+    let store = Arc::new(SqliteStore::open(&path).unwrap());
     let mut play = Play::over(store, "/v1/messages", Mode::Active, eager()).await;
     play.config.limits.save_ms = 200;
     play.restarts().await;
@@ -184,7 +184,7 @@ async fn a_decision_whose_save_timed_out_is_void_in_the_store_too() {
     client.response().await;
     drop(call);
     in_the_way.execute_batch("ROLLBACK").unwrap();
-    let told = play.house.told().await;
+    let told = play.server.told().await;
     let scope = Scope { tenant: told.tenant.clone().unwrap(), session: play.session.into() };
     let kept = async || play.store.scan(scope.clone(), 999).await.unwrap();
     // The turn is written after the decisions were due.
@@ -217,7 +217,7 @@ async fn a_decision_that_is_saved_too_late_holds_from_the_next_request_on() {
     assert!(kept > 0);
     store.answers.notify_one();
     let held = async {
-        while play.house.ledgers.look(&scope, |it| it.cuts_holding(None).count()).await.unwrap()
+        while play.server.ledgers.look(&scope, |it| it.cuts_holding(None).count()).await.unwrap()
             < kept
         {
             tokio::task::yield_now().await;
@@ -285,7 +285,7 @@ async fn a_fact_that_is_not_understood_is_ignored_and_told() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let reply = answers("m1", MODEL, json!([]));
     play.asks(&asks(MODEL, &history(3)), &reply).await;
-    let scope = play.house.ledgers.scopes_of(play.session).await.unwrap().remove(0);
+    let scope = play.server.ledgers.scopes_of(play.session).await.unwrap().remove(0);
     let value = Bytes::from_static(b"{\"kind\":\"cut\",\"about\":\"nonsense\"}");
     let broken = Record { kind: RecordKind::Cut, key: 7, value, at: 1 };
     play.store.put_if_absent(scope, vec![broken]).await.unwrap();

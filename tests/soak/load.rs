@@ -14,7 +14,7 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use plimsoll::context::Fact;
-use plimsoll::store::sqlite::Sqlite;
+use plimsoll::store::sqlite::SqliteStore;
 use plimsoll::store::{ScopePage, Store};
 use rand::RngExt as _;
 use serde_json::{Value, json};
@@ -176,8 +176,8 @@ impl Load {
             }
             self.read(response.into_body(), ending).await
         };
-        let patience = Duration::from_secs(60);
-        tokio::time::timeout(patience, answer).await.map_err(|_| "no answer in 60 s".to_owned())?
+        let timeout = Duration::from_secs(60);
+        tokio::time::timeout(timeout, answer).await.map_err(|_| "no answer in 60 s".to_owned())?
     }
 
     async fn read(
@@ -257,7 +257,7 @@ pub struct Missing {
 }
 
 pub async fn missing(folder: &Path, known: &Known) -> Missing {
-    let store = Sqlite::open(&folder.join("data/plimsoll.db")).unwrap();
+    let store = SqliteStore::open(&folder.join("data/plimsoll.db")).unwrap();
     let acknowledged = known.values().map(Vec::len).sum();
     let mut missing = Missing { acknowledged, forgotten: acknowledged, ..Missing::default() };
     let mut after = None;

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use plimsoll::store::sqlite::Sqlite;
+use plimsoll::store::sqlite::SqliteStore;
 use plimsoll::store::{ScopePage, Store};
 use rusqlite::Connection;
 use scripted_provider::Provider;
@@ -244,7 +244,7 @@ async fn ask(question: &str, data: &str) -> (Duration, Duration) {
 
 /// Sessions of traffic are loaded while somebody goes through the whole list and looks into sessions.
 async fn loads_beside_lookers(file: &Path) -> Duration {
-    let store = Sqlite::open(file).unwrap();
+    let store = SqliteStore::open(file).unwrap();
     let mut some = Vec::new();
     let mut after = None;
     while some.len() < 5_000 {

@@ -8,19 +8,19 @@ use plimsoll::store::{Scope, Store};
 use serde_json::{Value, json};
 
 use crate::support::held::Held;
-use crate::support::house::{House, config};
 use crate::support::http1::{Provider, Wire};
+use crate::support::server::{TestServer, config};
 use crate::support::within;
 
-async fn house(provider: &Provider, store: Arc<dyn Store>) -> House {
+async fn server(provider: &Provider, store: Arc<dyn Store>) -> TestServer {
     let mut config = config(&provider.base());
     config.limits.load_ms = 5;
-    House::over(store, config, Matcher::builder().build()).await
+    TestServer::over(store, config, Matcher::builder().build()).await
 }
 
 /// A first call of a new conversation: its head teaches.
-async fn teaches(house: &mut House, provider: &Provider, number: usize) {
-    let mut client = Wire::connect(house.address).await;
+async fn teaches(server: &mut TestServer, provider: &Provider, number: usize) {
+    let mut client = Wire::connect(server.address).await;
     let text = format!("Question {number}: how deep is it?");
     let ask = json!({"model": "claude-sonnet-4-5", "max_tokens": 9, "system": format!("Be calm, {number}."),
         "messages": [{"role": "user", "content": text}]});
@@ -36,7 +36,7 @@ async fn teaches(house: &mut House, provider: &Provider, number: usize) {
         "usage": {"input_tokens": 30, "output_tokens": 2}});
     provider.call().await.answer("200 OK", &reply.to_string()).await;
     client.response().await;
-    house.told().await;
+    server.told().await;
 }
 
 /// How many answers taught what the next process would take over.
@@ -53,7 +53,7 @@ async fn newest(store: &Arc<dyn Store>) -> u64 {
 async fn a_slow_read_erases_nothing_and_fewer_answers_replace_nothing() {
     let provider = Provider::start().await;
     let memory: Arc<dyn Store> = Arc::new(MemoryStore::default());
-    let mut before = house(&provider, memory.clone()).await;
+    let mut before = server(&provider, memory.clone()).await;
     for number in 0..8 {
         teaches(&mut before, &provider, number).await;
     }
@@ -65,7 +65,7 @@ async fn a_slow_read_erases_nothing_and_fewer_answers_replace_nothing() {
     within("what was learned to be saved", saved).await;
 
     let store = Held::over(memory.clone());
-    let mut after = house(&provider, store.clone()).await;
+    let mut after = server(&provider, store.clone()).await;
     store.hold_reads(true);
     for number in 10..15 {
         teaches(&mut after, &provider, number).await;

@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use plimsoll::context::Outcome;
-use plimsoll::dialect::openai_responses::Socket;
-use plimsoll::dialect::reading::{Framing, Reading};
+use plimsoll::dialect::openai_responses::SocketReader;
+use plimsoll::dialect::reading::{Framing, ResponseReader};
 use plimsoll::dialect::{Dialect, Reply};
 
-use crate::support::house::House;
 use crate::support::http1::{Provider, Wire};
+use crate::support::server::TestServer;
 
 /// The quickest counts: a busy machine can hold up anything.
 const TRIES: usize = 4;
@@ -48,7 +48,7 @@ impl Gaps {
 }
 
 fn reply(body: &str) -> Reply {
-    let mut reading = Reading::new(Dialect::OpenaiChat, 200, Framing::Json, LIMIT);
+    let mut reading = ResponseReader::new(Dialect::OpenaiChat, 200, Framing::Json, LIMIT);
     reading.push(body.as_bytes());
     reading.finish(true)
 }
@@ -66,10 +66,10 @@ async fn a_large_reply_is_read_elsewhere_and_told_all_the_same() {
     assert_eq!(reply(&body).usage.input, Some(7));
     let here = began.elapsed();
     let provider = Provider::start().await;
-    let mut house = House::before(&provider.base()).await;
+    let mut server = TestServer::before(&provider.base()).await;
     let mut shortest = Duration::MAX;
     for _ in 0..TRIES {
-        let mut client = Wire::connect(house.address).await;
+        let mut client = Wire::connect(server.address).await;
         let ask = r#"{"model":"m","messages":[{"role":"user","content":"Hm?"}]}"#;
         let length = ask.len();
         client
@@ -82,7 +82,7 @@ async fn a_large_reply_is_read_elsewhere_and_told_all_the_same() {
         let (_, response) = tokio::join!(call.answer("200 OK", &body), client.response());
         assert_eq!(response.body.len(), body.len());
         drop(client);
-        let told = house.told().await;
+        let told = server.told().await;
         shortest = shortest.min(gaps.longest());
         let aside = &told.fail_open;
         let seen = (told.outcome, told.usage.input);
@@ -110,13 +110,13 @@ const COMPLETED: &str = r#"{"type":"response.completed","response":{"id":"r","st
 async fn a_large_message_is_read_elsewhere_and_those_after_it_in_their_order() {
     let event = format!("{{\"type\":\"response.in_progress\",\"more\":[{}]}}", many_values());
     let began = Instant::now();
-    assert!(Socket::new(LIMIT).event(event.as_bytes()).is_none());
+    assert!(SocketReader::new(LIMIT).event(event.as_bytes()).is_none());
     let here = began.elapsed();
     let provider = Provider::start().await;
-    let mut house = House::before(&provider.base()).await;
+    let mut server = TestServer::before(&provider.base()).await;
     let mut shortest = Duration::MAX;
     for _ in 0..TRIES {
-        let mut client = Wire::connect(house.address).await;
+        let mut client = Wire::connect(server.address).await;
         client.send(UPGRADE).await;
         let mut call = provider.call().await;
         call.send(SWITCHED).await;
@@ -131,11 +131,11 @@ async fn a_large_message_is_read_elsewhere_and_those_after_it_in_their_order() {
         let all = [&large[..], &last[..]].concat();
         let (_, came) = tokio::join!(call.send(&all), client.exactly(all.len()));
         assert!(came == all, "it passes as it is");
-        let told = house.told().await;
+        let told = server.told().await;
         shortest = shortest.min(gaps.longest());
         assert_eq!((told.outcome, told.usage.input), (Outcome::Complete, Some(31)));
         drop((client, call));
-        house.told().await;
+        server.told().await;
     }
     assert!(shortest < here / 2, "{shortest:?}, where reading it takes {here:?}");
 }

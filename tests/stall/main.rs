@@ -20,8 +20,8 @@ use plimsoll::proxy::DrainOutcome;
 use plimsoll::telemetry::FailOpen;
 use serde_json::json;
 use support::held::Held;
-use support::house::{House, config};
 use support::http1::{Call, Provider, Wire};
+use support::server::{TestServer, config};
 use support::within;
 use tokio::io::AsyncWriteExt as _;
 
@@ -87,11 +87,11 @@ impl Table {
 }
 
 /// A proxy with the waits of the table.
-async fn house(provider: &Provider, store: Arc<Held>, table: &Table) -> House {
+async fn server(provider: &Provider, store: Arc<Held>, table: &Table) -> TestServer {
     house_in(Mode::Observe, provider, store, table).await
 }
 
-async fn house_in(mode: Mode, provider: &Provider, store: Arc<Held>, table: &Table) -> House {
+async fn house_in(mode: Mode, provider: &Provider, store: Arc<Held>, table: &Table) -> TestServer {
     let mut config: Config = config(&provider.base());
     config.mode = mode;
     config.limits.first_load_ms = table.first_load;
@@ -100,17 +100,17 @@ async fn house_in(mode: Mode, provider: &Provider, store: Arc<Held>, table: &Tab
     config.limits.settle_ms = table.settle;
     config.limits.commit_ms = table.commit;
     config.limits.drain_s = 1;
-    House::over(store, config, Matcher::builder().build()).await
+    TestServer::over(store, config, Matcher::builder().build()).await
 }
 
 /// Asks on a connection of its own: a conversation that has gone on for a while, and names no session.
-async fn asks(house: &House, name: usize) -> Wire {
-    says(house, name, &["Go on."]).await
+async fn asks(server: &TestServer, name: usize) -> Wire {
+    says(server, name, &["Go on."]).await
 }
 
 /// The same conversation as far as the user's last words, each before the last answered.
-async fn says(house: &House, name: usize, words: &[&str]) -> Wire {
-    let mut client = Wire::connect(house.address).await;
+async fn says(server: &TestServer, name: usize, words: &[&str]) -> Wire {
+    let mut client = Wire::connect(server.address).await;
     let said = |role: &str, text: String| json!({"role": role, "content": text});
     let mut messages = vec![
         said("user", format!("Question {name}.")),
@@ -135,9 +135,9 @@ async fn says(house: &House, name: usize, words: &[&str]) -> Wire {
 }
 
 /// All ask at once; their calls as they come to the provider, and how long the last of them took.
-async fn all_ask(house: &House, provider: &Provider) -> (Vec<Wire>, Vec<Call>, Duration) {
+async fn all_ask(server: &TestServer, provider: &Provider) -> (Vec<Wire>, Vec<Call>, Duration) {
     let began = Instant::now();
-    let clients = join_all((0..streams()).map(|name| asks(house, name))).await;
+    let clients = join_all((0..streams()).map(|name| asks(server, name))).await;
     let mut calls = Vec::new();
     for _ in 0..streams() {
         calls.push(provider.call().await);
@@ -164,8 +164,8 @@ async fn answers(call: &mut Call) {
 }
 
 /// A stranger is answered whatever is held.
-async fn a_stranger_is_answered(house: &House, provider: &Provider) {
-    let mut client = asks(house, usize::MAX).await;
+async fn a_stranger_is_answered(server: &TestServer, provider: &Provider) {
+    let mut client = asks(server, usize::MAX).await;
     let mut call = provider.call().await;
     answers(&mut call).await;
     assert_eq!(client.response().await.text(), EVENTS.concat());
@@ -174,13 +174,13 @@ async fn a_stranger_is_answered(house: &House, provider: &Provider) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn held_reads_of_the_store_cost_each_request_what_the_table_says_once() {
     let (provider, store, table) = (Provider::start().await, Held::new(), Table::read());
-    let mut house = house(&provider, store.clone(), &table).await;
+    let mut server = server(&provider, store.clone(), &table).await;
     store.hold_reads(true);
-    let (mut clients, mut calls, took) = all_ask(&house, &provider).await;
+    let (mut clients, mut calls, took) = all_ask(&server, &provider).await;
     assert!(took < table.before_it_is_sent() + SLACK, "{took:?}");
     all_are_answered(&mut clients, &mut calls).await;
     for _ in 0..streams() {
-        let told = house.told().await;
+        let told = server.told().await;
         assert!(told.fail_open.contains(&FailOpen::Store), "{:?}", told.fail_open);
         assert!(told.fail_open.contains(&FailOpen::SessionLate), "{:?}", told.fail_open);
         assert_eq!((told.outcome, &told.session), (Outcome::Complete, &None));
@@ -189,7 +189,7 @@ async fn held_reads_of_the_store_cost_each_request_what_the_table_says_once() {
         assert!(waited < table.before_it_is_sent() + SLACK, "{waited:?}");
     }
     store.hold_reads(false);
-    let kept = house.ledgers.sessions(plimsoll::store::ScopePage::first(9)).await.unwrap();
+    let kept = server.ledgers.sessions(plimsoll::store::ScopePage::first(9)).await.unwrap();
     assert_eq!(kept, [], "nothing was begun in the place of what may be there");
 }
 
@@ -197,15 +197,15 @@ async fn held_reads_of_the_store_cost_each_request_what_the_table_says_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn held_reads_cost_the_first_requests_that_can_be_cut_what_the_table_says() {
     let (provider, store, table) = (Provider::start().await, Held::new(), Table::read());
-    let mut house = house_in(Mode::Active, &provider, store.clone(), &table).await;
+    let mut server = house_in(Mode::Active, &provider, store.clone(), &table).await;
     store.hold_reads(true);
     let most = table.before_the_first_is_sent();
     for most in [most, table.before_it_is_sent()] {
-        let (mut clients, mut calls, took) = all_ask(&house, &provider).await;
+        let (mut clients, mut calls, took) = all_ask(&server, &provider).await;
         assert!(took < most + SLACK, "{took:?}");
         all_are_answered(&mut clients, &mut calls).await;
         for _ in 0..streams() {
-            let told = house.told().await;
+            let told = server.told().await;
             assert!(told.fail_open.contains(&FailOpen::SessionLate), "{:?}", told.fail_open);
             let waited = Duration::from_micros(told.session_load_us.unwrap());
             assert!(waited < most + SLACK, "{waited:?}");
@@ -220,13 +220,13 @@ async fn who_was_late_is_in_its_session_with_the_next_request() {
     let (provider, table) = (Provider::start().await, Table::read());
     let inner: Arc<dyn plimsoll::store::Store> =
         Arc::new(plimsoll::store::memory::MemoryStore::default());
-    let mut before = house(&provider, Held::over(inner.clone()), &table).await;
-    let exchange = async |house: &mut House, name: usize, words: &[&str]| {
-        let mut client = says(house, name, words).await;
+    let mut before = server(&provider, Held::over(inner.clone()), &table).await;
+    let exchange = async |server: &mut TestServer, name: usize, words: &[&str]| {
+        let mut client = says(server, name, words).await;
         let mut call = provider.call().await;
         answers(&mut call).await;
         client.response().await;
-        house.told().await
+        server.told().await
     };
     let mut sessions = Vec::new();
     for name in 0..streams() {
@@ -234,7 +234,7 @@ async fn who_was_late_is_in_its_session_with_the_next_request() {
     }
     // A restart, and a store that is slow for a while.
     let store = Held::over(inner);
-    let mut after = house(&provider, store.clone(), &table).await;
+    let mut after = server(&provider, store.clone(), &table).await;
     store.hold_reads(true);
     for name in 0..streams() {
         assert_eq!(exchange(&mut after, name, &["Go on.", "And?"]).await.session, None);
@@ -256,16 +256,16 @@ async fn who_was_late_is_in_its_session_with_the_next_request() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn held_writes_of_the_store_cost_the_end_of_a_reply_what_the_table_says() {
     let (provider, store, table) = (Provider::start().await, Held::new(), Table::read());
-    let mut house = house(&provider, store.clone(), &table).await;
+    let mut server = server(&provider, store.clone(), &table).await;
     store.hold_writes(true);
-    let (mut clients, mut calls, _) = all_ask(&house, &provider).await;
+    let (mut clients, mut calls, _) = all_ask(&server, &provider).await;
     let began = Instant::now();
     all_are_answered(&mut clients, &mut calls).await;
     let took = began.elapsed();
     assert!(took < Duration::from_millis(table.commit) + SLACK, "{took:?}");
     store.hold_writes(false);
     for _ in 0..streams() {
-        let told = house.told().await;
+        let told = server.told().await;
         assert!(told.fail_open.contains(&FailOpen::CommitLate), "{:?}", told.fail_open);
     }
 }
@@ -273,13 +273,13 @@ async fn held_writes_of_the_store_cost_the_end_of_a_reply_what_the_table_says() 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_provider_that_does_not_answer_holds_up_its_own_clients_alone() {
     let (provider, store, table) = (Provider::start().await, Held::new(), Table::read());
-    let mut house = house(&provider, store, &table).await;
-    let (clients, calls, _) = all_ask(&house, &provider).await;
-    a_stranger_is_answered(&house, &provider).await;
-    assert_eq!(house.told().await.outcome, Outcome::Complete);
+    let mut server = server(&provider, store, &table).await;
+    let (clients, calls, _) = all_ask(&server, &provider).await;
+    a_stranger_is_answered(&server, &provider).await;
+    assert_eq!(server.told().await.outcome, Outcome::Complete);
     drop(clients);
     for _ in 0..streams() {
-        assert_eq!(house.told().await.outcome, Outcome::ClientLeft);
+        assert_eq!(server.told().await.outcome, Outcome::ClientLeft);
     }
     drop(calls);
 }
@@ -287,8 +287,8 @@ async fn a_provider_that_does_not_answer_holds_up_its_own_clients_alone() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reply_that_stands_still_holds_up_its_own_client_alone() {
     let (provider, store, table) = (Provider::start().await, Held::new(), Table::read());
-    let mut house = house(&provider, store, &table).await;
-    let (mut clients, mut calls, _) = all_ask(&house, &provider).await;
+    let mut server = server(&provider, store, &table).await;
+    let (mut clients, mut calls, _) = all_ask(&server, &provider).await;
     for call in &mut calls {
         call.begin_events().await;
         call.chunk(EVENTS[0]).await;
@@ -297,11 +297,11 @@ async fn a_reply_that_stands_still_holds_up_its_own_client_alone() {
         client.head().await;
         assert_eq!(client.chunk().await, EVENTS[0].as_bytes(), "what came has passed");
     }
-    a_stranger_is_answered(&house, &provider).await;
-    assert_eq!(house.told().await.outcome, Outcome::Complete);
+    a_stranger_is_answered(&server, &provider).await;
+    assert_eq!(server.told().await.outcome, Outcome::Complete);
     drop(clients);
     for _ in 0..streams() {
-        assert_eq!(house.told().await.outcome, Outcome::ClientLeft);
+        assert_eq!(server.told().await.outcome, Outcome::ClientLeft);
     }
 }
 
@@ -309,8 +309,8 @@ async fn a_reply_that_stands_still_holds_up_its_own_client_alone() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_does_not_read_holds_up_nobody_else() {
     let (provider, store, table) = (Provider::start().await, Held::new(), Table::read());
-    let mut house = house(&provider, store, &table).await;
-    let (clients, mut calls, _) = all_ask(&house, &provider).await;
+    let mut server = server(&provider, store, &table).await;
+    let (clients, mut calls, _) = all_ask(&server, &provider).await;
     let filler = format!(": {}\n\n", "x".repeat(16 << 10));
     for call in &mut calls {
         call.begin_events().await;
@@ -322,12 +322,12 @@ async fn a_client_that_does_not_read_holds_up_nobody_else() {
             sent.unwrap();
         }
     }
-    a_stranger_is_answered(&house, &provider).await;
-    assert_eq!(house.told().await.outcome, Outcome::Complete);
+    a_stranger_is_answered(&server, &provider).await;
+    assert_eq!(server.told().await.outcome, Outcome::Complete);
     assert!(table.drain >= 1000, "the test stops sooner than that");
     let began = Instant::now();
-    house.stop();
-    assert!(matches!(house.drained().await, DrainOutcome::Broken(left) if left >= streams()));
+    server.stop();
+    assert!(matches!(server.drained().await, DrainOutcome::Broken(left) if left >= streams()));
     let took = began.elapsed();
     assert!(took < Duration::from_millis(1000 + table.broken) + SLACK, "{took:?}");
     drop(clients);
@@ -337,16 +337,16 @@ async fn a_client_that_does_not_read_holds_up_nobody_else() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_disk_that_stands_still_holds_up_nobody() {
     let (provider, store, table) = (Provider::start().await, Held::new(), Table::read());
-    let mut house = house(&provider, store.clone(), &table).await;
+    let mut server = server(&provider, store.clone(), &table).await;
     store.hold_reads(true);
     store.hold_writes(true);
-    let (mut clients, mut calls, took) = all_ask(&house, &provider).await;
+    let (mut clients, mut calls, took) = all_ask(&server, &provider).await;
     assert!(took < table.before_it_is_sent() + SLACK, "{took:?}");
     all_are_answered(&mut clients, &mut calls).await;
     drop(clients);
     let began = Instant::now();
-    house.stop();
-    house.drained().await;
+    server.stop();
+    server.drained().await;
     let took = began.elapsed();
     assert!(took < Duration::from_millis(1000 + table.broken) + SLACK, "{took:?}");
 }

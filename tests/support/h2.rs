@@ -18,7 +18,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-use super::{house, within};
+use super::{server, within};
 
 pub type Fault = std::io::Error;
 pub type Body = Channel<Bytes, Fault>;
@@ -193,7 +193,7 @@ impl Provider {
 
     /// For a proxy in front of it that trusts its certificate.
     pub fn config(&self) -> Config {
-        let mut config = house::config(&self.base());
+        let mut config = server::config(&self.base());
         config.extra_ca = Some(self.certificates.authority.clone());
         config
     }

@@ -2,35 +2,35 @@
 
 use std::net::SocketAddr;
 
-use plimsoll::admin::prices::Prices;
+use plimsoll::admin::prices::PriceList;
 use plimsoll::admin::view::ServerInfo;
-use plimsoll::admin::{self, Access, Admin};
+use plimsoll::admin::{self, Admin, AdminAccess};
 use plimsoll::config::{Config, Secret};
 use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use super::house::House;
 use super::http1::{Message, Wire};
+use super::server::TestServer;
 
 /// The token of listeners in tests that may do everything, and of those that may read.
 pub const TOKEN: &str = "token-of-the-tests-for-everything";
 pub const READER: &str = "token-of-the-tests-for-reading";
 
-pub fn access() -> Access {
+pub fn access() -> AdminAccess {
     let [admin, reader] = [TOKEN, READER].map(|token| Secret(token.to_owned()));
-    Access { admin, reader, metrics_open: false }
+    AdminAccess { admin, reader, metrics_open: false }
 }
 
 /// An admin listener over a house.
 pub struct Looking(SocketAddr);
 
 impl Looking {
-    pub async fn at(house: &House, config: &Config) -> Self {
+    pub async fn at(server: &TestServer, config: &Config) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let (ledgers, telemetry) = (house.ledgers.clone(), house.telemetry.clone());
-        let (about, prices) = (ServerInfo::of(config, address, address, 0), Prices::of(config));
+        let (ledgers, telemetry) = (server.ledgers.clone(), server.telemetry.clone());
+        let (about, prices) = (ServerInfo::of(config, address, address, 0), PriceList::of(config));
         let draining = watch::channel(false).1;
         let admin = Admin::new(ledgers, telemetry, about, prices, access(), draining);
         tokio::spawn(admin::serve(admin, listener, std::future::pending()));

@@ -16,10 +16,10 @@
 pub mod coding;
 pub mod h2;
 pub mod held;
-pub mod house;
 pub mod http1;
 pub mod looking;
 pub mod orders;
+pub mod server;
 pub mod wire;
 
 use std::future::Future;

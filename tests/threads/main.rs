@@ -15,11 +15,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
-use plimsoll::context::ledger::marks;
+use plimsoll::context::ledger::anchor_keys;
 use plimsoll::context::lineage::Growth;
-use plimsoll::context::{Fact, Outcome, Place, Sketch, SketchPart, Turn};
+use plimsoll::context::{Fact, Outcome, PromptSection, Sketch, SketchPart, Turn};
 use plimsoll::dialect::models::Family;
-use plimsoll::dialect::reading::{Framing, Reading};
+use plimsoll::dialect::reading::{Framing, ResponseReader};
 use plimsoll::dialect::{self, PartKey, Purpose, Reply, identity, paths};
 use plimsoll::store::ledgers::{Ledgers, OpenedSession, SessionLookup};
 use plimsoll::store::memory::MemoryStore;
@@ -68,14 +68,14 @@ async fn play(calls: impl Iterator<Item = Value>) -> String {
         let asked = SessionLookup {
             tenant: "t",
             session: identity.session.as_deref(),
-            lane: identity.thread.as_deref(),
+            client_thread: identity.thread.as_deref(),
             request: &request,
-            patience: Duration::from_secs(5),
+            timeout: Duration::from_secs(5),
             reads: &ReadBudget::new(Duration::from_secs(5)),
             shadow: false,
         };
         let opened = ledgers.open(asked, &conversation).await.unwrap();
-        let place = (opened.scope.session.clone(), opened.placed.standing.thread.clone());
+        let place = (opened.scope.session.clone(), opened.placed.position.thread.clone());
         let known = threads.iter().position(|thread| *thread == place);
         let letter = known.unwrap_or_else(|| {
             threads.push(place);
@@ -104,7 +104,7 @@ fn headers(call: &Value) -> HeaderMap {
 fn reply(call: &Value, dialect: dialect::Dialect) -> Reply {
     let response = &call["response"];
     let status = response["status"].as_u64().unwrap_or(200) as u16;
-    let mut reading = Reading::new(dialect, status, Framing::Unknown, 16 << 20);
+    let mut reading = ResponseReader::new(dialect, status, Framing::Unknown, 16 << 20);
     reading.push(response["body"].as_str().unwrap_or_default().as_bytes());
     reading.finish(true)
 }
@@ -116,11 +116,11 @@ fn turn(
     purpose: Purpose,
     request: &str,
 ) -> Turn {
-    let sketched = |key: PartKey| SketchPart { key, tokens: 1, place: Place::History };
+    let sketched = |key: PartKey| SketchPart { key, tokens: 1, place: PromptSection::History };
     Turn {
         request: request.into(),
-        standing: opened.placed.standing.clone(),
-        after: reply.chain_after(opened.placed.standing.chain),
+        position: opened.placed.position.clone(),
+        after: reply.chain_after(opened.placed.position.chain),
         done: Default::default(),
         response: reply.id.clone(),
         at: 0,
@@ -139,7 +139,7 @@ fn turn(
         reserve: 0,
         sketch: Sketch { added: vec![sketched(PartKey(1))], ..Sketch::default() },
         reply: reply.parts.iter().filter_map(|part| part.key).map(sketched).collect(),
-        marks: marks(reply),
+        anchor_keys: anchor_keys(reply),
         provider_request_id: None,
         repeated_calls: None,
         carry: None,

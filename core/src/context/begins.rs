@@ -1,19 +1,19 @@
-//! Where the person's turns begin: what becomes of reasoning goes by it.
+//! Where the user's turns begin: what becomes of reasoning goes by it.
 //!
 //! Reads messages only.
 
 use crate::dialect::{Conversation, Dialect, Message, Part, PartKind, Role};
 
-/// Whether a message is the person's own words, which begin a turn. Words together with tool results
+/// Whether a message is the user's own words, which begin a turn. Words together with tool results
 /// go on with one: no signal tells (`docs/estimates.md` 2), and to keep is the cautious guess.
-pub(in crate::context) fn is_persons(message: &Message) -> bool {
+pub(in crate::context) fn is_users(message: &Message) -> bool {
     let is = |kind| message.parts.iter().any(|part| part.kind == kind);
     message.role == Role::User && is(PartKind::Text) && !is(PartKind::ToolResult)
 }
 
-/// The message with which the person's last turn begins. Words right after tool results go on with the
+/// The message with which the user's last turn begins. Words right after tool results go on with the
 /// turn, wherever the dialect puts them (`docs/estimates.md` 2: kept as often as not, and to keep is the
-/// cautious guess). Gemini's begins with the last message that has words of the person's, results or not,
+/// cautious guess). Gemini's begins with the last message that has words of the user's, results or not,
 /// as its documentation of signatures has it.
 pub(super) fn turn_began(conversation: &Conversation) -> usize {
     if conversation.dialect == Dialect::Gemini {
@@ -23,20 +23,20 @@ pub(super) fn turn_began(conversation: &Conversation) -> usize {
     let answers =
         |message: &Message| message.parts.iter().any(|part| part.kind == PartKind::ToolResult);
     let begins = |at: &usize| {
-        let before = messages[..*at].iter().rev().find(|message| !is_persons(message));
-        is_persons(&messages[*at]) && !before.is_some_and(answers)
+        let before = messages[..*at].iter().rev().find(|message| !is_users(message));
+        is_users(&messages[*at]) && !before.is_some_and(answers)
     };
     (0..messages.len()).rev().find(begins).unwrap_or(0)
 }
 
-/// The message of the person's last words; for Gemini also where they came with tool results.
+/// The message of the user's last words; for Gemini also where they came with tool results.
 pub(super) fn spoke(conversation: &Conversation) -> usize {
     let speaks = |message: &Message| match conversation.dialect {
         Dialect::Gemini => {
             let is_text = |part: &Part| part.kind == PartKind::Text;
             message.role == Role::User && message.parts.iter().any(is_text)
         }
-        _ => is_persons(message),
+        _ => is_users(message),
     };
     conversation.messages.iter().rposition(speaks).unwrap_or(0)
 }

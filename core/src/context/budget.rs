@@ -17,29 +17,29 @@ mod sums;
 mod view;
 
 pub use carry::{CarryOutlook, CarryOver};
-pub use classic::{Classic, classic};
-pub use contents::{Contents, ToolTokens};
+pub use classic::{ClassicEstimate, classic};
+pub use contents::{MessageTokens, ToolTokens};
 pub use decided::estimate;
 pub use hidden::HiddenInput;
-pub use limits::{Limits, Point, Thresholds};
+pub use limits::{Thresholds, WindowLimits, WindowPoint};
 pub use line::grouped;
 pub use reply::reply;
-pub use sections::Sections;
-pub use view::{Basis, ContextView, RewriteView};
+pub use sections::SectionTokens;
+pub use view::{ContextView, EstimateBasis, RewriteView};
 
 use foldhash::{HashMap, HashSet};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::begins::{is_persons, spoke, turn_began};
+use super::begins::{is_users, spoke, turn_began};
 use super::plan::Overlay;
-use super::{Breakdown, Estimate, Method, Place, Sketch, SketchPart, Turn};
+use super::{Breakdown, Estimate, EstimateMethod, PromptSection, Sketch, SketchPart, Turn};
 use crate::dialect::models::Model;
 use crate::dialect::{Chain, Conversation, HeldHistory, Part, PartKey, PartKind, Role, Span};
-use crate::tokens::learn::{self, Learned, NewContent, Observation};
+use crate::tokens::learn::{self, EstimatorState, NewContent, Observation};
 use crate::tokens::retention::{ByRetention, ReasoningRetention};
-use crate::tokens::{Counter, Tokenizer, unsent::UnsentReasoning};
+use crate::tokens::{TokenCounter, Tokenizer, unsent::UnsentReasoning};
 use sums::{
-    FEW, Sums, fit, floored, grown, moved, places, reasoning_of, reported_reasoning, rescaled,
+    FEW, TokenSums, fit, floored, grown, moved, places, reasoning_of, reported_reasoning, rescaled,
     thoughts, went,
 };
 
@@ -63,9 +63,9 @@ pub struct MeasuredEstimate {
     /// What is sent, part by part, whole.
     pub parts: Vec<SketchPart>,
     /// What the messages are made of.
-    pub contents: Contents,
+    pub contents: MessageTokens,
     /// What an agent's rules say, where they are asked.
-    pub classic: Option<Classic>,
+    pub classic: Option<ClassicEstimate>,
     /// What can be learned from its answer; `None` where its new parts cannot be told apart.
     pub seen: Option<Observation>,
 }
@@ -79,7 +79,7 @@ pub fn measure(
     model: &Model,
     anchor: Option<Anchor<'_>>,
     tokenizer: Tokenizer,
-    learned: &Learned,
+    learned: &EstimatorState,
 ) -> MeasuredEstimate {
     let anchor = anchor.filter(|anchor| anchor.turn.context().is_some());
     // Tokens of another family's tokenizer say nothing about single parts.
@@ -97,17 +97,17 @@ pub fn measure(
         tokens: if scale.compacts { 0 } else { scale.unsent },
         counted: learned.counts_unsent(),
     };
-    let counted = sums.by_habit().map(|all| match (same, anchor) {
+    let counted = sums.by_retention().map(|all| match (same, anchor) {
         (Some(anchor), _) => grown(&anchor, all, left, clears_past).saturating_add(unsent.input()),
         (None, Some(anchor)) => rescaled(&anchor, all.1, clears_past),
         (None, None) => all.1,
     });
     let compacts = scale.compacts;
     let method = match (&conversation.held, same) {
-        (Some(_), _) => Method::Held,
-        (None, Some(_)) if compacts => Method::Compacted,
-        (None, Some(_)) => Method::Anchored,
-        (None, None) => Method::Estimated,
+        (Some(_), _) => EstimateMethod::Held,
+        (None, Some(_)) if compacts => EstimateMethod::Compacted,
+        (None, Some(_)) => EstimateMethod::Anchored,
+        (None, None) => EstimateMethod::Estimated,
     };
     let counting = scale.counter.counting();
     let streams = conversation.stream;
@@ -118,23 +118,23 @@ pub fn measure(
     let shown = same.map(|anchor| shown(anchor.turn)).unwrap_or_default();
     let guess = learned.guess(&seen, shown);
     let guess = match (method, same) {
-        (Method::Anchored, Some(anchor)) if clears_past.is_none() => {
+        (EstimateMethod::Anchored, Some(anchor)) if clears_past.is_none() => {
             floored(guess, &anchor, &sums, head_left)
         }
         _ => guess,
     };
-    let (tokens, habit) = (guess.tokens, guess.habit);
-    let measured = (seen.counted[habit as usize], tokens);
+    let (tokens, retention) = (guess.tokens, guess.retention);
+    let measured = (seen.counted[retention as usize], tokens);
     let (new, gone) = same.map_or((tokens, 0), |anchor| moved(&anchor, measured, sums.new));
-    let mut parts_of = Breakdown { sections: scale.sections, ..places(&parts, habit) };
+    let mut parts_of = Breakdown { sections: scale.sections, ..places(&parts, retention) };
     parts_of.reasoning += unsent.input();
     let breakdown = fit(parts_of, tokens);
-    let went = same.map_or(0, |anchor| went(&anchor, habit, left));
+    let went = same.map_or(0, |anchor| went(&anchor, retention, left));
     let estimate = Estimate { tokens, method, counting, new, gone, went, breakdown, guess };
     // Where another family counted before, the provider holds the history, a summary stands in its
     // place, more left than reasoning, or the model said what no answer held, an error says nothing of
     // what is new.
-    let plain = matches!(method, Method::Anchored | Method::Estimated);
+    let plain = matches!(method, EstimateMethod::Anchored | EstimateMethod::Estimated);
     let left = same.is_some_and(|anchor| gone > thoughts(&anchor) + FEW);
     let seen =
         (plain && !left && !scale.is_poor && same.is_some() == anchor.is_some()).then_some(seen);
@@ -163,7 +163,7 @@ struct PartScale<'a> {
     body: &'a [u8],
     /// What is sent now in place of what came.
     now: &'a Overlay,
-    counter: Counter<'a>,
+    counter: TokenCounter<'a>,
     /// What was sent before.
     sent: KnownCosts,
     /// What the last reply brought.
@@ -175,15 +175,15 @@ struct PartScale<'a> {
     reasoning_left: Option<(u64, u64)>,
     /// Tokens of the last reply's reasoning as reported, where none of it is sent back.
     unsent: u64,
-    /// The message with which the person's last turn begins: reasoning before it is old.
+    /// The message with which the user's last turn begins: reasoning before it is old.
     turn_began: usize,
-    /// The person's last words: after them, or in them where they came with tool results.
+    /// The user's last words: after them, or in them where they came with tool results.
     spoke: usize,
-    sums: Sums,
+    sums: TokenSums,
     /// What can be told apart within.
-    sections: Sections,
+    sections: SectionTokens,
     /// What the messages are made of.
-    contents: Contents,
+    contents: MessageTokens,
     /// The model's words came that the anchor's reply did not hold: a turn between is not known.
     is_poor: bool,
     /// A summary begins the history that the anchor's did not begin with.
@@ -214,9 +214,9 @@ impl<'a> PartScale<'a> {
             unsent: 0,
             turn_began: turn_began(conversation),
             spoke: spoke(conversation),
-            sums: Sums::default(),
-            sections: Sections::default(),
-            contents: Contents::default(),
+            sums: TokenSums::default(),
+            sections: SectionTokens::default(),
+            contents: MessageTokens::default(),
             is_poor: false,
             compacts: false,
             news: NewContent::default(),
@@ -259,7 +259,7 @@ impl<'a> PartScale<'a> {
             let again: HashSet<PartKey> = parts.iter().map(|part| part.key).collect();
             let items = anchor.sketch.iter().filter(|part| is_item(part.place));
             parts.extend(items.filter(|part| !again.contains(&part.key)));
-            self.sums = Sums { new: self.sums.new, ..Sums::of(&parts) };
+            self.sums = TokenSums { new: self.sums.new, ..TokenSums::of(&parts) };
         }
         self.history(&mut parts);
         self.tail(&mut parts);
@@ -274,7 +274,9 @@ impl<'a> PartScale<'a> {
 
     /// The anchor's history and its reply, which this request adds to.
     fn held(&mut self, anchor: &Anchor<'_>, parts: &mut Vec<SketchPart>) {
-        let stays = |part: &&SketchPart| !matches!(part.place, Place::System | Place::Tools);
+        let stays = |part: &&SketchPart| {
+            !matches!(part.place, PromptSection::System | PromptSection::Tools)
+        };
         let held = anchor.sketch.iter().filter(stays);
         parts.extend(held.chain(&anchor.turn.reply));
         let before = anchor.turn.carry.as_ref().map(|carry| carry.contents.clone());
@@ -282,14 +284,14 @@ impl<'a> PartScale<'a> {
         let reasoning = u32::try_from(reasoning_of(anchor.turn)).unwrap_or(u32::MAX);
         if reasoning > 0 {
             let key = PartKey::of_bytes(anchor.turn.request.as_bytes());
-            parts.push(SketchPart { key, tokens: reasoning, place: Place::Reasoning });
+            parts.push(SketchPart { key, tokens: reasoning, place: PromptSection::Reasoning });
         }
-        if self.conversation.messages.iter().any(is_persons) {
-            let read = [Place::Reasoning, Place::SteeredReasoning];
+        if self.conversation.messages.iter().any(is_users) {
+            let read = [PromptSection::Reasoning, PromptSection::SteeredReasoning];
             let ended = parts.iter_mut().filter(|part| read.contains(&part.place));
-            ended.for_each(|part| part.place = Place::OldReasoning);
+            ended.for_each(|part| part.place = PromptSection::OldReasoning);
         }
-        self.sums = Sums { new: self.sums.new, ..Sums::of(parts) };
+        self.sums = TokenSums { new: self.sums.new, ..TokenSums::of(parts) };
         (self.sent, self.brought) = <_>::default();
     }
 
@@ -305,11 +307,13 @@ impl<'a> PartScale<'a> {
             } else {
                 0
             };
-            let place = if tool.in_history { Place::ToolsItem } else { Place::Tools };
+            let place =
+                if tool.in_history { PromptSection::ToolsItem } else { PromptSection::Tools };
             parts.push(self.weighed(tool, place, extra));
         }
         for part in conversation.system.iter().filter(|part| part.key.is_some()) {
-            let place = if part.in_history { Place::SystemItem } else { Place::System };
+            let place =
+                if part.in_history { PromptSection::SystemItem } else { PromptSection::System };
             parts.push(self.part(part, place));
         }
     }
@@ -319,9 +323,9 @@ impl<'a> PartScale<'a> {
         parts.extend(self.now.summary().map(|summary| self.summary(summary)));
         for (index, message) in conversation.messages.iter().enumerate() {
             let place = match index {
-                _ if index >= self.spoke => Place::Reasoning,
-                _ if index >= self.turn_began => Place::SteeredReasoning,
-                _ => Place::OldReasoning,
+                _ if index >= self.spoke => PromptSection::Reasoning,
+                _ if index >= self.turn_began => PromptSection::SteeredReasoning,
+                _ => PromptSection::OldReasoning,
             };
             for part in &message.parts {
                 self.put_back(part.span.start, place, parts);
@@ -329,7 +333,7 @@ impl<'a> PartScale<'a> {
                     continue;
                 }
                 if part.kind != PartKind::Reasoning {
-                    parts.push(self.part(part, Place::History));
+                    parts.push(self.part(part, PromptSection::History));
                 }
                 if let Some(key) = self.thoughts(part) {
                     parts.push(self.reasoning(Some(part), key, place));
@@ -344,7 +348,7 @@ impl<'a> PartScale<'a> {
     fn tail(&mut self, parts: &mut Vec<SketchPart>) {
         let conversation = self.conversation;
         for part in conversation.system.iter().filter(|part| part.key.is_none()) {
-            parts.push(self.part(part, Place::System));
+            parts.push(self.part(part, PromptSection::System));
         }
         if self.grows {
             let around = self.counter.growing(self.news.results);
@@ -377,12 +381,12 @@ impl<'a> PartScale<'a> {
         news
     }
 
-    fn part(&mut self, part: &'a Part, place: Place) -> SketchPart {
+    fn part(&mut self, part: &'a Part, place: PromptSection) -> SketchPart {
         self.weighed(part, place, 0)
     }
 
     /// A part, with what comes along with it where its cost is not known yet.
-    fn weighed(&mut self, part: &'a Part, place: Place, extra: u32) -> SketchPart {
+    fn weighed(&mut self, part: &'a Part, place: PromptSection, extra: u32) -> SketchPart {
         let replaced = self.now.replaced(part.span);
         let own = || part.key.unwrap_or_else(|| PartKey::of_bytes(part.span.of(self.body)));
         let key = replaced.map_or_else(own, |(key, _)| key);
@@ -407,12 +411,14 @@ impl<'a> PartScale<'a> {
     }
 
     /// What the messages are made of, and which tools are not loaded.
-    fn holds(&mut self, part: &Part, place: Place, tokens: u32) {
+    fn holds(&mut self, part: &Part, place: PromptSection, tokens: u32) {
         match (place, part.name.as_deref()) {
-            (Place::History, _) => {
+            (PromptSection::History, _) => {
                 self.contents.add(part, self.counter.tool_of(part), u64::from(tokens));
             }
-            (Place::Tools | Place::ToolsItem, Some(name)) if part.texts.is_empty() => {
+            (PromptSection::Tools | PromptSection::ToolsItem, Some(name))
+                if part.texts.is_empty() =>
+            {
                 self.contents.defers(name);
             }
             _ => {}
@@ -444,13 +450,13 @@ impl<'a> PartScale<'a> {
         let tokens = known.unwrap_or(counted);
         self.sums.new += if known.is_none() { u64::from(tokens) } else { 0 };
         self.contents.summaries += u64::from(tokens);
-        let sketched = SketchPart { key, tokens, place: Place::History };
+        let sketched = SketchPart { key, tokens, place: PromptSection::History };
         self.sums.add(&sketched);
         sketched
     }
 
     /// Reasoning that the plan put back at a place.
-    fn put_back(&mut self, at: usize, place: Place, parts: &mut Vec<SketchPart>) {
+    fn put_back(&mut self, at: usize, place: PromptSection, parts: &mut Vec<SketchPart>) {
         let now = self.now;
         parts.extend(now.back(at).iter().map(|key| self.reasoning(None, *key, place)));
     }
@@ -465,14 +471,14 @@ impl<'a> PartScale<'a> {
                 self.news.texts += 1;
             }
             self.contents.user += u64::from(tokens);
-            let sketched = SketchPart { key, tokens, place: Place::History };
+            let sketched = SketchPart { key, tokens, place: PromptSection::History };
             self.sums.add(&sketched);
             parts.push(sketched);
         }
     }
 
     /// Reasoning costs what it costs where it is read.
-    fn reasoning(&mut self, part: Option<&Part>, key: PartKey, place: Place) -> SketchPart {
+    fn reasoning(&mut self, part: Option<&Part>, key: PartKey, place: PromptSection) -> SketchPart {
         // A client may send one signature many times: each costs what it cost where it stood.
         let known = self.sent.take(key).or_else(|| self.reasoning_piece());
         let part = part.filter(|part| part.kind == PartKind::Reasoning);
@@ -527,7 +533,7 @@ impl KnownCosts {
     }
 
     /// Tokens of the parts at such a place that are not matched in the end.
-    fn left(&mut self, sketch: &[SketchPart], is_there: fn(Place) -> bool) -> u64 {
+    fn left(&mut self, sketch: &[SketchPart], is_there: fn(PromptSection) -> bool) -> u64 {
         let there = sketch.iter().filter(|part| is_there(part.place));
         there.filter_map(|part| self.take(part.key)).map(u64::from).sum()
     }
@@ -549,17 +555,17 @@ fn head_of(conversation: &Conversation, body: &[u8]) -> u128 {
     keys.fold(Chain::START, Chain::then).0
 }
 
-fn is_history(place: Place) -> bool {
-    place == Place::History
+fn is_history(place: PromptSection) -> bool {
+    place == PromptSection::History
 }
 
 /// Of system prompt and tools, a response schema among them.
-fn is_head(place: Place) -> bool {
-    matches!(place, Place::System | Place::Tools)
+fn is_head(place: PromptSection) -> bool {
+    matches!(place, PromptSection::System | PromptSection::Tools)
 }
 
-fn is_item(place: Place) -> bool {
-    matches!(place, Place::SystemItem | Place::ToolsItem)
+fn is_item(place: PromptSection) -> bool {
+    matches!(place, PromptSection::SystemItem | PromptSection::ToolsItem)
 }
 
 /// Whether the history that is held ends with this turn's reply.

@@ -25,11 +25,11 @@ pub fn is_cold(request: &PlanRequest<'_>, known: &RecordedDecisions) -> bool {
 mod tests {
     use super::*;
     use crate::context::Turn;
-    use crate::context::scene::{Scene, messages};
+    use crate::context::scene::{SessionFixture, messages};
 
     /// Whether it is cold so many seconds, and one millisecond more, after such a turn.
     fn cold_after(ttl_s: u64, seconds: u64, with: impl Fn(&mut Turn)) -> [bool; 2] {
-        let mut scene = Scene::of("claude-opus-4-6", &messages("ucr"));
+        let mut scene = SessionFixture::of("claude-opus-4-6", &messages("ucr"));
         (scene.model.cache_ttl_s, scene.model.cache_min) = (ttl_s, 500);
         let known = scene.grown_from(with);
         [0, 1].map(|more| {
@@ -46,7 +46,7 @@ mod tests {
         assert_eq!(cold_after(300, 3600, long(Some(1))), [false, true], "the long marker");
         assert_eq!(cold_after(300, 300, long(Some(0))), [false, true]);
         assert!(!is_cold(
-            &Scene::of("claude-opus-4-6", &messages("u")).request(),
+            &SessionFixture::of("claude-opus-4-6", &messages("u")).request(),
             &RecordedDecisions::default()
         ));
     }

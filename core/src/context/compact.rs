@@ -15,12 +15,12 @@ pub use quotes::most_quoted;
 use foldhash::{HashMap, HashSet};
 use serde::{Deserialize, Serialize};
 
-use super::begins::is_persons;
+use super::begins::is_users;
 use super::plan::{DecisionReason, PlanRequest, RecordedDecisions};
 use super::policy::{EchoRule, Mode, SummaryAuthor, SummaryEngine, ThresholdBasis};
 use super::{CompactionRecord, Fact, SketchPart, reasoning, trim};
 use crate::dialect::models::Family;
-use crate::dialect::summary::frame::Frame;
+use crate::dialect::summary::frame::SummaryFrame;
 use crate::dialect::summary::provider;
 use crate::dialect::{Chain, Dialect, Message, Part, PartKey, PartKind, Purpose, Role, rewrite};
 use crate::wire::splice::Edit;
@@ -174,9 +174,9 @@ pub struct CutPoint {
 /// A history that gives up less than one in so many of its tokens is not worth a summary.
 const LEAST_SHARE: u64 = 8;
 
-/// Where a history is cut: before a step of the model's or words of the person's, so that no call is
+/// Where a history is cut: before a step of the model's or words of the user's, so that no call is
 /// parted from its result nor reasoning from what it led to; of the places that leave as much as policy
-/// keeps, the first with which a turn of the person's begins, else the first; where the newest step
+/// keeps, the first with which a turn of the user's begins, else the first; where the newest step
 /// alone is more, before that. Where the provider writes, other roles stand before and after it
 /// (`docs/protocols.md` 1.5.7). `None` where nothing can be cut.
 pub fn choose(
@@ -209,7 +209,7 @@ pub fn choose(
         if !weights.is_open_to(messages, cut, by) || known.at_cut(cut).is_none() {
             continue;
         }
-        let choice = (cut, is_persons(&messages[cut]));
+        let choice = (cut, is_users(&messages[cut]));
         latest = latest.or(Some(choice));
         let is_better = best.is_none_or(|best: (usize, bool)| choice.1 || !best.1);
         best = if is_kept && is_better { Some(choice) } else { best };
@@ -349,7 +349,7 @@ pub fn shorten(
         let is_cut = known.about(at).is_some_and(|about| known.cut(about).is_some());
         let text = (tokens > most && !is_cut)
             .then(|| trim::head_and_tail(part, request.body, tokens, most))??;
-        let cut = rewrite::Cut { text: &text, keep_media: false };
+        let cut = rewrite::CutContent { text: &text, keep_media: false };
         Some(rewrite::cut(request.conversation, request.body, at, &cut))
     });
     shortened.flatten().collect()
@@ -461,7 +461,7 @@ pub fn lay_out(
     is_asked: bool,
 ) -> SummaryMessage {
     let Quotes { quotes, messages } = quotes::quotes(request, known, cut);
-    let words = Frame { summary, quotes: &quotes, messages }.words(seed);
+    let words = SummaryFrame { summary, quotes: &quotes, messages }.words(seed);
     let goes_on = request.conversation.messages.get(cut);
     let is_user = goes_on.is_some_and(|message| message.role != Role::Assistant);
     let boundary = request.policy.compact.boundary(request.conversation.messages.len(), is_asked);

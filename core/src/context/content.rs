@@ -85,7 +85,7 @@ pub struct TranscriptPart {
 pub enum TranscriptSpeaker {
     /// Instructions and tools.
     System,
-    /// The person, and tools that answer.
+    /// The user, and tools that answer.
     User,
     /// The model.
     Assistant,
@@ -124,12 +124,12 @@ impl ExchangeContent {
     ) -> Self {
         let mut writing = ContentWriter { body, left: most, document: Document::default() };
         let head = conversation.tools.iter().chain(&conversation.system);
-        let (parent, now) = (placed.parent.as_deref(), &placed.standing);
+        let (parent, now) = (placed.parent.as_deref(), &placed.position);
         let has_same_head = parent.is_some_and(|turn| {
-            (turn.standing.system, turn.standing.tools) == (now.system, now.tools)
+            (turn.position.system, turn.position.tools) == (now.system, now.tools)
         });
         let head = if has_same_head { Vec::new() } else { writing.parts(head) };
-        let grown = parent.and_then(|parent| end_of(conversation, parent.standing.chain));
+        let grown = parent.and_then(|parent| end_of(conversation, parent.position.chain));
         let follows = match (grown, parent, &conversation.held) {
             (Some(_), _, _) => ContentLink::Request,
             (None, Some(_), Some(_)) => ContentLink::Reply,

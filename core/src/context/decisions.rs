@@ -1,7 +1,7 @@
 //! What was decided about one thing: once, and anew after each refusal that made it void.
 //!
-//! A refused rewrite sets what grows from it aside ([`super::Suspended`]), or takes back what was decided for
-//! it ([`super::Revoked`]): that is not repeated. What is decided afterwards stands beside it under that
+//! A refused rewrite sets what grows from it aside ([`super::Suspension`]), or takes back what was decided for
+//! it ([`super::Revocation`]): that is not repeated. What is decided afterwards stands beside it under that
 //! refusal, so that neither hides the other, and branches that were not refused keep what they have. No
 //! clock is compared. Pure.
 
@@ -105,17 +105,17 @@ fn place<T>(one: &T) -> usize {
 }
 
 impl Fact {
-    /// A decision for a request that was set `aside` then, if it ever was.
+    /// A decision for a request that was `suspended` then, if it ever was.
     #[must_use]
-    pub fn after(mut self, aside: Option<Millis>) -> Self {
+    pub fn after(mut self, suspended: Option<Millis>) -> Self {
         match &mut self {
-            Self::Cut(cut) => cut.after = aside,
-            Self::Echo(echo) => echo.after = aside,
-            Self::Repair(repair) => repair.after = aside,
-            Self::Summary(compact) | Self::Compact(compact) => compact.after = aside,
+            Self::Cut(cut) => cut.after = suspended,
+            Self::Echo(echo) => echo.after = suspended,
+            Self::Repair(repair) => repair.after = suspended,
+            Self::Summary(compact) | Self::Compact(compact) => compact.after = suspended,
             Self::Said(said) => {
                 if let InjectionState::Taken(taken) = &mut said.fate {
-                    taken.aside = aside;
+                    taken.suspended = suspended;
                 }
             }
             _ => {}
@@ -154,18 +154,23 @@ impl<T: Decidable> Decisions<T> {
         self.bytes
     }
 
-    /// The one that holds for a request that was set `aside` then.
-    pub(super) fn get(&self, about: u128, shadow: bool, aside: Option<Millis>) -> Option<&Arc<T>> {
-        self.by_place.get(&(about, shadow, aside))
+    /// The one that holds for a request that was `suspended` then.
+    pub(super) fn get(
+        &self,
+        about: u128,
+        shadow: bool,
+        suspended: Option<Millis>,
+    ) -> Option<&Arc<T>> {
+        self.by_place.get(&(about, shadow, suspended))
     }
 
-    /// All that hold for a request that was set `aside` then, in no order.
+    /// All that hold for a request that was `suspended` then, in no order.
     pub(super) fn holding(
         &self,
         shadow: bool,
-        aside: Option<Millis>,
+        suspended: Option<Millis>,
     ) -> impl Iterator<Item = &Arc<T>> {
-        let holds = move |place: &DecisionKey| (place.1, place.2) == (shadow, aside);
+        let holds = move |place: &DecisionKey| (place.1, place.2) == (shadow, suspended);
         self.by_place.iter().filter(move |(place, _)| holds(place)).map(|(_, one)| one)
     }
 
@@ -185,7 +190,7 @@ mod tests {
     use super::*;
     use crate::context::plan::DecisionReason;
     use crate::context::policy::SummaryAuthor;
-    use crate::context::{RevocationRetry, Revoked};
+    use crate::context::{Revocation, RevocationRetry};
     use crate::dialect::{Chain, Usage};
 
     struct RecordedDecision(&'static str, Option<Millis>);
@@ -207,8 +212,9 @@ mod tests {
     #[test]
     fn what_is_decided_after_a_refusal_holds_where_it_was_refused_alone() {
         let mut all = Decisions::default();
-        let held =
-            |all: &Decisions<RecordedDecision>, aside| all.get(1, false, aside).map(|one| one.0);
+        let held = |all: &Decisions<RecordedDecision>, suspended| {
+            all.get(1, false, suspended).map(|one| one.0)
+        };
         assert_eq!(all.add(Arc::new(RecordedDecision("first", None))), 1);
         assert_eq!(held(&all, None), Some("first"));
         // Refused at 20: void there, not elsewhere.
@@ -332,19 +338,19 @@ mod tests {
     /// The epoch after a refusal is told apart from that of any other, and from any time.
     #[test]
     fn an_epoch_is_no_time_and_no_other_epoch() {
-        let revoked = |request: String, about: Vec<u128>, anew| Revoked {
+        let revoked = |request: String, about: Vec<u128>, retry| Revocation {
             request: request.into(),
             thread: "t".into(),
             parent: None,
             at: 1,
             about: about.into_iter().map(PartKey).collect(),
-            anew,
+            retry,
         };
         let mut epochs = std::collections::BTreeSet::new();
         let mut keys = std::collections::BTreeSet::new();
         for request in 0..50 {
             for about in [vec![], vec![1], vec![2], vec![1, 2]] {
-                let of = |anew| revoked(request.to_string(), about.clone(), anew);
+                let of = |retry| revoked(request.to_string(), about.clone(), retry);
                 let epoch = of(RevocationRetry::Next).epoch().unwrap();
                 assert!(epoch > u64::MAX / 2, "{epoch}");
                 assert!(epochs.insert(epoch) && keys.insert(of(RevocationRetry::Next).key()));

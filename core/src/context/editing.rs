@@ -6,7 +6,7 @@
 
 use super::plan::PlanRequest;
 use super::policy::{Mode, PruneGate, PruneMethod};
-use crate::dialect::editing::Editing;
+use crate::dialect::editing::ContextEditing;
 use crate::dialect::models::Family;
 use crate::dialect::{Dialect, Part, PartKind, Purpose};
 
@@ -16,7 +16,7 @@ const LEAST_KEPT: u64 = 3;
 
 /// What to ask of the provider; `None` where policy asks nothing of it. Of the gates it can be told
 /// of a filling window and of `always`; it spares neither errors nor pictures.
-pub fn wanted(request: &PlanRequest<'_>) -> Option<Editing> {
+pub fn wanted(request: &PlanRequest<'_>) -> Option<ContextEditing> {
     let prune = &request.policy.prune;
     let conversation = request.conversation;
     let claude = matches!(request.model.family, Family::Claude | Family::ClaudeNew);
@@ -40,7 +40,7 @@ pub fn wanted(request: &PlanRequest<'_>) -> Option<Editing> {
         gates if gates.contains(&PruneGate::Pressure) && request.model.known => pressure.max(least),
         _ => return None,
     };
-    Some(Editing {
+    Some(ContextEditing {
         trigger,
         // As many uses as messages: one message can hold several.
         keep: u64::from(prune.protect_messages).max(LEAST_KEPT),
@@ -80,7 +80,12 @@ mod tests {
         dialect::read(Dialect::Anthropic, "/v1/messages", BODY.as_bytes())
     }
 
-    fn asked(of: &Conversation, name: &str, mode: Mode, prune: PrunePolicy) -> Option<Editing> {
+    fn asked(
+        of: &Conversation,
+        name: &str,
+        mode: Mode,
+        prune: PrunePolicy,
+    ) -> Option<ContextEditing> {
         let policy = Policy { prune, ..Policy::default() };
         let model = Catalogue::default().model(name, "");
         wanted(&PlanRequest {
@@ -111,7 +116,8 @@ mod tests {
     fn the_default_policy_comes_to_these_terms() {
         let editing = asked(&read(), FREE, Mode::Active, by(PruneMethod::Provider)).unwrap();
         // 0.6 of a window of 200,000 less 16,000.
-        let expected = Editing { trigger: 110_400, keep: 8, at_least: 20_000, except: Vec::new() };
+        let expected =
+            ContextEditing { trigger: 110_400, keep: 8, at_least: 20_000, except: Vec::new() };
         assert_eq!(editing, expected);
     }
 

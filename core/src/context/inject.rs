@@ -41,18 +41,18 @@ pub fn carries_on(ledger: &Ledger, placed: &Placement) -> bool {
     let is_turn = |turn: &&Arc<Turn>| turn.purpose == Purpose::Turn;
     match ledger.turns().find(is_turn) {
         Some(first) => is_line_of(ledger, placed, first),
-        None => placed.standing.lane.is_none(),
+        None => placed.position.client_thread.is_none(),
     }
 }
 
 fn is_line_of(ledger: &Ledger, placed: &Placement, first: &Turn) -> bool {
-    let (main, here) = (&first.standing, &placed.standing);
-    if main.lane != here.lane {
+    let (main, here) = (&first.position, &placed.position);
+    if main.client_thread != here.client_thread {
         return false;
     }
-    let parent = |turn: &&Arc<Turn>| ledger.turn(turn.standing.parent.as_deref()?);
+    let parent = |turn: &&Arc<Turn>| ledger.turn(turn.position.parent.as_deref()?);
     let line = std::iter::successors(placed.parent.as_ref(), parent).take(ledger.turns().count());
-    if line.into_iter().any(|turn| turn.standing.thread == main.thread) {
+    if line.into_iter().any(|turn| turn.position.thread == main.thread) {
         return true;
     }
     main.system == here.system && main.tools == here.tools
@@ -64,7 +64,8 @@ pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<Fact
     let may = request.mode == Mode::Active
         && conversation.held.is_none()
         && conversation.purpose == Purpose::Turn;
-    let Some((at, after, joint)) = known.end().filter(|_| may && !known.waiting.is_empty()) else {
+    let Some((at, after, boundary)) = known.end().filter(|_| may && !known.waiting.is_empty())
+    else {
         return Vec::new();
     };
     let Some(part) = request.part(at) else { return Vec::new() };
@@ -91,11 +92,11 @@ pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<Fact
         thread: known.thread.clone(),
         number: queued.number,
         after: PartKey(after),
-        joint,
+        boundary,
         text: queued.text.clone(),
         tokens: counter.stands_for(part, &queued.text),
         queued: queued.at,
-        aside: None,
+        suspended: None,
     });
     let ids = waiting.iter().map(|queued| queued.id.clone());
     let taken = ids.zip(taken).map(|(id, taken)| {

@@ -1,7 +1,7 @@
 //! What is known of one session, in memory: turns, and the ways to find one.
 //!
 //! Facts are added, never changed. A turn is found by its exchange, by its response's id, by the
-//! chain it ended at, by the chain after its reply, and by its joint (the last part asked and the
+//! chain it ended at, by the chain after its reply, and by its boundary (the last part asked and the
 //! first part answered). Must not know where facts are kept, or what is decided from them.
 
 mod decided;
@@ -16,8 +16,8 @@ use super::footprint::{block, entry, list, text};
 use super::repair::RepairDecision;
 use super::{
     CompactionRecord, Cut, Fact, InjectedMessage, InjectionPlace, InjectionState, Outcome,
-    QueuedMessage, Reasoning, ReasoningDecision, Revoked, Sketch, SketchPart, Suspended, ThreadId,
-    Turn,
+    QueuedMessage, ReasoningDecision, ReasoningRecord, Revocation, Sketch, SketchPart, Suspension,
+    ThreadId, Turn,
 };
 use crate::dialect::{Chain, PartKey, PartKind, Purpose, Reply, ReplyPart, Usage};
 
@@ -29,20 +29,20 @@ pub struct Ledger {
     by_response: HashMap<Box<str>, usize>,
     by_end: HashMap<Chain, Vec<usize>>,
     by_after: HashMap<Chain, Vec<usize>>,
-    by_joint: HashMap<BoundaryHash, Vec<usize>>,
+    by_boundary: HashMap<BoundaryHash, Vec<usize>>,
     /// Turns that a later one carries on.
     grown: HashSet<Box<str>>,
-    reasoning: HashMap<Chain, Arc<Reasoning>>,
+    reasoning: HashMap<Chain, Arc<ReasoningRecord>>,
     /// Reasoning by the marks of its reply: the chain after it, the newest.
-    marked: HashMap<PartKey, Chain>,
+    by_anchor_key: HashMap<PartKey, Chain>,
     /// What was decided, in shadow mode or not.
     cuts: Decisions<Cut>,
     echoes: Decisions<ReasoningDecision>,
     repairs: Decisions<RepairDecision>,
     /// Rewrites that were refused.
-    asides: Vec<Suspended>,
+    suspensions: Vec<Suspension>,
     /// Decisions that are void, by the exchange they were made for.
-    taken_back: HashMap<Box<str>, Vec<Revoked>>,
+    taken_back: HashMap<Box<str>, Vec<Revocation>>,
     /// Summaries that are in use, by what they are kept by.
     compacts: Decisions<CompactionRecord>,
     /// Summaries that were written.
@@ -71,9 +71,9 @@ impl BoundaryHash {
         Self(Chain(asked.0).then(answered).0)
     }
 
-    /// A part of the reply that stands for itself: see [`marks`].
-    pub fn mark(mark: PartKey) -> Self {
-        Self(Chain::START.then(mark).0)
+    /// A part of the reply that stands for itself: see [`anchor_keys`].
+    pub fn of_anchor_key(key: PartKey) -> Self {
+        Self(Chain::START.then(key).0)
     }
 }
 
@@ -119,7 +119,7 @@ impl Ledger {
             Fact::Cut(cut) => self.bytes += self.cuts.add(Arc::new(*cut)),
             Fact::Echo(echo) => self.bytes += self.echoes.add(Arc::new(*echo)),
             Fact::Repair(repair) => self.bytes += self.repairs.add(Arc::new(*repair)),
-            Fact::Aside(aside) => self.add_aside(*aside),
+            Fact::Aside(suspended) => self.add_suspension(*suspended),
             Fact::TakenBack(taken) => self.add_taken_back(*taken),
             Fact::Summary(summary) => self.bytes += self.summaries.add(Arc::new(*summary)),
             Fact::Compact(compact) => self.bytes += self.compacts.add(Arc::new(*compact)),
@@ -144,7 +144,7 @@ impl Ledger {
         self.client_compacts |= other.client_compacts;
         other.queued.values().for_each(|queued| self.add_queued(queued.clone()));
         other.said.values().for_each(|said| self.add_said(said.clone()));
-        other.asides.iter().for_each(|aside| self.add_aside(aside.clone()));
+        other.suspensions.iter().for_each(|suspended| self.add_suspension(suspended.clone()));
         let taken = other.taken_back.values().flatten();
         taken.for_each(|taken| self.add_taken_back(taken.clone()));
     }
@@ -160,39 +160,40 @@ impl Ledger {
         cuts.bytes() + echoes.bytes() + repairs.bytes() + summaries.bytes() + compacts.bytes()
     }
 
-    fn add_reasoning(&mut self, reasoning: Arc<Reasoning>) {
+    fn add_reasoning(&mut self, reasoning: Arc<ReasoningRecord>) {
         if let Entry::Vacant(place) = self.reasoning.entry(reasoning.after) {
             let blocks = reasoning.blocks.iter().map(|block| text(&block.raw));
             let seals = reasoning.seals.iter().map(|signature| text(&signature.seal));
             let words = text(&reasoning.model) + text(&reasoning.upstream);
             let lists = list(&reasoning.blocks) + list(&reasoning.seals);
-            let parts = list(&reasoning.parts) + list(&reasoning.marks);
-            let found = entry::<(Chain, Arc<Reasoning>)>()
-                + reasoning.marks.len() * entry::<(PartKey, Chain)>();
-            let own = block(size_of::<Reasoning>() + 16) + found;
+            let parts = list(&reasoning.parts) + list(&reasoning.anchor_keys);
+            let found = entry::<(Chain, Arc<ReasoningRecord>)>()
+                + reasoning.anchor_keys.len() * entry::<(PartKey, Chain)>();
+            let own = block(size_of::<ReasoningRecord>() + 16) + found;
             self.bytes += own + words + lists + parts + blocks.chain(seals).sum::<usize>();
-            self.marked.extend(reasoning.marks.iter().map(|mark| (*mark, reasoning.after)));
+            self.by_anchor_key
+                .extend(reasoning.anchor_keys.iter().map(|key| (*key, reasoning.after)));
             place.insert(reasoning);
         }
     }
 
-    fn add_aside(&mut self, aside: Suspended) {
-        if self.asides.iter().all(|other| other.request != aside.request) {
-            let parent = aside.parent.as_deref().map_or(0, text);
-            let words = text(&aside.thread) + text(&aside.request) + parent;
-            self.bytes += 2 * size_of::<Suspended>() + words;
-            self.asides.push(aside);
+    fn add_suspension(&mut self, suspended: Suspension) {
+        if self.suspensions.iter().all(|other| other.request != suspended.request) {
+            let parent = suspended.parent.as_deref().map_or(0, text);
+            let words = text(&suspended.thread) + text(&suspended.request) + parent;
+            self.bytes += 2 * size_of::<Suspension>() + words;
+            self.suspensions.push(suspended);
         }
     }
 
-    fn add_taken_back(&mut self, taken: Revoked) {
+    fn add_taken_back(&mut self, taken: Revocation) {
         let all = self.taken_back.entry(taken.request.clone()).or_default();
         if !all.contains(&taken) {
             let parent = taken.parent.as_deref().map_or(0, text);
             let words = text(&taken.thread) + 2 * text(&taken.request) + parent;
-            let found = entry::<(Box<str>, Vec<Revoked>)>();
+            let found = entry::<(Box<str>, Vec<Revocation>)>();
             // A list of one has room for four.
-            self.bytes += 4 * size_of::<Revoked>() + words + list(&taken.about) + found;
+            self.bytes += 4 * size_of::<Revocation>() + words + list(&taken.about) + found;
             all.push(taken);
         }
     }
@@ -236,15 +237,15 @@ impl Ledger {
         if let Some(response) = &turn.response {
             self.by_response.insert(response.clone(), index);
         }
-        self.by_end.entry(turn.standing.chain).or_default().push(index);
-        if turn.after != turn.standing.chain {
+        self.by_end.entry(turn.position.chain).or_default().push(index);
+        if turn.after != turn.position.chain {
             self.by_after.entry(turn.after).or_default().push(index);
         }
-        for joint in joints(&turn) {
-            self.by_joint.entry(joint).or_default().push(index);
+        for boundary in boundary_hashes(&turn) {
+            self.by_boundary.entry(boundary).or_default().push(index);
         }
-        if let Some(parent) = turn.standing.parent.as_deref().and_then(|parent| self.turn(parent))
-            && parent.standing.chain != turn.standing.chain
+        if let Some(parent) = turn.position.parent.as_deref().and_then(|parent| self.turn(parent))
+            && parent.position.chain != turn.position.chain
             && carries_on(&turn)
         {
             self.grown.insert(parent.request.clone());
@@ -306,9 +307,9 @@ impl Ledger {
         self.listed(self.by_after.get(&chain))
     }
 
-    /// Turns with this joint, newest first.
-    pub fn joined_at(&self, joint: BoundaryHash) -> impl Iterator<Item = &Arc<Turn>> {
-        self.listed(self.by_joint.get(&joint))
+    /// Turns with this boundary, newest first.
+    pub fn turns_at_boundary(&self, boundary: BoundaryHash) -> impl Iterator<Item = &Arc<Turn>> {
+        self.listed(self.by_boundary.get(&boundary))
     }
 
     /// Whether a later turn already grew from this one.
@@ -317,13 +318,13 @@ impl Ledger {
     }
 
     /// The reasoning of the reply that ended at `chain`.
-    pub fn reasoning(&self, after: Chain) -> Option<&Arc<Reasoning>> {
+    pub fn reasoning(&self, after: Chain) -> Option<&Arc<ReasoningRecord>> {
         self.reasoning.get(&after)
     }
 
     /// The reasoning of the newest reply that has this mark.
-    pub fn reasoning_marked(&self, mark: PartKey) -> Option<&Arc<Reasoning>> {
-        self.reasoning(*self.marked.get(&mark)?)
+    pub fn reasoning_by_anchor_key(&self, key: PartKey) -> Option<&Arc<ReasoningRecord>> {
+        self.reasoning(*self.by_anchor_key.get(&key)?)
     }
 
     /// Whether reasoning of any reply is known.
@@ -369,7 +370,7 @@ impl Ledger {
             if is_anchor(at) {
                 return Some(at);
             }
-            at = self.turn(at.standing.parent.as_deref()?)?;
+            at = self.turn(at.position.parent.as_deref()?)?;
         }
         None
     }
@@ -396,8 +397,8 @@ impl Ledger {
         let mut threads: Vec<(ThreadId, Vec<Arc<Turn>>)> = Vec::new();
         let mut places: HashMap<&str, usize> = HashMap::default();
         for turn in &self.turns {
-            let place = *places.entry(&turn.standing.thread).or_insert_with(|| {
-                threads.push((turn.standing.thread.clone(), Vec::new()));
+            let place = *places.entry(&turn.position.thread).or_insert_with(|| {
+                threads.push((turn.position.thread.clone(), Vec::new()));
                 threads.len() - 1
             });
             threads[place].1.push(turn.clone());
@@ -428,19 +429,19 @@ impl InjectedMessage {
     }
 }
 
-/// The joints a turn can be found by, from its reply.
-pub fn joints(turn: &Turn) -> impl Iterator<Item = BoundaryHash> + '_ {
-    let first = turn.standing.last.zip(turn.reply.first());
+/// The boundaries a turn can be found by, from its reply.
+pub fn boundary_hashes(turn: &Turn) -> impl Iterator<Item = BoundaryHash> + '_ {
+    let first = turn.position.last.zip(turn.reply.first());
     let met = first.map(|(asked, answered)| BoundaryHash::of(asked, answered.key));
-    met.into_iter().chain(turn.marks.iter().copied().map(BoundaryHash::mark))
+    met.into_iter().chain(turn.anchor_keys.iter().copied().map(BoundaryHash::of_anchor_key))
 }
 
 /// Words shorter than this are said more than once in a session, and mark nothing.
-pub(super) const MARKING_BYTES: usize = 48;
+pub(super) const ANCHOR_BYTES: usize = 48;
 
 /// The keys of a reply's parts that no other reply is likely to hold: tool calls with ids of their
 /// own, and texts of some length.
-pub fn marks(reply: &Reply) -> Vec<PartKey> {
+pub fn anchor_keys(reply: &Reply) -> Vec<PartKey> {
     let marking = |(_, run): &(PartKey, Vec<&ReplyPart>)| {
         let Some(part) = run.last() else { return false };
         match part.kind {
@@ -448,9 +449,7 @@ pub fn marks(reply: &Reply) -> Vec<PartKey> {
                 .id
                 .as_deref()
                 .is_some_and(|id| is_own(id, part.name.as_deref().unwrap_or_default())),
-            PartKind::Text => {
-                run.iter().map(|part| part.text.len()).sum::<usize>() >= MARKING_BYTES
-            }
+            PartKind::Text => run.iter().map(|part| part.text.len()).sum::<usize>() >= ANCHOR_BYTES,
             _ => false,
         }
     };
@@ -475,17 +474,18 @@ pub fn is_own(id: &str, tool: &str) -> bool {
 
 /// What a turn takes in memory, with its places in the indexes, bytes, roughly.
 fn bytes_of(turn: &Turn) -> usize {
-    let standing = &turn.standing;
+    let position = &turn.position;
     // A turn is found by its request and its response, which are kept twice.
-    let words = [&turn.request, &turn.request, &turn.upstream, &turn.model, &standing.thread];
+    let words = [&turn.request, &turn.request, &turn.upstream, &turn.model, &position.thread];
     let response = turn.response.iter().chain(&turn.response);
-    let more = response.chain(&standing.parent).chain(&standing.parent).chain(&standing.lane);
+    let more =
+        response.chain(&position.parent).chain(&position.parent).chain(&position.client_thread);
     let words: usize = words.into_iter().chain(more).map(|word| text(word)).sum();
     let base = turn.sketch.base.as_deref().map_or(0, text);
-    let lists = list(&turn.sketch.added) + list(&turn.reply) + list(&turn.marks);
+    let lists = list(&turn.sketch.added) + list(&turn.reply) + list(&turn.anchor_keys);
     let steps = list(&turn.done.steps);
     // Of each way to find it an entry, and the list of the turns that it leads to.
-    let ways = 2 + joints(turn).count();
+    let ways = 2 + boundary_hashes(turn).count();
     let found = 3 * entry::<(Box<str>, usize)>() + ways * (entry::<(Chain, Vec<usize>)>() + 48);
     let own = block(size_of::<Turn>() + 16) + 2 * size_of::<Arc<Turn>>();
     own + words + base + lists + steps + found
@@ -511,7 +511,7 @@ mod memory;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::context::Thought;
+    use crate::context::ReasoningBlock;
     use crate::context::reasoning::Signature;
 
     /// Gemini signs the last piece of a reply's words; a client sends them back as one.
@@ -519,7 +519,7 @@ mod tests {
     fn words_that_came_in_pieces_mark_by_all_of_them() {
         let piece =
             |text: &str, key| ReplyPart { text: text.into(), key, ..ReplyPart::of(PartKind::Text) };
-        let long = "a".repeat(MARKING_BYTES - 1);
+        let long = "a".repeat(ANCHOR_BYTES - 1);
         let parts = |long: &str| {
             vec![
                 piece(long, None),
@@ -528,7 +528,7 @@ mod tests {
                 piece(".", Some(PartKey(2))),
             ]
         };
-        let of = |long: &str| marks(&Reply { parts: parts(long), ..Reply::default() });
+        let of = |long: &str| anchor_keys(&Reply { parts: parts(long), ..Reply::default() });
         assert_eq!(of(&long), [PartKey(1)]);
         assert_eq!(of(&long[1..]), []);
     }
@@ -584,7 +584,7 @@ mod tests {
     /// A session's memory is bounded by this count: it is no less than what is held, and seldom a third more.
     #[test]
     fn reasoning_counts_for_what_it_holds() {
-        let plain = Reasoning {
+        let plain = ReasoningRecord {
             after: Chain(1),
             at: 1,
             prefix: Chain(2),
@@ -594,68 +594,76 @@ mod tests {
             blocks: vec![],
             seals: vec![],
             parts: vec![],
-            marks: vec![],
+            anchor_keys: vec![],
         };
         let of = |reasoning| added(Fact::Reasoning(Box::new(reasoning)));
         let base = of(plain.clone());
-        assert!((size_of::<Reasoning>()..2 * size_of::<Reasoning>()).contains(&base), "{base}");
+        assert!(
+            (size_of::<ReasoningRecord>()..2 * size_of::<ReasoningRecord>()).contains(&base),
+            "{base}"
+        );
         let held = 1 << 16;
         let words: Box<str> = "w".repeat(held).into();
-        let thought =
-            Thought { before: 0, hosted: 0, leads: false, raw: words.clone(), partial: false };
+        let thought = ReasoningBlock {
+            before: 0,
+            hosted: 0,
+            leads: false,
+            raw: words.clone(),
+            partial: false,
+        };
         let keys = || (0..held as u128 / 16).map(PartKey).collect::<Vec<_>>();
         let grows = [
-            Reasoning { model: words.clone(), ..plain.clone() },
-            Reasoning { upstream: words.clone(), ..plain.clone() },
-            Reasoning { blocks: vec![thought], ..plain.clone() },
-            Reasoning {
+            ReasoningRecord { model: words.clone(), ..plain.clone() },
+            ReasoningRecord { upstream: words.clone(), ..plain.clone() },
+            ReasoningRecord { blocks: vec![thought], ..plain.clone() },
+            ReasoningRecord {
                 seals: vec![Signature { part: 0, seal: words, piece: None }],
                 ..plain.clone()
             },
-            Reasoning { parts: keys(), ..plain.clone() },
+            ReasoningRecord { parts: keys(), ..plain.clone() },
         ];
         for with in grows {
             let more = of(with.clone()) - base;
             assert!((held..held + held / 8).contains(&more), "{more} for {with:.80?}");
         }
         // Each is found by its mark, too.
-        let more = of(Reasoning { marks: keys(), ..plain }) - base;
+        let more = of(ReasoningRecord { anchor_keys: keys(), ..plain }) - base;
         assert!((3 * held..6 * held).contains(&more), "{more}");
     }
 
     #[test]
     fn refusals_count_for_what_they_hold() {
         let words: Box<str> = "w".repeat(1 << 16).into();
-        let revoked = Revoked {
+        let revoked = Revocation {
             request: Box::default(),
             thread: Box::default(),
             parent: None,
             at: 1,
             about: vec![],
-            anew: crate::context::RevocationRetry::Next,
+            retry: crate::context::RevocationRetry::Next,
         };
         let of = |taken| added(Fact::TakenBack(Box::new(taken)));
         let base = of(revoked.clone());
-        let own = size_of::<Revoked>();
+        let own = size_of::<Revocation>();
         assert!((4 * own..6 * own).contains(&base), "{base} for {own}");
         let grows = [
-            (1, Revoked { thread: words.clone(), ..revoked.clone() }),
-            (2, Revoked { request: words.clone(), ..revoked.clone() }),
-            (1, Revoked { parent: Some(words.clone()), ..revoked.clone() }),
-            (1, Revoked { about: vec![PartKey(1); 1 << 12], ..revoked }),
+            (1, Revocation { thread: words.clone(), ..revoked.clone() }),
+            (2, Revocation { request: words.clone(), ..revoked.clone() }),
+            (1, Revocation { parent: Some(words.clone()), ..revoked.clone() }),
+            (1, Revocation { about: vec![PartKey(1); 1 << 12], ..revoked }),
         ];
         for (times, with) in grows {
             let (more, held) = (of(with) - base, times << 16);
             assert!((held..held + held / 8).contains(&more), "{more} for {held}");
         }
-        let aside = Suspended { request: "r".into(), thread: "t".into(), parent: None, at: 1 };
-        let of = |aside| added(Fact::Aside(Box::new(aside)));
-        let base = of(aside.clone());
-        assert!(base >= 2 * size_of::<Suspended>(), "{base}");
+        let suspended = Suspension { request: "r".into(), thread: "t".into(), parent: None, at: 1 };
+        let of = |suspended| added(Fact::Aside(Box::new(suspended)));
+        let base = of(suspended.clone());
+        assert!(base >= 2 * size_of::<Suspension>(), "{base}");
         for with in [
-            Suspended { request: words.clone(), ..aside.clone() },
-            Suspended { thread: words.clone(), ..aside.clone() },
-            Suspended { parent: Some(words), ..aside },
+            Suspension { request: words.clone(), ..suspended.clone() },
+            Suspension { thread: words.clone(), ..suspended.clone() },
+            Suspension { parent: Some(words), ..suspended },
         ] {
             let more = of(with) - base;
             assert!(((1 << 16) - 16..(1 << 16) + (1 << 13)).contains(&more), "{more}");

@@ -1,6 +1,6 @@
 //! Lineage: which thread a request belongs to, and which turn it grew from.
 //!
-//! The turn that covers most of the request, found by its reply, by a joint, or by its end
+//! The turn that covers most of the request, found by its reply, by a boundary, or by its end
 //! ([`grown_from`]); then whether the request carries on that turn's thread ([`growth`]). Two
 //! conversations that begin alike never mix: what begins with words already answered in full begins
 //! a thread of its own. Pure; must not know where turns are kept.
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::ledger::{BoundaryHash, Ledger};
-use super::{Outcome, Place, Position, Turn};
+use super::{Outcome, Position, PromptSection, Turn};
 use crate::dialect::{Chain, Conversation, HeldHistory, Part, PartKey, Purpose, Role};
 
 /// How a request relates to the turn it grew from.
@@ -32,7 +32,7 @@ pub enum Growth {
 #[derive(Clone, Debug)]
 pub struct Placement {
     /// To be kept with its turn.
-    pub standing: Position,
+    pub position: Position,
     /// The turn it grew from.
     pub parent: Option<Arc<Turn>>,
     /// How.
@@ -43,29 +43,29 @@ pub struct Placement {
     pub request: Box<str>,
 }
 
-/// Places a request. `request` is its exchange's id, `lane` the thread that the client names.
+/// Places a request. `request` is its exchange's id, `client_thread` the thread that the client names.
 pub fn place(
     ledger: &Ledger,
     conversation: &Conversation,
     request: &str,
-    lane: Option<&str>,
+    client_thread: Option<&str>,
 ) -> Placement {
-    let mut standing = standing(conversation, lane);
+    let mut position = position(conversation, client_thread);
     let mut covers = 0;
     let mut grown = || {
-        let found = grown_from(ledger, conversation, &standing)?;
+        let found = grown_from(ledger, conversation, &position)?;
         covers = found.covers;
         Some(found.turn)
     };
     let found = match &conversation.held {
-        None => grown().map(|turn| (turn, growth(ledger, conversation, &standing, turn))),
+        None => grown().map(|turn| (turn, growth(ledger, conversation, &position, turn))),
         // What is sent is only the new part: ids say more than words.
         Some(HeldHistory::After(id)) => match ledger.answered_by(id) {
             // Nothing was said before a warm-up: the words after it are all there are.
             Some(warm) if is_bare(warm) => grown()
-                .map(|turn| (turn, growth(ledger, conversation, &standing, turn)))
-                .or_else(|| Some((warm, follows(ledger, conversation, &standing, warm)))),
-            Some(turn) => Some((turn, follows(ledger, conversation, &standing, turn))),
+                .map(|turn| (turn, growth(ledger, conversation, &position, turn)))
+                .or_else(|| Some((warm, follows(ledger, conversation, &position, warm)))),
+            Some(turn) => Some((turn, follows(ledger, conversation, &position, turn))),
             None => grown().map(|turn| (turn, Growth::Held)),
         },
         // A named conversation is a thread: without words in common, its newest turn came before.
@@ -78,21 +78,21 @@ pub fn place(
         None => (None, Growth::Begins),
     };
     if let (Some(HeldHistory::After(_)), Some(turn)) = (&conversation.held, &parent) {
-        inherit_head(&mut standing, turn);
+        inherit_head(&mut position, turn);
     }
-    standing.parent = parent.as_ref().map(|turn| turn.request.clone());
-    standing.thread = match (&parent, growth) {
+    position.parent = parent.as_ref().map(|turn| turn.request.clone());
+    position.thread = match (&parent, growth) {
         (Some(turn), Growth::Grows | Growth::Retries | Growth::Held) => {
-            turn.standing.thread.clone()
+            turn.position.thread.clone()
         }
         _ => new_thread(request),
     };
-    standing.aside = ledger.set_aside(&standing.thread, parent.as_deref());
-    Placement { standing, parent, growth, covers, request: request.into() }
+    position.suspended = ledger.suspended_since(&position.thread, parent.as_deref());
+    Placement { position, parent, growth, covers, request: request.into() }
 }
 
 /// What can be said of a request without knowing any other.
-fn standing(conversation: &Conversation, lane: Option<&str>) -> Position {
+fn position(conversation: &Conversation, client_thread: Option<&str>) -> Position {
     Position {
         thread: Box::default(),
         parent: None,
@@ -100,8 +100,8 @@ fn standing(conversation: &Conversation, lane: Option<&str>) -> Position {
         last: conversation.parts().rev().find_map(|part| part.key),
         system: fold(&conversation.system),
         tools: fold(&conversation.tools),
-        lane: lane.map(Into::into),
-        aside: None,
+        client_thread: client_thread.map(Into::into),
+        suspended: None,
     }
 }
 
@@ -124,7 +124,7 @@ struct AncestorMatch<'l> {
 
 /// Finds the turn in three ways; the one that covers most of the request counts, of equals the first:
 /// 1. *reply*: a prefix of it is a known turn's request and reply;
-/// 2. *joint*: somewhere in it stands a part that marks a turn's reply (a tool call with an id of its
+/// 2. *boundary*: somewhere in it stands a part that marks a turn's reply (a tool call with an id of its
 ///    own, a text of some length), or a run of parts that meets where a turn's request met its reply
 ///    ([`proves`]). So a turn is found although the client changed a part before it (a date, a
 ///    reminder, its whole first message), or dropped the words beside a tool call;
@@ -133,43 +133,43 @@ struct AncestorMatch<'l> {
 fn grown_from<'l>(
     ledger: &'l Ledger,
     conversation: &Conversation,
-    standing: &Position,
+    position: &Position,
 ) -> Option<AncestorMatch<'l>> {
     if ledger.is_empty() {
         return None;
     }
     let chains: Vec<Chain> = conversation.chains().collect();
-    let by_chain = longest_prefix(ledger, &chains, standing);
+    let by_chain = longest_prefix(ledger, &chains, position);
     let covered = by_chain.as_ref().map_or(0, |found| found.covers);
-    last_joint(ledger, conversation, standing, covered).or(by_chain)
+    last_boundary(ledger, conversation, position, covered).or(by_chain)
 }
 
 /// Ways 1 and 3: the longest prefix that a turn is known by.
 fn longest_prefix<'l>(
     ledger: &'l Ledger,
     chains: &[Chain],
-    standing: &Position,
+    position: &Position,
 ) -> Option<AncestorMatch<'l>> {
     chains.iter().enumerate().rev().find_map(|(index, chain)| {
         let covers = index + 1;
-        let replied = prefer(ledger.replied_to(*chain), standing);
+        let replied = prefer(ledger.replied_to(*chain), position);
         let ended = || {
-            let same_head = |turn: &&Arc<Turn>| has_head(turn, standing);
-            prefer(ledger.ended_at(*chain).filter(same_head), standing)
+            let same_head = |turn: &&Arc<Turn>| has_head(turn, position);
+            prefer(ledger.ended_at(*chain).filter(same_head), position)
         };
         replied.or_else(ended).map(|turn| AncestorMatch { turn, covers })
     })
 }
 
-/// Of several turns at one chain (newest first): the client's own lane, then the same head.
+/// Of several turns at one chain (newest first): the client's own thread, then the same head.
 fn prefer<'l>(
     turns: impl Iterator<Item = &'l Arc<Turn>>,
-    standing: &Position,
+    position: &Position,
 ) -> Option<&'l Arc<Turn>> {
     let rank = |turn: &Arc<Turn>| {
-        let lane = turn.standing.lane == standing.lane;
+        let client_thread = turn.position.client_thread == position.client_thread;
         let turns = turn.purpose == Purpose::Turn;
-        (turns, lane, has_head(turn, standing), turn.outcome == Outcome::Complete)
+        (turns, client_thread, has_head(turn, position), turn.outcome == Outcome::Complete)
     };
     // `max_by_key` keeps the last of equals: reversed order would keep the oldest.
     turns.fold(None, |best: Option<&Arc<Turn>>, turn| match best {
@@ -178,12 +178,12 @@ fn prefer<'l>(
     })
 }
 
-/// Way 2: the joint nearest to the end, of those that cover more than `covered` parts. Reasoning
+/// Way 2: the boundary nearest to the end, of those that cover more than `covered` parts. Reasoning
 /// between neighbours has no key and is not in the way.
-fn last_joint<'l>(
+fn last_boundary<'l>(
     ledger: &'l Ledger,
     conversation: &Conversation,
-    standing: &Position,
+    position: &Position,
     covered: usize,
 ) -> Option<AncestorMatch<'l>> {
     let keyed: Vec<(PartKey, Role)> =
@@ -192,11 +192,13 @@ fn last_joint<'l>(
     (covered..keys.len()).rev().find_map(|index| {
         let (key, Role::Assistant) = keyed[index] else { return None };
         let before = index.checked_sub(1).map(|before| BoundaryHash::of(keys[before], key));
-        let met = before.into_iter().flat_map(|joint| ledger.joined_at(joint).take(CANDIDATES));
-        let marked = ledger.joined_at(BoundaryHash::mark(key)).take(CANDIDATES);
+        let met = before
+            .into_iter()
+            .flat_map(|boundary| ledger.turns_at_boundary(boundary).take(CANDIDATES));
+        let marked = ledger.turns_at_boundary(BoundaryHash::of_anchor_key(key)).take(CANDIDATES);
         let known = marked.map(|turn| (turn, true)).chain(met.map(|turn| (turn, false)));
         let measured = known.map(|(turn, marked)| (turn, marked, run(ledger, turn, &keys, index)));
-        let proven = measured.filter(|(turn, marked, run)| proves(turn, *marked, *run, standing));
+        let proven = measured.filter(|(turn, marked, run)| proves(turn, *marked, *run, position));
         // Newest first, and of equals the first stays.
         let best = proven.fold(None, |best: Option<(&Arc<Turn>, usize)>, (turn, _, run)| {
             if best.is_some_and(|(_, longest)| longest >= run) { best } else { Some((turn, run)) }
@@ -205,16 +207,17 @@ fn last_joint<'l>(
     })
 }
 
-/// Most turns that are compared where several have the same joint, the newest.
+/// Most turns that are compared where several have the same boundary, the newest.
 const CANDIDATES: usize = 8;
 
 /// How many parts of the request, up to and with the one at `index`, stand one after the other in
 /// what the turn sent and was answered.
 fn run(ledger: &Ledger, turn: &Turn, keys: &[PartKey], index: usize) -> usize {
     let sketch = ledger.sketch(turn).unwrap_or_default();
-    let history = sketch.iter().filter(|part| part.place == Place::History).map(|part| part.key);
+    let history =
+        sketch.iter().filter(|part| part.place == PromptSection::History).map(|part| part.key);
     let mut said: Vec<PartKey> = history.collect();
-    if let Some(last) = turn.standing.last.filter(|last| said.last() != Some(last)) {
+    if let Some(last) = turn.position.last.filter(|last| said.last() != Some(last)) {
         said = vec![last];
     }
     let reply = turn.reply.iter().map(|part| part.key);
@@ -228,14 +231,14 @@ fn run(ledger: &Ledger, turn: &Turn, keys: &[PartKey], index: usize) -> usize {
         .count()
 }
 
-/// Whether a joint is proof enough. A mark is; other words may be said twice (`Go on.`, `Done.`), so
+/// Whether a boundary is proof enough. A mark is; other words may be said twice (`Go on.`, `Done.`), so
 /// the part before them must be the same too, and where it is no more than that, the head.
-fn proves(turn: &Turn, marked: bool, run: usize, standing: &Position) -> bool {
-    marked || run >= 5 || (run >= 3 && has_head(turn, standing))
+fn proves(turn: &Turn, marked: bool, run: usize, position: &Position) -> bool {
+    marked || run >= 5 || (run >= 3 && has_head(turn, position))
 }
 
-fn has_head(turn: &Turn, standing: &Position) -> bool {
-    turn.standing.system == standing.system && turn.standing.tools == standing.tools
+fn has_head(turn: &Turn, position: &Position) -> bool {
+    turn.position.system == position.system && turn.position.tools == position.tools
 }
 
 /// A request carries its parent's thread on unless the place is taken (a fork), the client names
@@ -245,16 +248,16 @@ fn has_head(turn: &Turn, standing: &Position) -> bool {
 fn growth(
     ledger: &Ledger,
     conversation: &Conversation,
-    standing: &Position,
+    position: &Position,
     turn: &Turn,
 ) -> Growth {
     let other_head =
-        turn.standing.system != standing.system && turn.standing.tools != standing.tools;
+        turn.position.system != position.system && turn.position.tools != position.tools;
     let beside = conversation.purpose != Purpose::Turn || turn.purpose != Purpose::Turn;
-    if turn.standing.lane != standing.lane || other_head || beside {
+    if turn.position.client_thread != position.client_thread || other_head || beside {
         return Growth::Forks;
     }
-    let again = turn.standing.chain == standing.chain;
+    let again = turn.position.chain == position.chain;
     if again && turn.outcome != Outcome::Complete {
         return Growth::Retries;
     }
@@ -267,29 +270,29 @@ fn growth(
 fn follows(
     ledger: &Ledger,
     conversation: &Conversation,
-    standing: &Position,
+    position: &Position,
     turn: &Turn,
 ) -> Growth {
     let beside = !matches!(conversation.purpose, Purpose::Turn | Purpose::WarmUp);
-    let elsewhere = turn.standing.lane != standing.lane || ledger.has_grown(turn);
+    let elsewhere = turn.position.client_thread != position.client_thread || ledger.has_grown(turn);
     if beside || elsewhere { Growth::Forks } else { Growth::Grows }
 }
 
 /// What a request to held history does not send again is held, too.
-fn inherit_head(standing: &mut Position, parent: &Turn) {
+fn inherit_head(position: &mut Position, parent: &Turn) {
     let nothing = fold(&[]);
-    if standing.system == nothing {
-        standing.system = parent.standing.system;
+    if position.system == nothing {
+        position.system = parent.position.system;
     }
-    if standing.tools == nothing {
-        standing.tools = parent.standing.tools;
+    if position.tools == nothing {
+        position.tools = parent.position.tools;
     }
 }
 
 /// A warm-up that brought instructions and tools alone.
 fn is_bare(turn: &Turn) -> bool {
-    let standing = &turn.standing;
-    turn.purpose == Purpose::WarmUp && standing.parent.is_none() && standing.chain == Chain::START
+    let position = &turn.position;
+    turn.purpose == Purpose::WarmUp && position.parent.is_none() && position.chain == Chain::START
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// How an estimate was made; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Method {
+pub enum EstimateMethod {
     /// From the provider's own count of an earlier turn, plus what is new.
     Anchored,
     /// The same, where a summary has just taken the place of what that turn still sent.

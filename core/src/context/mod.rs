@@ -28,9 +28,9 @@ pub mod trim;
 
 use std::borrow::Cow;
 
-pub use self::method::Method;
-use crate::dialect::{Chain, Dialect, Part, PartKey, Purpose, Stop, Usage, models::Family};
-pub use crate::tokens::{Counting, learn::Guess};
+pub use self::method::EstimateMethod;
+use crate::dialect::{Chain, Dialect, Part, PartKey, Purpose, StopReason, Usage, models::Family};
+pub use crate::tokens::{CountingMethod, learn::CostPrediction};
 pub use compact::ForwardedHistory;
 use serde::{Deserialize, Serialize};
 
@@ -43,10 +43,10 @@ pub struct Estimate {
     /// Input tokens. With an anchor: its input, its output, and `new`, less `gone`.
     pub tokens: u64,
     /// How it was made.
-    pub method: Method,
+    pub method: EstimateMethod,
     /// How the new parts were counted; the least exact of them.
     #[serde(default)]
-    pub counting: Counting,
+    pub counting: CountingMethod,
     /// Tokens of what is new since the anchor, its reply left out; without an anchor, of all parts.
     pub new: u64,
     /// Tokens of what left since the anchor, the reasoning of its reply included where that is not
@@ -59,7 +59,7 @@ pub struct Estimate {
     pub breakdown: Breakdown,
     /// How sure it is, and what it rests on.
     #[serde(default)]
-    pub guess: Guess,
+    pub guess: CostPrediction,
 }
 
 /// A prompt as the provider's counting endpoint counts it.
@@ -84,7 +84,7 @@ pub struct Breakdown {
     pub reasoning: u64,
     /// What can be told apart within tools and messages.
     #[serde(flatten)]
-    pub sections: budget::Sections,
+    pub sections: budget::SectionTokens,
     /// System and tools were estimated larger than the total, so messages were capped at 0.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub capped: bool,
@@ -118,7 +118,8 @@ pub struct Turn {
     /// Its exchange: unique, where a chain is not (retries, parallel calls).
     pub request: Box<str>,
     /// Where it stands among the turns of its session.
-    pub standing: Position,
+    #[serde(rename = "standing")]
+    pub position: Position,
     /// The chain after its reply, if the client sends the reply back whole.
     pub after: Chain,
     /// What was done to its request.
@@ -154,7 +155,7 @@ pub struct Turn {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub counted: Option<ProviderCount>,
     /// Why the reply ended.
-    pub stop: Option<Stop>,
+    pub stop: Option<StopReason>,
     /// How the exchange ended.
     pub outcome: Outcome,
     /// The window that was believed, tokens.
@@ -165,9 +166,9 @@ pub struct Turn {
     pub sketch: Sketch,
     /// The reply's keyed parts: what each will cost when it comes back.
     pub reply: Vec<SketchPart>,
-    /// The keys of reply parts that mark the turn (`ledger::marks`).
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub marks: Vec<PartKey>,
+    /// The keys of reply parts that mark the turn (`ledger::anchor_keys`).
+    #[serde(rename = "marks", default, skip_serializing_if = "Vec::is_empty")]
+    pub anchor_keys: Vec<PartKey>,
     /// What of it the next request will hold.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub carry: Option<budget::CarryOver>,
@@ -183,24 +184,24 @@ pub struct Position {
     pub parent: Option<Box<str>>,
     /// The chain at the end of the request.
     pub chain: Chain,
-    /// The last keyed part of the request: with the first of the reply, a joint to find it by.
+    /// The last keyed part of the request: with the first of the reply, a boundary to find it by.
     pub last: Option<PartKey>,
     /// Identity of the system prompt.
     pub system: PartKey,
     /// Identity of the tools.
     pub tools: PartKey,
     /// The thread that the client names, where it names one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lane: Option<Box<str>>,
+    #[serde(rename = "lane", default, skip_serializing_if = "Option::is_none")]
+    pub client_thread: Option<Box<str>>,
     /// When a rewrite was last refused, of this request or of one that it grew from.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub aside: Option<Millis>,
+    #[serde(rename = "aside", default, skip_serializing_if = "Option::is_none")]
+    pub suspended: Option<Millis>,
 }
 
 /// Where a part stands in the prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Place {
+pub enum PromptSection {
     /// The system prompt.
     System,
     /// A tool definition.
@@ -211,7 +212,7 @@ pub enum Place {
     ToolsItem,
     /// The history.
     History,
-    /// Reasoning in the history, after the person's last words.
+    /// Reasoning in the history, after the user's last words.
     Reasoning,
     /// Reasoning before words that came with tool results, of the turn that goes on.
     SteeredReasoning,
@@ -227,7 +228,7 @@ pub struct SketchPart {
     /// Tokens, with its share of structure.
     pub tokens: u32,
     /// Where it stands.
-    pub place: Place,
+    pub place: PromptSection,
 }
 
 /// What a request consisted of, as the difference from another turn's sketch: histories grow at
@@ -245,7 +246,7 @@ pub struct Sketch {
 
 /// Reasoning as it was received, for the client that drops it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Reasoning {
+pub struct ReasoningRecord {
     /// Chain after the reply: which turn's reasoning it is.
     pub after: Chain,
     /// When the exchange ended.
@@ -260,21 +261,21 @@ pub struct Reasoning {
     /// The configured upstream's name.
     pub upstream: Box<str>,
     /// Raw blocks, in order.
-    pub blocks: Vec<Thought>,
+    pub blocks: Vec<ReasoningBlock>,
     /// Signatures that stand on parts of the reply (Gemini).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub seals: Vec<reasoning::Signature>,
     /// The reply's keyed parts, in order.
     #[serde(default)]
     pub parts: Vec<PartKey>,
-    /// Those that it is found by where its client changed what stands before it (`ledger::marks`).
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub marks: Vec<PartKey>,
+    /// Those that it is found by where its client changed what stands before it (`ledger::anchor_keys`).
+    #[serde(rename = "marks", default, skip_serializing_if = "Vec::is_empty")]
+    pub anchor_keys: Vec<PartKey>,
 }
 
 /// One block of reasoning, and where in its reply it stood.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Thought {
+pub struct ReasoningBlock {
     /// The reply's keyed parts before it.
     pub before: u32,
     /// Parts without a key between the last of them and it: what ran at the provider.
@@ -313,7 +314,7 @@ pub struct Cut {
     /// Decided in shadow mode: it was never sent, and is repeated in shadow mode alone.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shadow: bool,
-    /// Decided anew after this refusal ([`Suspended::at`]), beside what had been decided before it.
+    /// Decided anew after this refusal ([`Suspension::at`]), beside what had been decided before it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<Millis>,
 }
@@ -326,7 +327,7 @@ pub enum Replacement {
     Text(Box<str>),
     /// The first and the last of its own words.
     #[serde(rename = "trim")]
-    Trim(trim::Trim),
+    Trim(trim::TrimRange),
 }
 
 impl Replacement {
@@ -342,7 +343,7 @@ impl Replacement {
 /// What was decided about reasoning: from then on it is repeated.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReasoningDecision {
-    /// The chain after the reply ([`Reasoning::after`]), or the part it is about.
+    /// The chain after the reply ([`ReasoningRecord::after`]), or the part it is about.
     pub about: PartKey,
     /// When it was decided.
     pub at: Millis,
@@ -444,7 +445,7 @@ impl CompactionRecord {
 /// A rewrite was refused: what was decided up to then is not repeated in what grows from that request,
 /// nor where its thread goes on from the same turn. Other branches keep what they have.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Suspended {
+pub struct Suspension {
     /// The exchange that was refused.
     pub request: Box<str>,
     /// Its thread.
@@ -459,7 +460,7 @@ pub struct Suspended {
 /// What was decided for one request and refused with it: void, wherever it is found. What had been decided
 /// before stays, because reasoning may rest on it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Revoked {
+pub struct Revocation {
     /// The exchange that was refused.
     pub request: Box<str>,
     /// Its thread.
@@ -472,7 +473,8 @@ pub struct Revoked {
     /// What the decisions are kept by.
     pub about: Vec<PartKey>,
     /// When they may be made again.
-    pub anew: RevocationRetry,
+    #[serde(rename = "anew")]
+    pub retry: RevocationRetry,
 }
 
 /// When what was taken back may be decided again; once, since what is refused twice is not tried a third time.
@@ -487,7 +489,7 @@ pub enum RevocationRetry {
     Never,
 }
 
-impl Revoked {
+impl Revocation {
     /// What it is kept by: a request may be refused more than once, each time with less.
     pub fn key(&self) -> u128 {
         let exchange = Chain(PartKey::of_bytes(self.request.as_bytes()).0);
@@ -496,7 +498,7 @@ impl Revoked {
 
     /// After which what it made void is decided anew, if it may be. It is no time: none lies so far off.
     pub fn epoch(&self) -> Option<Millis> {
-        (self.anew != RevocationRetry::Never).then(|| (self.key() >> 64) as u64 | 1 << 63)
+        (self.retry != RevocationRetry::Never).then(|| (self.key() >> 64) as u64 | 1 << 63)
     }
 }
 
@@ -549,17 +551,17 @@ pub struct InjectionPlace {
     /// The part that they follow ([`plan::about`]).
     pub after: PartKey,
     /// That part and the one before it: the place is found by these where the client changed what came before.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub joint: Option<PartKey>,
+    #[serde(rename = "joint", default, skip_serializing_if = "Option::is_none")]
+    pub boundary: Option<PartKey>,
     /// The words.
     pub text: Box<str>,
     /// What they cost, tokens.
     pub tokens: u32,
     /// When they were queued.
     pub queued: Millis,
-    /// Said after this refusal ([`Suspended::at`]); what had been said before it is not said again there.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub aside: Option<Millis>,
+    /// Said after this refusal ([`Suspension::at`]); what had been said before it is not said again there.
+    #[serde(rename = "aside", default, skip_serializing_if = "Option::is_none")]
+    pub suspended: Option<Millis>,
 }
 
 /// Everything that is remembered. Written once; first write wins.
@@ -569,7 +571,7 @@ pub enum Fact {
     /// A completed exchange.
     Turn(Box<Turn>),
     /// Reasoning of a reply.
-    Reasoning(Box<Reasoning>),
+    Reasoning(Box<ReasoningRecord>),
     /// A tool result that was cut.
     Cut(Box<Cut>),
     /// What was decided about reasoning.
@@ -577,9 +579,9 @@ pub enum Fact {
     /// A change that answers a refusal: from then on it is repeated.
     Repair(Box<repair::RepairDecision>),
     /// A rewrite that was refused.
-    Aside(Box<Suspended>),
+    Aside(Box<Suspension>),
     /// Decisions that were refused.
-    TakenBack(Box<Revoked>),
+    TakenBack(Box<Revocation>),
     /// A summary that was written; nothing is sent of it yet.
     Summary(Box<CompactionRecord>),
     /// A summary that was taken into use: from then on it is repeated.

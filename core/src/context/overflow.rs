@@ -9,9 +9,9 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::budget::{Anchor, grouped};
-use super::{Estimate, Method, SketchPart};
-use crate::dialect::overflow::{Answered, Overflow, overflow};
-use crate::dialect::{Conversation, PartKind, Purpose, Reply, Stop, Usage};
+use super::{Estimate, EstimateMethod, SketchPart};
+use crate::dialect::overflow::{ErrorResponse, Overflow, overflow};
+use crate::dialect::{Conversation, PartKind, Purpose, Reply, StopReason, Usage};
 
 /// How an overflow shows; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -57,7 +57,7 @@ const WILD: u64 = 8;
 /// and of pictures and documents, nobody here knows the size.
 pub fn contradicts(said: &Overflow, estimate: &Estimate, sent: &Conversation) -> bool {
     let unseen = [PartKind::Image, PartKind::Document, PartKind::Opaque];
-    let is_seen = estimate.method != Method::Held
+    let is_seen = estimate.method != EstimateMethod::Held
         && sent.held.is_none()
         && sent.parts().all(|part| !unseen.contains(&part.kind));
     let output = sent.max_output.unwrap_or(0);
@@ -119,18 +119,19 @@ pub fn shown(
     let showing = |sign, said| Some(OverflowReport { sign, said, saved: false });
     if let Some(error) = &reply.error {
         let words = error.words();
-        let answered = Answered { status: 200, host, body: words.as_bytes() };
+        let answered = ErrorResponse { status: 200, host, body: words.as_bytes() };
         // What is said in the middle of an accepted reply is said in the same words.
-        let refused = Answered { status: 400, ..answered };
+        let refused = ErrorResponse { status: 400, ..answered };
         let said = overflow(&answered).or_else(|| overflow(&refused))?;
         return showing(OverflowSign::InReply, said);
     }
-    if reply.stop == Some(Stop::WindowFull) {
+    if reply.stop == Some(StopReason::WindowFull) {
         return showing(OverflowSign::WindowFull, Overflow::default());
     }
     let says = |kind| reply.parts.iter().any(|part| part.kind == kind);
     let nothing = !says(PartKind::Text) && !says(PartKind::ToolCall) && !says(PartKind::Reasoning);
-    if reply.stop == Some(Stop::MaxTokens) && nothing && reply.usage.output.unwrap_or(0) == 0 {
+    if reply.stop == Some(StopReason::MaxTokens) && nothing && reply.usage.output.unwrap_or(0) == 0
+    {
         return showing(OverflowSign::Empty, Overflow::default());
     }
     let input = truncated(&reply.usage, evidence)?;
@@ -141,7 +142,7 @@ pub fn shown(
 /// is known and was too small, or the same input as the call before reported, though the thread grew.
 /// Without either it is an error of the estimate, and nothing else.
 fn truncated(usage: &Usage, evidence: &OverflowEvidence<'_>) -> Option<u64> {
-    let estimate = evidence.estimate.filter(|estimate| estimate.method != Method::Held)?;
+    let estimate = evidence.estimate.filter(|estimate| estimate.method != EstimateMethod::Held)?;
     let input = measured(usage)?;
     let PartSums { sent: parts, before } = evidence.sums;
     let sent = parts.max(estimate.guess.tokens);

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Millis;
 use super::policy::{EchoRule, Mode, Policy, SummaryAuthor};
-use crate::dialect::models::{Binding, Model};
+use crate::dialect::models::{Model, ReasoningBinding};
 use crate::dialect::{Chain, Conversation, Dialect, Part, PartKey, PartKind, Role, Span};
 use crate::tokens::Tokenizer;
 use crate::wire::splice::Edit;
@@ -64,7 +64,7 @@ impl PlanRequest<'_> {
     pub fn is_bound(&self) -> bool {
         let signs =
             matches!(self.conversation.dialect, Dialect::Anthropic | Dialect::OpenaiResponses);
-        signs && self.model.binding == Binding::Prefix
+        signs && self.model.binding == ReasoningBinding::Prefix
     }
 
     /// Tokens that may be filled: the window less what is held free.
@@ -88,9 +88,9 @@ impl PlanRequest<'_> {
     }
 
     /// The message with which the turn begins that is not finished yet: the newest words of the
-    /// person. Reasoning after it belongs to the open tool loop.
+    /// user. Reasoning after it belongs to the open tool loop.
     pub fn turn_begins(&self) -> usize {
-        self.conversation.messages.iter().rposition(super::begins::is_persons).unwrap_or(0)
+        self.conversation.messages.iter().rposition(super::begins::is_users).unwrap_or(0)
     }
 
     /// Whether the model is in the middle of a tool loop: its last words are calls that are being

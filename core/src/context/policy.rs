@@ -12,7 +12,7 @@ use std::borrow::Cow;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
-use crate::tokens::classic::Rules;
+use crate::tokens::classic::ClassicRules;
 pub use compact::{
     CompactOverride, CompactPolicy, ReportedUsage, SummaryAuthor, SummaryEngine, ThresholdBasis,
 };
@@ -73,7 +73,7 @@ pub struct ClassicPolicy {
     /// are compacted. It is then also the number that is shown. `decisions` is an older word for `budget`.
     pub decides: ClassicRole,
     /// How it counts.
-    pub rules: Rules,
+    pub rules: ClassicRules,
     /// When the provider's own counting endpoint is asked, with the client's credentials. The request never
     /// waits for it. `off`; `cold` (no call was measured before it); `near_threshold` (past 80 % of the usable
     /// window); `media` (requests with pictures or documents, as Gemini CLI does); `sample:0.01` (this share of
@@ -166,12 +166,12 @@ pub enum ClassicRole {
 
 impl ClassicPolicy {
     /// The rules, where requests are counted by them.
-    pub fn rules(&self) -> Option<&Rules> {
+    pub fn rules(&self) -> Option<&ClassicRules> {
         (self.classic || self.decides != ClassicRole::Nothing).then_some(&self.rules)
     }
 
     /// The rules, where they decide.
-    pub fn deciding(&self) -> Option<&Rules> {
+    pub fn deciding(&self) -> Option<&ClassicRules> {
         (self.decides != ClassicRole::Nothing).then_some(&self.rules)
     }
 }
@@ -287,7 +287,7 @@ pub enum PruneMethod {
 pub struct ReasoningPolicy {
     /// Whether reasoning that a client dropped is put back where the provider wants it: `auto` or
     /// `off`. With `off` no reasoning is stored.
-    pub reinject: Reinject,
+    pub reinject: ReinjectPolicy,
     /// Whether reasoning that clients send back counts as part of the context. `false` removes it, like
     /// `strip_from_context = "all"`, whatever that key says.
     pub include_in_context: bool,
@@ -299,7 +299,7 @@ pub struct ReasoningPolicy {
 /// Whether dropped reasoning is put back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Reinject {
+pub enum ReinjectPolicy {
     /// Where the provider wants it.
     #[default]
     Auto,
@@ -365,7 +365,7 @@ impl Default for PrunePolicy {
 impl Default for ReasoningPolicy {
     fn default() -> Self {
         Self {
-            reinject: Reinject::Auto,
+            reinject: ReinjectPolicy::Auto,
             include_in_context: true,
             strip_from_context: StripPolicy::None,
         }

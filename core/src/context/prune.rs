@@ -10,15 +10,15 @@ pub use rescue::make_room;
 
 use foldhash::HashMap;
 
-use super::begins::is_persons;
+use super::begins::is_users;
 use super::cache::is_cold;
 use super::plan::{self, Change, DecisionReason, PlanRequest, PlanStep, RecordedDecisions};
 use super::policy::{ProtectUnit, PruneGate, PruneMethod, PrunePolicy};
-use super::trim::{self, Trim, words_at};
+use super::trim::{self, TrimRange, words_at};
 use super::{Cut, Fact, Replacement, SketchPart, compact, reasoning, savings};
 use crate::dialect::{Message, Part, PartKey, PartKind, Purpose, Role};
-use crate::tokens::Counter;
-use crate::tokens::classic::Rules;
+use crate::tokens::TokenCounter;
+use crate::tokens::classic::ClassicRules;
 
 /// What a request costs, as far as it was measured.
 #[derive(Clone, Copy)]
@@ -28,7 +28,7 @@ pub struct RequestCost<'a> {
     /// Part by part.
     pub parts: &'a [SketchPart],
     /// Where an agent's rules decide: how it counts.
-    pub rules: Option<&'a Rules>,
+    pub rules: Option<&'a ClassicRules>,
 }
 
 /// New cuts, and what was decided against.
@@ -64,7 +64,7 @@ pub fn propose(
 }
 
 /// One result that may be cut.
-struct Candidate<'a> {
+struct CutCandidate<'a> {
     at: (usize, usize),
     about: u128,
     part: &'a Part,
@@ -83,7 +83,7 @@ type NewResult<'a> = ((usize, usize), u128, &'a Part, u64);
 /// What was found in a request, newest first.
 #[derive(Default)]
 struct PruneCandidates<'a> {
-    old: Vec<Candidate<'a>>,
+    old: Vec<CutCandidate<'a>>,
     /// Results that are sent for the first time, with what each costs.
     newborn: Vec<NewResult<'a>>,
     /// Tokens from the oldest candidate to the end.
@@ -164,7 +164,7 @@ impl<'a> PruneCandidates<'a> {
                 }
                 let saves = weights.saved(policy, part, own, &text);
                 let result = (at, about, part, tokens);
-                if let Some(result) = Candidate::cleared(result, text, saves, &mut counter) {
+                if let Some(result) = CutCandidate::cleared(result, text, saves, &mut counter) {
                     (found.after_first, found.reasoning_after) = (passed, reasoning);
                     found.old.push(result);
                 }
@@ -316,7 +316,7 @@ impl<'a> PruneCandidates<'a> {
             }
             let target = limit.unwrap_or(u64::MAX).min(room.max(request.usable() / SMALLEST));
             let newborn = (*at, *about, *part, *tokens);
-            let Some(result) = Candidate::trimmed(newborn, request.body, target, &mut counter)
+            let Some(result) = CutCandidate::trimmed(newborn, request.body, target, &mut counter)
             else {
                 refused.push(PlanStep::refused(
                     Change::Cut,
@@ -340,14 +340,14 @@ const LEAST_TRIMMED: u64 = 200;
 /// The smallest share of the window that is left of a result which does not fit: one in so many.
 const SMALLEST: u64 = 20;
 
-impl<'a> Candidate<'a> {
+impl<'a> CutCandidate<'a> {
     /// A result of `tokens` in whose place this text stands; `None` where that is no smaller. `saves`: as
     /// decisions count it, where they count otherwise.
     fn cleared(
         (at, about, part, tokens): NewResult<'a>,
         text: String,
         saves: Option<u64>,
-        counter: &mut Counter<'_>,
+        counter: &mut TokenCounter<'_>,
     ) -> Option<Self> {
         let after = u64::from(counter.stands_for(part, &text));
         let saves = saves.unwrap_or(tokens.saturating_sub(after));
@@ -360,10 +360,10 @@ impl<'a> Candidate<'a> {
         (at, about, part, tokens): NewResult<'a>,
         body: &[u8],
         target: u64,
-        counter: &mut Counter<'_>,
+        counter: &mut TokenCounter<'_>,
     ) -> Option<Self> {
         let words = trim::words(part, body);
-        let trim = Trim::new(&words, tokens, target)?;
+        let trim = TrimRange::new(&words, tokens, target)?;
         let after = u64::from(counter.stands_for(part, &trim.apply(&words)?));
         let (content, saves) = (Replacement::Trim(trim), tokens.saturating_sub(after));
         Some(Self { at, about, part, tokens, content, after, saves })
@@ -389,7 +389,7 @@ impl<'a> Candidate<'a> {
 /// What parts cost: as they are billed, and as decisions count them.
 struct PartWeights<'a> {
     own: HashMap<PartKey, u32>,
-    rules: Option<&'a Rules>,
+    rules: Option<&'a ClassicRules>,
     body: &'a [u8],
 }
 
@@ -453,11 +453,11 @@ fn is_users_picture(message: &Message, at: usize) -> bool {
 fn first_protected(policy: &PrunePolicy, messages: &[Message]) -> usize {
     let newest = messages.len().saturating_sub(policy.protect_messages as usize);
     let Some(turns) = (policy.protect_turns as usize).checked_sub(1) else { return newest };
-    let begun = (0..messages.len()).rev().filter(|at| is_persons(&messages[*at])).nth(turns);
+    let begun = (0..messages.len()).rev().filter(|at| is_users(&messages[*at])).nth(turns);
     newest.min(begun.unwrap_or(0))
 }
 
-fn counter<'a>(request: &PlanRequest<'a>) -> Counter<'a> {
+fn counter<'a>(request: &PlanRequest<'a>) -> TokenCounter<'a> {
     request.tokenizer.counter(request.conversation, request.body, request.model)
 }
 

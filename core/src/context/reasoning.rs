@@ -16,8 +16,10 @@ use super::cache::is_cold;
 use super::plan::{
     Change, DecisionReason, Overlay, PlanRequest, PlanStep, RecordedDecisions, ReturnedReply,
 };
-use super::policy::{EchoRule, Reinject, StripPolicy};
-use super::{Fact, Millis, Reasoning, ReasoningAction, ReasoningDecision, Thought, ledger};
+use super::policy::{EchoRule, ReinjectPolicy, StripPolicy};
+use super::{
+    Fact, Millis, ReasoningAction, ReasoningBlock, ReasoningDecision, ReasoningRecord, ledger,
+};
 use crate::dialect::{Chain, Dialect, Part, PartKey, PartKind, Purpose, Reply, ReplyPart, Span};
 
 /// What an upstream does with reasoning that is sent back, as far as its host and the model's name
@@ -84,12 +86,12 @@ pub struct Signature {
 
 /// Words side by side, which have one key, at their last piece: their length so far, and the signed pieces.
 #[derive(Default)]
-struct Run<'r> {
+struct SignedRun<'r> {
     bytes: usize,
     signed: Vec<(Range<usize>, &'r str)>,
 }
 
-impl<'r> Run<'r> {
+impl<'r> SignedRun<'r> {
     fn add(&mut self, piece: &'r ReplyPart) {
         let begins = self.bytes;
         self.bytes += piece.text.len();
@@ -128,9 +130,9 @@ pub struct ReplyOrigin<'a> {
 }
 
 /// What a reply thought, as it would have to be sent back; `None` where that is nothing.
-pub fn record(reply: &Reply, made: ReplyOrigin<'_>) -> Option<Reasoning> {
+pub fn record(reply: &Reply, made: ReplyOrigin<'_>) -> Option<ReasoningRecord> {
     let (mut blocks, mut seals, mut parts) = (Vec::new(), Vec::new(), Vec::new());
-    let (mut hosted, mut run) = (0, Run::default());
+    let (mut hosted, mut run) = (0, SignedRun::default());
     for part in &reply.parts {
         let before = parts.len() as u32;
         match (&part.raw, &part.sealed) {
@@ -140,7 +142,7 @@ pub fn record(reply: &Reply, made: ReplyOrigin<'_>) -> Option<Reasoning> {
                     && (seal.is_some() || made.dialect != Dialect::Gemini) =>
             {
                 let raw = raw.clone();
-                blocks.push(Thought { before, hosted, leads: false, raw, partial: false });
+                blocks.push(ReasoningBlock { before, hosted, leads: false, raw, partial: false });
             }
             // One whose dialect wants all of a reply's reasoning or none (`docs/protocols.md` 1.5).
             (None, Some(seal))
@@ -149,7 +151,7 @@ pub fn record(reply: &Reply, made: ReplyOrigin<'_>) -> Option<Reasoning> {
                     && !seal.is_empty() =>
             {
                 let raw = serde_json::json!({ "signature": seal }).to_string().into();
-                blocks.push(Thought { before, hosted, leads: false, raw, partial: true });
+                blocks.push(ReasoningBlock { before, hosted, leads: false, raw, partial: true });
             }
             (_, Some(seal)) if part.key.is_some() && part.kind != PartKind::Text => {
                 seals.push(Signature { part: before, seal: seal.clone(), piece: None });
@@ -164,14 +166,15 @@ pub fn record(reply: &Reply, made: ReplyOrigin<'_>) -> Option<Reasoning> {
             Some(_) => 0,
             None if part.kind == PartKind::Reasoning || part.kind == PartKind::Text => hosted,
             None => {
-                let same = |block: &&mut Thought| (block.before, block.hosted) == (before, hosted);
+                let same =
+                    |block: &&mut ReasoningBlock| (block.before, block.hosted) == (before, hosted);
                 blocks.iter_mut().filter(same).for_each(|block| block.leads = true);
                 hosted + 1
             }
         };
         parts.extend(part.key);
     }
-    (!blocks.is_empty() || !seals.is_empty()).then(|| Reasoning {
+    (!blocks.is_empty() || !seals.is_empty()).then(|| ReasoningRecord {
         after: made.after,
         at: made.at,
         prefix: made.prefix,
@@ -181,7 +184,7 @@ pub fn record(reply: &Reply, made: ReplyOrigin<'_>) -> Option<Reasoning> {
         blocks,
         seals,
         parts,
-        marks: ledger::marks(reply),
+        anchor_keys: ledger::anchor_keys(reply),
     })
 }
 
@@ -212,7 +215,7 @@ pub fn fits(
     if request.echo == EchoRule::Unwanted || request.conversation.thinks == Some(false) {
         return Err(DecisionReason::Unwanted);
     }
-    let stands = || returned.is_whole() && sent.before(returned.spot) == reasoning.prefix;
+    let stands = || returned.is_whole() && sent.before(returned.index) == reasoning.prefix;
     if request.is_bound() && !stands() {
         return Err(DecisionReason::OtherPrefix);
     }
@@ -235,7 +238,8 @@ pub fn is_back(
 pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> (Vec<Fact>, Vec<PlanStep>) {
     let has_replies = !known.replies.is_empty();
     let sent = if has_replies { known.sent() } else { Overlay::default() };
-    let mut proposed = Proposed { request, known, sent, facts: Vec::new(), refused: Vec::new() };
+    let mut proposed =
+        ReasoningProposal { request, known, sent, facts: Vec::new(), refused: Vec::new() };
     // A call beside the conversation sets nothing that its thread would rest on.
     let is_beside = request.conversation.purpose != Purpose::Turn;
     if is_beside {
@@ -248,14 +252,14 @@ pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> (Vec<Fac
     if request.policy.reasoning.strip() != StripPolicy::None {
         proposed.take_out();
     }
-    if request.policy.reasoning.reinject == Reinject::Auto {
+    if request.policy.reasoning.reinject == ReinjectPolicy::Auto {
         proposed.put_back();
         proposed.stand_in();
     }
     (proposed.facts, proposed.refused)
 }
 
-struct Proposed<'a> {
+struct ReasoningProposal<'a> {
     request: &'a PlanRequest<'a>,
     known: &'a RecordedDecisions,
     /// What is forwarded, as far as cuts make it.
@@ -264,7 +268,7 @@ struct Proposed<'a> {
     refused: Vec<PlanStep>,
 }
 
-impl Proposed<'_> {
+impl ReasoningProposal<'_> {
     fn put_back(&mut self) {
         let (request, known) = (self.request, self.known);
         let reasons: Vec<Option<Result<DecisionReason, DecisionReason>>> = known
@@ -347,7 +351,7 @@ impl Proposed<'_> {
             return;
         }
         for returned in &known.replies {
-            if self.sent.before(returned.spot) == returned.reasoning.prefix {
+            if self.sent.before(returned.index) == returned.reasoning.prefix {
                 continue;
             }
             let parts = returned.region(request.conversation).into_iter();
@@ -490,7 +494,7 @@ pub(super) fn is_put_back_next(request: &PlanRequest<'_>, goes_on: bool) -> bool
         request.echo != EchoRule::Unwanted && request.conversation.thinks != Some(false);
     let stays =
         policy.strip() == StripPolicy::None || request.echo == EchoRule::Demanded || goes_on;
-    policy.reinject == Reinject::Auto && is_wanted && stays
+    policy.reinject == ReinjectPolicy::Auto && is_wanted && stays
 }
 
 /// What Gemini takes for a call's signature that is gone (`docs/protocols.md` 5.4).

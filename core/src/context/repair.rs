@@ -14,9 +14,9 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::plan::{self, PlanRequest, RecordedDecisions};
 use super::{Fact, Millis};
-use crate::dialect::repair::path::Place;
+use crate::dialect::repair::path::PathTarget;
 use crate::dialect::repair::{
-    Detail, GO_ON, NO_CONTENT, NO_RESULT, Refusal, Repair, RepairCause, fields,
+    GO_ON, NO_CONTENT, NO_RESULT, Refusal, RefusalDetail, Repair, RepairCause, fields,
 };
 use crate::dialect::{PartKey, Purpose, Role};
 use crate::wire::json::Document;
@@ -79,7 +79,7 @@ fn identity(repair: &Repair) -> String {
 
 /// What came of looking for a change.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Proposal {
+pub struct RepairProposal {
     /// The changes.
     pub facts: Vec<Fact>,
     /// The refusal names a place that is not there.
@@ -92,32 +92,32 @@ pub fn propose(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
     refusal: &Refusal,
-) -> Proposal {
+) -> RepairProposal {
     let conversation = request.conversation;
     let may = request.policy.heal.causes.contains(&refusal.cause)
         && conversation.held.is_none()
         && conversation.purpose != Purpose::Count;
     if !may {
-        return Proposal::default();
+        return RepairProposal::default();
     }
     let plan = plan::replay(request, known);
     let sent = splice::applied(request.body, &plan.edits);
-    let subject = Subject { request, known, refusal, sent: &sent };
-    let place = match subject.place() {
+    let refused = RefusedRequest { request, known, refusal, sent: &sent };
+    let place = match refused.place() {
         Ok(place) => place,
-        Err(()) => return Proposal { is_misplaced: true, ..Proposal::default() },
+        Err(()) => return RepairProposal { is_misplaced: true, ..RepairProposal::default() },
     };
     let facts = match refusal.cause {
-        RepairCause::Media => pictures::propose(&subject, place.as_ref()),
-        RepairCause::Reasoning => thoughts::propose(&subject, place.as_ref()),
-        _ => subject.rule(place.as_ref()).into_iter().collect(),
+        RepairCause::Media => pictures::propose(&refused, place.as_ref()),
+        RepairCause::Reasoning => thoughts::propose(&refused, place.as_ref()),
+        _ => refused.rule(place.as_ref()).into_iter().collect(),
     };
     let facts = facts.into_iter().filter(|fact| known.may_decide(fact)).collect();
-    Proposal { facts, is_misplaced: false }
+    RepairProposal { facts, is_misplaced: false }
 }
 
 /// A request that was refused.
-pub(in crate::context) struct Subject<'a> {
+pub(in crate::context) struct RefusedRequest<'a> {
     request: &'a PlanRequest<'a>,
     known: &'a RecordedDecisions,
     refusal: &'a Refusal,
@@ -125,9 +125,9 @@ pub(in crate::context) struct Subject<'a> {
     sent: &'a [u8],
 }
 
-impl Subject<'_> {
+impl RefusedRequest<'_> {
     /// The place that the refusal names; an error where that is not there.
-    fn place(&self) -> Result<Option<Place>, ()> {
+    fn place(&self) -> Result<Option<PathTarget>, ()> {
         let Some(path) = &self.refusal.place else { return Ok(None) };
         let document = Document::read(self.sent).unwrap_or_default();
         let found = document.root(self.sent).and_then(|root| path.find(root));
@@ -135,7 +135,7 @@ impl Subject<'_> {
     }
 
     /// A rule that the whole request keeps from now on.
-    fn rule(&self, place: Option<&Place>) -> Option<Fact> {
+    fn rule(&self, place: Option<&PathTarget>) -> Option<Fact> {
         let Self { request, refusal, .. } = self;
         let text = |text: &str| text.into();
         let repair = match refusal.cause {
@@ -157,13 +157,13 @@ impl Subject<'_> {
         };
         let dialect = request.conversation.dialect;
         // What we broke ourselves is not mended: it is taken back.
-        let is_theirs = !repair.edits(dialect, request.body).is_empty();
-        let helps = is_theirs && !repair.edits(dialect, self.sent).is_empty();
+        let is_clients = !repair.edits(dialect, request.body).is_empty();
+        let helps = is_clients && !repair.edits(dialect, self.sent).is_empty();
         helps.then(|| decided(request, repair))
     }
 
     /// Where the member stands that is not known.
-    fn field(&self, place: &Place) -> Option<String> {
+    fn field(&self, place: &PathTarget) -> Option<String> {
         let named = self.refusal.name.as_deref();
         let named =
             named.filter(|name| name.bytes().all(|it| it.is_ascii_alphanumeric() || it == b'_'));
@@ -203,7 +203,7 @@ pub fn keys(facts: &[Fact]) -> Vec<PartKey> {
 
 /// Whether a refusal says that there is no room for the output that is asked for beside the prompt.
 pub fn is_of_window(refusal: &Refusal) -> bool {
-    refusal.detail == Some(Detail::Window)
+    refusal.detail == Some(RefusalDetail::Window)
 }
 
 #[cfg(test)]

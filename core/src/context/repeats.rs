@@ -4,7 +4,7 @@
 
 use foldhash::HashMap;
 
-use crate::dialect::key::{Arguments, Keyer};
+use crate::dialect::key::{Keyer, ToolArguments};
 use crate::dialect::{Conversation, Part, PartKey, PartKind, Purpose, Role};
 use crate::wire::json::{Document, Span};
 
@@ -102,9 +102,9 @@ fn identity(
     let asked = match call.texts.first() {
         Some(arguments) => {
             let (raw, document) = value(*arguments, body)?;
-            keyer.tool_call(None, name, Arguments::Value(document.root(raw)?))
+            keyer.tool_call(None, name, ToolArguments::Value(document.root(raw)?))
         }
-        None => keyer.tool_call(None, name, Arguments::Text("")),
+        None => keyer.tool_call(None, name, ToolArguments::Text("")),
     };
     let texts: Option<Vec<_>> = result.texts.iter().map(|text| value(*text, body)).collect();
     let texts = texts?;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::plan::{Change, Decision, DecisionReason, PlanStep, RewriteSummary};
 use super::policy::Mode;
-use super::{Estimate, Method, ProviderCount, Turn};
+use super::{Estimate, EstimateMethod, ProviderCount, Turn};
 use crate::dialect::models::Price;
 use crate::dialect::{Dialect, Usage};
 
@@ -56,7 +56,7 @@ impl Money {
 
 /// An exchange as it is judged.
 #[derive(Clone, Copy)]
-pub struct JudgedExchange<'a> {
+pub struct SavingsInput<'a> {
     /// What was done to it.
     pub done: &'a RewriteSummary,
     /// What it reported.
@@ -75,7 +75,7 @@ pub struct JudgedExchange<'a> {
     pub dialect: Dialect,
 }
 
-impl<'a> JudgedExchange<'a> {
+impl<'a> SavingsInput<'a> {
     /// A turn, and the one it grew from.
     pub fn of(turn: &'a Turn, parent: Option<&'a Turn>, price: Option<Price>) -> Self {
         Self {
@@ -228,7 +228,7 @@ impl Turn {
 
     /// An estimate that grew from a turn before, and by how much it was too high.
     fn error(&self) -> Option<(&Estimate, f64)> {
-        let grown = |method| matches!(method, Method::Anchored | Method::Compacted);
+        let grown = |method| matches!(method, EstimateMethod::Anchored | EstimateMethod::Compacted);
         let estimate = self.estimate.as_ref().filter(|estimate| grown(estimate.method))?;
         let actual = self.usage.input.filter(|_| !self.usage.lower_bound)?;
         Some((estimate, estimate.tokens as f64 - actual as f64))

@@ -4,20 +4,20 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::ledger::{Ledger, marks};
+use super::ledger::{Ledger, anchor_keys};
 use super::lineage::{self, Placement};
 use super::plan::{Plan, PlanRequest, RecordedDecisions, replay};
 use super::policy::{EchoRule, Mode, Policy};
 use super::reasoning::{self, ReplyOrigin};
-use super::{Fact, Millis, Outcome, Place, SketchPart, Turn, budget};
+use super::{Fact, Millis, Outcome, PromptSection, SketchPart, Turn, budget};
 use crate::dialect::models::{Catalogue, Model};
-use crate::dialect::reading::{Framing, Reading};
+use crate::dialect::reading::{Framing, ResponseReader};
 use crate::dialect::{self, Conversation, Dialect, Reply};
 use crate::tokens::Tokenizer;
-use crate::tokens::learn::Learned;
+use crate::tokens::learn::EstimatorState;
 
 /// A session, and the request that is looked at.
-pub(super) struct Scene {
+pub(super) struct SessionFixture {
     pub(super) conversation: Conversation,
     pub(super) body: Vec<u8>,
     pub(super) ledger: Ledger,
@@ -33,7 +33,7 @@ pub(super) struct Scene {
     count: usize,
 }
 
-impl Scene {
+impl SessionFixture {
     /// A request of Anthropic's dialect.
     pub(super) fn of(name: &'static str, messages: &Value) -> Self {
         let body = json!({"model": name, "max_tokens": 9, "messages": messages});
@@ -110,7 +110,7 @@ impl Scene {
             message.parts.iter().filter_map(move |part| Some((index, part.key?)))
         });
         let sketched =
-            |(index, key)| SketchPart { key, tokens: tokens(index), place: Place::History };
+            |(index, key)| SketchPart { key, tokens: tokens(index), place: PromptSection::History };
         parts.map(sketched).collect()
     }
 
@@ -124,7 +124,7 @@ impl Scene {
     pub(super) fn reply(&self, content: &Value) -> Reply {
         let body = json!({"id": format!("msg_{}", self.count), "content": content, "stop_reason": "end_turn",
             "usage": {"input_tokens": 900, "output_tokens": 100}});
-        let mut reading = Reading::new(Dialect::Anthropic, 200, Framing::Json, 1 << 20);
+        let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Json, 1 << 20);
         reading.push(body.to_string().as_bytes());
         reading.finish(true)
     }
@@ -139,12 +139,12 @@ impl Scene {
             &self.model,
             None,
             request.tokenizer,
-            &Learned::new(self.model.family),
+            &EstimatorState::new(self.model.family),
         );
         Turn {
             request: request.id.into(),
-            after: reply.chain_after(placed.standing.chain),
-            standing: placed.standing,
+            after: reply.chain_after(placed.position.chain),
+            position: placed.position,
             done: Default::default(),
             response: reply.id.clone(),
             provider_request_id: None,
@@ -165,7 +165,7 @@ impl Scene {
             reserve: self.reserve,
             sketch: measured.sketch,
             reply: budget::reply(reply, request.tokenizer),
-            marks: marks(reply),
+            anchor_keys: anchor_keys(reply),
             carry: None,
         }
     }
@@ -198,7 +198,7 @@ impl Scene {
     }
 }
 
-/// One message a letter: the person's words (`u`), the model's (`a`), a call of `Read` (`c`) or `Write` (`w`), one
+/// One message a letter: the user's words (`u`), the model's (`a`), a call of `Read` (`c`) or `Write` (`w`), one
 /// with thinking before it (`t`), the result of the call before it (`r`), and one that reports an error (`e`).
 pub(super) fn messages(letters: &str) -> Value {
     let id = |number: usize| format!("toolu_{number:02}AbCdEfGh{number:02}");

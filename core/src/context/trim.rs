@@ -13,7 +13,7 @@ use crate::wire::json::Document;
 
 /// Which of a result's words stay. Ranges are bytes of [`words`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Trim {
+pub struct TrimRange {
     /// Where the head ends.
     pub head: u64,
     /// Where the tail begins.
@@ -36,7 +36,7 @@ pub fn words(part: &Part, body: &[u8]) -> String {
     }
 }
 
-impl Trim {
+impl TrimRange {
     /// Leaves some `target` of the `tokens` that `words` cost; `None` where nothing is left out.
     pub fn new(words: &str, tokens: u64, target: u64) -> Option<Self> {
         let kept = u128::from(target) * words.len() as u128 / u128::from(tokens.max(1));
@@ -74,7 +74,7 @@ impl Trim {
 /// between; `None` where there is nothing to leave out.
 pub fn head_and_tail(part: &Part, body: &[u8], tokens: u64, target: u64) -> Option<String> {
     let words = words(part, body);
-    Trim::new(&words, tokens, target)?.apply(&words)
+    TrimRange::new(&words, tokens, target)?.apply(&words)
 }
 
 /// The words of a string literal, or the bytes of another value.
@@ -97,23 +97,23 @@ mod tests {
     #[test]
     fn the_same_words_are_trimmed_the_same_and_other_words_not_at_all() {
         let words = "héad ".repeat(100) + &"tail".repeat(100);
-        let trim = Trim::new(&words, 1000, 400).unwrap();
+        let trim = TrimRange::new(&words, 1000, 400).unwrap();
         let text = trim.apply(&words).unwrap();
         assert!(text.starts_with("héad ") && text.ends_with("tail") && text.len() < words.len());
         assert_eq!(trim.apply(&words), Some(text));
         assert_eq!(trim.apply(&words.replace("tail", "tale")), None);
         assert_eq!(trim.apply(&words[..words.len() - 4]), None);
-        assert_eq!(Trim::new(&words, 1000, 1300), None);
+        assert_eq!(TrimRange::new(&words, 1000, 1300), None);
     }
 
     #[test]
     fn ranges_that_fit_no_words_trim_nothing() {
         let words = "é".repeat(40);
         let whole =
-            Trim { head: 4, tail: 60, bytes: 80, hash: PartKey::of_bytes(words.as_bytes()) };
+            TrimRange { head: 4, tail: 60, bytes: 80, hash: PartKey::of_bytes(words.as_bytes()) };
         assert!(whole.apply(&words).is_some());
         for (head, tail) in [(3, 60), (4, 61), (60, 4), (4, 81), (u64::MAX, 60)] {
-            assert_eq!(Trim { head, tail, ..whole }.apply(&words), None, "{head} {tail}");
+            assert_eq!(TrimRange { head, tail, ..whole }.apply(&words), None, "{head} {tail}");
         }
     }
 
@@ -124,7 +124,7 @@ mod tests {
         let cut: Cut = serde_json::from_str(old).unwrap();
         assert_eq!(cut.content, Replacement::Text("begin … end".into()));
         assert_eq!(serde_json::to_string(&cut).unwrap(), old);
-        let content = Replacement::Trim(Trim::new(&"word ".repeat(500), 1000, 400).unwrap());
+        let content = Replacement::Trim(TrimRange::new(&"word ".repeat(500), 1000, 400).unwrap());
         let cut = Cut { content, ..cut };
         let kept = serde_json::to_string(&cut).unwrap();
         assert_eq!(serde_json::from_str::<Cut>(&kept).unwrap(), cut);
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn what_is_kept_holds_no_word() {
         let words = "canary ".repeat(500);
-        let kept = serde_json::to_string(&Trim::new(&words, 1000, 400).unwrap()).unwrap();
+        let kept = serde_json::to_string(&TrimRange::new(&words, 1000, 400).unwrap()).unwrap();
         assert!(!kept.contains("canary"), "{kept}");
     }
 }

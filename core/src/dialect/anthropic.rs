@@ -5,9 +5,9 @@
 
 mod reply;
 
-pub use reply::Stream;
+pub use reply::ReplyStream;
 
-use super::key::{Arguments, Keyer};
+use super::key::{Keyer, ToolArguments};
 use super::note::note_once;
 use super::{
     Conversation, Dialect, HeldHistory, Media, Message, Note, Part, PartKey, PartKind, Purpose,
@@ -31,7 +31,7 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
         conversation.notes.push(Note::UnknownShape);
         return conversation;
     }
-    let request = Request::of(root);
+    let request = RequestMembers::of(root);
     conversation.model = request.model.and_then(|model| model.text()).map(Into::into);
     conversation.stream = request.stream.and_then(|stream| stream.as_bool()).unwrap_or(false);
     conversation.max_output = request.max_tokens.and_then(|limit| limit.as_u64());
@@ -53,7 +53,7 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
 
 members! {
     /// What is read of a request.
-    Request {
+    RequestMembers {
         model,
         stream,
         max_tokens,
@@ -68,7 +68,7 @@ members! {
     }
 }
 
-impl<'d> Request<'d> {
+impl<'d> RequestMembers<'d> {
     /// The form that the answer has to have.
     fn format(&self) -> Option<Value<'d>> {
         self.output_config?.get_any(&["format"])
@@ -81,7 +81,7 @@ struct Reader {
 }
 
 impl Reader {
-    fn head(&mut self, request: &Request<'_>) {
+    fn head(&mut self, request: &RequestMembers<'_>) {
         if let Some(system) = request.system {
             let mut parts = Vec::new();
             self.content(Role::System, system, &mut parts);
@@ -173,7 +173,7 @@ impl Reader {
         part.id = id.and_then(|id| id.text()).map(Into::into);
         part.name = name.and_then(|name| name.text()).map(Into::into);
         part.texts = input.iter().map(Value::span).collect();
-        let arguments = input.map_or(Arguments::Text(""), Arguments::Value);
+        let arguments = input.map_or(ToolArguments::Text(""), ToolArguments::Value);
         let name = part.name.as_deref().unwrap_or_default();
         part.key = self.keyer.tool_call(part.id.as_deref(), name, arguments);
         part
@@ -283,7 +283,7 @@ fn held(thread: Value<'_>) -> Option<HeldHistory> {
 }
 
 /// `limit`: most tokens that may be written.
-fn purpose(request: &Request<'_>, limit: Option<u64>) -> Purpose {
+fn purpose(request: &RequestMembers<'_>, limit: Option<u64>) -> Purpose {
     let has_tools = request.tools.is_some_and(|tools| tools.items().next().is_some());
     let mut messages = request.messages.into_iter().flat_map(|messages| messages.items());
     let (first, second) = (messages.next(), messages.next());

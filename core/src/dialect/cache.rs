@@ -12,7 +12,7 @@ use crate::wire::json::Value;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CacheMiss {
     /// What differs first.
-    pub cause: MissCause,
+    pub cause: CacheMissCause,
     /// Input tokens that would have been read, as far as it says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokens: Option<u64>,
@@ -21,7 +21,7 @@ pub struct CacheMiss {
 /// What differs from the request before; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum MissCause {
+pub enum CacheMissCause {
     /// The model.
     Model,
     /// The system prompt.
@@ -49,13 +49,13 @@ impl CacheMiss {
     pub(super) fn in_message(message: Value<'_>) -> Option<Self> {
         let reason = message.path(&["diagnostics", "cache_miss_reason"])?;
         let cause = match reason.get_text("type")?.as_ref() {
-            "model_changed" => MissCause::Model,
-            "system_changed" => MissCause::System,
-            "tools_changed" => MissCause::Tools,
-            "messages_changed" => MissCause::Messages,
-            "previous_message_not_found" => MissCause::NotFound,
-            "unavailable" => MissCause::Unavailable,
-            _ => MissCause::Other,
+            "model_changed" => CacheMissCause::Model,
+            "system_changed" => CacheMissCause::System,
+            "tools_changed" => CacheMissCause::Tools,
+            "messages_changed" => CacheMissCause::Messages,
+            "previous_message_not_found" => CacheMissCause::NotFound,
+            "unavailable" => CacheMissCause::Unavailable,
+            _ => CacheMissCause::Other,
         };
         let tokens = reason.get("cache_missed_input_tokens").and_then(|tokens| tokens.as_u64());
         Some(Self { cause, tokens })
@@ -66,21 +66,21 @@ impl CacheMiss {
         let said = response.get("prompt_cache_diagnostics")?;
         let cause = match said.get_text("type")?.as_ref() {
             "cache_hit" => return None,
-            "comparison_response_not_found" => MissCause::NotFound,
-            "unavailable" => MissCause::Unavailable,
+            "comparison_response_not_found" => CacheMissCause::NotFound,
+            "unavailable" => CacheMissCause::Unavailable,
             "cache_miss" => match said.get_text("reason").unwrap_or_default().as_ref() {
-                "model_changed" => MissCause::Model,
-                "prompt_cache_key_changed" => MissCause::CacheKey,
-                "tools_changed" => MissCause::Tools,
-                "context_compacted" => MissCause::Compacted,
-                "input_changed" => MissCause::Messages,
+                "model_changed" => CacheMissCause::Model,
+                "prompt_cache_key_changed" => CacheMissCause::CacheKey,
+                "tools_changed" => CacheMissCause::Tools,
+                "context_compacted" => CacheMissCause::Compacted,
+                "input_changed" => CacheMissCause::Messages,
                 "text_format_changed"
                 | "reasoning_effort_changed"
                 | "verbosity_changed"
-                | "service_tier_changed" => MissCause::Settings,
-                _ => MissCause::Other,
+                | "service_tier_changed" => CacheMissCause::Settings,
+                _ => CacheMissCause::Other,
             },
-            _ => MissCause::Other,
+            _ => CacheMissCause::Other,
         };
         let tokens = said.get("cache_missed_tokens").and_then(|tokens| tokens.as_u64());
         Some(Self { cause, tokens })

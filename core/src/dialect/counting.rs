@@ -11,14 +11,14 @@ use crate::wire::json::{Document, Value};
 
 /// A question to a counting endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Question {
+pub struct CountQuestion {
     /// Path and query.
     pub target: String,
     /// The JSON body.
     pub body: Bytes,
 }
 
-impl Question {
+impl CountQuestion {
     /// What to ask in order to count the prompt of `body`, which is meant for `target` (path and
     /// query). `None` where the protocol has no counting endpoint (Chat Completions), where the path
     /// is not one that has it, or where the body cannot be read.
@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     fn asked(dialect: Dialect, target: &str, body: &str) -> Option<(String, String)> {
-        let question = Question::of(dialect, target, body.as_bytes())?;
+        let question = CountQuestion::of(dialect, target, body.as_bytes())?;
         Some((question.target, String::from_utf8(question.body.into()).unwrap()))
     }
 
@@ -219,7 +219,10 @@ mod tests {
         for nothing in ["", "[]", "<html>", r#"{"input_tokens":"12"}"#, r#"{"input_tokens":-1}"#] {
             assert_eq!(number(Dialect::OpenaiResponses, nothing), None, "{nothing}");
         }
-        assert_eq!(Question::of(Dialect::Anthropic, "/v1/messages", b"[1]").unwrap().body, "{}");
-        assert_eq!(Question::of(Dialect::Anthropic, "/v1/messages", b"no"), None);
+        assert_eq!(
+            CountQuestion::of(Dialect::Anthropic, "/v1/messages", b"[1]").unwrap().body,
+            "{}"
+        );
+        assert_eq!(CountQuestion::of(Dialect::Anthropic, "/v1/messages", b"no"), None);
     }
 }

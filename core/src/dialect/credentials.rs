@@ -145,14 +145,14 @@ const SHORTEST_KEY: usize = 16;
 
 /// The list.
 #[derive(Clone, Default)]
-pub struct Credentials {
+pub struct CredentialRules {
     /// Headers that the configuration adds.
     more: Vec<HeaderName>,
     /// Hash of the client token, where there is one.
     token: Option<blake3::Hash>,
 }
 
-impl Credentials {
+impl CredentialRules {
     /// The built-in list with more headers; `token` is what clients show to us and to nobody else.
     pub fn new(more: &[HeaderName], token: Option<&str>) -> Self {
         Self { more: more.to_vec(), token: token.map(|token| blake3::hash(token.as_bytes())) }
@@ -201,13 +201,13 @@ impl Credentials {
 
     /// Whether a text gives away a credential of a request, or a part of one.
     pub fn are_told_by(&self, text: &str, headers: &HeaderMap, target: &str) -> bool {
-        let Found { secrets, cookies, .. } = self.found(headers, target);
+        let RequestCredentials { secrets, cookies, .. } = self.found(headers, target);
         let mut all = secrets.iter().map(AsRef::as_ref).chain(cookies);
         self.equals_token(text.as_bytes()) || all.any(|secret| gives_away(text, secret))
     }
 
-    fn found<'r>(&self, headers: &'r HeaderMap, target: &'r str) -> Found<'r> {
-        let mut found = Found::default();
+    fn found<'r>(&self, headers: &'r HeaderMap, target: &'r str) -> RequestCredentials<'r> {
+        let mut found = RequestCredentials::default();
         for (name, value) in headers {
             self.look_at_header(name, value.as_bytes(), &mut found);
         }
@@ -219,7 +219,12 @@ impl Credentials {
         found
     }
 
-    fn look_at_header<'h>(&self, name: &HeaderName, value: &'h [u8], found: &mut Found<'h>) {
+    fn look_at_header<'h>(
+        &self,
+        name: &HeaderName,
+        value: &'h [u8],
+        found: &mut RequestCredentials<'h>,
+    ) {
         if *name == COOKIE {
             let cookies = value.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
             found.cookies.extend(cookies.filter(|cookie| !is_rotating(cookie)));
@@ -233,7 +238,7 @@ impl Credentials {
         }
     }
 
-    fn look_at_parameter<'t>(&self, pair: &'t str, found: &mut Found<'t>) {
+    fn look_at_parameter<'t>(&self, pair: &'t str, found: &mut RequestCredentials<'t>) {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
         let name = decoded(name).to_ascii_lowercase();
         if !is_credential(&name) {
@@ -295,7 +300,7 @@ pub fn gives_away(text: &str, secret: &[u8]) -> bool {
 
 /// What was found in a request.
 #[derive(Default)]
-struct Found<'r> {
+struct RequestCredentials<'r> {
     secrets: Vec<Cow<'r, [u8]>>,
     cookies: Vec<&'r [u8]>,
     /// The access key's id of a signed request; empty where it names none.
@@ -304,7 +309,7 @@ struct Found<'r> {
     is_unknown: bool,
 }
 
-impl Found<'_> {
+impl RequestCredentials<'_> {
     fn tenant(mut self, key: &[u8; 32]) -> Tenant {
         self.secrets.retain(|secret| !secret.is_empty());
         if let Some(id) = self.amazon {

@@ -17,7 +17,7 @@ pub const BETA: &str = "context-management-2025-06-27";
 
 /// The past of which tool results are cleared: what `clear_tool_uses_20250919` is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Editing {
+pub struct ContextEditing {
     /// Input tokens past which it acts.
     pub trigger: u64,
     /// The newest tool uses that stay.
@@ -30,7 +30,7 @@ pub struct Editing {
 
 /// What the provider says it cleared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Cleared {
+pub struct ClearingReport {
     /// Tool uses whose results were cleared.
     pub tool_uses: u64,
     /// Input tokens that were cleared, of results and of thinking; they are not in the input that
@@ -38,7 +38,7 @@ pub struct Cleared {
     pub input_tokens: u64,
 }
 
-impl Editing {
+impl ContextEditing {
     /// The edit that asks for it. `None` where the client manages its context itself, where the
     /// request is of a kind that goes with no `context_management` (a thread, a compaction on
     /// demand), or where betas are listed in the body (Bedrock).
@@ -108,7 +108,7 @@ pub(super) fn trigger_in(root: Value<'_>) -> Option<u64> {
     edits.items().filter(clears).map(trigger).min()
 }
 
-impl Cleared {
+impl ClearingReport {
     /// In a message, or in the last `message_delta`; `None` where nothing was cleared.
     pub(super) fn of(value: Value<'_>) -> Option<Self> {
         let mut cleared = Self::default();
@@ -128,8 +128,8 @@ mod tests {
     use super::*;
     use crate::wire::splice::splice;
 
-    fn editing() -> Editing {
-        Editing { trigger: 100, keep: 3, at_least: 50, except: vec!["Write".into()] }
+    fn editing() -> ContextEditing {
+        ContextEditing { trigger: 100, keep: 3, at_least: 50, except: vec!["Write".into()] }
     }
 
     fn asked(body: &str) -> Option<String> {
@@ -155,7 +155,7 @@ mod tests {
             "exclude_tools": ["Write"],
         }]);
         assert_eq!(read["context_management"]["edits"], expected);
-        let plain = Editing { at_least: 0, except: Vec::new(), ..editing() };
+        let plain = ContextEditing { at_least: 0, except: Vec::new(), ..editing() };
         let edit = &plain.json()["edits"][0];
         assert!(edit.get("clear_at_least").is_none() && edit.get("exclude_tools").is_none());
     }
@@ -216,13 +216,13 @@ mod tests {
     fn what_was_cleared_is_summed() {
         let read = |body: &str| {
             let document = Document::read(body.as_bytes()).unwrap();
-            Cleared::of(document.root(body.as_bytes()).unwrap())
+            ClearingReport::of(document.root(body.as_bytes()).unwrap())
         };
         assert_eq!(read("{}"), None);
         assert_eq!(read(r#"{"context_management":{"applied_edits":[]}}"#), None);
         let applied = r#"{"context_management":{"applied_edits":[
             {"type":"clear_thinking_20251015","cleared_thinking_turns":2,"cleared_input_tokens":10},
             {"type":"clear_tool_uses_20250919","cleared_tool_uses":4,"cleared_input_tokens":500}]}}"#;
-        assert_eq!(read(applied), Some(Cleared { tool_uses: 4, input_tokens: 510 }));
+        assert_eq!(read(applied), Some(ClearingReport { tool_uses: 4, input_tokens: 510 }));
     }
 }

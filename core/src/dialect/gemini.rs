@@ -10,9 +10,9 @@ mod usage;
 
 use std::borrow::Cow;
 
-pub use reply::Stream;
+pub use reply::ReplyStream;
 
-use super::key::{Arguments, Keyer};
+use super::key::{Keyer, ToolArguments};
 use super::note::note_once;
 use super::{
     Conversation, Dialect, HeldHistory, Media, Message, Note, Part, PartKey, PartKind, Purpose,
@@ -49,7 +49,7 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
     let cached = root.get_any(&["cachedContent", "cached_content"]).and_then(|name| name.text());
     conversation.held = cached.map(|name| HeldHistory::Named(name.into()));
 
-    let mut reader = Reader { keyer: Keyer::default(), conversation, run: Run::default() };
+    let mut reader = Reader { keyer: Keyer::default(), conversation, run: ModelTextRun::default() };
     reader.head(root);
     reader.contents(root);
     reader.conversation
@@ -58,13 +58,13 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
 struct Reader {
     keyer: Keyer,
     conversation: Conversation,
-    run: Run,
+    run: ModelTextRun,
 }
 
 /// Words of the model that stand side by side. Some clients send a streamed answer back as the
 /// pieces it came in, others as one: the whole run has one key, at its last piece.
 #[derive(Default)]
-struct Run {
+struct ModelTextRun {
     text: String,
     /// Message and part of its last piece.
     last: Option<(usize, usize)>,
@@ -147,40 +147,40 @@ impl Reader {
         let mut part = Part::at(PartKind::Opaque, role, value);
         part.sealed = signature(value).map(|signature| signature.span());
         match data(value) {
-            Data::Text(text) => {
+            PartData::Text(text) => {
                 part.kind = PartKind::Text;
                 part.texts = vec![text.span()];
                 self.words(role, &text.text().unwrap_or_default(), &mut part, parts);
             }
-            Data::Thought(text) => {
+            PartData::Thought(text) => {
                 part.kind = PartKind::Reasoning;
                 part.texts =
                     text.filter(|text| text.span().len() > 2).iter().map(Value::span).collect();
             }
-            Data::Call(call) => {
+            PartData::Call(call) => {
                 part.kind = PartKind::ToolCall;
                 part.id = known(call, "id");
                 part.name = known(call, "name");
                 let arguments = call.get_any(&["args"]);
                 part.texts = arguments.iter().map(Value::span).collect();
-                let given = arguments.map_or(Arguments::Text(""), Arguments::Value);
+                let given = arguments.map_or(ToolArguments::Text(""), ToolArguments::Value);
                 let name = part.name.as_deref().unwrap_or_default();
                 part.key = self.keyer.tool_call(None, name, given);
             }
-            Data::Response(response) => return self.response(part, response, parts),
-            Data::Inline(inline) => {
+            PartData::Response(response) => return self.response(part, response, parts),
+            PartData::Inline(inline) => {
                 let (kind, media, key) = inline_media(&mut self.keyer, role, inline);
                 (part.kind, part.media, part.key) = (kind, Some(media), key);
             }
-            Data::File(file) => {
+            PartData::File(file) => {
                 let (kind, media, key) = file_media(&mut self.keyer, role, file);
                 (part.kind, part.media, part.key) = (kind, Some(media), key);
             }
-            Data::Hosted(hosted) => {
+            PartData::Hosted(hosted) => {
                 part.texts = hosted_words(hosted).iter().map(Value::span).collect();
                 part.key = hosted_key(&mut self.keyer, hosted);
             }
-            Data::Unknown => {
+            PartData::Unknown => {
                 note_once(&mut self.conversation.notes, Note::UnknownPart);
                 part = Part::opaque(role, value, &mut self.keyer);
             }
@@ -242,7 +242,7 @@ impl Reader {
 }
 
 /// What a part holds: one of these (`docs/protocols.md` 5.2).
-enum Data<'d> {
+enum PartData<'d> {
     Text(Value<'d>),
     /// A thought, or a signature that stands alone: both are reasoning.
     Thought(Option<Value<'d>>),
@@ -255,39 +255,39 @@ enum Data<'d> {
     Unknown,
 }
 
-fn data(part: Value<'_>) -> Data<'_> {
-    let inside = Inside::of(part);
+fn data(part: Value<'_>) -> PartData<'_> {
+    let inside = PartMembers::of(part);
     if let Some(call) = first([inside.call, inside.snake_call]) {
-        return Data::Call(call);
+        return PartData::Call(call);
     }
     if let Some(response) = first([inside.response, inside.snake_response]) {
-        return Data::Response(response);
+        return PartData::Response(response);
     }
     if let Some(inline) = first([inside.inline, inside.snake_inline]) {
-        return Data::Inline(inline);
+        return PartData::Inline(inline);
     }
     if let Some(file) = first([inside.file, inside.snake_file]) {
-        return Data::File(file);
+        return PartData::File(file);
     }
     if let Some(hosted) = part.get_any(&HOSTED) {
-        return Data::Hosted(hosted);
+        return PartData::Hosted(hosted);
     }
     let text = inside.text.filter(|text| text.kind() == Kind::String);
     let is_thought = inside.thought.and_then(|thought| thought.as_bool()) == Some(true);
     let is_sealed = signature(part).is_some();
     match text {
         Some(text) if is_thought || (is_sealed && text.span().len() == 2) => {
-            Data::Thought(Some(text))
+            PartData::Thought(Some(text))
         }
-        Some(text) => Data::Text(text),
-        None if is_thought || is_sealed => Data::Thought(None),
-        None => Data::Unknown,
+        Some(text) => PartData::Text(text),
+        None if is_thought || is_sealed => PartData::Thought(None),
+        None => PartData::Unknown,
     }
 }
 
 members! {
     /// What a part may hold, in either key style.
-    Inside {
+    PartMembers {
         text,
         thought,
         call = "functionCall",

@@ -52,10 +52,10 @@ pub fn identify(
 
 /// The session id that a request body carries, whatever its dialect; `root` is the body.
 ///
-/// `user` and `safety_identifier` are not asked: they name a person, not a session.
+/// `user` and `safety_identifier` are not asked: they name a user, not a session.
 pub fn session_in_body(root: &Value<'_>) -> Option<Box<str>> {
-    let body = Naming::of(*root);
-    let metadata = body.metadata.map(Metadata::of).unwrap_or_default();
+    let body = SessionMembers::of(*root);
+    let metadata = body.metadata.map(MetadataMembers::of).unwrap_or_default();
     let name = |value: Option<Value<'_>>| {
         let text = value?.text()?;
         is_name(&text).then(|| text.into())
@@ -71,17 +71,17 @@ pub fn session_in_body(root: &Value<'_>) -> Option<Box<str>> {
 
 members! {
     /// Where a body may name its session.
-    Naming { litellm_session_id, metadata, session_id, client_metadata, request, prompt_cache_key }
+    SessionMembers { litellm_session_id, metadata, session_id, client_metadata, request, prompt_cache_key }
 }
 
 members! {
     /// Where a body's metadata may.
-    Metadata { session_id, user_id }
+    MetadataMembers { session_id, user_id }
 }
 
 /// The session in Anthropic's `metadata.user_id`: a JSON string with a `session_id` (Claude Code),
 /// `user_…_account_…_session_{uuid}` (older ones), or `session_…` (Kimi Code). Any other text names
-/// a person.
+/// a user.
 pub fn session_in_user_id(text: &str) -> Option<Box<str>> {
     let name = if text.trim_start().starts_with('{') {
         let document = Document::read(text.as_bytes()).ok()?;

@@ -106,36 +106,36 @@ pub const CACHE_MARKERS: [&str; 2] = ["cache_control", "prompt_cache_breakpoint"
 
 /// A tool call's arguments, as one of the two forms that clients and providers use.
 #[derive(Clone, Copy)]
-pub enum Arguments<'a> {
-    /// A JSON value; a string in it is read as [`Arguments::Text`].
+pub enum ToolArguments<'a> {
+    /// A JSON value; a string in it is read as [`ToolArguments::Text`].
     Value(Value<'a>),
     /// A string that should hold JSON; empty and `null` mean `{}`.
     Text(&'a str),
 }
 
 /// Words, as text or where they stand.
-pub enum Words<'a> {
+pub enum TextValue<'a> {
     /// As text.
     Text(Cow<'a, str>),
     /// A JSON string; another value stands for its own bytes.
     Value(Value<'a>),
 }
 
-impl<'a> From<Cow<'a, str>> for Words<'a> {
+impl<'a> From<Cow<'a, str>> for TextValue<'a> {
     fn from(text: Cow<'a, str>) -> Self {
-        Words::Text(text)
+        TextValue::Text(text)
     }
 }
 
-impl<'a, T: AsRef<str> + ?Sized> From<&'a T> for Words<'a> {
+impl<'a, T: AsRef<str> + ?Sized> From<&'a T> for TextValue<'a> {
     fn from(text: &'a T) -> Self {
-        Words::Text(text.as_ref().into())
+        TextValue::Text(text.as_ref().into())
     }
 }
 
-impl<'a> From<Value<'a>> for Words<'a> {
+impl<'a> From<Value<'a>> for TextValue<'a> {
     fn from(value: Value<'a>) -> Self {
-        Words::Value(value)
+        TextValue::Value(value)
     }
 }
 
@@ -151,7 +151,7 @@ pub struct Keyer {
 
 impl Keyer {
     /// Words of `role`. White space around them does not count; without words there is no key.
-    pub fn text<'a>(&mut self, role: Role, text: impl Into<Words<'a>>) -> Option<PartKey> {
+    pub fn text<'a>(&mut self, role: Role, text: impl Into<TextValue<'a>>) -> Option<PartKey> {
         self.begin(PartKind::Text, role);
         let start = self.buffer.len();
         self.append(text.into());
@@ -164,17 +164,17 @@ impl Keyer {
         &mut self,
         id: Option<&str>,
         name: &str,
-        arguments: Arguments<'_>,
+        arguments: ToolArguments<'_>,
     ) -> Option<PartKey> {
         self.begin(PartKind::ToolCall, Role::Assistant);
         self.word(id.unwrap_or_default());
         self.word(name);
         match arguments {
-            Arguments::Value(value) => match value.text() {
+            ToolArguments::Value(value) => match value.text() {
                 Some(text) => self.arguments(&text),
                 None => canonical(&mut self.buffer, value),
             },
-            Arguments::Text(text) => self.arguments(text),
+            ToolArguments::Text(text) => self.arguments(text),
         }
         Some(self.end())
     }
@@ -184,7 +184,7 @@ impl Keyer {
     pub fn tool_result<'a>(
         &mut self,
         id: &str,
-        pieces: impl IntoIterator<Item = impl Into<Words<'a>>>,
+        pieces: impl IntoIterator<Item = impl Into<TextValue<'a>>>,
     ) -> Option<PartKey> {
         self.begin(PartKind::ToolResult, Role::Tool);
         self.word(id);
@@ -201,7 +201,7 @@ impl Keyer {
         &mut self,
         kind: PartKind,
         role: Role,
-        data: impl Into<Words<'a>>,
+        data: impl Into<TextValue<'a>>,
     ) -> Option<PartKey> {
         self.begin(kind, role);
         let start = self.buffer.len();
@@ -215,7 +215,7 @@ impl Keyer {
         &mut self,
         kind: PartKind,
         role: Role,
-        words: impl Into<Words<'a>>,
+        words: impl Into<TextValue<'a>>,
     ) -> Option<PartKey> {
         self.begin(kind, role);
         let start = self.buffer.len();
@@ -244,10 +244,10 @@ impl Keyer {
         }
     }
 
-    fn append(&mut self, words: Words<'_>) {
+    fn append(&mut self, words: TextValue<'_>) {
         match words {
-            Words::Text(text) => self.buffer.extend_from_slice(text.as_bytes()),
-            Words::Value(value) => {
+            TextValue::Text(text) => self.buffer.extend_from_slice(text.as_bytes()),
+            TextValue::Value(value) => {
                 if !value.append_text(&mut self.buffer) {
                     self.buffer.extend_from_slice(value.raw());
                 }
@@ -358,11 +358,11 @@ mod tests {
     fn of_json(text: &str) -> Option<PartKey> {
         let document = Document::read(text.as_bytes()).unwrap();
         let value = document.root(text.as_bytes()).unwrap();
-        Keyer::default().tool_call(Some("id"), "f", Arguments::Value(value))
+        Keyer::default().tool_call(Some("id"), "f", ToolArguments::Value(value))
     }
 
     fn of_text(text: &str) -> Option<PartKey> {
-        Keyer::default().tool_call(Some("id"), "f", Arguments::Text(text))
+        Keyer::default().tool_call(Some("id"), "f", ToolArguments::Text(text))
     }
 
     #[test]
@@ -404,7 +404,7 @@ mod tests {
             assert_ne!(of_json(one), of_json(other), "{one} {other}");
         }
         let mut keyer = Keyer::default();
-        let nothing = Arguments::Text("");
+        let nothing = ToolArguments::Text("");
         let call = keyer.tool_call(Some("a"), "bc", nothing);
         assert_ne!(keyer.tool_call(Some("ab"), "c", nothing), call);
     }

@@ -47,7 +47,7 @@ impl Lesson {
 
 /// Where a refusal comes from.
 #[derive(Clone, Copy, Debug)]
-pub struct Refusal<'a> {
+pub struct RefusalBody<'a> {
     /// Its HTTP status; 200 for an error in a stream or in an answer that looks like a success.
     pub status: u16,
     /// Its body, without its encoding.
@@ -56,7 +56,7 @@ pub struct Refusal<'a> {
 
 /// What a provider may quote: the words of a request.
 #[derive(Clone, Debug, Default)]
-pub struct Quotable<'a> {
+pub struct QuotableText<'a> {
     /// The JSON body, without its encoding.
     pub body: &'a [u8],
     /// Other words that the provider was sent: path and query, values of headers, the model.
@@ -88,17 +88,21 @@ impl LessonMatch {
 }
 
 /// What a refusal's body teaches, told from the request that it answers.
-pub fn taught(refusal: &Refusal<'_>, request: &Quotable<'_>) -> LessonMatch {
+pub fn taught(refusal: &RefusalBody<'_>, request: &QuotableText<'_>) -> LessonMatch {
     judged(&ErrorMessage::all(refusal.body), refusal.status, request)
 }
 
 /// What an error in a reply teaches, told from the request that it answers. `status`: 200 where it came
 /// in place of a reply, or in the middle of one.
-pub fn taught_in_reply(error: &ProviderError, status: u16, request: &Quotable<'_>) -> LessonMatch {
+pub fn taught_in_reply(
+    error: &ProviderError,
+    status: u16,
+    request: &QuotableText<'_>,
+) -> LessonMatch {
     judged(&[ErrorMessage::of(error)], status, request)
 }
 
-fn judged(messages: &[ErrorMessage], status: u16, request: &Quotable<'_>) -> LessonMatch {
+fn judged(messages: &[ErrorMessage], status: u16, request: &QuotableText<'_>) -> LessonMatch {
     let mut taught = LessonMatch::default();
     let mut words = None;
     for (form, message) in messages.iter().filter_map(|message| form(message, status)) {
@@ -113,13 +117,13 @@ fn judged(messages: &[ErrorMessage], status: u16, request: &Quotable<'_>) -> Les
 
 /// The form of `config/lessons.toml`.
 #[derive(Deserialize)]
-struct File {
-    form: Vec<Form>,
+struct LessonFile {
+    form: Vec<LessonPattern>,
 }
 
 /// Messages that teach the same.
 #[derive(Deserialize)]
-struct Form {
+struct LessonPattern {
     teaches: Vec<LessonRule>,
     #[serde(default)]
     kind: Vec<Box<str>>,
@@ -164,11 +168,11 @@ fn refusals() -> Vec<u16> {
 }
 
 /// What is built in; parsed on first use. A test holds that it can be.
-fn built_in() -> &'static File {
-    static FILE: OnceLock<File> = OnceLock::new();
+fn built_in() -> &'static LessonFile {
+    static FILE: OnceLock<LessonFile> = OnceLock::new();
     FILE.get_or_init(|| {
-        let mut file: File = toml::from_str(include_str!("../../../config/lessons.toml"))
-            .unwrap_or_else(|_| File { form: Vec::new() });
+        let mut file: LessonFile = toml::from_str(include_str!("../../../config/lessons.toml"))
+            .unwrap_or_else(|_| LessonFile { form: Vec::new() });
         for form in &mut file.form {
             form.message.iter_mut().for_each(|message| *message = plain(message).into());
             form.kind.iter_mut().for_each(|kind| *kind = kind.to_lowercase().into());
@@ -178,7 +182,7 @@ fn built_in() -> &'static File {
 }
 
 /// The form that a message has from end to end, and what it says.
-fn form(message: &ErrorMessage, status: u16) -> Option<(&'static Form, Match)> {
+fn form(message: &ErrorMessage, status: u16) -> Option<(&'static LessonPattern, PatternMatch)> {
     let text = plain(&message.text);
     let forms = built_in().form.iter().filter(|form| {
         let kinds = &form.kind;
@@ -192,13 +196,13 @@ fn form(message: &ErrorMessage, status: u16) -> Option<(&'static Form, Match)> {
 }
 
 /// What a message says that has one of the forms.
-struct Match {
+struct PatternMatch {
     window: Option<u64>,
     /// The provider's own words in it: each sentence that names the window, else the longest.
     decisive: Vec<String>,
 }
 
-fn whole(forms: &[Box<str>], text: &str) -> Option<Match> {
+fn whole(forms: &[Box<str>], text: &str) -> Option<PatternMatch> {
     forms.iter().find_map(|form| {
         let (window, input) = matched(form, text)?;
         // More was counted than fits, or it says something else. Where output is asked for too, a small
@@ -208,7 +212,7 @@ fn whole(forms: &[Box<str>], text: &str) -> Option<Match> {
             let is_more = input.is_none_or(|input| counts_output || input > window);
             WINDOWS.contains(&window) && is_more
         });
-        is_so.then(|| Match { window, decisive: decisive(text, window) })
+        is_so.then(|| PatternMatch { window, decisive: decisive(text, window) })
     })
 }
 
@@ -292,7 +296,7 @@ fn plain(text: &str) -> String {
 }
 
 /// All that a provider could quote, in the form that messages are compared in.
-fn request_words(request: &Quotable<'_>) -> String {
+fn request_words(request: &QuotableText<'_>) -> String {
     let mut words = String::with_capacity(request.body.len());
     for said in &request.words {
         words.push_str(said);

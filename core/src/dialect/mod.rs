@@ -43,8 +43,8 @@ pub use crate::wire::json::Span;
 use crate::wire::json::{Document, Value};
 use key::Keyer;
 pub use key::{Chain, PartKey};
-pub use progress::Progress;
-pub use reading::Reading;
+pub use progress::ReplyProgress;
+pub use reading::ResponseReader;
 
 /// One wire protocol. A closed set: differences are `match` arms without a default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
@@ -66,7 +66,7 @@ pub enum Dialect {
 pub enum Role {
     /// Instructions.
     System,
-    /// The person, or the client on their behalf.
+    /// The user, or the client on their behalf.
     User,
     /// The model.
     Assistant,
@@ -392,7 +392,7 @@ pub struct Usage {
     pub cache_miss: Option<cache::CacheMiss>,
     /// What the provider cleared of the prompt before the model read it: not in `input`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cleared: Option<editing::Cleared>,
+    pub cleared: Option<editing::ClearingReport>,
 }
 
 /// Input and output of the last of several internal calls, tokens.
@@ -422,7 +422,7 @@ impl Usage {
 /// Why a reply ended, in the provider's word and in ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Stop {
+pub enum StopReason {
     /// The model was done.
     End,
     /// The model waits for tool results.
@@ -489,7 +489,7 @@ pub struct Reply {
     /// What it cost.
     pub usage: Usage,
     /// Why it ended; `None` while it has not.
-    pub stop: Option<Stop>,
+    pub stop: Option<StopReason>,
     /// The dialect's terminal event was seen (or the whole body): nothing more belongs to it.
     pub complete: bool,
     /// An error in place of, or after, the answer.

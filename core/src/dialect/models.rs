@@ -30,7 +30,7 @@ pub enum Family {
 /// Whether reasoning is bound to the prefix it was made from (`docs/protocols.md` 1.5, 3.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Binding {
+pub enum ReasoningBinding {
     /// Old parts may change.
     Free,
     /// A changed prefix invalidates the reasoning after it (`docs/protocols.md` 1.5, 3.5).
@@ -48,7 +48,7 @@ pub struct Model {
     pub family: Family,
     /// Whether its reasoning is bound to the prefix.
     #[serde(default = "free")]
-    pub binding: Binding,
+    pub binding: ReasoningBinding,
     /// Whether reasoning of earlier turns stays in the context (Claude Opus 4.5+, Sonnet 4.6+,
     /// GPT-5.6+; `docs/estimates.md` 2).
     #[serde(default)]
@@ -57,7 +57,7 @@ pub struct Model {
     /// 2.5; `docs/estimates.md` 2).
     #[serde(default = "yes")]
     pub reads_reasoning: bool,
-    /// Whether a turn's reasoning is dropped where the person's words come with tool results: GPT-5.5's
+    /// Whether a turn's reasoning is dropped where the user's words come with tool results: GPT-5.5's
     /// was, 7 of 7 recorded times, and that of models before it was kept (`docs/estimates.md` 2).
     #[serde(default)]
     pub drops_steered: bool,
@@ -100,8 +100,8 @@ pub enum PictureCost {
     Shape,
 }
 
-fn free() -> Binding {
-    Binding::Free
+fn free() -> ReasoningBinding {
+    ReasoningBinding::Free
 }
 
 fn yes() -> bool {
@@ -144,7 +144,7 @@ impl Model {
             window: 128_000,
             max_output: 16_384,
             family: Family::Other,
-            binding: Binding::Prefix,
+            binding: ReasoningBinding::Prefix,
             keeps_reasoning: true,
             reads_reasoning: true,
             drops_steered: false,
@@ -187,7 +187,7 @@ pub struct Catalogue {
 
 /// The form of `config/models.toml`.
 #[derive(Deserialize)]
-struct File {
+struct CatalogueFile {
     /// By name.
     models: HashMap<Box<str>, Model>,
     /// By how a name begins: the tokenizer is sure, the rest a guess.
@@ -195,11 +195,12 @@ struct File {
 }
 
 /// The one catalogue that is built in; parsed on first use. A test holds that it can be.
-fn built_in() -> &'static File {
-    static FILE: OnceLock<File> = OnceLock::new();
+fn built_in() -> &'static CatalogueFile {
+    static FILE: OnceLock<CatalogueFile> = OnceLock::new();
     FILE.get_or_init(|| {
-        toml::from_str(include_str!("../../../config/models.toml"))
-            .unwrap_or_else(|_| File { models: HashMap::default(), families: HashMap::default() })
+        toml::from_str(include_str!("../../../config/models.toml")).unwrap_or_else(|_| {
+            CatalogueFile { models: HashMap::default(), families: HashMap::default() }
+        })
     })
 }
 

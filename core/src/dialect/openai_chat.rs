@@ -9,9 +9,9 @@ mod reply;
 pub(in crate::dialect) mod think;
 mod usage;
 
-pub use reply::Stream;
+pub use reply::ReplyStream;
 
-use super::key::{Arguments, Keyer};
+use super::key::{Keyer, ToolArguments};
 use super::note::note_once;
 use super::{Conversation, Dialect, Media, Message, Note, Part, PartKind, Purpose, Role, Span};
 use crate::wire::json::{Document, Kind, Value, first, members};
@@ -33,7 +33,7 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
         conversation.notes.push(Note::UnknownShape);
         return conversation;
     }
-    let request = Request::of(root);
+    let request = RequestMembers::of(root);
     conversation.model = request.model.and_then(|model| model.text()).map(Into::into);
     conversation.stream = request.stream.and_then(|stream| stream.as_bool()).unwrap_or(false);
     let limit = first([request.max_completion_tokens, request.max_tokens]);
@@ -55,7 +55,7 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
 
 members! {
     /// What is read of a request.
-    Request {
+    RequestMembers {
         model,
         stream,
         max_completion_tokens,
@@ -75,7 +75,7 @@ struct Reader {
 }
 
 impl Reader {
-    fn head(&mut self, request: &Request<'_>) {
+    fn head(&mut self, request: &RequestMembers<'_>) {
         for tool in request.tools.iter().flat_map(Value::items) {
             let inner = tool.get_any(&["function", "custom"]).unwrap_or(tool);
             let name = inner.get_text("name").map(Into::into);
@@ -92,7 +92,7 @@ impl Reader {
         }
     }
 
-    fn messages(&mut self, request: &Request<'_>) {
+    fn messages(&mut self, request: &RequestMembers<'_>) {
         let Some(messages) = request.messages.filter(|m| m.kind() == Kind::Array) else {
             return note_once(&mut self.conversation.notes, Note::UnknownShape);
         };
@@ -220,8 +220,8 @@ impl Reader {
         let name = part.name.as_deref().unwrap_or_default();
         let text = arguments.and_then(|arguments| arguments.text());
         let arguments = match (&text, arguments) {
-            (None, Some(value)) => Arguments::Value(value),
-            _ => Arguments::Text(text.as_deref().unwrap_or_default()),
+            (None, Some(value)) => ToolArguments::Value(value),
+            _ => ToolArguments::Text(text.as_deref().unwrap_or_default()),
         };
         part.key = self.keyer.tool_call(part.id.as_deref(), name, arguments);
         part

@@ -8,8 +8,8 @@ mod items;
 mod reply;
 mod socket;
 
-pub use reply::Stream;
-pub use socket::Socket;
+pub use reply::ReplyStream;
+pub use socket::SocketReader;
 
 use super::key::Keyer;
 use super::note::note_once;
@@ -33,7 +33,7 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
         conversation.notes.push(Note::UnknownShape);
         return conversation;
     }
-    let request = Request::of(root);
+    let request = RequestMembers::of(root);
     conversation.model = request.model.and_then(|model| model.text()).map(Into::into);
     conversation.stream = request.stream.and_then(|stream| stream.as_bool()).unwrap_or(false);
     conversation.max_output = request.max_output_tokens.and_then(|limit| limit.as_u64());
@@ -61,7 +61,7 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
 
 members! {
     /// What is read of a request.
-    Request {
+    RequestMembers {
         model,
         stream,
         max_output_tokens,
@@ -87,7 +87,7 @@ struct Reader {
 }
 
 impl Reader {
-    fn head(&mut self, request: &Request<'_>) {
+    fn head(&mut self, request: &RequestMembers<'_>) {
         if let Some(instructions) = first([request.instructions]) {
             let part = match instructions.kind() {
                 Kind::String => Part::text(Role::System, instructions, &mut self.keyer),
@@ -151,13 +151,13 @@ impl Reader {
             return;
         }
         self.begun = true;
-        let items::Item { role, parts, .. } = read;
+        let items::ResponseItem { role, parts, .. } = read;
         self.conversation.messages.push(Message { role, span: item.span(), parts });
     }
 }
 
 /// History that the provider holds (`docs/protocols.md` 3.2).
-fn held(request: &Request<'_>) -> Option<HeldHistory> {
+fn held(request: &RequestMembers<'_>) -> Option<HeldHistory> {
     if let Some(id) = request.previous_response_id.and_then(|id| id.text()) {
         return Some(HeldHistory::After(id.into()));
     }
@@ -167,7 +167,11 @@ fn held(request: &Request<'_>) -> Option<HeldHistory> {
 }
 
 /// What the body says it is for, where it says more than a turn.
-fn purpose(request: &Request<'_>, conversation: &Conversation, body: &[u8]) -> Option<Purpose> {
+fn purpose(
+    request: &RequestMembers<'_>,
+    conversation: &Conversation,
+    body: &[u8],
+) -> Option<Purpose> {
     if request.generate.and_then(|generate| generate.as_bool()) == Some(false) {
         return Some(Purpose::WarmUp);
     }
@@ -211,7 +215,7 @@ pub fn fuzz(bytes: &[u8]) {
         assert!(part.span.end <= bytes.len());
         assert!(part.texts.iter().chain(&part.sealed).all(|text| text.end <= bytes.len()));
     }
-    let mut socket = Socket::new(1 << 20);
+    let mut socket = SocketReader::new(1 << 20);
     for line in bytes.split(|byte| *byte == b'\n') {
         let _ = (socket.request(line), socket.event(line));
     }

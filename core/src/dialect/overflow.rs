@@ -22,7 +22,7 @@ pub struct Overflow {
 
 /// An answer in place of a reply.
 #[derive(Clone, Copy, Debug)]
-pub struct Answered<'a> {
+pub struct ErrorResponse<'a> {
     /// Its HTTP status; 200 for an error in a stream or in an answer that looks like a success.
     pub status: u16,
     /// The host that was asked.
@@ -37,7 +37,7 @@ pub(super) const WINDOWS: std::ops::RangeInclusive<u64> = 128..=1_000_000_000;
 const REFUSALS: &[u16] = &[400, 413, 422];
 
 /// Whether an answer says that the request does not fit.
-pub fn overflow(answer: &Answered<'_>) -> Option<Overflow> {
+pub fn overflow(answer: &ErrorResponse<'_>) -> Option<Overflow> {
     let text = words(answer.body);
     let file = built_in();
     if file.except.iter().any(|words| text.contains(&**words)) {
@@ -59,32 +59,32 @@ pub fn overflow(answer: &Answered<'_>) -> Option<Overflow> {
 
 /// The form of `config/overflow.toml`.
 #[derive(Deserialize)]
-struct File {
+struct OverflowFile {
     /// Words that say something else, in lower case.
     except: Vec<Box<str>>,
-    says: Vec<Says>,
+    says: Vec<OverflowPattern>,
 }
 
 /// One way to say it.
 #[derive(Deserialize)]
-struct Says {
+struct OverflowPattern {
     text: Box<str>,
     status: Option<Vec<u16>>,
     host: Option<Box<str>>,
 }
 
 /// What is built in; parsed on first use. A test holds that it can be.
-fn built_in() -> &'static File {
-    static FILE: OnceLock<File> = OnceLock::new();
+fn built_in() -> &'static OverflowFile {
+    static FILE: OnceLock<OverflowFile> = OnceLock::new();
     FILE.get_or_init(|| {
-        let mut file: File = toml::from_str(include_str!("../../../config/overflow.toml"))
-            .unwrap_or_else(|_| File { except: Vec::new(), says: Vec::new() });
+        let mut file: OverflowFile = toml::from_str(include_str!("../../../config/overflow.toml"))
+            .unwrap_or_else(|_| OverflowFile { except: Vec::new(), says: Vec::new() });
         file.says.iter_mut().for_each(|says| says.text = says.text.to_lowercase().into());
         file
     })
 }
 
-impl Says {
+impl OverflowPattern {
     /// The numbers at the first place where the words stand.
     fn seen(&self, text: &str) -> Option<Overflow> {
         if self.text.is_empty() {
@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     fn said(status: u16, body: &str) -> Option<Overflow> {
-        overflow(&Answered { status, host: "api.example.com", body: body.as_bytes() })
+        overflow(&ErrorResponse { status, host: "api.example.com", body: body.as_bytes() })
     }
 
     #[test]
@@ -180,13 +180,13 @@ mod tests {
             let body = if text.is_empty() { String::new() } else { body };
             let status = says.status.as_ref().map_or(400, |statuses| statuses[0]);
             let host = says.host.as_deref().unwrap_or("api.example.com");
-            let answer = Answered { status, host, body: body.as_bytes() };
+            let answer = ErrorResponse { status, host, body: body.as_bytes() };
             let seen = overflow(&answer).unwrap_or_else(|| panic!("{body}"));
             let expected = |name, number| says.text.contains(name).then_some(number);
             assert_eq!(seen.window, expected("{window}", 200_000), "{body}");
             assert_eq!(seen.input, expected("{input}", 210_001), "{body}");
-            assert_eq!(overflow(&Answered { status: 429, ..answer }), None, "{body}");
-            assert_eq!(overflow(&Answered { status: 401, ..answer }), None, "{body}");
+            assert_eq!(overflow(&ErrorResponse { status: 429, ..answer }), None, "{body}");
+            assert_eq!(overflow(&ErrorResponse { status: 401, ..answer }), None, "{body}");
         }
     }
 

@@ -10,7 +10,7 @@ const TOKEN_BYTES: u64 = 4;
 
 /// A reply so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Progress {
+pub struct ReplyProgress {
     /// The response's id.
     pub id: Option<Box<str>>,
     /// What was reported.
@@ -19,7 +19,7 @@ pub struct Progress {
     pub said: usize,
 }
 
-impl Progress {
+impl ReplyProgress {
     /// The usage of a turn that ends here: where the output was not reported yet, about what has come, and
     /// that is a lower bound.
     pub fn usage_so_far(&self) -> Usage {
@@ -36,12 +36,12 @@ impl Progress {
 
 #[cfg(test)]
 mod tests {
-    use crate::dialect::reading::{Framing, Reading};
-    use crate::dialect::{Dialect, Progress};
+    use crate::dialect::reading::{Framing, ResponseReader};
+    use crate::dialect::{Dialect, ReplyProgress};
 
     /// The reading of a stream's beginning, and what it would have said had it been cut there.
-    fn cut(dialect: Dialect, stream: &str) -> (Progress, crate::dialect::Reply) {
-        let mut reading = Reading::new(dialect, 200, Framing::Events, 1 << 20);
+    fn cut(dialect: Dialect, stream: &str) -> (ReplyProgress, crate::dialect::Reply) {
+        let mut reading = ResponseReader::new(dialect, 200, Framing::Events, 1 << 20);
         reading.push(stream.as_bytes());
         (reading.progress(), reading.finish(false))
     }

@@ -7,14 +7,14 @@
 use super::error_kind::ErrorKind;
 use super::note::note_once;
 use super::{
-    Dialect, Note, Progress, ProviderError, Reply, Stop, anthropic, gemini, openai_chat,
+    Dialect, Note, ProviderError, Reply, ReplyProgress, StopReason, anthropic, gemini, openai_chat,
     openai_responses,
 };
 
 #[cfg(any(test, fuzzing))]
-use crate::wire::cuts::Cuts;
+use crate::wire::cuts::InputCuts;
 use crate::wire::json::{Document, Value};
-use crate::wire::sse::{Event, Framer};
+use crate::wire::sse::{Framer, SseEvent};
 
 /// Most bytes of deltas or parts, as they stand in the stream, from which one reply is kept. A window
 /// of a million tokens is 4 MB. Past it words are dropped with [`Note::TooLong`]; usage is still read.
@@ -47,7 +47,7 @@ impl Framing {
 const BOM: &[u8] = b"\xef\xbb\xbf";
 
 /// One response being read.
-pub struct Reading {
+pub struct ResponseReader {
     framing: Framing,
     /// The first bytes have confirmed or corrected the framing.
     settled: bool,
@@ -56,14 +56,14 @@ pub struct Reading {
     framer: Framer,
     /// A JSON body so far, or the first bytes while the framing is not known.
     body: Vec<u8>,
-    elements: Elements,
+    elements: ArrayElements,
     document: Document,
     told: ReplyBuilder,
 }
 
 /// What the events have told: the dialect's own state, and the reply it fills.
 struct ReplyBuilder {
-    stream: Stream,
+    stream: DialectStream,
     reply: Reply,
     /// Whether anything has been told at all.
     any: bool,
@@ -71,26 +71,26 @@ struct ReplyBuilder {
     gave_up: bool,
 }
 
-enum Stream {
-    Anthropic(anthropic::Stream),
-    OpenaiChat(Box<openai_chat::Stream>),
-    OpenaiResponses(openai_responses::Stream),
-    Gemini(gemini::Stream),
+enum DialectStream {
+    Anthropic(anthropic::ReplyStream),
+    OpenaiChat(Box<openai_chat::ReplyStream>),
+    OpenaiResponses(openai_responses::ReplyStream),
+    Gemini(gemini::ReplyStream),
 }
 
 /// What the last frame of the OpenAI dialects says.
 const DONE: &[u8] = b"[DONE]";
 
-impl Reading {
+impl ResponseReader {
     /// Starts reading a response. `limit`: most bytes kept for one event or body.
     pub fn new(dialect: Dialect, status: u16, framing: Framing, limit: usize) -> Self {
         let stream = match dialect {
-            Dialect::Anthropic => Stream::Anthropic(anthropic::Stream::default()),
-            Dialect::OpenaiChat => Stream::OpenaiChat(Box::default()),
+            Dialect::Anthropic => DialectStream::Anthropic(anthropic::ReplyStream::default()),
+            Dialect::OpenaiChat => DialectStream::OpenaiChat(Box::default()),
             Dialect::OpenaiResponses => {
-                Stream::OpenaiResponses(openai_responses::Stream::default())
+                DialectStream::OpenaiResponses(openai_responses::ReplyStream::default())
             }
-            Dialect::Gemini => Stream::Gemini(gemini::Stream::default()),
+            Dialect::Gemini => DialectStream::Gemini(gemini::ReplyStream::default()),
         };
         Self {
             framing,
@@ -99,7 +99,7 @@ impl Reading {
             limit,
             framer: Framer::new(limit),
             body: Vec::new(),
-            elements: Elements::default(),
+            elements: ArrayElements::default(),
             document: Document::default(),
             told: ReplyBuilder { stream, reply: Reply::default(), any: false, gave_up: false },
         }
@@ -146,7 +146,7 @@ impl Reading {
 
     /// One message of a transport that frames by itself (WebSocket): a JSON event.
     pub fn message(&mut self, data: &[u8]) {
-        let event = Event { name: "", data, start: 0, end: 0 };
+        let event = SseEvent { name: "", data, start: 0, end: 0 };
         self.told.event(event, &mut self.document);
     }
 
@@ -163,7 +163,7 @@ impl Reading {
         self.framer.holds() + self.body.len()
     }
 
-    /// Bytes that [`Reading::finish`] takes beside what it holds: those of a body that is no stream, which
+    /// Bytes that [`ResponseReader::finish`] takes beside what it holds: those of a body that is no stream, which
     /// is read as a whole then.
     pub fn needs_to_finish(&self) -> usize {
         6 * self.body.len()
@@ -175,24 +175,24 @@ impl Reading {
     }
 
     /// How far the reply has come.
-    pub fn progress(&self) -> Progress {
+    pub fn progress(&self) -> ReplyProgress {
         let reply = &self.told.reply;
         let usage = match &self.told.stream {
-            Stream::Anthropic(stream) => stream.usage_so_far(),
-            Stream::OpenaiChat(stream) => stream.usage_so_far(reply),
-            Stream::OpenaiResponses(stream) => stream.usage_so_far(reply),
-            Stream::Gemini(stream) => stream.usage_so_far(),
+            DialectStream::Anthropic(stream) => stream.usage_so_far(),
+            DialectStream::OpenaiChat(stream) => stream.usage_so_far(reply),
+            DialectStream::OpenaiResponses(stream) => stream.usage_so_far(reply),
+            DialectStream::Gemini(stream) => stream.usage_so_far(),
         };
-        Progress { id: reply.id.clone(), usage, said: self.said_bytes() }
+        ReplyProgress { id: reply.id.clone(), usage, said: self.said_bytes() }
     }
 
     /// Bytes of text, reasoning and arguments so far.
     pub fn said_bytes(&self) -> usize {
         match &self.told.stream {
-            Stream::Anthropic(stream) => stream.said_bytes(),
-            Stream::OpenaiChat(stream) => stream.said_bytes(),
-            Stream::OpenaiResponses(stream) => stream.said_bytes(),
-            Stream::Gemini(stream) => stream.said_bytes(),
+            DialectStream::Anthropic(stream) => stream.said_bytes(),
+            DialectStream::OpenaiChat(stream) => stream.said_bytes(),
+            DialectStream::OpenaiResponses(stream) => stream.said_bytes(),
+            DialectStream::Gemini(stream) => stream.said_bytes(),
         }
     }
 
@@ -262,14 +262,14 @@ impl ReplyBuilder {
     /// Bytes of the stream from which something was kept.
     fn kept(&self) -> usize {
         match &self.stream {
-            Stream::Anthropic(stream) => stream.kept,
-            Stream::OpenaiChat(stream) => stream.kept,
-            Stream::OpenaiResponses(stream) => stream.kept,
-            Stream::Gemini(stream) => stream.kept,
+            DialectStream::Anthropic(stream) => stream.kept,
+            DialectStream::OpenaiChat(stream) => stream.kept,
+            DialectStream::OpenaiResponses(stream) => stream.kept,
+            DialectStream::Gemini(stream) => stream.kept,
         }
     }
 
-    fn event(&mut self, event: Event<'_>, document: &mut Document) {
+    fn event(&mut self, event: SseEvent<'_>, document: &mut Document) {
         self.any = true;
         let data = event.data.trim_ascii();
         if data == DONE {
@@ -283,7 +283,7 @@ impl ReplyBuilder {
 
     /// An event without its end, as the body ended in it. Who leaves in the middle of `[DONE]` has all that
     /// there is.
-    fn last_event(&mut self, event: Event<'_>, document: &mut Document) {
+    fn last_event(&mut self, event: SseEvent<'_>, document: &mut Document) {
         if DONE.starts_with(event.data.trim_ascii()) && event.data.trim_ascii() != DONE {
             self.any = true;
             return;
@@ -294,10 +294,10 @@ impl ReplyBuilder {
     fn value(&mut self, name: &str, value: Value<'_>) {
         let reply = &mut self.reply;
         match &mut self.stream {
-            Stream::Anthropic(stream) => stream.event(name, value, reply),
-            Stream::OpenaiChat(stream) => stream.event(name, value, reply),
-            Stream::OpenaiResponses(stream) => stream.event(name, value, reply),
-            Stream::Gemini(stream) => stream.event(name, value, reply),
+            DialectStream::Anthropic(stream) => stream.event(name, value, reply),
+            DialectStream::OpenaiChat(stream) => stream.event(name, value, reply),
+            DialectStream::OpenaiResponses(stream) => stream.event(name, value, reply),
+            DialectStream::Gemini(stream) => stream.event(name, value, reply),
         }
     }
 
@@ -308,10 +308,10 @@ impl ReplyBuilder {
         }
         let reply = &mut self.reply;
         match &mut self.stream {
-            Stream::Anthropic(stream) => stream.body(value, reply),
-            Stream::OpenaiChat(stream) => stream.body(value, reply),
-            Stream::OpenaiResponses(stream) => stream.body(value, reply),
-            Stream::Gemini(stream) => stream.body(value, reply),
+            DialectStream::Anthropic(stream) => stream.body(value, reply),
+            DialectStream::OpenaiChat(stream) => stream.body(value, reply),
+            DialectStream::OpenaiResponses(stream) => stream.body(value, reply),
+            DialectStream::Gemini(stream) => stream.body(value, reply),
         }
     }
 
@@ -323,19 +323,19 @@ impl ReplyBuilder {
     fn finish(&mut self, whole: bool) {
         let reply = &mut self.reply;
         match &mut self.stream {
-            Stream::Anthropic(stream) => stream.finish(whole, reply),
-            Stream::OpenaiChat(stream) => stream.finish(whole, reply),
-            Stream::OpenaiResponses(stream) => stream.finish(whole, reply),
-            Stream::Gemini(stream) => stream.finish(whole, reply),
+            DialectStream::Anthropic(stream) => stream.finish(whole, reply),
+            DialectStream::OpenaiChat(stream) => stream.finish(whole, reply),
+            DialectStream::OpenaiResponses(stream) => stream.finish(whole, reply),
+            DialectStream::Gemini(stream) => stream.finish(whole, reply),
         }
     }
 
     /// An error inside a success ended the answer, whatever dialect told it.
     fn failed(&mut self) {
         let Reply { error, stop, .. } = &mut self.reply;
-        if let (Some(error), None | Some(Stop::End | Stop::Failed)) = (error, *stop) {
+        if let (Some(error), None | Some(StopReason::End | StopReason::Failed)) = (error, *stop) {
             let is_filter = ErrorKind::of(error) == ErrorKind::Filter;
-            *stop = Some(if is_filter { Stop::Refused } else { Stop::Failed });
+            *stop = Some(if is_filter { StopReason::Refused } else { StopReason::Failed });
         }
     }
 
@@ -381,7 +381,7 @@ fn word(value: Value<'_>) -> Option<Box<str>> {
 
 /// Takes complete elements off the front of a streamed JSON array.
 #[derive(Default)]
-struct Elements {
+struct ArrayElements {
     /// The body is an array, and its bracket is off.
     started: bool,
     /// How far into the buffer the scan has come, and in what state.
@@ -391,7 +391,7 @@ struct Elements {
     escaped: bool,
 }
 
-impl Elements {
+impl ArrayElements {
     /// `each` gets an element, and how many bytes were taken off with it.
     fn take(&mut self, body: &mut Vec<u8>, mut each: impl FnMut(&[u8], usize)) {
         if !self.started {
@@ -450,10 +450,10 @@ pub fn fuzz(dialect: Dialect, bytes: &[u8]) {
         (Framing::Unknown, 200),
         (Framing::Unknown, 500),
     ];
-    let cuts = Cuts::of(bytes);
+    let cuts = InputCuts::of(bytes);
     for (way, (framing, status)) in WAYS.into_iter().enumerate() {
         let read = |chunks: &mut dyn Iterator<Item = &[u8]>, whole: bool| {
-            let mut reading = Reading::new(dialect, status, framing, 1 << 20);
+            let mut reading = ResponseReader::new(dialect, status, framing, 1 << 20);
             chunks.for_each(|chunk| reading.push(chunk));
             (reading.is_stream(), reading.finish(whole))
         };

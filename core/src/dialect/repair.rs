@@ -23,7 +23,7 @@ use super::{Dialect, PartKey};
 use crate::wire::json::{Document, Kind, Value};
 use crate::wire::splice::Edit;
 pub use output::OutputLimit;
-pub use reading::{Detail, Refusal, RefusedAnswer, read};
+pub use reading::{Refusal, RefusalDetail, RefusedAnswer, read};
 
 /// What a provider refuses that an edit can answer; a metric label.
 #[derive(

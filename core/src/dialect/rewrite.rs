@@ -27,14 +27,14 @@ use super::{Conversation, Dialect, Message, Part, PartKind, Role, Span};
 use crate::wire::json::{Document, Kind};
 use crate::wire::splice::Edit;
 pub(super) use beside::{
-    Room, edit, first_member, insert, literal, room, runs, set, without_member,
+    Removal, edit, first_member, insert, literal, room, runs, set, without_member,
 };
 pub(super) use picture::words;
 use serde::de::IgnoredAny;
 
 /// What a cut leaves of a tool result.
 #[derive(Clone, Copy, Debug)]
-pub struct Cut<'a> {
+pub struct CutContent<'a> {
     /// The words that stand in its place. Not empty: providers refuse empty blocks.
     pub text: &'a str,
     /// Whether pictures and documents in it stay.
@@ -43,7 +43,7 @@ pub struct Cut<'a> {
 
 /// One piece of reasoning to put back.
 #[derive(Clone, Copy, Debug)]
-pub struct Block<'a> {
+pub struct ReasoningInsert<'a> {
     /// The part of its message before which it stood; as many as there are parts: after the last.
     pub before: usize,
     /// As it was received ([`super::ReplyPart::raw`]). What is no JSON object is left out.
@@ -57,7 +57,7 @@ pub fn cut(
     conversation: &Conversation,
     body: &[u8],
     at: (usize, usize),
-    cut: &Cut<'_>,
+    cut: &CutContent<'_>,
 ) -> Vec<Edit> {
     let Some(message) = conversation.messages.get(at.0) else { return Vec::new() };
     let Some(part) = message.parts.get(at.1) else { return Vec::new() };
@@ -73,7 +73,7 @@ pub fn cut(
         Dialect::Anthropic | Dialect::OpenaiChat => "text",
         Dialect::OpenaiResponses => "input_text",
     };
-    listed::cut(&listed::Answer { part, content, kept, kind }, body, cut.text)
+    listed::cut(&listed::ToolAnswer { part, content, kept, kind }, body, cut.text)
 }
 
 /// The edit that puts words in place of a picture of the user's. `at`: message and part. None where it is no such
@@ -97,10 +97,11 @@ pub fn put_back(
     conversation: &Conversation,
     body: &[u8],
     message: usize,
-    blocks: &[Block<'_>],
+    blocks: &[ReasoningInsert<'_>],
 ) -> Vec<Edit> {
     let Some(message) = conversation.messages.get(message) else { return Vec::new() };
-    let blocks: Vec<Block<'_>> = blocks.iter().filter(|it| is_object(it.raw)).copied().collect();
+    let blocks: Vec<ReasoningInsert<'_>> =
+        blocks.iter().filter(|it| is_object(it.raw)).copied().collect();
     // In other dialects a message holds the reasoning; here its neighbour may be a tool's answer.
     let is_beside = conversation.dialect == Dialect::OpenaiResponses;
     if blocks.is_empty() || !(is_beside || message.role == Role::Assistant) {
@@ -162,8 +163,8 @@ pub fn take_out(
     let dialect = conversation.dialect;
     if dialect == Dialect::Anthropic && left.is_empty() && message > 0 {
         return match beside::room(body, of.span)? {
-            Room::Shared(at) => Some(vec![edit(at, "")]),
-            Room::Alone(_) => None,
+            Removal::Shared(at) => Some(vec![edit(at, "")]),
+            Removal::Alone(_) => None,
         };
     }
     if dialect != Dialect::OpenaiResponses && !left.iter().any(|(part, _)| says_something(part)) {
@@ -173,10 +174,10 @@ pub fn take_out(
     let mut edits = Vec::new();
     for run in beside::runs(body, gone.iter().map(|(part, _)| part.span).collect()) {
         edits.push(match beside::room(body, run)? {
-            Room::Shared(at) => edit(at, ""),
+            Removal::Shared(at) => edit(at, ""),
             // Content may be absent beside calls, but no empty list (`docs/protocols.md` 2.2).
-            Room::Alone(list) if dialect == Dialect::OpenaiChat && calls => edit(list, "null"),
-            Room::Alone(_) => return None,
+            Removal::Alone(list) if dialect == Dialect::OpenaiChat && calls => edit(list, "null"),
+            Removal::Alone(_) => return None,
         });
     }
     if dialect == Dialect::OpenaiResponses {
@@ -207,13 +208,18 @@ fn shifted(span: Span, by: usize) -> Span {
 
 /// Blocks between the values of a list, each group at one place in one edit. `items`: the values,
 /// as they stand in the body.
-fn between(message: &Message, list: Span, items: &[Span], blocks: &[Block<'_>]) -> Vec<Edit> {
+fn between(
+    message: &Message,
+    list: Span,
+    items: &[Span],
+    blocks: &[ReasoningInsert<'_>],
+) -> Vec<Edit> {
     let Some(last) = items.last() else {
         let raws: Vec<&str> = blocks.iter().map(|block| block.raw).collect();
         return vec![beside::insert(list.start + 1, raws.join(","))];
     };
     // A part may stand inside another: what counts is the item of the list that holds it.
-    let place = |block: &Block<'_>| match message.parts.get(block.before) {
+    let place = |block: &ReasoningInsert<'_>| match message.parts.get(block.before) {
         Some(part) => items.partition_point(|item| item.end <= part.span.start),
         None => items.len(),
     };
@@ -236,7 +242,7 @@ fn between(message: &Message, list: Span, items: &[Span], blocks: &[Block<'_>]) 
 
 /// Blocks around the one value that stands in place of a list, which becomes one: its bytes stay,
 /// between `open` and `close`.
-fn around(value: Span, open: &str, close: &str, blocks: &[Block<'_>]) -> Vec<Edit> {
+fn around(value: Span, open: &str, close: &str, blocks: &[ReasoningInsert<'_>]) -> Vec<Edit> {
     let (mut before, mut after) = ("[".to_owned(), close.to_owned());
     for block in blocks {
         if block.before == 0 {

@@ -20,14 +20,14 @@ const VALUE: usize = 24;
 
 /// How large what is read of a request becomes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Size {
+pub struct RequestSize {
     /// Parts, at most.
     pub parts: usize,
     /// Bytes of memory beside the body and the document, about.
     pub bytes: usize,
 }
 
-impl Size {
+impl RequestSize {
     /// Of a document: parts are what stands in the arrays of its members and of their items.
     pub fn of(document: &Document, body: &[u8]) -> Self {
         let Some(root) = document.root(body) else { return Self { parts: 0, bytes: 0 } };
@@ -63,7 +63,7 @@ mod tests {
     fn parts(dialect: Dialect, body: &str) -> (usize, usize) {
         let document = Document::read(body.as_bytes()).unwrap();
         let conversation = dialect::read(dialect, "", body.as_bytes());
-        (Size::of(&document, body.as_bytes()).parts, conversation.all_parts().count())
+        (RequestSize::of(&document, body.as_bytes()).parts, conversation.all_parts().count())
     }
 
     #[test]

@@ -14,14 +14,14 @@ use bytes::Bytes;
 use memchr::memmem;
 
 use super::rewrite::{self, insert, literal};
-use super::{Conversation, Dialect, Reply, Role, Span, Stop};
+use super::{Conversation, Dialect, Reply, Role, Span, StopReason};
 use crate::dialect::PartKind;
 use crate::wire::json::{Document, Kind, Value};
 use crate::wire::splice::{Edit, splice};
 
 /// What is asked.
 #[derive(Clone, Copy, Debug)]
-pub struct Question<'a> {
+pub struct SummaryQuestion<'a> {
     /// The instruction.
     pub words: &'a str,
     /// Another model than the request's, where its body names one.
@@ -46,7 +46,12 @@ pub const RECORD: &str = "The user's own messages are kept word for word beside 
 
 /// The body that asks for a summary of `body`, a request of `dialect` sent to `target`. `None` where
 /// the history cannot take the instruction.
-pub fn ask(dialect: Dialect, target: &str, body: &Bytes, question: &Question<'_>) -> Option<Bytes> {
+pub fn ask(
+    dialect: Dialect,
+    target: &str,
+    body: &Bytes,
+    question: &SummaryQuestion<'_>,
+) -> Option<Bytes> {
     let conversation = super::read(dialect, target, body);
     let edit = instruction(&conversation, body, question.words)?;
     let mut edits = vec![edit];
@@ -104,7 +109,7 @@ fn marked(conversation: &Conversation, body: &[u8], marker: &str) -> Option<Edit
 }
 
 /// The body without reasoning that is signed for what stood before it: a history that begins with other
-/// words is refused with it (`docs/protocols.md` 1.5). `bound`: all of it; else the steps since the person's
+/// words is refused with it (`docs/protocols.md` 1.5). `bound`: all of it; else the steps since the user's
 /// last words keep theirs, which some models demand (`docs/protocols.md` 1.2). As it was, where nothing is.
 pub fn without_signed(dialect: Dialect, target: &str, body: Bytes, bound: bool) -> Bytes {
     if !matches!(dialect, Dialect::Anthropic | Dialect::OpenaiResponses) {
@@ -146,31 +151,31 @@ pub fn target<'t>(dialect: Dialect, target: &'t str, model: Option<&str>) -> Cow
 ///
 /// # Errors
 /// Why the reply is none.
-pub fn words(reply: &Reply, may_be_short: bool) -> Result<String, NoSummary> {
+pub fn words(reply: &Reply, may_be_short: bool) -> Result<String, SummaryRejection> {
     if reply.error.is_some() {
-        return Err(NoSummary::Refused);
+        return Err(SummaryRejection::Refused);
     }
     if reply.parts.iter().any(|part| part.kind == PartKind::ToolCall) {
-        return Err(NoSummary::ToolCall);
+        return Err(SummaryRejection::ToolCall);
     }
     if !reply.complete {
-        return Err(NoSummary::Incomplete);
+        return Err(SummaryRejection::Incomplete);
     }
     match reply.stop {
-        None | Some(Stop::End | Stop::Other) => {}
-        Some(Stop::MaxTokens | Stop::WindowFull) if may_be_short => {}
-        Some(_) => return Err(NoSummary::Incomplete),
+        None | Some(StopReason::End | StopReason::Other) => {}
+        Some(StopReason::MaxTokens | StopReason::WindowFull) if may_be_short => {}
+        Some(_) => return Err(SummaryRejection::Incomplete),
     }
     let texts = reply.parts.iter().filter(|part| part.kind == PartKind::Text);
     let text: String = texts.map(|part| part.text.as_str()).collect();
     let inner = text.split_once("<summary>").map_or(text.as_str(), |(_, inner)| inner);
     let inner = inner.rsplit_once("</summary>").map_or(inner, |(inner, _)| inner).trim();
-    if inner.is_empty() { Err(NoSummary::Empty) } else { Ok(inner.to_owned()) }
+    if inner.is_empty() { Err(SummaryRejection::Empty) } else { Ok(inner.to_owned()) }
 }
 
 /// Why a reply is no summary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NoSummary {
+pub enum SummaryRejection {
     /// An error in place of an answer.
     Refused,
     /// A tool was called.
@@ -188,7 +193,7 @@ fn spliced(body: &Bytes, edits: Vec<Edit>) -> Option<Bytes> {
     Some(Bytes::from(slices.concat()))
 }
 
-/// The instruction at the end of the history: in the person's own last message where there is one, so
+/// The instruction at the end of the history: in the user's own last message where there is one, so
 /// that roles alternate; else in a message of its own.
 fn instruction(conversation: &Conversation, body: &[u8], words: &str) -> Option<Edit> {
     let last = conversation.messages.last()?;
@@ -234,7 +239,7 @@ fn instruction(conversation: &Conversation, body: &[u8], words: &str) -> Option<
 /// only taken back where they are said.
 fn changes(
     conversation: &Conversation,
-    question: &Question<'_>,
+    question: &SummaryQuestion<'_>,
 ) -> Vec<(&'static [&'static str], String)> {
     let mut changes: Vec<(&'static [&'static str], String)> = Vec::new();
     let raised = conversation.max_output.is_some_and(|most| most < question.output);

@@ -11,14 +11,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::features::{self, Tally};
-use super::sentencepiece::{self, Pieces, Unfit};
-use super::split::{Rules, Words, pieces};
+use super::features::{self, ClassCounts};
+use super::sentencepiece::{self, VocabularyError, VocabularyPieces};
+use super::split::{SplitPattern, WordSplitter, pieces};
 use crate::dialect::models::Family;
 
 /// One vocabulary, ready to count with: about 4 MB.
 pub struct Encoding {
-    splits: Splits,
+    splits: TextSplitter,
     /// Every token's bytes, one after the other.
     bytes: Box<[u8]>,
     /// Where each token begins in `bytes`, by rank, and one past the last.
@@ -30,11 +30,11 @@ pub struct Encoding {
 }
 
 /// How text is split before anything is merged.
-enum Splits {
+enum TextSplitter {
     /// By a published pattern; single bytes are merged.
-    Pattern(Rules),
+    Pattern(SplitPattern),
     /// At spaces and at what always stands alone; characters are merged.
-    Words(Words),
+    Words(WordSplitter),
 }
 
 const NONE: u32 = u32::MAX;
@@ -67,7 +67,7 @@ fn own(family: Family) -> Option<&'static Encoding> {
 
 struct Vocabulary {
     packed: &'static [u8],
-    rules: Rules,
+    rules: SplitPattern,
     asked: AtomicBool,
     /// `None` inside: the data is damaged. It is a part of the program, so that does not happen.
     encoding: OnceLock<Option<Encoding>>,
@@ -75,14 +75,14 @@ struct Vocabulary {
 
 static O200K: Vocabulary = Vocabulary {
     packed: include_bytes!("data/o200k.bin.zst"),
-    rules: Rules::O200k,
+    rules: SplitPattern::O200k,
     asked: AtomicBool::new(false),
     encoding: OnceLock::new(),
 };
 
 static CL100K: Vocabulary = Vocabulary {
     packed: include_bytes!("data/cl100k.bin.zst"),
-    rules: Rules::Cl100k,
+    rules: SplitPattern::Cl100k,
     asked: AtomicBool::new(false),
     encoding: OnceLock::new(),
 };
@@ -96,7 +96,7 @@ static GEMINI: OnceLock<Encoding> = OnceLock::new();
 ///
 /// # Errors
 /// Where the file is no such vocabulary.
-pub fn provide(file: &[u8]) -> Result<(), Unfit> {
+pub fn provide(file: &[u8]) -> Result<(), VocabularyError> {
     let encoding = Encoding::of_pieces(&sentencepiece::read(file)?);
     GEMINI.get_or_init(|| encoding);
     Ok(())
@@ -106,7 +106,7 @@ pub fn provide(file: &[u8]) -> Result<(), Unfit> {
 ///
 /// # Errors
 /// Why it is none.
-pub fn fits(file: &[u8]) -> Result<(), Unfit> {
+pub fn fits(file: &[u8]) -> Result<(), VocabularyError> {
     sentencepiece::read(file).map(drop)
 }
 
@@ -137,24 +137,24 @@ impl Vocabulary {
 
 impl Encoding {
     /// From tokens in the order of their ranks, each its length in one byte and its bytes.
-    fn packed(rules: Rules, mut packed: &[u8]) -> Self {
+    fn packed(rules: SplitPattern, mut packed: &[u8]) -> Self {
         let mut tokens = Vec::new();
         while let Some((&length, rest)) = packed.split_first() {
             tokens.push(rest.get(..length as usize).unwrap_or_default());
             packed = rest.get(length as usize..).unwrap_or_default();
         }
-        Self::new(Splits::Pattern(rules), &tokens)
+        Self::new(TextSplitter::Pattern(rules), &tokens)
     }
 
     /// From a vocabulary of SentencePiece.
-    fn of_pieces(pieces: &Pieces) -> Self {
+    fn of_pieces(pieces: &VocabularyPieces) -> Self {
         let tokens: Vec<&[u8]> = pieces.merged.iter().map(String::as_bytes).collect();
-        let words = Words::new(&pieces.whole, &pieces.merged);
-        Self::new(Splits::Words(words), &tokens)
+        let words = WordSplitter::new(&pieces.whole, &pieces.merged);
+        Self::new(TextSplitter::Words(words), &tokens)
     }
 
     /// From tokens in the order of their ranks.
-    fn new(splits: Splits, tokens: &[&[u8]]) -> Self {
+    fn new(splits: TextSplitter, tokens: &[&[u8]]) -> Self {
         let bytes = tokens.concat().into();
         let mut starts: Vec<u32> = Vec::with_capacity(tokens.len() + 1);
         starts.push(0);
@@ -182,7 +182,7 @@ impl Encoding {
     }
 
     /// Tokens of `text`; `tally` learns what they look like.
-    pub fn tally(&self, text: &str, tally: &mut Tally) -> usize {
+    pub fn tally(&self, text: &str, tally: &mut ClassCounts) -> usize {
         let mut count = 0;
         self.each(text, |token, rank| {
             count += self.cost(token);
@@ -196,10 +196,10 @@ impl Encoding {
     /// Each token of a text, in order; with its rank where that was looked up.
     fn each(&self, text: &str, mut each: impl FnMut(&[u8], Option<u32>)) {
         match &self.splits {
-            Splits::Pattern(rules) => {
+            TextSplitter::Pattern(rules) => {
                 pieces(*rules, text).for_each(|piece| self.piece(piece.as_bytes(), &mut each));
             }
-            Splits::Words(words) => words.split(text, |word, is_whole| match is_whole {
+            TextSplitter::Words(words) => words.split(text, |word, is_whole| match is_whole {
                 true => each(word.as_bytes(), None),
                 false => self.piece(word.as_bytes(), &mut each),
             }),
@@ -208,16 +208,16 @@ impl Encoding {
 
     /// Tokens of what was left of merging: a character that is in no vocabulary costs its bytes.
     fn cost(&self, token: &[u8]) -> usize {
-        let may_be_unknown = matches!(self.splits, Splits::Words(_)) && token.len() <= 4;
+        let may_be_unknown = matches!(self.splits, TextSplitter::Words(_)) && token.len() <= 4;
         if may_be_unknown && !self.is_known(token) { token.len() } else { 1 }
     }
 
     fn is_known(&self, token: &[u8]) -> bool {
         let is_whole =
-            |words: &Words| std::str::from_utf8(token).is_ok_and(|it| words.is_whole(it));
+            |words: &WordSplitter| std::str::from_utf8(token).is_ok_and(|it| words.is_whole(it));
         match &self.splits {
-            Splits::Words(words) => self.rank(token).is_some() || is_whole(words),
-            Splits::Pattern(_) => true,
+            TextSplitter::Words(words) => self.rank(token).is_some() || is_whole(words),
+            TextSplitter::Pattern(_) => true,
         }
     }
 
@@ -248,9 +248,9 @@ impl Encoding {
     /// Whether what is merged first may begin here: any byte, or a character.
     fn begins(&self, piece: &[u8], at: usize) -> bool {
         match &self.splits {
-            Splits::Pattern(_) => true,
+            TextSplitter::Pattern(_) => true,
             // The second to fourth byte of a character: 10xxxxxx.
-            Splits::Words(_) => piece.get(at).is_none_or(|byte| byte & 0xc0 != 0x80),
+            TextSplitter::Words(_) => piece.get(at).is_none_or(|byte| byte & 0xc0 != 0x80),
         }
     }
 
@@ -428,7 +428,7 @@ mod tests {
         let letters = (33..127).map(|byte| char::from(byte).to_string());
         let merged = words.map(str::to_owned).into_iter().chain(letters).collect();
         let whole = ["\n", "\n\n", "  ", "<table>"].map(str::to_owned).into();
-        Encoding::of_pieces(&Pieces { merged, whole })
+        Encoding::of_pieces(&VocabularyPieces { merged, whole })
     }
 
     #[test]

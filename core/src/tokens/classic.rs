@@ -12,7 +12,7 @@ use crate::dialect::{Conversation, Message, Part, PartKind, Span};
 /// How an agent counts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Rules {
+pub struct ClassicRules {
     /// What these rules are called in metrics and log lines.
     pub name: String,
     /// Tokens of an ASCII character of text.
@@ -37,12 +37,12 @@ pub struct Rules {
     /// Fewest tokens of one piece: a text, a name, arguments, a result.
     pub least_tokens: u32,
     /// Tool calls: by name and arguments (`words`), or the whole block (`json`).
-    pub calls: Counts,
+    pub calls: CountedContent,
     /// Tool results: only their text (`words`), or their JSON where that is more than a text (`json`),
     /// pictures included.
-    pub results: Counts,
+    pub results: CountedContent,
     /// Reasoning that is sent back: its text (`words`), or the whole block with its signature (`json`).
-    pub reasoning: Counts,
+    pub reasoning: CountedContent,
     /// Whether a result that carries its tool's name counts that, too.
     pub result_names: bool,
     /// Whether the placeholder of a cut result counts.
@@ -62,7 +62,7 @@ pub struct Rules {
 /// What of a block is counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Counts {
+pub enum CountedContent {
     /// What the model reads of it.
     #[default]
     Words,
@@ -89,7 +89,7 @@ pub enum Rounding {
 
 /// What is sent of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Seen<'s> {
+pub enum SentContent<'s> {
     /// What came.
     Whole,
     /// These words in place of its content.
@@ -98,7 +98,7 @@ pub enum Seen<'s> {
     Gone,
 }
 
-impl Default for Rules {
+impl Default for ClassicRules {
     /// Length by four: what most agents without a tokenizer do.
     fn default() -> Self {
         Self {
@@ -113,9 +113,9 @@ impl Default for Rules {
             image_tokens: 1_000,
             document_tokens: 1_000,
             least_tokens: 0,
-            calls: Counts::Words,
-            results: Counts::Words,
-            reasoning: Counts::Words,
+            calls: CountedContent::Words,
+            results: CountedContent::Words,
+            reasoning: CountedContent::Words,
             result_names: false,
             placeholders: true,
             head: true,
@@ -127,13 +127,13 @@ impl Default for Rules {
     }
 }
 
-impl Rules {
+impl ClassicRules {
     /// Messages of a request read from `body`, tokens. `seen`: what is sent of each part.
     pub fn messages<'s>(
         &self,
         body: &[u8],
         messages: &[Message],
-        seen: impl Fn(&Part) -> Seen<'s>,
+        seen: impl Fn(&Part) -> SentContent<'s>,
     ) -> u64 {
         self.sum(self.weigh(body, messages, &seen))
     }
@@ -143,7 +143,7 @@ impl Rules {
         &self,
         body: &[u8],
         messages: &[Message],
-        seen: &impl Fn(&Part) -> Seen<'s>,
+        seen: &impl Fn(&Part) -> SentContent<'s>,
     ) -> f64 {
         messages.iter().map(|message| self.message(body, message, seen)).sum()
     }
@@ -153,7 +153,7 @@ impl Rules {
         &self,
         conversation: &Conversation,
         body: &[u8],
-        seen: impl Fn(&Part) -> Seen<'s>,
+        seen: impl Fn(&Part) -> SentContent<'s>,
     ) -> u64 {
         let history = self.weigh(body, &conversation.messages, &seen);
         self.sum(history + if self.head { self.head(conversation, body) } else { 0.0 })
@@ -161,17 +161,17 @@ impl Rules {
 
     /// One part by itself, tokens.
     pub fn part(&self, body: &[u8], part: &Part) -> u64 {
-        self.sum(self.raw(body, part, Seen::Whole))
+        self.sum(self.raw(body, part, SentContent::Whole))
     }
 
     /// A result whose content gave way to `words`, tokens.
     pub fn stands_for(&self, body: &[u8], part: &Part, words: &str) -> u64 {
-        self.sum(self.raw(body, part, Seen::Words(words)))
+        self.sum(self.raw(body, part, SentContent::Words(words)))
     }
 
     /// Words that stand in no body, before they are multiplied and rounded.
     pub fn weigh_words(&self, words: &str) -> f64 {
-        self.text(Chars::of(words))
+        self.text(CharCounts::of(words))
     }
 
     /// The system prompt, tokens.
@@ -190,7 +190,7 @@ impl Rules {
     }
 
     fn raw_system(&self, conversation: &Conversation, body: &[u8]) -> f64 {
-        conversation.system.iter().map(|part| self.raw(body, part, Seen::Whole)).sum()
+        conversation.system.iter().map(|part| self.raw(body, part, SentContent::Whole)).sum()
     }
 
     fn raw_tools(&self, conversation: &Conversation, body: &[u8]) -> f64 {
@@ -202,12 +202,12 @@ impl Rules {
         &self,
         body: &[u8],
         message: &Message,
-        seen: &impl Fn(&Part) -> Seen<'s>,
+        seen: &impl Fn(&Part) -> SentContent<'s>,
     ) -> f64 {
         // What a result's JSON holds is counted with it.
         let mut counted_to = 0;
-        let is_gone =
-            !message.parts.is_empty() && message.parts.iter().all(|part| seen(part) == Seen::Gone);
+        let is_gone = !message.parts.is_empty()
+            && message.parts.iter().all(|part| seen(part) == SentContent::Gone);
         let mut sum = if is_gone { 0.0 } else { f64::from(self.message_tokens) };
         for part in &message.parts {
             if part.span.start < counted_to {
@@ -225,14 +225,14 @@ impl Rules {
     /// Whether a result's pictures and other blocks are counted as its JSON.
     fn is_counted_whole(&self, body: &[u8], part: &Part) -> bool {
         let is_text = |content: Span| content.of(body).first() == Some(&b'"');
-        self.results == Counts::Json
+        self.results == CountedContent::Json
             && part.kind == PartKind::ToolResult
             && part.content.is_some_and(|content| !is_text(content))
     }
 
     /// A part's tokens, before `factor` and the last rounding.
-    fn raw(&self, body: &[u8], part: &Part, seen: Seen<'_>) -> f64 {
-        if seen == Seen::Gone {
+    fn raw(&self, body: &[u8], part: &Part, seen: SentContent<'_>) -> f64 {
+        if seen == SentContent::Gone {
             return 0.0;
         }
         let json = || self.json(part.span, body, self.json_tokens_per_char);
@@ -245,9 +245,9 @@ impl Rules {
                 f64::from(self.tool_block_tokens) + self.result(part, body, seen)
             }
             PartKind::Reasoning => match self.reasoning {
-                Counts::Words => self.words(part, body),
-                Counts::Json => json(),
-                Counts::Nothing => 0.0,
+                CountedContent::Words => self.words(part, body),
+                CountedContent::Json => json(),
+                CountedContent::Nothing => 0.0,
             },
             PartKind::Tool | PartKind::Opaque => json(),
         }
@@ -259,28 +259,28 @@ impl Rules {
 
     fn call(&self, part: &Part, body: &[u8]) -> f64 {
         match self.calls {
-            Counts::Words => {
-                let name = part.name.as_deref().map_or(0.0, |name| self.text(Chars::of(name)));
+            CountedContent::Words => {
+                let name = part.name.as_deref().map_or(0.0, |name| self.text(CharCounts::of(name)));
                 let rate = self.json_tokens_per_char;
                 name + part.texts.iter().map(|text| self.json(*text, body, rate)).sum::<f64>()
             }
-            Counts::Json => self.json(part.span, body, self.json_tokens_per_char),
-            Counts::Nothing => 0.0,
+            CountedContent::Json => self.json(part.span, body, self.json_tokens_per_char),
+            CountedContent::Nothing => 0.0,
         }
     }
 
-    fn result(&self, part: &Part, body: &[u8], seen: Seen<'_>) -> f64 {
+    fn result(&self, part: &Part, body: &[u8], seen: SentContent<'_>) -> f64 {
         let rate = self.result_tokens_per_char;
         let name = part.name.as_deref().filter(|_| self.result_names);
-        let name = name.map_or(0.0, |name| self.text(Chars::of(name)));
+        let name = name.map_or(0.0, |name| self.text(CharCounts::of(name)));
         let words = match (seen, self.results) {
-            (Seen::Words(_), _) if !self.placeholders => return 0.0,
-            (Seen::Words(words), _) => self.piece(Chars::of(words).all() * rate),
-            (_, Counts::Nothing) => 0.0,
-            (_, Counts::Json) if part.content.is_some() => {
+            (SentContent::Words(_), _) if !self.placeholders => return 0.0,
+            (SentContent::Words(words), _) => self.piece(CharCounts::of(words).all() * rate),
+            (_, CountedContent::Nothing) => 0.0,
+            (_, CountedContent::Json) if part.content.is_some() => {
                 part.content.map_or(0.0, |content| self.json(content, body, rate))
             }
-            (_, Counts::Words | Counts::Json) => {
+            (_, CountedContent::Words | CountedContent::Json) => {
                 part.texts.iter().map(|text| self.json(*text, body, rate)).sum::<f64>()
             }
         };
@@ -292,7 +292,7 @@ impl Rules {
         self.piece(chars(at.of(body)).all() * rate)
     }
 
-    fn text(&self, chars: Chars) -> f64 {
+    fn text(&self, chars: CharCounts) -> f64 {
         let plain = self.plain_past_chars.is_some_and(|limit| chars.all() > limit as f64);
         let other = if plain { self.text_tokens_per_char } else { self.other_tokens_per_char };
         self.piece(chars.ascii as f64 * self.text_tokens_per_char + chars.other as f64 * other)
@@ -328,12 +328,12 @@ pub fn length(at: Span, body: &[u8]) -> u64 {
 
 /// Characters, UTF-16 units.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Chars {
+struct CharCounts {
     ascii: u64,
     other: u64,
 }
 
-impl Chars {
+impl CharCounts {
     fn of(text: &str) -> Self {
         text.bytes().fold(Self::default(), Self::and)
     }
@@ -364,15 +364,15 @@ impl Chars {
 
 /// Characters of a JSON value: of a string literal those it stands for, of anything else those of
 /// its shortest form, as `JSON.stringify` writes it (numbers are taken as they stand).
-fn chars(raw: &[u8]) -> Chars {
+fn chars(raw: &[u8]) -> CharCounts {
     match raw {
         [b'"', inner @ .., b'"'] => literal(inner, false),
         _ => compact(raw),
     }
 }
 
-fn compact(raw: &[u8]) -> Chars {
-    let (mut count, mut at) = (Chars::default(), 0);
+fn compact(raw: &[u8]) -> CharCounts {
+    let (mut count, mut at) = (CharCounts::default(), 0);
     while let Some(byte) = raw.get(at) {
         at += 1;
         match byte {
@@ -403,8 +403,8 @@ fn closing(raw: &[u8]) -> usize {
 }
 
 /// Characters of a string's inside; `written`: as JSON writes it, escapes and all.
-fn literal(inner: &[u8], written: bool) -> Chars {
-    let (mut count, mut rest) = (Chars::default(), inner);
+fn literal(inner: &[u8], written: bool) -> CharCounts {
+    let (mut count, mut rest) = (CharCounts::default(), inner);
     while let Some((byte, after)) = rest.split_first() {
         rest = after;
         if *byte != b'\\' {
@@ -443,7 +443,7 @@ mod tests {
     use crate::dialect::{self, Dialect};
 
     fn all(raw: &str) -> (u64, u64) {
-        let Chars { ascii, other } = chars(raw.as_bytes());
+        let CharCounts { ascii, other } = chars(raw.as_bytes());
         (ascii, other)
     }
 
@@ -531,43 +531,52 @@ mod tests {
             [{"type":"text","text":"12345678"},{"type":"image","source":{"type":"base64",
             "media_type":"image/png","data":"QUJD"}}]}]}]}"#;
 
-    fn count(rules: &Rules) -> u64 {
+    fn count(rules: &ClassicRules) -> u64 {
         let read = dialect::read(Dialect::Anthropic, "/v1/messages", BODY.as_bytes());
-        rules.whole(&read, BODY.as_bytes(), |_| Seen::Whole)
+        rules.whole(&read, BODY.as_bytes(), |_| SentContent::Whole)
     }
 
     #[test]
     fn every_kind_of_part_has_its_rule() {
         // By four, up: 2 system, 4 tools, 2 text, 1 thought, 1 name, 2 input, 2 result.
-        let words = Rules { image_tokens: 100, ..Rules::default() };
+        let words = ClassicRules { image_tokens: 100, ..ClassicRules::default() };
         assert_eq!(count(&words), 2 + 4 + 2 + 100 + 1 + 1 + 2 + 2 + 100);
-        assert_eq!(count(&Rules { head: false, ..words.clone() }), 208);
-        assert_eq!(count(&Rules { message_tokens: 12, ..words.clone() }), 214 + 36);
-        assert_eq!(count(&Rules { tool_block_tokens: 24, ..words.clone() }), 214 + 48);
-        assert_eq!(count(&Rules { factor: 2.0, ..words.clone() }), 428);
+        assert_eq!(count(&ClassicRules { head: false, ..words.clone() }), 208);
+        assert_eq!(count(&ClassicRules { message_tokens: 12, ..words.clone() }), 214 + 36);
+        assert_eq!(count(&ClassicRules { tool_block_tokens: 24, ..words.clone() }), 214 + 48);
+        assert_eq!(count(&ClassicRules { factor: 2.0, ..words.clone() }), 428);
         // `{"type":"thinking","thinking":"1234","signature":"AAAA"}`: 14 tokens in place of 1.
-        assert_eq!(count(&Rules { reasoning: Counts::Json, ..words.clone() }), 213 + 14);
-        assert_eq!(count(&Rules { reasoning: Counts::Nothing, ..words.clone() }), 213);
+        assert_eq!(
+            count(&ClassicRules { reasoning: CountedContent::Json, ..words.clone() }),
+            213 + 14
+        );
+        assert_eq!(
+            count(&ClassicRules { reasoning: CountedContent::Nothing, ..words.clone() }),
+            213
+        );
         // The list stands in place of its words and its picture.
         let listed = r#"[{"type":"text","text":"12345678"},{"type":"image","source":{"type":"base64","media_type":"image/png","data":"QUJD"}}]"#;
         let list = listed.len().div_ceil(4) as u64;
-        assert_eq!(count(&Rules { results: Counts::Json, ..words }), 214 - 102 + list);
+        assert_eq!(
+            count(&ClassicRules { results: CountedContent::Json, ..words }),
+            214 - 102 + list
+        );
     }
 
     #[test]
     fn what_is_not_sent_costs_nothing_and_what_stands_in_costs_its_words() {
         let read = dialect::read(Dialect::Anthropic, "/v1/messages", BODY.as_bytes());
-        let rules = Rules { head: false, image_tokens: 0, ..Rules::default() };
-        let count = |rules: &Rules, seen: fn(&Part) -> Seen<'static>| {
+        let rules = ClassicRules { head: false, image_tokens: 0, ..ClassicRules::default() };
+        let count = |rules: &ClassicRules, seen: fn(&Part) -> SentContent<'static>| {
             rules.messages(BODY.as_bytes(), &read.messages, seen)
         };
-        assert_eq!(count(&rules, |_| Seen::Whole), 8);
-        assert_eq!(count(&rules, |_| Seen::Gone), 0);
+        assert_eq!(count(&rules, |_| SentContent::Whole), 8);
+        assert_eq!(count(&rules, |_| SentContent::Gone), 0);
         let cut = |part: &Part| match part.kind {
-            PartKind::ToolResult => Seen::Words("123456789"),
-            _ => Seen::Whole,
+            PartKind::ToolResult => SentContent::Words("123456789"),
+            _ => SentContent::Whole,
         };
         assert_eq!(count(&rules, cut), 9);
-        assert_eq!(count(&Rules { placeholders: false, ..rules }, cut), 6);
+        assert_eq!(count(&ClassicRules { placeholders: false, ..rules }, cut), 6);
     }
 }

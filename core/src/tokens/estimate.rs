@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use super::bpe::{self, Encoding};
 use super::costs::{self, Costs, FamilyCosts};
-use super::features::Tally;
+use super::features::ClassCounts;
 use super::media;
-use crate::dialect::models::{Binding, Family, Model, PictureCost};
+use crate::dialect::models::{Family, Model, PictureCost, ReasoningBinding};
 use crate::dialect::{Conversation, Dialect, Part, PartKind, ReplyPart, Span};
 use crate::wire::json::text_of;
 
@@ -22,7 +22,7 @@ pub const EXACT_BYTES: usize = 2 << 20;
 /// How the tokens of new parts were counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Counting {
+pub enum CountingMethod {
     /// With the model's own tokenizer.
     Exact,
     /// With a public tokenizer, times what the model's family needs of it.
@@ -74,28 +74,29 @@ impl Tokenizer {
         conversation: &'c Conversation,
         body: &'c [u8],
         model: &Model,
-    ) -> Counter<'c> {
+    ) -> TokenCounter<'c> {
         let calls = conversation.parts().filter(|part| part.kind == PartKind::ToolCall);
         let names = calls.filter_map(|call| Some((call.id.as_deref()?, call.name.as_deref()?)));
         let shape = StructureCost::of(model, conversation.dialect);
-        Counter { names: names.collect(), shape, ..self.words(body) }
+        TokenCounter { names: names.collect(), shape, ..self.words(body) }
     }
 
     /// A counter for what a reply says.
-    pub fn reply(self) -> Counter<'static> {
+    pub fn reply(self) -> TokenCounter<'static> {
         self.words(&[])
     }
 
-    fn words(self, body: &[u8]) -> Counter<'_> {
-        let counting = if bpe::is_exact(self.family) { Counting::Exact } else { Counting::Ratio };
-        Counter {
+    fn words(self, body: &[u8]) -> TokenCounter<'_> {
+        let counting =
+            if bpe::is_exact(self.family) { CountingMethod::Exact } else { CountingMethod::Ratio };
+        TokenCounter {
             tokenizer: self,
             body,
             names: HashMap::new(),
             shape: StructureCost::default(),
             left: self.limit,
             counting,
-            tally: Tally::default(),
+            tally: ClassCounts::default(),
             worded: 0,
             worded_bytes: 0,
             samples: SAMPLES,
@@ -106,7 +107,7 @@ impl Tokenizer {
 }
 
 /// Counts the parts of one request, or of one reply.
-pub struct Counter<'c> {
+pub struct TokenCounter<'c> {
     tokenizer: Tokenizer,
     body: &'c [u8],
     /// Tools' names by their calls' ids: a result is introduced by the name.
@@ -114,9 +115,9 @@ pub struct Counter<'c> {
     shape: StructureCost,
     /// Bytes that may still be tokenised.
     left: usize,
-    counting: Counting,
+    counting: CountingMethod,
     /// What the text looked like.
-    tally: Tally,
+    tally: ClassCounts,
     /// What it cost, tokens, and how long it was.
     worded: u64,
     worded_bytes: usize,
@@ -128,14 +129,14 @@ pub struct Counter<'c> {
     read: u64,
 }
 
-impl Counter<'_> {
+impl TokenCounter<'_> {
     /// Tokens of a part of the request, with its share of structure.
     pub fn part(&mut self, part: &Part) -> u32 {
         if let Some(media) = &part.media {
             let cost = (self.tokenizer.family, self.shape.picture_cost);
             let tokens = media::tokens(part, media, self.body, cost);
             return tokens.unwrap_or_else(|guess| {
-                self.counting = Counting::Length;
+                self.counting = CountingMethod::Length;
                 guess
             });
         }
@@ -198,7 +199,7 @@ impl Counter<'_> {
     }
 
     /// How the parts so far were counted; the least exact of them.
-    pub fn counting(&self) -> Counting {
+    pub fn counting(&self) -> CountingMethod {
         self.counting
     }
 
@@ -208,7 +209,7 @@ impl Counter<'_> {
     }
 
     /// What all text so far looked like.
-    pub fn tally(&self) -> Tally {
+    pub fn tally(&self) -> ClassCounts {
         self.tally
     }
 
@@ -271,7 +272,7 @@ impl Counter<'_> {
             None => text.len() as f64 / BYTES_A_TOKEN * ratio(self.tokenizer.family),
         };
         if self.tokenizer.encoding.is_none() {
-            self.counting = Counting::Length;
+            self.counting = CountingMethod::Length;
         }
         let tokens = tokens.round() as u32;
         self.worded += u64::from(tokens);
@@ -282,7 +283,7 @@ impl Counter<'_> {
     /// Tokens of words past the limit: samples speak for a long text, and what was counted so far for
     /// a short one.
     fn sampled(&mut self, encoding: &Encoding, text: &str) -> f64 {
-        self.counting = Counting::Length;
+        self.counting = CountingMethod::Length;
         let count = self.samples.min(text.len() / (2 * SAMPLE_BYTES));
         if count == 0 {
             let known = self.worded_bytes > 0 && self.worded > 0;
@@ -444,7 +445,7 @@ impl StructureCost {
 
     fn of_openai(model: &Model, dialect: Dialect) -> Self {
         // GPT-5 and the o-series are the ones whose reasoning is bound.
-        let reasons = model.binding == Binding::Prefix;
+        let reasons = model.binding == ReasoningBinding::Prefix;
         let (result, opening, answered) = match (reasons, dialect) {
             (true, Dialect::OpenaiResponses) => (6, 2, 0),
             // A reply's channel marks are reported as output, and are not sent back.
@@ -493,7 +494,7 @@ mod tests {
         Catalogue::default().model(name, "")
     }
 
-    fn tokens(family: Family, body: &str) -> (Vec<u32>, Counting) {
+    fn tokens(family: Family, body: &str) -> (Vec<u32>, CountingMethod) {
         let read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", body.as_bytes());
         let mut counter = Tokenizer::whole(family).counter(&read, body.as_bytes(), &model(family));
         let parts = read.parts().map(|part| counter.part(part)).collect();
@@ -509,7 +510,7 @@ mod tests {
         let (parts, counting) = tokens(Family::O200k, BODY);
         // 4 and the words; 6, "functions.shell" and the words (`docs/estimates.md` 1.3).
         assert_eq!((parts[0], parts[2]), (4 + 4, 6 + 2 + 4));
-        assert_eq!(counting, Counting::Exact);
+        assert_eq!(counting, CountingMethod::Exact);
     }
 
     /// Costs are a tokenizer's own: another one in the same process counts as before.
@@ -560,7 +561,7 @@ mod tests {
     fn other_families_are_counted_in_proportion() {
         let (parts, counting) = tokens(Family::ClaudeNew, BODY);
         assert_eq!((parts[0], parts[2]), (5, 48 + 5));
-        assert_eq!(counting, Counting::Ratio);
+        assert_eq!(counting, CountingMethod::Ratio);
     }
 
     #[test]
@@ -572,7 +573,7 @@ mod tests {
         ] {
             let mut counter = tokenizer.counter(&read, BODY.as_bytes(), &model(Family::O200k));
             assert_eq!(counter.part(read.parts().next().unwrap()), 4 + 3);
-            assert_eq!(counter.counting(), Counting::Length);
+            assert_eq!(counter.counting(), CountingMethod::Length);
         }
     }
 
@@ -601,7 +602,7 @@ mod tests {
             let short = Tokenizer { limit: 1 << 16, ..Tokenizer::whole(family) };
             let mut counter = short.counter(&read, body.as_bytes(), &model(family));
             let sampled = counter.part(part);
-            assert_eq!(counter.counting(), Counting::Length);
+            assert_eq!(counter.counting(), CountingMethod::Length);
             let whole = Tokenizer { limit: usize::MAX, ..Tokenizer::whole(family) };
             let whole = whole.counter(&read, body.as_bytes(), &model(family)).part(part);
             let ratio = f64::from(sampled) / f64::from(whole);
@@ -616,11 +617,11 @@ mod tests {
             r#"{"role":"user","content":"one\ud800two"},"#.repeat(40_000)
         });
         for (text, counting) in [
-            (base64(5 << 20), Counting::Length),
-            ("x".repeat(1 << 20), Counting::Exact),
-            ("\\udc00\\ud800".repeat(200_000), Counting::Exact),
-            ("\\ud83d".repeat(1 << 20), Counting::Length),
-            (many, Counting::Exact),
+            (base64(5 << 20), CountingMethod::Length),
+            ("x".repeat(1 << 20), CountingMethod::Exact),
+            ("\\udc00\\ud800".repeat(200_000), CountingMethod::Exact),
+            ("\\ud83d".repeat(1 << 20), CountingMethod::Length),
+            (many, CountingMethod::Exact),
         ] {
             let body = format!(r#"{{"input":[{{"role":"user","content":"{text}"}}]}}"#);
             let read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", body.as_bytes());

@@ -6,7 +6,7 @@
 //! merged, and what is rare in one is in pieces in another.
 
 /// How many kinds of tokens there are.
-const KINDS: usize = Kind::Drawing as usize + 1;
+const KINDS: usize = TokenKind::Drawing as usize + 1;
 /// How long it is: 1, 2, 3, up to 6 bytes, and more; of a drawing, signs: 1, 2, up to 5, up to 15, and more.
 const LENGTHS: usize = 5;
 /// Bytes of a token of each length.
@@ -21,15 +21,15 @@ pub const ROUGH: usize = 12;
 
 /// How many tokens of each class some text has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tally(pub [u32; CLASSES]);
+pub struct ClassCounts(pub [u32; CLASSES]);
 
-impl Default for Tally {
+impl Default for ClassCounts {
     fn default() -> Self {
         Self([0; CLASSES])
     }
 }
 
-impl Tally {
+impl ClassCounts {
     /// One token more; `class` as [`class`] says.
     pub(super) fn add(&mut self, class: u8) {
         if let Some(count) = self.0.get_mut(usize::from(class)) {
@@ -66,13 +66,13 @@ impl Tally {
     }
 
     /// Tokens of one kind.
-    fn of(&self, kind: Kind) -> f64 {
+    fn of(&self, kind: TokenKind) -> f64 {
         let each = LENGTHS * RARENESS;
         self.0.iter().skip(kind as usize * each).take(each).map(|count| f64::from(*count)).sum()
     }
 
     /// Bytes of the tokens of one kind, roughly where they are long.
-    fn by_length(&self, kind: Kind) -> f64 {
+    fn by_length(&self, kind: TokenKind) -> f64 {
         let each = LENGTHS * RARENESS;
         let classes = self.0.iter().skip(kind as usize * each).take(each).enumerate();
         classes.map(|(at, count)| f64::from(*count) * BYTES[at / RARENESS]).sum()
@@ -80,7 +80,7 @@ impl Tally {
 
     /// Tokens of one rareness, without those beyond ASCII.
     fn rare(&self, rareness: usize) -> f64 {
-        let ascii = self.0.iter().take(Kind::Foreign as usize * LENGTHS * RARENESS);
+        let ascii = self.0.iter().take(TokenKind::Foreign as usize * LENGTHS * RARENESS);
         ascii.skip(rareness).step_by(RARENESS).map(|count| f64::from(*count)).sum()
     }
 
@@ -88,18 +88,18 @@ impl Tally {
     /// with signs; numbers, and their digits; capitals; letters beyond ASCII, and their bytes; the rarer
     /// ones, and the rarest. Some tokenizers make a token of each digit, few know other scripts as well.
     pub fn rough(&self) -> [f64; ROUGH] {
-        let capitals = [Kind::Title, Kind::SpacedTitle, Kind::Capitals];
+        let capitals = [TokenKind::Title, TokenKind::SpacedTitle, TokenKind::Capitals];
         [
             self.tokens() as f64,
-            self.of(Kind::Blank),
-            self.of(Kind::Line),
-            self.of(Kind::Sign),
-            self.of(Kind::Mixed),
-            self.of(Kind::Digits),
-            self.by_length(Kind::Digits),
+            self.of(TokenKind::Blank),
+            self.of(TokenKind::Line),
+            self.of(TokenKind::Sign),
+            self.of(TokenKind::Mixed),
+            self.of(TokenKind::Digits),
+            self.by_length(TokenKind::Digits),
             capitals.into_iter().map(|kind| self.of(kind)).sum(),
-            self.of(Kind::Foreign) + self.of(Kind::Drawing),
-            self.by_length(Kind::Foreign) + 3.0 * self.by_length(Kind::Drawing),
+            self.of(TokenKind::Foreign) + self.of(TokenKind::Drawing),
+            self.by_length(TokenKind::Foreign) + 3.0 * self.by_length(TokenKind::Drawing),
             self.rare(2),
             self.rare(3),
         ]
@@ -110,7 +110,7 @@ impl Tally {
 pub(super) fn class(token: &[u8], rank: usize) -> u8 {
     let kind = kind(token);
     let length = match (kind, token.len()) {
-        (Kind::Drawing, bytes) => match bytes / 3 {
+        (TokenKind::Drawing, bytes) => match bytes / 3 {
             0..=1 => 0,
             2 => 1,
             3..=5 => 2,
@@ -132,7 +132,7 @@ pub(super) fn class(token: &[u8], rank: usize) -> u8 {
 
 /// What a token looks like.
 #[derive(Clone, Copy)]
-enum Kind {
+enum TokenKind {
     Blank,
     Line,
     Digits,
@@ -148,31 +148,31 @@ enum Kind {
     Drawing,
 }
 
-fn kind(token: &[u8]) -> Kind {
+fn kind(token: &[u8]) -> TokenKind {
     let any = |is: fn(&u8) -> bool| token.iter().any(is);
     let spaced = token.first() == Some(&b' ');
     let letters = any(u8::is_ascii_alphabetic);
     if any(|byte| !byte.is_ascii()) {
-        if is_drawing(token) { Kind::Drawing } else { Kind::Foreign }
+        if is_drawing(token) { TokenKind::Drawing } else { TokenKind::Foreign }
     } else if any(|byte| matches!(byte, b'\n' | b'\r')) {
-        if any(|byte| !byte.is_ascii_whitespace()) { Kind::Mixed } else { Kind::Line }
+        if any(|byte| !byte.is_ascii_whitespace()) { TokenKind::Mixed } else { TokenKind::Line }
     } else if letters && any(|byte| !byte.is_ascii_alphabetic() && *byte != b' ') {
-        Kind::Mixed
+        TokenKind::Mixed
     } else if any(u8::is_ascii_lowercase) {
         match (any(u8::is_ascii_uppercase), spaced) {
-            (false, false) => Kind::Word,
-            (false, true) => Kind::SpacedWord,
-            (true, false) => Kind::Title,
-            (true, true) => Kind::SpacedTitle,
+            (false, false) => TokenKind::Word,
+            (false, true) => TokenKind::SpacedWord,
+            (true, false) => TokenKind::Title,
+            (true, true) => TokenKind::SpacedTitle,
         }
     } else if letters {
-        Kind::Capitals
+        TokenKind::Capitals
     } else if any(u8::is_ascii_digit) {
-        Kind::Digits
+        TokenKind::Digits
     } else if any(u8::is_ascii_graphic) {
-        Kind::Sign
+        TokenKind::Sign
     } else {
-        Kind::Blank
+        TokenKind::Blank
     }
 }
 
@@ -200,18 +200,18 @@ mod tests {
     #[test]
     fn tokens_are_told_by_their_looks() {
         let kinds = [
-            ("  ", 400, Kind::Blank, 1, 0),
-            ("\n\n", 400, Kind::Line, 1, 0),
-            ("123", 7_000, Kind::Digits, 2, 1),
-            ("the", 3_999, Kind::Word, 2, 0),
-            (" the", 4_000, Kind::SpacedWord, 3, 1),
-            ("Hello", 19_999, Kind::Title, 3, 1),
-            (" Anchored", 150_000, Kind::SpacedTitle, 4, 3),
-            ("HTTP", 20_000, Kind::Capitals, 3, 2),
-            ("();", 70_000, Kind::Sign, 2, 3),
-            (");\n", 69_999, Kind::Mixed, 2, 2),
-            ("-name", 0, Kind::Mixed, 3, 0),
-            ("日本語テ", 199_000, Kind::Foreign, 4, 3),
+            ("  ", 400, TokenKind::Blank, 1, 0),
+            ("\n\n", 400, TokenKind::Line, 1, 0),
+            ("123", 7_000, TokenKind::Digits, 2, 1),
+            ("the", 3_999, TokenKind::Word, 2, 0),
+            (" the", 4_000, TokenKind::SpacedWord, 3, 1),
+            ("Hello", 19_999, TokenKind::Title, 3, 1),
+            (" Anchored", 150_000, TokenKind::SpacedTitle, 4, 3),
+            ("HTTP", 20_000, TokenKind::Capitals, 3, 2),
+            ("();", 70_000, TokenKind::Sign, 2, 3),
+            (");\n", 69_999, TokenKind::Mixed, 2, 2),
+            ("-name", 0, TokenKind::Mixed, 3, 0),
+            ("日本語テ", 199_000, TokenKind::Foreign, 4, 3),
         ];
         for (token, rank, kind, length, rareness) in kinds {
             let expected = (kind as usize * LENGTHS + length) * RARENESS + rareness;
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn numbers_and_other_scripts_are_told_by_their_bytes_too() {
-        let mut tally = Tally::default();
+        let mut tally = ClassCounts::default();
         for (token, rank) in
             [("123", 900), ("7", 20), (" the", 5), ("日", 30_000), (" Anchored", 150_000)]
         {

@@ -8,14 +8,14 @@
 use serde::{Deserialize, Serialize};
 
 use super::cold::cold_band;
-use super::features::Tally;
+use super::features::ClassCounts;
 use super::regression::{FEATURES, Regression};
 use super::retention::{
-    ByRetention, CONVINCES, HABITS, ReadingEvidence, ReasoningRetention, doublings,
+    ByRetention, CONVINCES, RETENTIONS, ReadingEvidence, ReasoningRetention, doublings,
 };
 use super::tool_results::{STRUCTURE, ToolResults};
 use super::unsent::UnsentReasoning;
-use super::{Counting, bpe};
+use super::{CountingMethod, bpe};
 use crate::dialect::Chain;
 use crate::dialect::models::Family;
 
@@ -38,7 +38,7 @@ const EXPERTS: [Expert; 3] = [Expert::Counted, Expert::Tool, Expert::Regression]
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NewContent {
     /// Its text, where that is not counted exactly.
-    pub tally: Tally,
+    pub tally: ClassCounts,
     /// Tokens of its parts, as counted.
     pub tokens: u64,
     /// Of those, of text alone.
@@ -69,7 +69,7 @@ pub struct Observation {
     /// What is new.
     pub news: NewContent,
     /// How it was counted.
-    pub counting: Counting,
+    pub counting: CountingMethod,
     /// Whether a stream is asked for: Gemini's habits differ.
     pub streams: bool,
     /// In a thread's second call, whether anything of its first one was read from a cache. One model is
@@ -81,13 +81,13 @@ pub struct Observation {
 }
 
 impl Observation {
-    /// Which of [`Learned::shown`] is of such requests.
+    /// Which of [`EstimatorState::shown`] is of such requests.
     fn way(&self) -> usize {
         let began = self.began_cached.map_or(0, |cached| 1 + usize::from(cached));
         2 * began + usize::from(self.streams)
     }
 
-    /// Which of [`Learned::widths`] is of such requests: how wrong counting is does not grow as its text does.
+    /// Which of [`EstimatorState::widths`] is of such requests: how wrong counting is does not grow as its text does.
     fn size(&self) -> usize {
         match self.news.tokens {
             ..100 => 0,
@@ -109,7 +109,7 @@ fn equal_widths() -> [f32; SIZES] {
 
 /// What a request will cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Guess {
+pub struct CostPrediction {
     /// Input tokens.
     pub tokens: u64,
     /// Nine times in ten no fewer.
@@ -117,18 +117,20 @@ pub struct Guess {
     /// Nine times in ten no more.
     pub high: u64,
     /// What is believed to become of reasoning.
-    pub habit: ReasoningRetention,
+    #[serde(rename = "habit")]
+    pub retention: ReasoningRetention,
     /// Who corrected the counting.
     pub expert: Expert,
     /// What it would be for each habit.
-    pub by_habit: ByRetention<u64>,
+    #[serde(rename = "by_habit")]
+    pub by_retention: ByRetention<u64>,
     /// What the thread has shown of each habit so far.
     pub shown: ByRetention<f32>,
 }
 
 /// What was learned of one model behind one upstream.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Learned {
+pub struct EstimatorState {
     /// Whose tokens: nothing of it holds for another family.
     family: Family,
     /// Whether they were counted by their own vocabulary: nothing of it holds where they were not.
@@ -146,7 +148,7 @@ pub struct Learned {
     /// How much wider or narrower it is where so much is new ([`Observation::size`]).
     #[serde(default = "equal_widths")]
     widths: [f32; SIZES],
-    bases: Vec<Base>,
+    bases: Vec<HeadCost>,
     /// Answers in a row that were far off.
     surprises: u8,
     /// How far the last answer was off, in multiples of what is expected; 0 where that was no surprise.
@@ -161,7 +163,7 @@ pub struct Learned {
 
 /// What a system prompt and its tools cost, with all that stands around: however they were counted.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct Base {
+struct HeadCost {
     /// Their identity.
     head: Chain,
     tokens: i64,
@@ -210,7 +212,7 @@ const MORE: f64 = 3.0;
 /// text is taken to be counted right. What is small says little of what is large, and may be of another kind.
 const REACH: f64 = 2.0;
 
-impl Learned {
+impl EstimatorState {
     /// Nothing yet.
     pub fn new(family: Family) -> Self {
         let exact = bpe::is_exact(family);
@@ -277,21 +279,22 @@ impl Learned {
     }
 
     /// What a request will cost. `shown`: what its thread has shown of habits so far ([`shown`]).
-    pub fn guess(&self, seen: &Observation, shown: ByRetention<f32>) -> Guess {
+    pub fn guess(&self, seen: &Observation, shown: ByRetention<f32>) -> CostPrediction {
         let belief = self.belief(seen, shown);
         let best = best(&belief);
-        let habit = ReasoningRetention::ALL[best];
-        let expert = self.expert(seen, habit);
-        let by_habit = std::array::from_fn(|at| {
+        let retention = ReasoningRetention::ALL[best];
+        let expert = self.expert(seen, retention);
+        let by_retention = std::array::from_fn(|at| {
             // Where habits do not differ in counting, they do not differ.
             let same = seen.counted[at] == seen.counted[best];
-            let of = if same { habit } else { ReasoningRetention::ALL[at] };
+            let of = if same { retention } else { ReasoningRetention::ALL[at] };
             seen.counted[at].saturating_add_signed(self.correction(expert, seen, of))
         });
-        let tokens = by_habit[best];
-        let near = if shown == [0.0; HABITS] { NEAR_AT_FIRST } else { NEAR };
-        let near =
-            (0..HABITS).filter(|at| belief[*at] + near >= belief[best]).map(|at| by_habit[at]);
+        let tokens = by_retention[best];
+        let near = if shown == [0.0; RETENTIONS] { NEAR_AT_FIRST } else { NEAR };
+        let near = (0..RETENTIONS)
+            .filter(|at| belief[*at] + near >= belief[best])
+            .map(|at| by_retention[at]);
         let (least, most) = near.fold((tokens, tokens), |(a, b), it| (a.min(it), b.max(it)));
         // What surprised once may do so again, until a call comes that does not.
         let width = self.width * self.widths[seen.size()];
@@ -301,7 +304,7 @@ impl Learned {
             true => cold_band(self.family, tokens),
             false => (least.saturating_sub(width), most.saturating_add(width)),
         };
-        Guess { tokens, low, high, habit, expert, by_habit, shown }
+        CostPrediction { tokens, low, high, retention, expert, by_retention, shown }
     }
 
     /// Whether nothing of it was ever reported: it grew from none, and its head is not known.
@@ -311,12 +314,12 @@ impl Learned {
     }
 
     /// What is believed to become of reasoning in a request of such looks.
-    pub fn habit(&self, seen: &Observation, shown: ByRetention<f32>) -> ReasoningRetention {
+    pub fn retention(&self, seen: &Observation, shown: ByRetention<f32>) -> ReasoningRetention {
         ReasoningRetention::ALL[best(&self.belief(seen, shown))]
     }
 
     fn belief(&self, seen: &Observation, shown: ByRetention<f32>) -> ByRetention<f32> {
-        let others = if shown == [0.0; HABITS] { 1.0 } else { OTHERS };
+        let others = if shown == [0.0; RETENTIONS] { 1.0 } else { OTHERS };
         let of_model = self.shown[seen.way()].map(|shown| shown * others);
         let of_upstream = self.reading[usize::from(seen.streams)].belief(&seen.belief);
         std::array::from_fn(|at| seen.belief[at] + shown[at] + of_model[at] + of_upstream[at])
@@ -324,23 +327,23 @@ impl Learned {
 
     /// What is known after `actual` input tokens were reported of `seen`, which was guessed as `guess`.
     #[must_use]
-    pub fn after(mut self, seen: &Observation, guess: &Guess, actual: u64) -> Self {
+    pub fn after(mut self, seen: &Observation, guess: &CostPrediction, actual: u64) -> Self {
         if let Some(head) = seen.news.head {
-            let rest = seen.counted[guess.habit as usize].saturating_sub(seen.news.headed);
+            let rest = seen.counted[guess.retention as usize].saturating_sub(seen.news.headed);
             self.keep_base(head, difference(actual, rest));
             self.lessons += 1;
             return self;
         }
         let actual = self.learn_unsent(seen, guess.tokens, actual);
-        if seen.counting == Counting::Length {
+        if seen.counting == CountingMethod::Length {
             // What length was off by says nothing of what a vocabulary will be.
             return self;
         }
-        let was = showed(&guess.by_habit, actual);
-        let habit = ReasoningRetention::ALL[best(&std::array::from_fn(|at| {
-            was[at] + if at == guess.habit as usize { 0.01 } else { 0.0 }
+        let was = showed(&guess.by_retention, actual);
+        let retention = ReasoningRetention::ALL[best(&std::array::from_fn(|at| {
+            was[at] + if at == guess.retention as usize { 0.01 } else { 0.0 }
         }))];
-        let off = difference(actual, seen.counted[habit as usize]);
+        let off = difference(actual, seen.counted[retention as usize]);
         let expected = expected(self.family, seen);
         // What is new may cost twice what was counted, where the tokenizer is not the one we think; one that
         // nobody knows may make single bytes of other scripts.
@@ -349,7 +352,7 @@ impl Learned {
         if off.unsigned_abs() as f64 > explainable {
             return self;
         }
-        let left = off.saturating_sub(self.correction(guess.expert, seen, habit));
+        let left = off.saturating_sub(self.correction(guess.expert, seen, retention));
         let is_surprise = left.unsigned_abs() as f64 > SURPRISE * (2.0 + noise(self.family, seen));
         self.surprises = if is_surprise { self.surprises + 1 } else { 0 };
         let missed = (left.unsigned_abs() as f64 / expected) as f32;
@@ -362,14 +365,14 @@ impl Learned {
         // What a picture costs may be wrong by more than reasoning has.
         if seen.news.media == 0 {
             let reading = &mut self.reading[usize::from(seen.streams)];
-            *reading = reading.after(&guess.by_habit, actual, expected);
+            *reading = reading.after(&guess.by_retention, actual, expected);
         }
         if is_telling(&was) {
             let shown = &mut self.shown[seen.way()];
             *shown = std::array::from_fn(|at| shown[at] * MODEL + was[at] * (1.0 - MODEL));
         }
         for (at, expert) in EXPERTS.into_iter().enumerate() {
-            let left = off.saturating_sub(self.correction(expert, seen, habit));
+            let left = off.saturating_sub(self.correction(expert, seen, retention));
             let error = (1.0 + left.unsigned_abs() as f32).ln();
             self.records[at] = self.records[at] * PAST + error * (1.0 - PAST);
         }
@@ -379,9 +382,9 @@ impl Learned {
         let of_size = &mut self.widths[seen.size()];
         *of_size = (*of_size * (step * SIZE_SHARE).exp()).clamp(0.1, 10.0);
         if let Some(name) = seen.news.tool {
-            self.tools.keep((name, habit.reads()), seen.news.tokens, off);
+            self.tools.keep((name, retention.reads()), seen.news.tokens, off);
         }
-        self.regression.learn(&features(seen, habit), off as f64, noise(self.family, seen));
+        self.regression.learn(&features(seen, retention), off as f64, noise(self.family, seen));
         self
     }
 
@@ -408,53 +411,53 @@ impl Learned {
         self
     }
 
-    fn expert(&self, seen: &Observation, habit: ReasoningRetention) -> Expert {
-        if seen.news.head.is_some() || seen.counting == Counting::Length {
+    fn expert(&self, seen: &Observation, retention: ReasoningRetention) -> Expert {
+        if seen.news.head.is_some() || seen.counting == CountingMethod::Length {
             return Expert::Counted;
         }
         let knows =
-            |at: &usize| EXPERTS[*at] != Expert::Tool || self.of_tool(seen, habit).is_some();
+            |at: &usize| EXPERTS[*at] != Expert::Tool || self.of_tool(seen, retention).is_some();
         let there = (0..3).filter(knows);
-        let agrees = |tool| self.tools.agree((tool, habit.reads()));
-        if seen.counting == Counting::Exact && seen.news.tool.is_some_and(agrees) {
+        let agrees = |tool| self.tools.agree((tool, retention.reads()));
+        if seen.counting == CountingMethod::Exact && seen.news.tool.is_some_and(agrees) {
             return Expert::Tool;
         }
         // Who counts with the model's own tokenizer is not corrected for the odd token.
-        let margin = if seen.counting == Counting::Exact { DOUBT } else { DOUBT / 6.0 };
+        let margin = if seen.counting == CountingMethod::Exact { DOUBT } else { DOUBT / 6.0 };
         let record = |at: usize| self.records[at] + if at == 0 { 0.0 } else { margin };
         let best = there.min_by(|a, b| record(*a).total_cmp(&record(*b)));
         EXPERTS[best.unwrap_or(0)]
     }
 
     /// What an expert adds to the counting, tokens.
-    fn correction(&self, expert: Expert, seen: &Observation, habit: ReasoningRetention) -> i64 {
+    fn correction(&self, expert: Expert, seen: &Observation, retention: ReasoningRetention) -> i64 {
         if let Some(head) = seen.news.head {
             let known = self.bases.iter().find(|base| base.head == Chain(head));
             return known.map_or(0, |base| difference(base.tokens.max(0) as u64, seen.news.headed));
         }
         match expert {
             Expert::Counted => 0,
-            Expert::Tool => self.of_tool(seen, habit).unwrap_or(0),
+            Expert::Tool => self.of_tool(seen, retention).unwrap_or(0),
             Expert::Regression => {
                 let new = seen.news.tokens as f64;
                 let (least, most) = (-LESS * new - STRUCTURE, MORE * new + STRUCTURE);
                 // The rate of an unknown tokenizer is all that is known of it.
                 let reach = if self.family == Family::Other { 100.0 } else { REACH };
-                let off = self.regression.predict(&features(seen, habit), reach);
+                let off = self.regression.predict(&features(seen, retention), reach);
                 off.clamp(least, most).round() as i64
             }
         }
     }
 
     /// What results of the tool are off by, where enough is known of them.
-    fn of_tool(&self, seen: &Observation, habit: ReasoningRetention) -> Option<i64> {
-        self.tools.offset((seen.news.tool?, habit.reads()), seen.news.tokens)
+    fn of_tool(&self, seen: &Observation, retention: ReasoningRetention) -> Option<i64> {
+        self.tools.offset((seen.news.tool?, retention.reads()), seen.news.tokens)
     }
 
     fn keep_base(&mut self, head: u128, tokens: i64) {
         let head = Chain(head);
         self.bases.retain(|base| base.head != head);
-        self.bases.push(Base { head, tokens });
+        self.bases.push(HeadCost { head, tokens });
         if self.bases.len() > BASES {
             self.bases.remove(0);
         }
@@ -462,8 +465,8 @@ impl Learned {
 }
 
 /// What a thread has shown of habits: what it had shown `before`, and how a guess turned out.
-pub fn shown(before: &Guess, actual: u64) -> ByRetention<f32> {
-    let was = showed(&before.by_habit, actual);
+pub fn shown(before: &CostPrediction, actual: u64) -> ByRetention<f32> {
+    let was = showed(&before.by_retention, actual);
     if !is_telling(&was) {
         return before.shown;
     }
@@ -475,8 +478,8 @@ fn is_telling(was: &ByRetention<f32>) -> bool {
 }
 
 /// How much better than the worst each habit explains what was reported, in doublings of error.
-fn showed(by_habit: &ByRetention<u64>, actual: u64) -> ByRetention<f32> {
-    let errors = by_habit.map(|tokens| doublings(tokens.abs_diff(actual)));
+fn showed(by_retention: &ByRetention<u64>, actual: u64) -> ByRetention<f32> {
+    let errors = by_retention.map(|tokens| doublings(tokens.abs_diff(actual)));
     let worst = errors.into_iter().fold(f32::MIN, f32::max);
     errors.map(|error| (worst - error).min(CONVINCES))
 }
@@ -488,7 +491,7 @@ fn difference(actual: u64, counted: u64) -> i64 {
 }
 
 fn best(all: &ByRetention<f32>) -> usize {
-    (0..HABITS).fold(0, |best, at| if all[at] > all[best] { at } else { best })
+    (0..RETENTIONS).fold(0, |best, at| if all[at] > all[best] { at } else { best })
 }
 
 /// What an estimate is expected to be off by, tokens: a little for structure, and a share of the new
@@ -499,10 +502,10 @@ fn expected(family: Family, seen: &Observation) -> f64 {
 
 fn spread(family: Family, seen: &Observation) -> f64 {
     let share = match (seen.counting, family) {
-        (Counting::Exact, _) => 0.0005,
-        (Counting::Ratio, Family::Other) => 0.1,
-        (Counting::Ratio, _) => 0.02,
-        (Counting::Length, _) => 0.15,
+        (CountingMethod::Exact, _) => 0.0005,
+        (CountingMethod::Ratio, Family::Other) => 0.1,
+        (CountingMethod::Ratio, _) => 0.02,
+        (CountingMethod::Length, _) => 0.15,
     };
     1.0 + share * seen.news.tokens as f64
 }
@@ -511,16 +514,16 @@ fn spread(family: Family, seen: &Observation) -> f64 {
 /// tokenizer is not public, whichever it is.
 fn noise(family: Family, seen: &Observation) -> f64 {
     match (seen.counting, family) {
-        (Counting::Ratio, Family::Other) => 1.0 + 0.02 * seen.news.tokens as f64,
+        (CountingMethod::Ratio, Family::Other) => 1.0 + 0.02 * seen.news.tokens as f64,
         _ => spread(family, seen),
     }
 }
 
 /// What the regression is given: text in thousands of tokens, structure by the piece.
-fn features(seen: &Observation, habit: ReasoningRetention) -> [f64; FEATURES] {
+fn features(seen: &Observation, retention: ReasoningRetention) -> [f64; FEATURES] {
     let news = &seen.news;
     let words = news.tokens.saturating_sub(u64::from(news.media));
-    let reads = f64::from(u8::from(habit.reads()));
+    let reads = f64::from(u8::from(retention.reads()));
     let results = f64::from(news.results);
     let mut features = [0.0; FEATURES];
     let text = std::iter::once(words as f64).chain(news.tally.rough());
@@ -550,12 +553,12 @@ mod tests {
             ..NewContent::default()
         };
         let belief = [4.0, 0.0, 0.0, 0.0];
-        let counted = [before + counted; HABITS];
+        let counted = [before + counted; RETENTIONS];
         Observation {
             counted,
             belief,
             news,
-            counting: Counting::Ratio,
+            counting: CountingMethod::Ratio,
             streams: true,
             began_cached: None,
             unsent: UnsentReasoning::default(),
@@ -568,7 +571,7 @@ mod tests {
     }
 
     /// Plays calls whose truth is `of` what was counted; answers each error, in percent of the new part.
-    fn played(learned: &mut Learned, calls: usize, of: impl Fn(u64) -> u64) -> Vec<f64> {
+    fn played(learned: &mut EstimatorState, calls: usize, of: impl Fn(u64) -> u64) -> Vec<f64> {
         let play = |size: u64| {
             let seen = grown(50_000, size);
             let guess = learned.guess(&seen, ByRetention::default());
@@ -585,7 +588,7 @@ mod tests {
 
     #[test]
     fn an_unknown_model_is_known_after_five_calls() {
-        let mut learned = Learned::new(Family::Other);
+        let mut learned = EstimatorState::new(Family::Other);
         let errors = played(&mut learned, 40, |size| size * 17 / 10 + 30);
         assert!(errors[0] > 40.0, "{errors:?}");
         assert!(worst(&errors[5..]) < 12.0, "{errors:?}");
@@ -618,10 +621,10 @@ mod tests {
     #[test]
     fn a_strange_tokenizer_is_known_by_what_text_is_made_of() {
         let encoding = bpe::load(Family::Other).unwrap();
-        let mut learned = Learned::new(Family::Other);
+        let mut learned = EstimatorState::new(Family::Other);
         let errors: Vec<f64> = (0..60)
             .map(|at| {
-                let (text, mut tally) = (mixed(at), Tally::default());
+                let (text, mut tally) = (mixed(at), ClassCounts::default());
                 let counted = encoding.tally(&text, &mut tally) as u64;
                 let seen = Observation {
                     news: NewContent {
@@ -648,7 +651,7 @@ mod tests {
 
     #[test]
     fn what_is_wrong_by_two_is_learned_and_unlearned_within_ten_calls() {
-        let mut learned = Learned::new(Family::ClaudeNew);
+        let mut learned = EstimatorState::new(Family::ClaudeNew);
         played(&mut learned, 30, |size| size);
         let wrong = played(&mut learned, 40, |size| size * 2);
         assert!(worst(&wrong[20..]) < 10.0, "{wrong:?}");
@@ -663,12 +666,13 @@ mod tests {
             [Family::O200k, Family::Gemini, Family::Claude, Family::ClaudeNew, Family::Other];
         for (family, halves) in families.into_iter().flat_map(|it| [(it, false), (it, true)]) {
             let wrong = |size: u64| if halves { size / 2 } else { size * 2 };
-            let mut learned = Learned::new(family);
+            let mut learned = EstimatorState::new(family);
             // Whether each call's truth lay in its band, and how far off it was, percent of the new part.
             let mut play = |calls: usize, of: &dyn Fn(u64) -> u64| -> Vec<(bool, f64)> {
                 let play = |size: u64| {
                     let exact = bpe::is_exact(family);
-                    let counting = if exact { Counting::Exact } else { Counting::Ratio };
+                    let counting =
+                        if exact { CountingMethod::Exact } else { CountingMethod::Ratio };
                     let seen = Observation { counting, ..grown(50_000, size) };
                     let guess = learned.guess(&seen, ByRetention::default());
                     let actual = 50_000 + of(size);
@@ -696,7 +700,7 @@ mod tests {
     /// Pictures whose headers say far more than they are, twenty times over; then plain results again.
     #[test]
     fn pictures_that_lied_are_forgotten_within_ten_calls() {
-        let mut learned = Learned::new(Family::Gemini);
+        let mut learned = EstimatorState::new(Family::Gemini);
         played(&mut learned, 30, |size| size);
         for size in sizes().take(20) {
             let grown = grown(50_000, size + 4_128);
@@ -713,7 +717,7 @@ mod tests {
     /// cost less than nothing.
     #[test]
     fn no_text_costs_less_than_nothing() {
-        let mut learned = Learned::new(Family::Gemini);
+        let mut learned = EstimatorState::new(Family::Gemini);
         let plain = |size| Observation {
             news: NewContent { tool: None, ..grown(9_000, size).news },
             ..grown(9_000, size)
@@ -735,9 +739,9 @@ mod tests {
         // First of its tool, second, and after many that were as they were counted.
         for (family, before) in families.into_iter().flat_map(|it| [(it, 0), (it, 1), (it, 9)]) {
             let exact = bpe::is_exact(family);
-            let counting = if exact { Counting::Exact } else { Counting::Ratio };
+            let counting = if exact { CountingMethod::Exact } else { CountingMethod::Ratio };
             let seen = |size| Observation { counting, ..grown(50_000, size) };
-            let mut learned = Learned::new(family);
+            let mut learned = EstimatorState::new(family);
             let offs = std::iter::repeat_n(0, before).chain([206]).chain([0; 6]);
             let mut corrections = Vec::new();
             for (size, off) in sizes().zip(offs) {
@@ -756,7 +760,7 @@ mod tests {
     /// Where tools' results are known to be off by the tool, the first one of another tool says nothing yet.
     #[test]
     fn one_observation_of_a_tool_does_not_speak_for_its_next_result() {
-        let mut learned = Learned::new(Family::Claude);
+        let mut learned = EstimatorState::new(Family::Claude);
         played(&mut learned, 30, |size| size + 25);
         let other = |size| Observation {
             news: NewContent { tool: Some(8), ..grown(50_000, size).news },
@@ -773,13 +777,14 @@ mod tests {
     #[test]
     fn an_offset_is_bounded_by_what_it_was_learned_on() {
         let taught = |of: &[(u64, u64)]| {
-            let mut learned = Learned::new(Family::O200k);
+            let mut learned = EstimatorState::new(Family::O200k);
             for &(size, off) in of {
-                let seen = Observation { counting: Counting::Exact, ..grown(50_000, size) };
+                let seen = Observation { counting: CountingMethod::Exact, ..grown(50_000, size) };
                 let guess = learned.guess(&seen, ByRetention::default());
                 learned = learned.after(&seen, &guess, 50_000 + size + off);
             }
-            let seen = |size| Observation { counting: Counting::Exact, ..grown(50_000, size) };
+            let seen =
+                |size| Observation { counting: CountingMethod::Exact, ..grown(50_000, size) };
             move |size| learned.guess(&seen(size), ByRetention::default()).tokens - 50_000 - size
         };
         let around = taught(&[(900, 15), (700, 15), (800, 15)]);
@@ -814,7 +819,7 @@ mod tests {
             (from..).map(line).take(110).collect()
         };
         for family in [Family::Claude, Family::ClaudeNew, Family::Gemini] {
-            let (mut learned, mut most) = (Learned::new(family), 0);
+            let (mut learned, mut most) = (EstimatorState::new(family), 0);
             for at in 0..40 {
                 let text = log(at * 977);
                 let seen = seen(family, &text);
@@ -834,7 +839,7 @@ mod tests {
     /// Of a tokenizer that nobody knows small texts say what a large one costs.
     #[test]
     fn an_unknown_tokenizer_keeps_its_rate_in_large_texts() {
-        let mut learned = Learned::new(Family::Other);
+        let mut learned = EstimatorState::new(Family::Other);
         played(&mut learned, 30, |size| size * 13 / 10);
         let news = |size| NewContent { tool: None, ..grown(50_000, size).news };
         let large = Observation { news: news(20_000), ..grown(50_000, 20_000) };
@@ -846,7 +851,7 @@ mod tests {
     /// and held three times in four where it should hold nine times in ten.
     #[test]
     fn the_band_holds_nine_times_in_ten_for_each_size() {
-        let mut learned = Learned::new(Family::Gemini);
+        let mut learned = EstimatorState::new(Family::Gemini);
         let (mut held, mut all) = ([0; 3], [0; 3]);
         let mixed = |at: u64| at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33;
         for at in 0..1_800 {
@@ -867,7 +872,7 @@ mod tests {
 
     #[test]
     fn what_counting_cannot_explain_teaches_nothing() {
-        let mut learned = Learned::new(Family::O200k);
+        let mut learned = EstimatorState::new(Family::O200k);
         played(&mut learned, 10, |size| size);
         let seen = grown(90_000, 500);
         let guess = learned.guess(&seen, ByRetention::default());
@@ -880,11 +885,11 @@ mod tests {
     /// vocabulary counted, and the second session of a client was 26 % off.
     #[test]
     fn what_length_was_off_by_is_not_taken_for_what_a_vocabulary_is() {
-        let mut learned = Learned::new(Family::Claude);
-        let by_length = Observation { counting: Counting::Length, ..grown(200, 333) };
+        let mut learned = EstimatorState::new(Family::Claude);
+        let by_length = Observation { counting: CountingMethod::Length, ..grown(200, 333) };
         let guess = learned.guess(&by_length, ByRetention::default());
         learned = learned.after(&by_length, &guess, 777);
-        assert_eq!(learned, Learned::new(Family::Claude));
+        assert_eq!(learned, EstimatorState::new(Family::Claude));
         played(&mut learned, 8, |size| size + 50);
         assert_eq!(learned.guess(&by_length, ByRetention::default()).tokens, 533);
     }
@@ -895,38 +900,40 @@ mod tests {
         let first = |head, headed, counting| Observation {
             news: NewContent { head: Some(head), headed, ..NewContent::default() },
             counting,
-            counted: [headed + 1_000; HABITS],
+            counted: [headed + 1_000; RETENTIONS],
             ..Observation::default()
         };
-        let learned = Learned::new(Family::ClaudeNew);
-        let seen = first(1, 15_000, Counting::Length);
+        let learned = EstimatorState::new(Family::ClaudeNew);
+        let seen = first(1, 15_000, CountingMethod::Length);
         let guess = learned.guess(&seen, ByRetention::default());
         let learned = learned.after(&seen, &guess, 23_456);
         let guessed = |head| {
-            learned.guess(&first(head, 19_000, Counting::Ratio), ByRetention::default()).tokens
+            learned
+                .guess(&first(head, 19_000, CountingMethod::Ratio), ByRetention::default())
+                .tokens
         };
         assert_eq!((guessed(1), guessed(2)), (23_456, 20_000));
     }
 
     #[test]
     fn a_thread_shows_what_becomes_of_its_reasoning() {
-        let learned = Learned::new(Family::Gemini);
+        let learned = EstimatorState::new(Family::Gemini);
         let news = NewContent { tokens: 100, results: 1, ..NewContent::default() };
         let belief = [-4.0, 1.0, 0.5, 0.8];
         let counted = [10_500, 10_500, 10_500, 10_100];
         let seen = Observation { counted, belief, news, ..grown(0, 0) };
         let guess = learned.guess(&seen, ByRetention::default());
-        assert_eq!((guess.tokens, guess.habit), (10_500, ReasoningRetention::Loops));
+        assert_eq!((guess.tokens, guess.retention), (10_500, ReasoningRetention::Loops));
         assert!(guess.low <= 10_100, "{guess:?}");
         let then = shown(&guess, 10_104);
-        assert_eq!(learned.guess(&seen, then).habit, ReasoningRetention::Drops);
+        assert_eq!(learned.guess(&seen, then).retention, ReasoningRetention::Drops);
     }
 
     /// Errors of a known spread: the band holds nine times in ten, whatever the spread.
     #[test]
     fn the_band_holds_nine_times_in_ten() {
         for spread in [3, 40, 400] {
-            let mut learned = Learned::new(Family::ClaudeNew);
+            let mut learned = EstimatorState::new(Family::ClaudeNew);
             let (mut held, mut all) = (0, 0);
             for (at, size) in sizes().take(900).enumerate() {
                 let seen = grown(50_000, size);
@@ -945,7 +952,7 @@ mod tests {
 
     #[test]
     fn reasoning_that_is_counted_unsent_is_no_error_of_counting() {
-        let mut learned = Learned::new(Family::Other);
+        let mut learned = EstimatorState::new(Family::Other);
         played(&mut learned, 20, |size| size);
         let unsent = UnsentReasoning { tokens: 3_000, counted: false };
         let seen = Observation { unsent, ..grown(50_000, 100) };
@@ -959,7 +966,7 @@ mod tests {
         assert_eq!(taught, plain);
         // What was stored before this was known.
         let saved = serde_json::to_string(&taught).unwrap();
-        let back: Learned =
+        let back: EstimatorState =
             serde_json::from_str(&saved.replace(",\"counts_unsent\":true", "")).unwrap();
         assert!(!back.counts_unsent() && back.is_whole());
     }
@@ -972,26 +979,26 @@ mod tests {
 
     #[test]
     fn what_an_upstream_makes_of_reasoning_outweighs_what_is_known_of_its_model() {
-        let fresh = Learned::new(Family::Other);
+        let fresh = EstimatorState::new(Family::Other);
         let none = ByRetention::default();
         let read = [1_500, 1_500, 1_500, 1_000];
         let sure = [[4.0, 0.0, 0.0, 0.0], [0.0, 4.0, 3.8, 0.0], [0.0, 0.0, 0.0, 4.0]];
         for belief in sure {
             let seen = sent_back(belief, read, 40);
             let guess = fresh.guess(&seen, none);
-            let other = if guess.habit.reads() { 1_000 } else { 1_500 };
+            let other = if guess.retention.reads() { 1_000 } else { 1_500 };
             // One clear call, on whichever thread.
             let taught = fresh.clone().after(&seen, &guess, other);
             assert_eq!(taught.guess(&seen, none).tokens, other, "{belief:?}");
             // Streams are served in their own way.
             let streamed = Observation { streams: true, ..seen.clone() };
-            assert_eq!(taught.guess(&streamed, none).habit, guess.habit, "{belief:?}");
+            assert_eq!(taught.guess(&streamed, none).retention, guess.retention, "{belief:?}");
             // The next calls that say otherwise outweigh it.
             let mut back = taught;
             for _ in 0..2 {
                 back = back.clone().after(&seen, &back.guess(&seen, none), guess.tokens);
             }
-            assert_eq!(back.guess(&seen, none).habit, guess.habit, "{belief:?}");
+            assert_eq!(back.guess(&seen, none).retention, guess.retention, "{belief:?}");
             // What is not clear says too little: much that is new, a picture, a call that neither explains.
             let much = sent_back(belief, read, 3_000);
             let mut pictured = seen.clone();
@@ -1005,9 +1012,9 @@ mod tests {
         let saved = serde_json::to_string(&fresh).unwrap();
         let old = saved.replace(",\"reading\":[0.0,0.0]", "");
         assert!(old.len() < saved.len());
-        assert_eq!(serde_json::from_str::<Learned>(&old).unwrap(), fresh);
+        assert_eq!(serde_json::from_str::<EstimatorState>(&old).unwrap(), fresh);
         let broken = saved.replace("\"reading\":[0.0", "\"reading\":[1e9");
-        assert!(!serde_json::from_str::<Learned>(&broken).unwrap().is_whole());
+        assert!(!serde_json::from_str::<EstimatorState>(&broken).unwrap().is_whole());
     }
 
     /// Gemini 3.5 Flash as it was recorded: it reads reasoning in its loop, and when the user speaks again it is there
@@ -1015,7 +1022,7 @@ mod tests {
     #[test]
     fn a_gemini_that_reads_and_forgets_nothing_keeps() {
         let model = crate::dialect::models::Catalogue::default().model("gemini-3.5-flash", "");
-        let mut learned = Learned::new(Family::Gemini);
+        let mut learned = EstimatorState::new(Family::Gemini);
         let mut thread = ByRetention::default();
         let mut play = |counted, began_cached, actual| {
             let belief = ReasoningRetention::of(&model, false, began_cached);
@@ -1032,21 +1039,21 @@ mod tests {
 
     #[test]
     fn what_is_saved_comes_back_and_what_is_broken_is_told() {
-        let mut learned = Learned::new(Family::Other);
+        let mut learned = EstimatorState::new(Family::Other);
         played(&mut learned, 20, |size| size * 3 / 2);
         let saved = serde_json::to_string(&learned).unwrap();
         assert!(saved.len() < 8_000, "{}", saved.len());
-        let back: Learned = serde_json::from_str(&saved).unwrap();
+        let back: EstimatorState = serde_json::from_str(&saved).unwrap();
         let seen = grown(1_000, 777);
         assert_eq!(
             back.guess(&seen, ByRetention::default()),
             learned.guess(&seen, ByRetention::default())
         );
         assert!(back.is_whole());
-        let broken: Learned =
+        let broken: EstimatorState =
             serde_json::from_str(&saved.replacen("\"weights\":[", "\"weights\":[1.0,", 1)).unwrap();
         assert!(!broken.is_whole());
-        assert_eq!(broken.guess(&seen, ByRetention::default()).by_habit.len(), HABITS);
+        assert_eq!(broken.guess(&seen, ByRetention::default()).by_retention.len(), RETENTIONS);
     }
 
     proptest! {
@@ -1054,7 +1061,7 @@ mod tests {
         fn nothing_makes_it_panic(
             calls in prop::collection::vec((any::<u64>(), any::<u64>(), any::<u32>()), 0..40),
         ) {
-            let mut learned = Learned::new(Family::Other);
+            let mut learned = EstimatorState::new(Family::Other);
             for (counted, actual, tokens) in calls {
                 let seen = Observation {
                     counted: [counted, counted / 2, counted, 0],

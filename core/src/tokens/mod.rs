@@ -18,5 +18,5 @@ mod split;
 mod tool_results;
 pub mod unsent;
 
-pub use estimate::{Counter, Counting, Tokenizer};
-pub use sentencepiece::Unfit;
+pub use estimate::{CountingMethod, TokenCounter, Tokenizer};
+pub use sentencepiece::VocabularyError;

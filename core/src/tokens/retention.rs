@@ -13,10 +13,10 @@ use crate::dialect::models::{Family, Model};
 pub enum ReasoningRetention {
     /// It is read for good.
     Keeps,
-    /// It is read until the person speaks again after an answer: not when words come with results.
+    /// It is read until the user speaks again after an answer: not when words come with results.
     #[default]
     Loops,
-    /// It is read until the person says anything.
+    /// It is read until the user says anything.
     Turns,
     /// It is not read.
     Drops,
@@ -24,7 +24,7 @@ pub enum ReasoningRetention {
 
 impl ReasoningRetention {
     /// All of them, as [`ByRetention`] has them.
-    pub const ALL: [Self; HABITS] = [Self::Keeps, Self::Loops, Self::Turns, Self::Drops];
+    pub const ALL: [Self; RETENTIONS] = [Self::Keeps, Self::Loops, Self::Turns, Self::Drops];
 
     pub(super) fn reads(self) -> bool {
         self != Self::Drops
@@ -56,9 +56,9 @@ impl ReasoningRetention {
 }
 
 /// One value for each of [`ReasoningRetention::ALL`].
-pub type ByRetention<T> = [T; HABITS];
+pub type ByRetention<T> = [T; RETENTIONS];
 
-pub(super) const HABITS: usize = 4;
+pub(super) const RETENTIONS: usize = 4;
 
 /// Whether an upstream has the model read reasoning that is sent back, as clear calls showed: above 0 that it
 /// does, below 0 that it does not, in doublings of error.
@@ -81,9 +81,9 @@ impl ReadingEvidence {
     /// With a call that cost `actual` tokens, and was estimated so for each habit. It shows nothing where errors of
     /// counting, `expected` to be so large, may be as large, and where neither explains the call.
     #[must_use]
-    pub(super) fn after(self, by_habit: &ByRetention<u64>, actual: u64, expected: f64) -> Self {
+    pub(super) fn after(self, by_retention: &ByRetention<u64>, actual: u64, expected: f64) -> Self {
         let off = |tokens: u64| tokens.abs_diff(actual);
-        let [reads @ .., drops] = *by_habit;
+        let [reads @ .., drops] = *by_retention;
         let reads = reads.into_iter().min_by_key(|tokens| off(*tokens)).unwrap_or(drops);
         let reasoning = reads.abs_diff(drops);
         let is_explained = off(reads).min(off(drops)) <= 30 + reasoning / 10;
@@ -101,7 +101,8 @@ impl ReadingEvidence {
         if (reads - drops).abs() < FIRM {
             return ByRetention::default();
         }
-        ReasoningRetention::ALL.map(|habit| if habit.reads() { self.0 } else { -self.0 }.max(0.0))
+        ReasoningRetention::ALL
+            .map(|retention| if retention.reads() { self.0 } else { -self.0 }.max(0.0))
     }
 
     /// Whether it can be what this program wrote.
@@ -146,11 +147,11 @@ mod tests {
         };
         // Where it reads at all it goes by the session: no habit is firm, and none is kept for good.
         for (reads, streams) in [(true, false), (true, true), (false, true)] {
-            for (began, habit) in [(None, Loops), (Some(false), Loops), (Some(true), Drops)] {
+            for (began, retention) in [(None, Loops), (Some(false), Loops), (Some(true), Drops)] {
                 let belief = gemini(reads, streams, began);
-                assert_eq!(best(&belief), habit, "{began:?}");
+                assert_eq!(best(&belief), retention, "{began:?}");
                 assert!(belief[Keeps as usize] < 0.0);
-                assert_eq!(ReadingEvidence(9.0).belief(&belief), [0.0; HABITS]);
+                assert_eq!(ReadingEvidence(9.0).belief(&belief), [0.0; RETENTIONS]);
             }
         }
         assert_eq!(best(&gemini(false, false, Some(false))), Drops);
@@ -203,7 +204,7 @@ mod tests {
     fn evidence_counts_where_the_table_is_firm() {
         let of = |table| ReadingEvidence(2.0).belief(&table);
         assert_eq!(of([0.0, 3.0, 1.0, 0.0]), [2.0, 2.0, 2.0, 0.0]);
-        assert_eq!(of([0.0, 2.9, 1.0, 0.0]), [0.0; HABITS]);
+        assert_eq!(of([0.0, 2.9, 1.0, 0.0]), [0.0; RETENTIONS]);
         assert_eq!(ReadingEvidence(-2.0).belief(&[0.0, 0.0, 0.0, 4.0]), [0.0, 0.0, 0.0, 2.0]);
         assert!(ReadingEvidence(-999.0).is_whole() && !ReadingEvidence(1e3).is_whole());
         assert!(!ReadingEvidence(f32::NAN).is_whole());

@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 /// A vocabulary as it stands in a file; spaces are spaces.
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct Pieces {
+pub(super) struct VocabularyPieces {
     /// What is merged, first what comes first.
     pub(super) merged: Vec<String>,
     /// What always stands as it is, and merges with nothing.
@@ -19,7 +19,7 @@ pub(super) struct Pieces {
 
 /// Why a file is no vocabulary that can be used here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unfit {
+pub enum VocabularyError {
     /// Neither SentencePiece's protocol buffer nor JSON with a model.
     #[error("is neither a SentencePiece model (tokenizer.model) nor a tokenizer.json")]
     Unread,
@@ -43,10 +43,11 @@ const FEWEST: usize = 256;
 const SPACE: char = '▁';
 
 /// Reads a vocabulary.
-pub(super) fn read(file: &[u8]) -> Result<Pieces, Unfit> {
+pub(super) fn read(file: &[u8]) -> Result<VocabularyPieces, VocabularyError> {
     let is_json = file.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{');
-    let pieces = if is_json { of_json(file)? } else { of_model(file).ok_or(Unfit::Unread)?? };
-    if pieces.merged.len() < FEWEST { Err(Unfit::Empty) } else { Ok(pieces) }
+    let pieces =
+        if is_json { of_json(file)? } else { of_model(file).ok_or(VocabularyError::Unread)?? };
+    if pieces.merged.len() < FEWEST { Err(VocabularyError::Empty) } else { Ok(pieces) }
 }
 
 fn spaced(piece: &str) -> String {
@@ -54,15 +55,15 @@ fn spaced(piece: &str) -> String {
 }
 
 #[derive(Deserialize)]
-struct Json {
+struct TokenizerJson {
     normalizer: Option<serde_json::Value>,
     #[serde(default)]
-    added_tokens: Vec<Added>,
+    added_tokens: Vec<AddedToken>,
     model: JsonModel,
 }
 
 #[derive(Deserialize)]
-struct Added {
+struct AddedToken {
     content: String,
 }
 
@@ -76,18 +77,18 @@ struct JsonModel {
 }
 
 /// The form that most model hubs have: pieces are numbered in the order in which they are merged.
-fn of_json(file: &[u8]) -> Result<Pieces, Unfit> {
-    let Json { normalizer, added_tokens, model } =
-        serde_json::from_slice(file).map_err(|_| Unfit::Unread)?;
+fn of_json(file: &[u8]) -> Result<VocabularyPieces, VocabularyError> {
+    let TokenizerJson { normalizer, added_tokens, model } =
+        serde_json::from_slice(file).map_err(|_| VocabularyError::Unread)?;
     if model.kind != "BPE" {
-        return Err(Unfit::NotMerged);
+        return Err(VocabularyError::NotMerged);
     }
     if !model.byte_fallback {
-        return Err(Unfit::NoBytes);
+        return Err(VocabularyError::NoBytes);
     }
     let replaces = |value: &serde_json::Value| value["type"] == "Replace";
     if !normalizer.as_ref().is_none_or(|value| value.is_null() || replaces(value)) {
-        return Err(Unfit::Normalizes);
+        return Err(VocabularyError::Normalizes);
     }
     let whole: Vec<String> = added_tokens.iter().map(|added| spaced(&added.content)).collect();
     let apart: HashSet<&str> = added_tokens.iter().map(|added| added.content.as_str()).collect();
@@ -96,7 +97,7 @@ fn of_json(file: &[u8]) -> Result<Pieces, Unfit> {
     vocab.sort_unstable();
     let merged = vocab.iter().filter(|(_, piece)| !apart.contains(piece) && !is_byte(piece));
     let merged = merged.map(|(_, piece)| spaced(piece)).collect();
-    Ok(Pieces { merged, whole })
+    Ok(VocabularyPieces { merged, whole })
 }
 
 /// `<0x0A>`: a byte of a character that is not in the vocabulary.
@@ -105,29 +106,29 @@ fn is_byte(piece: &str) -> bool {
 }
 
 /// SentencePiece's own form, a protocol buffer (`sentencepiece_model.proto`); `None` where it is none.
-fn of_model(file: &[u8]) -> Option<Result<Pieces, Unfit>> {
+fn of_model(file: &[u8]) -> Option<Result<VocabularyPieces, VocabularyError>> {
     let (mut scored, mut whole) = (Vec::new(), Vec::new());
     let (mut is_merged, mut has_bytes, mut normalizes) = (false, false, false);
-    for field in Fields(file) {
+    for field in ProtoFields(file) {
         match field? {
-            (1, Value::Bytes(piece)) => {
-                let Piece { text, score, kind } = Piece::of(piece)?;
+            (1, ProtoValue::Bytes(piece)) => {
+                let ModelPiece { text, score, kind } = ModelPiece::of(piece)?;
                 match kind {
                     NORMAL => scored.push((score, spaced(text))),
                     USER_DEFINED => whole.push(spaced(text)),
                     _ => {}
                 }
             }
-            (2, Value::Bytes(trainer)) => {
-                for setting in Fields(trainer) {
+            (2, ProtoValue::Bytes(trainer)) => {
+                for setting in ProtoFields(trainer) {
                     match setting? {
-                        (3, Value::Number(kind)) => is_merged = kind == BPE,
-                        (35, Value::Number(fallback)) => has_bytes = fallback == 1,
+                        (3, ProtoValue::Number(kind)) => is_merged = kind == BPE,
+                        (35, ProtoValue::Number(fallback)) => has_bytes = fallback == 1,
                         _ => {}
                     }
                 }
             }
-            (3, Value::Bytes(normalizer)) => normalizes = changes(normalizer)?,
+            (3, ProtoValue::Bytes(normalizer)) => normalizes = changes(normalizer)?,
             _ => {}
         }
     }
@@ -135,21 +136,21 @@ fn of_model(file: &[u8]) -> Option<Result<Pieces, Unfit>> {
     scored.sort_by(|a, b| b.0.total_cmp(&a.0));
     let merged = scored.into_iter().map(|(_, text)| text).collect();
     Some(match () {
-        () if !is_merged => Err(Unfit::NotMerged),
-        () if !has_bytes => Err(Unfit::NoBytes),
-        () if normalizes => Err(Unfit::Normalizes),
-        () => Ok(Pieces { merged, whole }),
+        () if !is_merged => Err(VocabularyError::NotMerged),
+        () if !has_bytes => Err(VocabularyError::NoBytes),
+        () if normalizes => Err(VocabularyError::Normalizes),
+        () => Ok(VocabularyPieces { merged, whole }),
     })
 }
 
 /// Whether a normalizer adds a space in front, takes spaces away, or changes characters.
 fn changes(normalizer: &[u8]) -> Option<bool> {
     let (mut map, mut adds, mut takes) = (false, true, true);
-    for field in Fields(normalizer) {
+    for field in ProtoFields(normalizer) {
         match field? {
-            (2, Value::Bytes(charsmap)) => map = !charsmap.is_empty(),
-            (3, Value::Number(is)) => adds = is != 0,
-            (4, Value::Number(is)) => takes = is != 0,
+            (2, ProtoValue::Bytes(charsmap)) => map = !charsmap.is_empty(),
+            (3, ProtoValue::Number(is)) => adds = is != 0,
+            (4, ProtoValue::Number(is)) => takes = is != 0,
             _ => {}
         }
     }
@@ -162,20 +163,20 @@ const NORMAL: u64 = 1;
 const USER_DEFINED: u64 = 4;
 
 /// One entry of a model.
-struct Piece<'f> {
+struct ModelPiece<'f> {
     text: &'f str,
     score: f32,
     kind: u64,
 }
 
-impl<'f> Piece<'f> {
+impl<'f> ModelPiece<'f> {
     fn of(bytes: &'f [u8]) -> Option<Self> {
-        let mut piece = Piece { text: "", score: 0.0, kind: NORMAL };
-        for field in Fields(bytes) {
+        let mut piece = ModelPiece { text: "", score: 0.0, kind: NORMAL };
+        for field in ProtoFields(bytes) {
             match field? {
-                (1, Value::Bytes(text)) => piece.text = std::str::from_utf8(text).ok()?,
-                (2, Value::Fixed(score)) => piece.score = f32::from_le_bytes(score),
-                (3, Value::Number(kind)) => piece.kind = kind,
+                (1, ProtoValue::Bytes(text)) => piece.text = std::str::from_utf8(text).ok()?,
+                (2, ProtoValue::Fixed(score)) => piece.score = f32::from_le_bytes(score),
+                (3, ProtoValue::Number(kind)) => piece.kind = kind,
                 _ => {}
             }
         }
@@ -184,7 +185,7 @@ impl<'f> Piece<'f> {
 }
 
 /// A value of a protocol buffer.
-enum Value<'f> {
+enum ProtoValue<'f> {
     Number(u64),
     Bytes(&'f [u8]),
     Fixed([u8; 4]),
@@ -193,10 +194,10 @@ enum Value<'f> {
 }
 
 /// The fields of a message: number and value; `None` inside, and then the end, where it is none.
-struct Fields<'f>(&'f [u8]);
+struct ProtoFields<'f>(&'f [u8]);
 
-impl<'f> Iterator for Fields<'f> {
-    type Item = Option<(u64, Value<'f>)>;
+impl<'f> Iterator for ProtoFields<'f> {
+    type Item = Option<(u64, ProtoValue<'f>)>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.0.is_empty() {
@@ -210,17 +211,17 @@ impl<'f> Iterator for Fields<'f> {
     }
 }
 
-impl<'f> Fields<'f> {
-    fn field(&mut self) -> Option<(u64, Value<'f>)> {
+impl<'f> ProtoFields<'f> {
+    fn field(&mut self) -> Option<(u64, ProtoValue<'f>)> {
         let tag = self.number()?;
         let value = match tag & 7 {
-            0 => Value::Number(self.number()?),
-            1 => self.take(8).map(|_| Value::Wide)?,
+            0 => ProtoValue::Number(self.number()?),
+            1 => self.take(8).map(|_| ProtoValue::Wide)?,
             2 => {
                 let length = usize::try_from(self.number()?).ok()?;
-                Value::Bytes(self.take(length)?)
+                ProtoValue::Bytes(self.take(length)?)
             }
-            5 => Value::Fixed(self.take(4)?.try_into().ok()?),
+            5 => ProtoValue::Fixed(self.take(4)?.try_into().ok()?),
             _ => return None,
         };
         Some((tag >> 3, value))
@@ -305,9 +306,9 @@ mod tests {
         .to_string()
     }
 
-    fn expected() -> Pieces {
+    fn expected() -> VocabularyPieces {
         let merged = std::iter::once(" he".to_owned()).chain(letters()).collect();
-        Pieces { merged, whole: vec!["\n\n".to_owned()] }
+        VocabularyPieces { merged, whole: vec!["\n\n".to_owned()] }
     }
 
     #[test]
@@ -320,15 +321,15 @@ mod tests {
     fn what_cannot_be_used_is_told() {
         let unigram = [field(3, 0, &[1]), [&[0x98, 0x02][..], &[1]].concat()].concat();
         for (file, why) in [
-            (b"hello".to_vec(), Unfit::Unread),
-            (b"{}".to_vec(), Unfit::Unread),
-            (Vec::new(), Unfit::NotMerged),
-            (model(&unigram, &plain()), Unfit::NotMerged),
-            (model(&field(3, 0, &[2]), &plain()), Unfit::NoBytes),
-            (model(&trainer(), &[]), Unfit::Normalizes),
-            ([bytes(2, &trainer()), bytes(3, &plain())].concat(), Unfit::Empty),
-            (json("Unigram", true).into(), Unfit::NotMerged),
-            (json("BPE", false).into(), Unfit::NoBytes),
+            (b"hello".to_vec(), VocabularyError::Unread),
+            (b"{}".to_vec(), VocabularyError::Unread),
+            (Vec::new(), VocabularyError::NotMerged),
+            (model(&unigram, &plain()), VocabularyError::NotMerged),
+            (model(&field(3, 0, &[2]), &plain()), VocabularyError::NoBytes),
+            (model(&trainer(), &[]), VocabularyError::Normalizes),
+            ([bytes(2, &trainer()), bytes(3, &plain())].concat(), VocabularyError::Empty),
+            (json("Unigram", true).into(), VocabularyError::NotMerged),
+            (json("BPE", false).into(), VocabularyError::NoBytes),
         ] {
             assert_eq!(read(&file), Err(why));
         }

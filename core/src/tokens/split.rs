@@ -11,13 +11,13 @@ use unicode_general_category::{GeneralCategory as Category, get_general_category
 
 /// Which pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Rules {
+pub(super) enum SplitPattern {
     O200k,
     Cl100k,
 }
 
 /// The pieces of `text`, in order.
-pub(super) fn pieces(rules: Rules, text: &str) -> impl Iterator<Item = &str> {
+pub(super) fn pieces(rules: SplitPattern, text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
         let length = length(rules, rest)?;
@@ -98,12 +98,12 @@ impl Class {
 }
 
 /// Bytes of the first piece; `None` at the end of the text.
-fn length(rules: Rules, text: &str) -> Option<usize> {
+fn length(rules: SplitPattern, text: &str) -> Option<usize> {
     let first = text.chars().next()?;
     let class = Class::of(first);
     let word = match rules {
-        Rules::O200k => cased_word(text, first, class),
-        Rules::Cl100k => contraction(text).or_else(|| plain_word(text, first, class)),
+        SplitPattern::O200k => cased_word(text, first, class),
+        SplitPattern::Cl100k => contraction(text).or_else(|| plain_word(text, first, class)),
     };
     Some(match word {
         Some(length) => length,
@@ -174,23 +174,23 @@ fn numbers(text: &str) -> usize {
 }
 
 /// ` ?[^\s\p{L}\p{N}]+[\r\n/]*`; cl100k without the slash.
-fn signs(rules: Rules, text: &str) -> Option<usize> {
+fn signs(rules: SplitPattern, text: &str) -> Option<usize> {
     let lead = usize::from(text.starts_with(' '));
     let signs = run(&text[lead..], |class| matches!(class, Class::Sign | Class::Mark));
     let end = lead + signs;
     let ends = |byte: &u8| match byte {
         b'\r' | b'\n' => true,
-        b'/' => rules == Rules::O200k,
+        b'/' => rules == SplitPattern::O200k,
         _ => false,
     };
     (signs > 0).then(|| end + text.as_bytes()[end..].iter().take_while(|byte| ends(byte)).count())
 }
 
 /// `\s*[\r\n]+|\s+(?!\S)|\s+`; cl100k takes all white space at the end of the text as one.
-fn spaces(rules: Rules, text: &str) -> usize {
+fn spaces(rules: SplitPattern, text: &str) -> usize {
     let run = run(text, |class| class == Class::Space);
     let at_end = run == text.len();
-    if at_end && rules == Rules::Cl100k {
+    if at_end && rules == SplitPattern::Cl100k {
         return run;
     }
     if let Some(line_end) = text[..run].rfind(['\r', '\n']) {
@@ -223,17 +223,17 @@ const BESIDE: usize = 129;
 /// Where text is split for a vocabulary of SentencePiece: at what always stands alone, and between
 /// characters that stand side by side in no piece, so that no merging goes over them.
 #[derive(Debug, Default)]
-pub(super) struct Words {
+pub(super) struct WordSplitter {
     whole: HashSet<Box<str>>,
     /// How long they are, longest first, by the byte that they begin with.
     lengths: Vec<Vec<usize>>,
     /// The two bytes that they begin with: most texts are told apart by these.
     begins: Vec<bool>,
-    /// Which characters stand side by side in a piece, by [`Words::place`]: those beyond ASCII are one.
+    /// Which characters stand side by side in a piece, by [`WordSplitter::place`]: those beyond ASCII are one.
     joined: Vec<bool>,
 }
 
-impl Words {
+impl WordSplitter {
     /// `whole`: what always stands alone; `merged`: everything else.
     pub(super) fn new(whole: &[String], merged: &[String]) -> Self {
         let (lengths, begins) = (vec![Vec::new(); 256], vec![false; 256 * 256]);

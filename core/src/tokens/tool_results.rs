@@ -21,21 +21,21 @@ pub(super) type ToolKey = (u64, bool);
 /// What results were off by, by tool, the one used last at the end.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub(super) struct ToolResults(Vec<Tool>);
+pub(super) struct ToolResults(Vec<ToolSamples>);
 
 /// What results of one tool were off by, newest last.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct Tool {
+struct ToolSamples {
     name: u64,
     reads: bool,
     /// What an earlier version kept did not say how large they were: it is learned again.
     #[serde(default)]
-    results: Vec<ToolResult>,
+    results: Vec<ResultSample>,
 }
 
 /// A result of a tool: what it was counted as, and what that was off by, tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct ToolResult {
+struct ResultSample {
     counted: u32,
     off: i32,
 }
@@ -65,12 +65,12 @@ impl ToolResults {
 
     /// Keeps what a result that was `counted` so was off by.
     pub(super) fn keep(&mut self, (name, reads): ToolKey, counted: u64, off: i64) {
-        let is = |tool: &Tool| (tool.name, tool.reads) == (name, reads);
+        let is = |tool: &ToolSamples| (tool.name, tool.reads) == (name, reads);
         let known = self.0.iter().position(is).map(|at| self.0.remove(at));
-        let mut tool = known.unwrap_or_else(|| Tool { name, reads, results: Vec::new() });
+        let mut tool = known.unwrap_or_else(|| ToolSamples { name, reads, results: Vec::new() });
         let counted = u32::try_from(counted).unwrap_or(u32::MAX);
         let off = off.clamp(-1_000_000, 1_000_000) as i32;
-        tool.results.push(ToolResult { counted, off });
+        tool.results.push(ResultSample { counted, off });
         if tool.results.len() > RESULTS {
             tool.results.remove(0);
         }
@@ -81,13 +81,13 @@ impl ToolResults {
     }
 
     /// The results of a tool, where they are enough to say anything.
-    fn of(&self, of: ToolKey) -> Option<&[ToolResult]> {
+    fn of(&self, of: ToolKey) -> Option<&[ResultSample]> {
         let results = &self.0.iter().find(|tool| (tool.name, tool.reads) == of)?.results;
         (results.len() >= FEWEST).then_some(results)
     }
 }
 
-impl ToolResult {
+impl ResultSample {
     /// What a result of so many tokens is off by, going by this one: what stands around results costs the
     /// same whatever their size; what is more is of a text, and one of half the size may still have all of it.
     fn offset(self, tokens: u64) -> i64 {

@@ -11,12 +11,12 @@ const SHORT: usize = 200;
 
 /// Where to cut an input.
 #[derive(Clone, Copy)]
-pub(crate) struct Cuts<'b> {
+pub(crate) struct InputCuts<'b> {
     bytes: &'b [u8],
     lot: u64,
 }
 
-impl<'b> Cuts<'b> {
+impl<'b> InputCuts<'b> {
     /// Draws the lot.
     pub(crate) fn of(bytes: &'b [u8]) -> Self {
         Self { bytes, lot: xxh3_64(bytes) }
@@ -60,14 +60,14 @@ mod tests {
     fn short_input_is_cut_everywhere_and_long_input_by_lot() {
         for length in [0, 1, 63] {
             let bytes = vec![b'a'; length];
-            assert_eq!(Cuts::of(&bytes).places(), (0..length).collect::<Vec<_>>());
+            assert_eq!(InputCuts::of(&bytes).places(), (0..length).collect::<Vec<_>>());
         }
-        assert_eq!(Cuts::of(&[b'a'; SHORT]).places().len(), 50);
+        assert_eq!(InputCuts::of(&[b'a'; SHORT]).places().len(), 50);
         let (mut seen, mut ways) = <(HashSet<usize>, HashSet<usize>)>::default();
         for byte in 0..=255 {
             let mut bytes = vec![byte; SHORT + 1];
             bytes[SHORT] = b'\n';
-            let cuts = Cuts::of(&bytes);
+            let cuts = InputCuts::of(&bytes);
             let places = cuts.places();
             assert!(places.iter().all(|at| *at <= bytes.len()) && places == cuts.places());
             assert_eq!((places.len(), cuts.sizes().len()), (2, 0));

@@ -11,7 +11,7 @@ use super::memory::Memory;
 
 /// Why a copy cannot be read on. The sender's fault, save where memory is short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
+pub enum DecodeError {
     /// The bytes are not what `content-encoding` says.
     #[error("the body is not encoded as its content-encoding says")]
     Broken,
@@ -25,7 +25,7 @@ pub enum Fault {
 
 /// Why no body with such a `content-encoding` is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unreadable {
+pub enum UnsupportedEncoding {
     /// More codings on top of each other than [`MOST_CODINGS`].
     #[error("the body is encoded more than {MOST_CODINGS} times")]
     TooMany,
@@ -43,14 +43,14 @@ const ZSTD_WINDOW_LOG: u32 = 23;
 /// Decodes one body.
 pub struct Decoder {
     /// In the order in which they are applied: the last one named comes first.
-    steps: Vec<Step>,
+    steps: Vec<CodingStep>,
 }
 
 /// One coding, and the decoder for it once a byte has come.
-struct Step {
+struct CodingStep {
     coding: Coding,
-    decoder: Option<Inner>,
-    out: Option<Bounded>,
+    decoder: Option<CodingDecoder>,
+    out: Option<BoundedOutput>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,12 +61,12 @@ enum Coding {
     Zstd,
 }
 
-enum Inner {
-    Gzip(Box<flate2::write::MultiGzDecoder<Bounded>>),
-    Zlib(Box<flate2::write::ZlibDecoder<Bounded>>),
-    Raw(Box<flate2::write::DeflateDecoder<Bounded>>),
-    Brotli(Box<brotli::DecompressorWriter<Bounded>>),
-    Zstd(Box<zstd::stream::write::Decoder<'static, Bounded>>),
+enum CodingDecoder {
+    Gzip(Box<flate2::write::MultiGzDecoder<BoundedOutput>>),
+    Zlib(Box<flate2::write::ZlibDecoder<BoundedOutput>>),
+    Raw(Box<flate2::write::DeflateDecoder<BoundedOutput>>),
+    Brotli(Box<brotli::DecompressorWriter<BoundedOutput>>),
+    Zstd(Box<zstd::stream::write::Decoder<'static, BoundedOutput>>),
 }
 
 impl Decoder {
@@ -75,27 +75,28 @@ impl Decoder {
     /// coding asks for what it holds; what a push has answered is the caller's to hold.
     ///
     /// # Errors
-    /// [`Unreadable`], where a coding is not known or there are too many.
+    /// [`UnsupportedEncoding`], where a coding is not known or there are too many.
     pub fn new<'v>(
         lines: impl IntoIterator<Item = &'v str>,
         limit: usize,
         mut memory: impl FnMut() -> Box<dyn Memory>,
-    ) -> Result<Self, Unreadable> {
+    ) -> Result<Self, UnsupportedEncoding> {
         let names = lines.into_iter().flat_map(|line| line.split(',')).map(str::trim);
         let mut steps = Vec::new();
         let mut unknown = false;
         for name in names.filter(|name| !name.is_empty() && !is(name, "identity")) {
             if steps.len() == MOST_CODINGS {
-                return Err(Unreadable::TooMany);
+                return Err(UnsupportedEncoding::TooMany);
             }
             let coding = Coding::named(name);
             unknown |= coding.is_none();
-            let out = Bounded { bytes: Vec::new(), limit, of: coding, passed: 0, memory: memory() };
+            let out =
+                BoundedOutput { bytes: Vec::new(), limit, of: coding, passed: 0, memory: memory() };
             let coding = coding.unwrap_or(Coding::Gzip);
-            steps.push(Step { coding, decoder: None, out: Some(out) });
+            steps.push(CodingStep { coding, decoder: None, out: Some(out) });
         }
         if unknown {
-            return Err(Unreadable::Unknown);
+            return Err(UnsupportedEncoding::Unknown);
         }
         steps.reverse();
         Ok(Self { steps })
@@ -109,8 +110,8 @@ impl Decoder {
     /// The next encoded bytes, cut anywhere; answers what they unfold to.
     ///
     /// # Errors
-    /// A [`Fault`]; the decoder is of no use after it.
-    pub fn push<'b>(&mut self, bytes: &'b [u8]) -> Result<Cow<'b, [u8]>, Fault> {
+    /// A [`DecodeError`]; the decoder is of no use after it.
+    pub fn push<'b>(&mut self, bytes: &'b [u8]) -> Result<Cow<'b, [u8]>, DecodeError> {
         let mut bytes = Cow::Borrowed(bytes);
         for step in &mut self.steps {
             if bytes.is_empty() {
@@ -156,29 +157,29 @@ impl Coding {
 /// Largest window of a brotli stream (RFC 7932, Section 9.1) and half of one more.
 const BROTLI_WINDOW: usize = 24 << 20;
 
-impl Step {
-    fn push(&mut self, bytes: &[u8]) -> Result<Vec<u8>, Fault> {
+impl CodingStep {
+    fn push(&mut self, bytes: &[u8]) -> Result<Vec<u8>, DecodeError> {
         if let Some(mut out) = self.out.take() {
             out.begin().map_err(|error| fault(&error))?;
-            self.decoder = Some(Inner::new(self.coding, bytes, out)?);
+            self.decoder = Some(CodingDecoder::new(self.coding, bytes, out)?);
         }
-        let decoder = self.decoder.as_mut().ok_or(Fault::Broken)?;
+        let decoder = self.decoder.as_mut().ok_or(DecodeError::Broken)?;
         decoder.push(bytes).map_err(|error| fault(&error))
     }
 }
 
-fn fault(error: &std::io::Error) -> Fault {
+fn fault(error: &std::io::Error) -> DecodeError {
     match error.kind() {
-        std::io::ErrorKind::StorageFull => Fault::TooLong,
-        std::io::ErrorKind::OutOfMemory => Fault::NoMemory,
-        _ => Fault::Broken,
+        std::io::ErrorKind::StorageFull => DecodeError::TooLong,
+        std::io::ErrorKind::OutOfMemory => DecodeError::NoMemory,
+        _ => DecodeError::Broken,
     }
 }
 
-impl Inner {
+impl CodingDecoder {
     /// `bytes`: the first, which tell zlib by its standard from raw deflate, the habit of some servers. A
     /// zlib stream's first byte names method 8 in its low half; raw deflate hardly ever does.
-    fn new(coding: Coding, bytes: &[u8], out: Bounded) -> Result<Self, Fault> {
+    fn new(coding: Coding, bytes: &[u8], out: BoundedOutput) -> Result<Self, DecodeError> {
         let is_zlib = bytes.first().is_some_and(|first| first & 0x0f == 8);
         Ok(match coding {
             Coding::Gzip => Self::Gzip(Box::new(flate2::write::MultiGzDecoder::new(out))),
@@ -189,8 +190,8 @@ impl Inner {
             Coding::Brotli => Self::Brotli(Box::new(brotli::DecompressorWriter::new(out, 4096))),
             Coding::Zstd => {
                 let decoder = zstd::stream::write::Decoder::new(out);
-                let mut decoder = decoder.map_err(|_| Fault::NoMemory)?;
-                decoder.window_log_max(ZSTD_WINDOW_LOG).map_err(|_| Fault::Broken)?;
+                let mut decoder = decoder.map_err(|_| DecodeError::NoMemory)?;
+                decoder.window_log_max(ZSTD_WINDOW_LOG).map_err(|_| DecodeError::Broken)?;
                 Self::Zstd(Box::new(decoder))
             }
         })
@@ -214,7 +215,7 @@ fn write(decoder: &mut impl Write, bytes: &[u8]) -> std::io::Result<()> {
 }
 
 /// Takes what a decoder unfolds, up to a limit and as far as there is memory.
-struct Bounded {
+struct BoundedOutput {
     bytes: Vec<u8>,
     limit: usize,
     /// Whose output it is.
@@ -224,7 +225,7 @@ struct Bounded {
     memory: Box<dyn Memory>,
 }
 
-impl Bounded {
+impl BoundedOutput {
     /// Asks for what the decoder itself holds.
     fn begin(&mut self) -> std::io::Result<()> {
         self.holds(0)
@@ -247,7 +248,7 @@ impl Bounded {
     }
 }
 
-impl Write for Bounded {
+impl Write for BoundedOutput {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         let length = self.bytes.len() + bytes.len();
         if length > self.limit {
@@ -272,13 +273,13 @@ impl Write for Bounded {
 /// Fuzz: no bytes make any coding panic or unfold past its limit.
 #[cfg(any(test, fuzzing))]
 pub fn fuzz(bytes: &[u8]) {
-    use super::memory::AtMost;
+    use super::memory::MemoryLimit;
     let header = String::from_utf8_lossy(bytes);
-    if let Ok(decoder) = Decoder::new(header.lines(), 1 << 16, || Box::new(AtMost(0))) {
+    if let Ok(decoder) = Decoder::new(header.lines(), 1 << 16, || Box::new(MemoryLimit(0))) {
         assert!(decoder.steps.len() <= MOST_CODINGS);
     }
     for coding in ["gzip", "deflate", "br", "zstd", "gzip, br"] {
-        let memory = || Box::new(AtMost(usize::MAX)) as Box<dyn Memory>;
+        let memory = || Box::new(MemoryLimit(usize::MAX)) as Box<dyn Memory>;
         let Ok(mut decoder) = Decoder::new([coding], 1 << 16, memory) else { continue };
         for chunk in bytes.chunks(7) {
             match decoder.push(chunk) {
@@ -292,11 +293,11 @@ pub fn fuzz(bytes: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::memory::AtMost;
+    use crate::wire::memory::MemoryLimit;
     use proptest::prelude::*;
 
     fn at_most(bytes: usize) -> impl FnMut() -> Box<dyn Memory> {
-        move || Box::new(AtMost(bytes))
+        move || Box::new(MemoryLimit(bytes))
     }
 
     fn encode(coding: &str, bytes: &[u8]) -> Vec<u8> {
@@ -328,7 +329,7 @@ mod tests {
         }
     }
 
-    fn decode(coding: &str, encoded: &[u8], size: usize) -> Result<Vec<u8>, Fault> {
+    fn decode(coding: &str, encoded: &[u8], size: usize) -> Result<Vec<u8>, DecodeError> {
         let mut decoder = Decoder::new([coding], 1 << 20, at_most(usize::MAX)).unwrap();
         let mut out = Vec::new();
         for chunk in encoded.chunks(size) {
@@ -378,16 +379,16 @@ mod tests {
     #[test]
     fn what_cannot_be_read_says_so() {
         let unknown = Decoder::new(["compress"], 10, at_most(0)).err();
-        assert_eq!(unknown, Some(Unreadable::Unknown));
-        assert_eq!(decode("gzip", b"<html><body>Bad gateway</body>", 30), Err(Fault::Broken));
+        assert_eq!(unknown, Some(UnsupportedEncoding::Unknown));
+        assert_eq!(decode("gzip", b"<html><body>Bad gateway</body>", 30), Err(DecodeError::Broken));
         for coding in ["gzip", "br", "zstd"] {
             let bomb = encode(coding, &vec![0; 2 << 20]);
-            assert_eq!(decode(coding, &bomb, bomb.len()), Err(Fault::TooLong), "{coding}");
+            assert_eq!(decode(coding, &bomb, bomb.len()), Err(DecodeError::TooLong), "{coding}");
         }
         let mut wide = zstd::Encoder::new(Vec::new(), 3).unwrap();
         wide.window_log(27).unwrap();
         wide.write_all(b"data: 1\n\n").unwrap();
-        assert_eq!(decode("zstd", &wide.finish().unwrap(), 9), Err(Fault::Broken));
+        assert_eq!(decode("zstd", &wide.finish().unwrap(), 9), Err(DecodeError::Broken));
     }
 
     #[test]
@@ -396,10 +397,10 @@ mod tests {
         assert_eq!(read(&["gzip, identity, , zstd"]), None, "at the limit");
         for lines in [&["br, br, br"][..], &["br", "br", "br"], &["gzip,br", "x"], &["zstd", "a,b"]]
         {
-            assert_eq!(read(lines), Some(Unreadable::TooMany), "{lines:?}");
+            assert_eq!(read(lines), Some(UnsupportedEncoding::TooMany), "{lines:?}");
         }
         let many = "br, ".repeat(30_000);
-        assert_eq!(read(&[&many]), Some(Unreadable::TooMany));
+        assert_eq!(read(&[&many]), Some(UnsupportedEncoding::TooMany));
     }
 
     #[test]
@@ -412,8 +413,8 @@ mod tests {
                 decoder.push(&[]).unwrap();
                 decoder.push(&encoded).map(|plain| plain.len())
             };
-            assert_eq!(read(0), Err(Fault::NoMemory), "{coding}: its tables");
-            assert_eq!(read(512 << 10), Err(Fault::NoMemory), "{coding}: what it unfolds to");
+            assert_eq!(read(0), Err(DecodeError::NoMemory), "{coding}: its tables");
+            assert_eq!(read(512 << 10), Err(DecodeError::NoMemory), "{coding}: what it unfolds to");
             assert_eq!(read(4 << 20), Ok(1 << 20), "{coding}");
         }
     }

@@ -63,7 +63,7 @@ pub enum Kind {
 
 /// Why bytes are not one JSON value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
+pub enum JsonError {
     /// The bytes end inside a value.
     #[error("the JSON ends too early, at byte {0}")]
     Ends(usize),
@@ -106,15 +106,15 @@ impl Document {
     /// Reads one JSON value with nothing but white space around it.
     ///
     /// # Errors
-    /// A [`Fault`] with the byte where the text stops being JSON.
-    pub fn read(bytes: &[u8]) -> Result<Self, Fault> {
+    /// A [`JsonError`] with the byte where the text stops being JSON.
+    pub fn read(bytes: &[u8]) -> Result<Self, JsonError> {
         Self::read_most(bytes, most_values(bytes.len()))
     }
 
     /// [`Document::read`], with no more than `most` values.
     /// # Errors
     /// As [`Document::read`].
-    pub fn read_most(bytes: &[u8], most: usize) -> Result<Self, Fault> {
+    pub fn read_most(bytes: &[u8], most: usize) -> Result<Self, JsonError> {
         let mut document = Self::default();
         document.fill(bytes, most)?;
         Ok(document)
@@ -124,11 +124,11 @@ impl Document {
     ///
     /// # Errors
     /// As [`Document::read`]; the document is then empty.
-    pub fn read_again(&mut self, bytes: &[u8]) -> Result<(), Fault> {
+    pub fn read_again(&mut self, bytes: &[u8]) -> Result<(), JsonError> {
         self.fill(bytes, most_values(bytes.len()))
     }
 
-    fn fill(&mut self, bytes: &[u8], most: usize) -> Result<(), Fault> {
+    fn fill(&mut self, bytes: &[u8], most: usize) -> Result<(), JsonError> {
         self.nodes.clear();
         // Short texts have a value every eight bytes; in long ones words prevail.
         self.nodes.reserve((bytes.len() / 8).clamp(8, 64).max(bytes.len() / 64));
@@ -261,7 +261,7 @@ impl<'d> Value<'d> {
         let (mut at, mut found) = (self.index + 1, [None; N]);
         // By index, because this is done more often than anything else.
         while at + 1 < end {
-            let key = Key(Value { index: at, ..*self });
+            let key = ObjectKey(Value { index: at, ..*self });
             for (name, found) in names.iter().zip(&mut found) {
                 if key.is(name) {
                     *found = Some(Value { index: at + 1, ..*self });
@@ -289,9 +289,9 @@ impl<'d> Value<'d> {
     }
 
     /// Members of an object in written order; nothing for other kinds.
-    pub fn entries(&self) -> impl Iterator<Item = (Key<'d>, Value<'d>)> + use<'d> {
+    pub fn entries(&self) -> impl Iterator<Item = (ObjectKey<'d>, Value<'d>)> + use<'d> {
         let mut children = self.children(Kind::Object);
-        std::iter::from_fn(move || Some((Key(children.next()?), children.next()?)))
+        std::iter::from_fn(move || Some((ObjectKey(children.next()?), children.next()?)))
     }
 
     /// Elements of an array; nothing for other kinds.
@@ -344,9 +344,9 @@ impl std::fmt::Debug for Value<'_> {
 
 /// The key of an object member.
 #[derive(Clone, Copy)]
-pub struct Key<'d>(Value<'d>);
+pub struct ObjectKey<'d>(Value<'d>);
 
-impl<'d> Key<'d> {
+impl<'d> ObjectKey<'d> {
     /// Whether the key means `name`: nearly all are told apart by their length alone.
     #[inline]
     pub fn is(&self, name: &str) -> bool {
@@ -411,18 +411,18 @@ struct Scanner<'b, 'n> {
 const NONE: u32 = u32::MAX;
 
 impl Scanner<'_, '_> {
-    fn run(&mut self) -> Result<(), Fault> {
+    fn run(&mut self) -> Result<(), JsonError> {
         if self.bytes.len() >= u32::MAX as usize {
-            return Err(Fault::TooLong);
+            return Err(JsonError::TooLong);
         }
         loop {
             let first = self.next()?;
             if self.nodes.len() >= self.most {
-                return Err(Fault::TooMany(self.at));
+                return Err(JsonError::TooMany(self.at));
             }
             if let Some(kind) = container(first) {
                 if self.depth == MAX_DEPTH {
-                    return Err(Fault::TooDeep(self.at));
+                    return Err(JsonError::TooDeep(self.at));
                 }
                 let around = std::mem::replace(&mut self.open, self.nodes.len() as u32);
                 self.push(kind, self.at, around as usize, false);
@@ -443,7 +443,7 @@ impl Scanner<'_, '_> {
 
     /// After a complete value: closes what closes, steps over the comma before the next value.
     /// True when the outermost value is complete and nothing but white space follows.
-    fn close(&mut self) -> Result<bool, Fault> {
+    fn close(&mut self) -> Result<bool, JsonError> {
         while self.open != NONE {
             let (byte, next) = (self.next()?, self.nodes.len() as u32);
             let top = &mut self.nodes[self.open as usize];
@@ -457,30 +457,30 @@ impl Scanner<'_, '_> {
                 self.key_in(kind)?;
                 return Ok(false);
             } else {
-                return Err(Fault::Unexpected(self.at - 1));
+                return Err(JsonError::Unexpected(self.at - 1));
             }
         }
-        if self.next().is_ok() { Err(Fault::Unexpected(self.at)) } else { Ok(true) }
+        if self.next().is_ok() { Err(JsonError::Unexpected(self.at)) } else { Ok(true) }
     }
 
     /// In an object, the key and its colon; in an array nothing.
-    fn key_in(&mut self, kind: Kind) -> Result<(), Fault> {
+    fn key_in(&mut self, kind: Kind) -> Result<(), JsonError> {
         if kind != Kind::Object {
             return Ok(());
         }
         if self.next()? != b'"' {
-            return Err(Fault::Unexpected(self.at));
+            return Err(JsonError::Unexpected(self.at));
         }
         self.string()?;
         if self.next()? != b':' {
-            return Err(Fault::Unexpected(self.at));
+            return Err(JsonError::Unexpected(self.at));
         }
         self.at += 1;
         Ok(())
     }
 
     /// A value that begins with `first` and holds no others.
-    fn scalar(&mut self, first: u8) -> Result<(), Fault> {
+    fn scalar(&mut self, first: u8) -> Result<(), JsonError> {
         match first {
             b'"' => self.string(),
             b'-' | b'0'..=b'9' => {
@@ -495,17 +495,17 @@ impl Scanner<'_, '_> {
             b't' => self.literal(b"true", Kind::Bool),
             b'f' => self.literal(b"false", Kind::Bool),
             b'n' => self.literal(b"null", Kind::Null),
-            _ => Err(Fault::Unexpected(self.at)),
+            _ => Err(JsonError::Unexpected(self.at)),
         }
     }
 
-    fn literal(&mut self, word: &[u8], kind: Kind) -> Result<(), Fault> {
+    fn literal(&mut self, word: &[u8], kind: Kind) -> Result<(), JsonError> {
         let start = self.at;
         let rest = &self.bytes[start..];
         if !rest.starts_with(word) {
             let short = word.starts_with(rest);
             let end = self.bytes.len();
-            return Err(if short { Fault::Ends(end) } else { Fault::Unexpected(start) });
+            return Err(if short { JsonError::Ends(end) } else { JsonError::Unexpected(start) });
         }
         self.at += word.len();
         self.push(kind, start, self.at, false);
@@ -514,10 +514,10 @@ impl Scanner<'_, '_> {
 
     // Every key and most values: a call would cost half of what a short one does.
     #[inline(always)]
-    fn string(&mut self) -> Result<(), Fault> {
+    fn string(&mut self) -> Result<(), JsonError> {
         let start = self.at;
         let closed = closing_quote(self.bytes, start + 1);
-        let (quote, escaped) = closed.ok_or(Fault::Ends(self.bytes.len()))?;
+        let (quote, escaped) = closed.ok_or(JsonError::Ends(self.bytes.len()))?;
         self.at = quote + 1;
         self.push(Kind::String, start, self.at, escaped);
         Ok(())
@@ -533,7 +533,7 @@ impl Scanner<'_, '_> {
     }
 
     /// The next byte that is no white space; it is not taken.
-    fn next(&mut self) -> Result<u8, Fault> {
+    fn next(&mut self) -> Result<u8, JsonError> {
         loop {
             let byte = self.peek()?;
             if !matches!(byte, b' ' | b'\n' | b'\t' | b'\r') {
@@ -543,8 +543,8 @@ impl Scanner<'_, '_> {
         }
     }
 
-    fn peek(&self) -> Result<u8, Fault> {
-        self.bytes.get(self.at).copied().ok_or(Fault::Ends(self.bytes.len()))
+    fn peek(&self) -> Result<u8, JsonError> {
+        self.bytes.get(self.at).copied().ok_or(JsonError::Ends(self.bytes.len()))
     }
 }
 
@@ -650,22 +650,22 @@ mod tests {
     #[test]
     fn says_where_it_is_not_json() {
         for (text, fault) in [
-            ("", Fault::Ends(0)),
-            ("{", Fault::Ends(1)),
-            ("[1,]", Fault::Unexpected(3)),
-            ("[,1]", Fault::Unexpected(1)),
-            (r#"{"a" 1}"#, Fault::Unexpected(5)),
-            ("[1}", Fault::Unexpected(2)),
-            ("1 2", Fault::Unexpected(2)),
-            (r#""ab"#, Fault::Ends(3)),
-            (r#""ab\"#, Fault::Ends(4)),
-            ("tru", Fault::Ends(3)),
-            ("<html>", Fault::Unexpected(0)),
+            ("", JsonError::Ends(0)),
+            ("{", JsonError::Ends(1)),
+            ("[1,]", JsonError::Unexpected(3)),
+            ("[,1]", JsonError::Unexpected(1)),
+            (r#"{"a" 1}"#, JsonError::Unexpected(5)),
+            ("[1}", JsonError::Unexpected(2)),
+            ("1 2", JsonError::Unexpected(2)),
+            (r#""ab"#, JsonError::Ends(3)),
+            (r#""ab\"#, JsonError::Ends(4)),
+            ("tru", JsonError::Ends(3)),
+            ("<html>", JsonError::Unexpected(0)),
         ] {
             assert_eq!(Document::read(text.as_bytes()).unwrap_err(), fault, "{text}");
         }
         let deep = "[".repeat(MAX_DEPTH + 1);
-        assert_eq!(Document::read(deep.as_bytes()).unwrap_err(), Fault::TooDeep(MAX_DEPTH));
+        assert_eq!(Document::read(deep.as_bytes()).unwrap_err(), JsonError::TooDeep(MAX_DEPTH));
     }
 
     #[test]

@@ -12,9 +12,9 @@ pub trait Memory: Send {
 
 /// A fixed number of bytes, nobody else's concern.
 #[derive(Clone, Copy, Debug)]
-pub struct AtMost(pub usize);
+pub struct MemoryLimit(pub usize);
 
-impl Memory for AtMost {
+impl Memory for MemoryLimit {
     fn hold(&mut self, bytes: usize) -> bool {
         bytes <= self.0
     }

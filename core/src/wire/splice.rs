@@ -18,7 +18,7 @@ pub struct Edit {
 
 /// Why edits cannot be applied together; the original is then what is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Conflict {
+pub enum EditConflict {
     /// Two edits touch the same bytes, or insert at the same place.
     #[error("two edits overlap at byte {0}")]
     Overlap(usize),
@@ -30,17 +30,17 @@ pub enum Conflict {
 /// Whether edits can be applied together to a body of `length` bytes.
 ///
 /// # Errors
-/// The [`Conflict`] that they would meet.
-pub fn check(edits: &[Edit], length: usize) -> Result<(), Conflict> {
+/// The [`EditConflict`] that they would meet.
+pub fn check(edits: &[Edit], length: usize) -> Result<(), EditConflict> {
     let mut places: Vec<Span> = edits.iter().map(|edit| edit.at).collect();
     places.sort_unstable();
     let (mut done, mut last) = (0, None);
     for at in places {
         if at.start > at.end || at.end > length {
-            return Err(Conflict::Outside(at.start));
+            return Err(EditConflict::Outside(at.start));
         }
         if at.start < done || last == Some(at) {
-            return Err(Conflict::Overlap(at.start));
+            return Err(EditConflict::Overlap(at.start));
         }
         (done, last) = (at.end, Some(at));
     }
@@ -50,8 +50,8 @@ pub fn check(edits: &[Edit], length: usize) -> Result<(), Conflict> {
 /// The body as a list of slices, in order: untouched ranges share the original's allocation.
 ///
 /// # Errors
-/// A [`Conflict`] where edits overlap or lie outside; nothing is applied then.
-pub fn splice(body: &Bytes, mut edits: Vec<Edit>) -> Result<Vec<Bytes>, Conflict> {
+/// An [`EditConflict`] where edits overlap or lie outside; nothing is applied then.
+pub fn splice(body: &Bytes, mut edits: Vec<Edit>) -> Result<Vec<Bytes>, EditConflict> {
     if edits.is_empty() {
         return Ok(vec![body.clone()]);
     }
@@ -168,7 +168,7 @@ mod tests {
         Edit { at: Span::new(start, end), with: Bytes::from_static(with.as_bytes()) }
     }
 
-    fn joined(body: &str, edits: Vec<Edit>) -> Result<String, Conflict> {
+    fn joined(body: &str, edits: Vec<Edit>) -> Result<String, EditConflict> {
         let slices = splice(&Bytes::copy_from_slice(body.as_bytes()), edits)?;
         Ok(String::from_utf8(slices.concat()).unwrap())
     }
@@ -192,13 +192,16 @@ mod tests {
 
     #[test]
     fn refuses_what_does_not_fit() {
-        assert_eq!(joined("abc", vec![edit(0, 2, ""), edit(1, 3, "")]), Err(Conflict::Overlap(1)));
+        assert_eq!(
+            joined("abc", vec![edit(0, 2, ""), edit(1, 3, "")]),
+            Err(EditConflict::Overlap(1))
+        );
         assert_eq!(
             joined("abc", vec![edit(1, 1, "x"), edit(1, 1, "y")]),
-            Err(Conflict::Overlap(1))
+            Err(EditConflict::Overlap(1))
         );
-        assert_eq!(joined("abc", vec![edit(2, 4, "")]), Err(Conflict::Outside(2)));
-        assert_eq!(joined("abc", vec![edit(2, 1, "")]), Err(Conflict::Outside(2)));
+        assert_eq!(joined("abc", vec![edit(2, 4, "")]), Err(EditConflict::Outside(2)));
+        assert_eq!(joined("abc", vec![edit(2, 1, "")]), Err(EditConflict::Outside(2)));
     }
 
     proptest! {

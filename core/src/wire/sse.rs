@@ -7,11 +7,11 @@
 use memchr::{memchr, memchr2};
 
 #[cfg(any(test, fuzzing))]
-use super::cuts::Cuts;
+use super::cuts::InputCuts;
 
 /// One event as it was framed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Event<'a> {
+pub struct SseEvent<'a> {
     /// The `event:` field; empty where none was given.
     pub name: &'a str,
     /// The `data:` lines, joined by `\n`.
@@ -73,14 +73,14 @@ impl Framer {
     }
 
     /// The next bytes, cut anywhere; `each` gets every event they complete.
-    pub fn push(&mut self, mut bytes: &[u8], mut each: impl FnMut(Event<'_>)) {
+    pub fn push(&mut self, mut bytes: &[u8], mut each: impl FnMut(SseEvent<'_>)) {
         while !bytes.is_empty() && !self.gave_up {
             if std::mem::take(&mut self.after_cr) && bytes[0] == b'\n' {
                 self.step_over(1);
                 bytes = &bytes[1..];
             } else if let Some(plain) = self.plain_event(bytes) {
                 let (start, end) = (self.at, self.at + plain.len as u64);
-                each(Event { name: plain.name, data: plain.data, start, end });
+                each(SseEvent { name: plain.name, data: plain.data, start, end });
                 (self.at, self.start, self.after_cr) = (end, end, plain.ends_in_cr);
                 bytes = &bytes[plain.len..];
             } else {
@@ -91,7 +91,7 @@ impl Framer {
 
     /// The stream has ended whole: what stands without its blank line is an event too, because some
     /// providers leave the last one out.
-    pub fn finish(&mut self, mut each: impl FnMut(Event<'_>)) {
+    pub fn finish(&mut self, mut each: impl FnMut(SseEvent<'_>)) {
         let line = std::mem::take(&mut self.line);
         if !line.is_empty() && !self.gave_up {
             self.take_line(&line, &mut each);
@@ -100,15 +100,15 @@ impl Framer {
     }
 
     /// The common case, without a copy: the next event, whole in `bytes`.
-    fn plain_event<'b>(&self, bytes: &'b [u8]) -> Option<Plain<'b>> {
+    fn plain_event<'b>(&self, bytes: &'b [u8]) -> Option<PlainEvent<'b>> {
         if self.is_inside() || self.at == 0 {
             return None; // the stream's first line may begin with a BOM
         }
-        Plain::read(bytes).filter(|plain| plain.len <= self.limit)
+        PlainEvent::read(bytes).filter(|plain| plain.len <= self.limit)
     }
 
     /// One line, or what there is of it; answers the bytes after it.
-    fn line<'b>(&mut self, bytes: &'b [u8], each: &mut impl FnMut(Event<'_>)) -> &'b [u8] {
+    fn line<'b>(&mut self, bytes: &'b [u8], each: &mut impl FnMut(SseEvent<'_>)) -> &'b [u8] {
         let Some(end) = memchr2(b'\n', b'\r', bytes) else {
             self.at += bytes.len() as u64;
             if !self.is_too_long() {
@@ -142,7 +142,7 @@ impl Framer {
         }
     }
 
-    fn take_line(&mut self, line: &[u8], each: &mut impl FnMut(Event<'_>)) {
+    fn take_line(&mut self, line: &[u8], each: &mut impl FnMut(SseEvent<'_>)) {
         let is_first = self.at <= line.len() as u64 + 1;
         let line = if is_first { line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line) } else { line };
         if line.is_empty() {
@@ -167,15 +167,15 @@ impl Framer {
                 self.name.push_str(&String::from_utf8_lossy(value));
             }
             b"error" => {
-                each(Event { name: "error", data: value, start: self.start, end: self.at });
+                each(SseEvent { name: "error", data: value, start: self.start, end: self.at });
             }
             _ => {}
         }
     }
 
-    fn dispatch(&mut self, each: &mut impl FnMut(Event<'_>)) {
+    fn dispatch(&mut self, each: &mut impl FnMut(SseEvent<'_>)) {
         if self.has_data && !self.gave_up {
-            each(Event { name: &self.name, data: &self.data, start: self.start, end: self.at });
+            each(SseEvent { name: &self.name, data: &self.data, start: self.start, end: self.at });
         }
         self.name.clear();
         self.data.clear();
@@ -205,14 +205,14 @@ fn field(line: &[u8]) -> (&[u8], &[u8]) {
 }
 
 /// An event as nearly all are: at most one `event:` line, one `data:` line, a blank one.
-struct Plain<'b> {
+struct PlainEvent<'b> {
     name: &'b str,
     data: &'b [u8],
     len: usize,
     ends_in_cr: bool,
 }
 
-impl<'b> Plain<'b> {
+impl<'b> PlainEvent<'b> {
     /// The event that `bytes` begin with; `None` where it is not whole in them, or not plain.
     fn read(bytes: &'b [u8]) -> Option<Self> {
         let (mut name, mut data, mut at) = ("", None, 0);
@@ -238,7 +238,7 @@ impl<'b> Plain<'b> {
 /// one's own bytes are that event.
 #[cfg(any(test, fuzzing))]
 pub fn fuzz(bytes: &[u8]) {
-    let cuts = Cuts::of(bytes);
+    let cuts = InputCuts::of(bytes);
     for limit in [16, 1 << 20] {
         let whole = framed(bytes, bytes.len().max(1), limit);
         for size in cuts.sizes() {
@@ -264,18 +264,19 @@ pub fn fuzz(bytes: &[u8]) {
 }
 
 #[cfg(any(test, fuzzing))]
-type Framed = Vec<(String, Vec<u8>, u64, u64)>;
+type FramedEvents = Vec<(String, Vec<u8>, u64, u64)>;
 
 #[cfg(any(test, fuzzing))]
-fn framed(bytes: &[u8], size: usize, limit: usize) -> Framed {
+fn framed(bytes: &[u8], size: usize, limit: usize) -> FramedEvents {
     framed_in(bytes.chunks(size), limit)
 }
 
 #[cfg(any(test, fuzzing))]
-fn framed_in<'b>(chunks: impl Iterator<Item = &'b [u8]>, limit: usize) -> Framed {
+fn framed_in<'b>(chunks: impl Iterator<Item = &'b [u8]>, limit: usize) -> FramedEvents {
     let mut framer = Framer::new(limit);
     let mut events = Vec::new();
-    let mut keep = |e: Event<'_>| events.push((e.name.to_owned(), e.data.to_vec(), e.start, e.end));
+    let mut keep =
+        |e: SseEvent<'_>| events.push((e.name.to_owned(), e.data.to_vec(), e.start, e.end));
     for chunk in chunks {
         framer.push(chunk, &mut keep);
     }

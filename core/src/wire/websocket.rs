@@ -10,7 +10,7 @@ use super::memory::Memory;
 
 /// Why nothing more is read of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
+pub enum FrameError {
     /// Reserved bits or opcodes, which an extension that is not known may use.
     #[error("a WebSocket frame uses bits or opcodes that were not negotiated")]
     Reserved,
@@ -62,13 +62,13 @@ pub fn negotiated(extensions: &str) -> (Compression, Compression) {
 }
 
 /// One direction of a connection.
-pub struct Messages {
+pub struct MessageDecoder {
     limit: usize,
-    state: State,
+    state: FrameState,
     /// The header of the next frame, as far as it has come.
     header: Vec<u8>,
     /// The message that is being joined.
-    open: Option<Open>,
+    open: Option<OpenMessage>,
     text: Vec<u8>,
     inflate: Option<Inflate>,
     /// Past the limit or the memory, and not compressed.
@@ -76,18 +76,18 @@ pub struct Messages {
     memory: Box<dyn Memory>,
 }
 
-enum State {
+enum FrameState {
     /// Between frames, or in a header.
     Header,
     /// In a payload.
-    Payload(Frame),
+    Payload(FrameHeader),
     /// A close frame was seen.
     Closed,
-    Failed(Fault),
+    Failed(FrameError),
 }
 
 #[derive(Clone, Copy)]
-struct Frame {
+struct FrameHeader {
     last: bool,
     control: Option<u8>,
     left: u64,
@@ -97,7 +97,7 @@ struct Frame {
 }
 
 #[derive(Clone, Copy)]
-struct Open {
+struct OpenMessage {
     is_text: bool,
     compressed: bool,
     /// Past the limit or the memory, and not compressed: stepped over.
@@ -115,16 +115,16 @@ const INFLATING: usize = 64 << 10;
 /// Text of no more than this keeps its allocation between messages.
 const KEPT_BETWEEN: usize = 64 << 10;
 
-impl Messages {
+impl MessageDecoder {
     /// A direction at its first byte after the upgrade. `limit`: most bytes of one message, inflated.
     /// `memory`: what is asked for messages before they are joined and inflated.
     pub fn new(limit: usize, compression: Compression, memory: Box<dyn Memory>) -> Self {
         let (state, inflate) = match compression {
-            Compression::Plain => (State::Header, None),
+            Compression::Plain => (FrameState::Header, None),
             Compression::Deflate { keeps_context } => {
-                (State::Header, Some(Inflate { stream: None, keeps_context }))
+                (FrameState::Header, Some(Inflate { stream: None, keeps_context }))
             }
-            Compression::Unknown => (State::Failed(Fault::Reserved), None),
+            Compression::Unknown => (FrameState::Failed(FrameError::Reserved), None),
         };
         let (header, text) = (Vec::new(), Vec::new());
         Self { limit, state, header, open: None, text, inflate, skipped: 0, memory }
@@ -134,16 +134,17 @@ impl Messages {
     pub fn push(&mut self, mut bytes: &[u8], mut each: impl FnMut(&[u8])) {
         while !bytes.is_empty() {
             let used = match self.state {
-                State::Header => self.header(bytes),
-                State::Payload(frame) => self.payload(frame, bytes),
-                State::Closed | State::Failed(_) => return,
+                FrameState::Header => self.header(bytes),
+                FrameState::Payload(frame) => self.payload(frame, bytes),
+                FrameState::Closed | FrameState::Failed(_) => return,
             };
             match used {
                 Ok(used) => bytes = &bytes[used.min(bytes.len())..],
                 Err(fault) => return self.fail(fault),
             }
-            if let State::Payload(Frame { left: 0, last, control, .. }) = self.state {
-                self.state = if control == Some(CLOSE) { State::Closed } else { State::Header };
+            if let FrameState::Payload(FrameHeader { left: 0, last, control, .. }) = self.state {
+                self.state =
+                    if control == Some(CLOSE) { FrameState::Closed } else { FrameState::Header };
                 if last
                     && control.is_none()
                     && let Err(fault) = self.end_message(&mut each)
@@ -155,10 +156,10 @@ impl Messages {
     }
 
     /// Why the reading gave up, if it did.
-    pub fn fault(&self) -> Option<Fault> {
+    pub fn fault(&self) -> Option<FrameError> {
         match self.state {
-            State::Failed(fault) => Some(fault),
-            State::Header | State::Payload(_) | State::Closed => None,
+            FrameState::Failed(fault) => Some(fault),
+            FrameState::Header | FrameState::Payload(_) | FrameState::Closed => None,
         }
     }
 
@@ -167,15 +168,15 @@ impl Messages {
         self.skipped
     }
 
-    fn fail(&mut self, fault: Fault) {
-        self.state = State::Failed(fault);
+    fn fail(&mut self, fault: FrameError) {
+        self.state = FrameState::Failed(fault);
         (self.text, self.header) = (Vec::new(), Vec::new());
         self.inflate = None;
         self.memory.hold(0);
     }
 
     /// Takes header bytes; when the header is whole, the frame begins.
-    fn header(&mut self, bytes: &[u8]) -> Result<usize, Fault> {
+    fn header(&mut self, bytes: &[u8]) -> Result<usize, FrameError> {
         let mut used = 0;
         while self.header.len() < header_length(&self.header) {
             let Some(byte) = bytes.get(used) else { return Ok(used) };
@@ -184,20 +185,22 @@ impl Messages {
         }
         let frame = self.begin()?;
         self.header.clear();
-        self.state = State::Payload(frame);
+        self.state = FrameState::Payload(frame);
         Ok(used)
     }
 
     /// Reads the whole header.
-    fn begin(&mut self) -> Result<Frame, Fault> {
-        let [first, second, rest @ ..] = self.header.as_slice() else { return Err(Fault::Length) };
+    fn begin(&mut self) -> Result<FrameHeader, FrameError> {
+        let [first, second, rest @ ..] = self.header.as_slice() else {
+            return Err(FrameError::Length);
+        };
         let (first, masked) = (*first, second & 0x80 != 0);
         let (length, mask) = rest.split_at(rest.len() - if masked { 4 } else { 0 });
         let left = match second & 0x7f {
             126 | 127 => length.iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte)),
             short => u64::from(short),
         };
-        let frame = Frame {
+        let frame = FrameHeader {
             last: first & 0x80 != 0,
             control: (first & 0x08 != 0).then_some(first & 0x0f),
             left,
@@ -205,14 +208,14 @@ impl Messages {
             seen: 0,
         };
         if left >> 63 != 0 || frame.control.is_some() && (left > 125 || !frame.last) {
-            return Err(Fault::Length);
+            return Err(FrameError::Length);
         }
         self.check(first)?;
         Ok(frame)
     }
 
     /// Whether the frame may stand here; opens the message that it begins.
-    fn check(&mut self, first: u8) -> Result<(), Fault> {
+    fn check(&mut self, first: u8) -> Result<(), FrameError> {
         let (reserved, opcode) = (first & 0x70, first & 0x0f);
         match (opcode, self.open) {
             (CLOSE..=PONG, _) if reserved == 0 => Ok(()),
@@ -221,15 +224,16 @@ impl Messages {
                 if reserved == 0 || reserved == RSV1 && self.inflate.is_some() =>
             {
                 let compressed = reserved == RSV1;
-                self.open = Some(Open { is_text: opcode == TEXT, compressed, too_long: false });
+                self.open =
+                    Some(OpenMessage { is_text: opcode == TEXT, compressed, too_long: false });
                 Ok(())
             }
-            (0, None) | (TEXT | BINARY, Some(_)) => Err(Fault::Fragments),
-            _ => Err(Fault::Reserved),
+            (0, None) | (TEXT | BINARY, Some(_)) => Err(FrameError::Fragments),
+            _ => Err(FrameError::Reserved),
         }
     }
 
-    fn payload(&mut self, mut frame: Frame, bytes: &[u8]) -> Result<usize, Fault> {
+    fn payload(&mut self, mut frame: FrameHeader, bytes: &[u8]) -> Result<usize, FrameError> {
         let used = usize::try_from(frame.left).unwrap_or(usize::MAX).min(bytes.len());
         let piece = &bytes[..used];
         if frame.control.is_none() {
@@ -244,14 +248,14 @@ impl Messages {
         }
         frame.left -= used as u64;
         frame.seen = (frame.seen + used) % 4;
-        self.state = State::Payload(frame);
+        self.state = FrameState::Payload(frame);
         Ok(used)
     }
 
     /// The next bytes of the open message.
-    fn take(&mut self, piece: &[u8]) -> Result<(), Fault> {
+    fn take(&mut self, piece: &[u8]) -> Result<(), FrameError> {
         let Some(open) = &mut self.open else { return Ok(()) };
-        let mut text = Text {
+        let mut text = MessageBuffer {
             bytes: &mut self.text,
             beside: if self.inflate.is_some() { INFLATING } else { 0 },
             limit: self.limit,
@@ -270,10 +274,10 @@ impl Messages {
         }
     }
 
-    fn end_message(&mut self, each: &mut impl FnMut(&[u8])) -> Result<(), Fault> {
+    fn end_message(&mut self, each: &mut impl FnMut(&[u8])) -> Result<(), FrameError> {
         let Some(open) = self.open.take() else { return Ok(()) };
         if let Some(inflate) = self.inflate.as_mut().filter(|_| open.compressed) {
-            let mut text = Text {
+            let mut text = MessageBuffer {
                 bytes: &mut self.text,
                 beside: INFLATING,
                 limit: self.limit,
@@ -297,7 +301,7 @@ impl Messages {
 }
 
 /// The message that is being joined, and what it may hold.
-struct Text<'m> {
+struct MessageBuffer<'m> {
     bytes: &'m mut Vec<u8>,
     /// Held beside it.
     beside: usize,
@@ -305,18 +309,18 @@ struct Text<'m> {
     memory: &'m mut dyn Memory,
 }
 
-impl Text<'_> {
+impl MessageBuffer<'_> {
     /// Adds a piece, where it fits the limit and there is memory for it.
-    fn add(&mut self, piece: &[u8]) -> Result<(), Fault> {
+    fn add(&mut self, piece: &[u8]) -> Result<(), FrameError> {
         let length = self.bytes.len() + piece.len();
         if length > self.limit {
-            return Err(Fault::TooLong);
+            return Err(FrameError::TooLong);
         }
         let mut capacity = self.bytes.capacity();
         if length > capacity {
             capacity = length.max(capacity + capacity / 2).min(self.limit);
             if !self.memory.hold(self.beside + capacity) {
-                return Err(Fault::NoMemory);
+                return Err(FrameError::NoMemory);
             }
             self.bytes.reserve_exact(capacity - self.bytes.len());
         }
@@ -332,14 +336,19 @@ impl Text<'_> {
 
 impl Inflate {
     /// The next bytes of a message, or its `tail`, which is ours and not the sender's.
-    fn push(&mut self, mut piece: &[u8], out: &mut Text<'_>, tail: bool) -> Result<(), Fault> {
+    fn push(
+        &mut self,
+        mut piece: &[u8],
+        out: &mut MessageBuffer<'_>,
+        tail: bool,
+    ) -> Result<(), FrameError> {
         let mut scratch = [0; 8 << 10];
         let stream = self.stream.get_or_insert_with(|| Decompress::new(false));
         loop {
             let (read, written) = (stream.total_in(), stream.total_out());
             let status = stream
                 .decompress(piece, &mut scratch, FlushDecompress::None)
-                .map_err(|_| Fault::Deflate)?;
+                .map_err(|_| FrameError::Deflate)?;
             let read = (stream.total_in() - read) as usize;
             let written = (stream.total_out() - written) as usize;
             out.add(&scratch[..written])?;
@@ -391,8 +400,8 @@ pub fn fuzz(bytes: &[u8]) {
     let deflate = |keeps_context| Compression::Deflate { keeps_context };
     for compression in [Compression::Plain, deflate(true), deflate(false)] {
         let read = |size: usize| {
-            let memory = Box::new(super::memory::AtMost(usize::MAX));
-            let mut messages = Messages::new(1 << 16, compression, memory);
+            let memory = Box::new(super::memory::MemoryLimit(usize::MAX));
+            let mut messages = MessageDecoder::new(1 << 16, compression, memory);
             let mut texts = Vec::new();
             bytes.chunks(size).for_each(|c| messages.push(c, |text| texts.push(text.to_vec())));
             (texts, messages.fault(), messages.skipped())

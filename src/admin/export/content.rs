@@ -99,7 +99,7 @@ impl SessionContent {
         words: &ExchangeContent,
         before: Option<&Turn>,
     ) -> Result<Option<Vec<TranscriptPart>>, StoreError> {
-        let parent = turn.standing.parent.as_deref();
+        let parent = turn.position.parent.as_deref();
         if parent.is_some() && parent != before.map(|before| &*before.request) {
             return Ok(None);
         }
@@ -142,7 +142,7 @@ impl SessionContent {
             if is_begun && !head.is_empty() {
                 break;
             }
-            let parent = turn.standing.parent.as_deref();
+            let parent = turn.position.parent.as_deref();
             at = parent.and_then(|parent| self.turns.get(parent)).map(|turn| &**turn);
             has_gap |= parent.is_some() && at.is_none();
         }

@@ -6,9 +6,9 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use crate::cli::print::{self, CliError};
-use crate::config::{self, Sources};
-use crate::replay::transcript::Line;
-use crate::replay::what_if::{self, Event, Spent, WhatIfOptions, WhatIfReport};
+use crate::config::{self, ConfigSources};
+use crate::replay::transcript::TranscriptLine;
+use crate::replay::what_if::{self, WhatIfCosts, WhatIfEvent, WhatIfOptions, WhatIfReport};
 use crate::telemetry::log::word;
 
 /// Most changes that are told one by one; machines are told all.
@@ -16,17 +16,17 @@ const MOST: usize = 40;
 
 /// Plays the sessions under the policy of a configuration, and prints what it would have done.
 pub(super) fn run(
-    lines: &[Line],
+    lines: &[TranscriptLine],
     file: &Path,
     summary_tokens: u32,
     as_json: bool,
 ) -> Result<(), CliError> {
     // The file alone: what this machine's environment says is of its own Plimsoll.
     let home = std::env::var("HOME").map(|home| ("HOME".to_owned(), home)).ok();
-    let sources = Sources {
+    let sources = ConfigSources {
         file: Some(file.to_owned()),
         variables: home.into_iter().collect(),
-        ..Sources::default()
+        ..ConfigSources::default()
     };
     let loaded = config::load(&sources)?;
     let without = lines.iter().filter(|line| !line.has_words()).count();
@@ -54,7 +54,7 @@ pub(super) fn run(
 
 fn words(told: &WhatIfReport, summary_tokens: u32) -> String {
     let mut out = String::new();
-    let cost = |spent: &Spent| format!("${:.2}", spent.dollars);
+    let cost = |spent: &WhatIfCosts| format!("${:.2}", spent.dollars);
     let _ = writeln!(
         out,
         "{} calls with reported usage, {} of them with a known price",
@@ -127,13 +127,13 @@ fn words(told: &WhatIfReport, summary_tokens: u32) -> String {
 
 /// Changes of one kind, made to one call for one reason: the first of them, how many, tokens before and
 /// after.
-fn batches(events: &[Event]) -> Vec<(&Event, usize, u64, u64)> {
-    let same = |one: &Event, other: &Event| {
+fn batches(events: &[WhatIfEvent]) -> Vec<(&WhatIfEvent, usize, u64, u64)> {
+    let same = |one: &WhatIfEvent, other: &WhatIfEvent| {
         (one.call, one.change, one.why) == (other.call, other.change, other.why)
             && one.session == other.session
     };
     let sums = events.chunk_by(same).filter_map(|batch| {
-        let sum = |of: fn(&Event) -> u64| batch.iter().map(of).sum();
+        let sum = |of: fn(&WhatIfEvent) -> u64| batch.iter().map(of).sum();
         let (before, after) = (sum(|event| event.tokens_before), sum(|event| event.tokens_after));
         Some((batch.first()?, batch.len(), before, after))
     });

@@ -12,7 +12,7 @@ use crate::config::Retention;
 use crate::context::Millis;
 use crate::store::late::LateStore;
 use crate::store::ledgers::{KeptBytes, Ledgers};
-use crate::store::sqlite::{Load, QUEUE_BYTES};
+use crate::store::sqlite::{QUEUE_BYTES, StoreLoad};
 use crate::store::{ScopePage, StoreError};
 use crate::telemetry::{KeptKind, StoreState, Telemetry};
 
@@ -39,9 +39,9 @@ pub(super) async fn run(
 ) {
     let began = Instant::now();
     let age = retention.days.saturating_mul(DAY);
-    let mut clock = Clock { now: now(), distrusted: false };
+    let mut clock = RetentionClock { now: now(), distrusted: false };
     let mut last = Instant::now();
-    let mut told = Told::default();
+    let mut told = SweepNotices::default();
     let mut lessons_due = Instant::now();
     tell_kept(KeptBytes::LIMIT, QUEUE_BYTES, |what, bytes| telemetry.kept_limit(what, bytes));
     let mut held = is_all_too_old(&ledgers, clock.now.saturating_sub(age)).await;
@@ -102,7 +102,7 @@ fn tell_kept(of_sessions: KeptBytes, queue: usize, tell: impl Fn(KeptKind, usize
 /// How the store is; `None` where it is not open.
 fn state(store: &LateStore) -> Option<StoreState> {
     let load = store.load()?;
-    let Load { writes, write_bytes, traffic, lookers, threads, restarts, bytes } = load;
+    let StoreLoad { writes, write_bytes, traffic, lookers, threads, restarts, bytes } = load;
     Some(StoreState { writes, write_bytes, traffic, lookers, threads, restarts, bytes })
 }
 
@@ -114,13 +114,13 @@ async fn is_all_too_old(ledgers: &Ledgers, before: Millis) -> bool {
 
 /// The time that retention goes by.
 #[derive(Debug, PartialEq, Eq)]
-struct Clock {
+struct RetentionClock {
     now: Millis,
     /// The machine's clock jumped ahead, and that was told.
     distrusted: bool,
 }
 
-impl Clock {
+impl RetentionClock {
     /// Takes the machine's time over, `passed` ms after the last look at it. One that jumped ahead is not
     /// believed: time goes on from where it was. One that was put back is: that only keeps more.
     fn tick(&mut self, wall: Millis, passed: Millis) {
@@ -140,14 +140,14 @@ impl Clock {
 
 /// What was told, and when.
 #[derive(Default)]
-struct Told {
+struct SweepNotices {
     failure: Option<Instant>,
     not_kept: Option<Instant>,
     forgotten: usize,
     forgotten_told: Option<Instant>,
 }
 
-impl Told {
+impl SweepNotices {
     fn failed(&mut self, trouble: &StoreError) {
         // A store that cannot be used at all is told where it is opened.
         let is_known = matches!(trouble, StoreError::Unusable(_) | StoreError::Damaged(_));
@@ -207,7 +207,7 @@ mod tests {
             (began - YEAR, 1000, began - YEAR),
             (began - YEAR + 5000, 5000, began - YEAR + 5000),
         ];
-        let mut clock = Clock { now: began, distrusted: false };
+        let mut clock = RetentionClock { now: began, distrusted: false };
         for (wall, passed, now) in looks {
             clock.tick(wall, passed);
             assert_eq!(clock.now, now, "{wall}");

@@ -16,12 +16,12 @@ use crate::store::{
 use crate::telemetry::{StoreOperation, Telemetry};
 
 /// Times every answer of the store within.
-pub(super) struct Timed<S> {
+pub(super) struct TimedStore<S> {
     pub(super) store: S,
     pub(super) telemetry: Arc<Telemetry>,
 }
 
-impl<S: Store> Timed<S> {
+impl<S: Store> TimedStore<S> {
     fn time<'a, T: Send + 'a>(
         &'a self,
         operation: StoreOperation,
@@ -36,7 +36,7 @@ impl<S: Store> Timed<S> {
     }
 }
 
-impl<S: Store> Store for Timed<S> {
+impl<S: Store> Store for TimedStore<S> {
     fn put(
         &self,
         scope: Scope,

@@ -4,7 +4,7 @@
 
 use std::net::SocketAddr;
 
-use super::{Pem, Resolver};
+use super::{PemKind, Resolver};
 use crate::config::raw::RawConfig;
 use crate::config::{Secret, Tls};
 
@@ -13,9 +13,9 @@ const SHORTEST_TOKEN: usize = 16;
 
 impl Resolver<'_> {
     /// The token that may do everything, and the one that may read.
-    pub(super) fn admin_tokens(&mut self, said: &RawConfig) -> (Option<Secret>, Option<Secret>) {
-        let admin = self.token("admin_token", said.admin_token.as_deref());
-        let reader = self.token("admin_read_token", said.admin_read_token.as_deref());
+    pub(super) fn admin_tokens(&mut self, raw: &RawConfig) -> (Option<Secret>, Option<Secret>) {
+        let admin = self.token("admin_token", raw.admin_token.as_deref());
+        let reader = self.token("admin_read_token", raw.admin_read_token.as_deref());
         if admin.is_some() && admin == reader {
             let what = "is the same as admin_token: whoever may read could do everything";
             self.wrong(&["admin_read_token"], what, "Give each a token of its own.");
@@ -23,8 +23,8 @@ impl Resolver<'_> {
         (admin, reader)
     }
 
-    fn token(&mut self, key: &str, said: Option<&str>) -> Option<Secret> {
-        let token = self.secret(&[key], said?)?;
+    fn token(&mut self, key: &str, raw: Option<&str>) -> Option<Secret> {
+        let token = self.secret(&[key], raw?)?;
         if token.0.chars().count() < SHORTEST_TOKEN {
             let what = format!("is shorter than {SHORTEST_TOKEN} characters, and can be guessed");
             self.wrong(&[key], what, "Make a longer one: openssl rand -hex 32.");
@@ -44,13 +44,13 @@ impl Resolver<'_> {
     }
 
     /// The certificate of the client listener, and of the admin listener where it speaks TLS too.
-    pub(super) fn tls(&mut self, said: &RawConfig) -> (Option<Tls>, Option<Tls>) {
-        let Some(said) = &said.tls else { return (None, None) };
+    pub(super) fn tls(&mut self, raw: &RawConfig) -> (Option<Tls>, Option<Tls>) {
+        let Some(raw) = &raw.tls else { return (None, None) };
         let path = ["tls", "certificate"];
-        let certificate = self.needed(&path, said.certificate.as_deref(), Pem::Certificates);
-        let key = self.needed(&["tls", "key"], said.key.as_deref(), Pem::Key);
+        let certificate = self.needed(&path, raw.certificate.as_deref(), PemKind::Certificates);
+        let key = self.needed(&["tls", "key"], raw.key.as_deref(), PemKind::Key);
         let tls = Tls { certificate, key };
-        let admin = (said.admin == Some(true)).then(|| tls.clone());
+        let admin = (raw.admin == Some(true)).then(|| tls.clone());
         (Some(tls), admin)
     }
 }

@@ -15,7 +15,7 @@ use crate::config::{Config, Secret, Upstream};
 const SHORTEST_TOKEN: usize = 16;
 
 /// What is meant by the keys about clients.
-pub(super) struct Clients {
+pub(super) struct ClientSettings {
     pub(super) token: Option<Secret>,
     pub(super) hosts: Vec<Box<str>>,
     pub(super) origins: Vec<Box<str>>,
@@ -23,16 +23,20 @@ pub(super) struct Clients {
 }
 
 impl Resolver<'_> {
-    pub(super) fn clients(&mut self, said: &RawConfig, listen: Option<SocketAddr>) -> Clients {
-        let token = said.client_token.as_deref().and_then(|it| self.secret(&["client_token"], it));
+    pub(super) fn clients(
+        &mut self,
+        raw: &RawConfig,
+        listen: Option<SocketAddr>,
+    ) -> ClientSettings {
+        let token = raw.client_token.as_deref().and_then(|it| self.secret(&["client_token"], it));
         if token.as_ref().is_some_and(|token| token.0.chars().count() < SHORTEST_TOKEN) {
             let what = "the token is too short to be safe from guessing";
             self.wrong(&["client_token"], what, "Use 16 characters or more, drawn at random.");
         }
-        self.credentials_are_safe(said, listen);
-        let tenant_headers = said.tenant_headers.iter().flatten();
+        self.credentials_are_safe(raw, listen);
+        let tenant_headers = raw.tenant_headers.iter().flatten();
         let tenant_headers = tenant_headers.filter_map(|name| self.tenant_header(name)).collect();
-        for host in said.allowed_hosts.iter().flatten() {
+        for host in raw.allowed_hosts.iter().flatten() {
             if host_of(host).is_none() {
                 let what = format!("{host:?} is not a host");
                 self.wrong(
@@ -42,7 +46,7 @@ impl Resolver<'_> {
                 );
             }
         }
-        for origin in said.allowed_origins.iter().flatten() {
+        for origin in raw.allowed_origins.iter().flatten() {
             if !is_origin(origin) {
                 let what = format!("{origin:?} is not the origin of a page");
                 self.wrong(
@@ -55,20 +59,20 @@ impl Resolver<'_> {
         let boxed = |list: &Option<Vec<String>>| {
             list.iter().flatten().map(|it| it.as_str().into()).collect()
         };
-        Clients {
+        ClientSettings {
             token,
-            hosts: boxed(&said.allowed_hosts),
-            origins: boxed(&said.allowed_origins),
+            hosts: boxed(&raw.allowed_hosts),
+            origins: boxed(&raw.allowed_origins),
             tenant_headers,
         }
     }
 
     /// Whoever reaches the listener would spend the operator's money.
-    fn credentials_are_safe(&mut self, said: &RawConfig, listen: Option<SocketAddr>) {
+    fn credentials_are_safe(&mut self, raw: &RawConfig, listen: Option<SocketAddr>) {
         let is_open = listen.is_some_and(|listen| !listen.ip().to_canonical().is_loopback());
-        let mut upstreams = said.upstream.iter();
+        let mut upstreams = raw.upstream.iter();
         let own = upstreams.find(|(_, it)| it.credential.is_some() && it.enabled != Some(false));
-        if let Some((name, _)) = own.filter(|_| is_open && said.client_token.is_none()) {
+        if let Some((name, _)) = own.filter(|_| is_open && raw.client_token.is_none()) {
             let what = format!(
                 "other machines could reach it, and upstream {name:?} answers them with its own credential"
             );
@@ -132,7 +136,7 @@ fn keyless_summariser(config: &Config) -> Option<String> {
 }
 
 /// `scheme://host`, as browsers write it. Not `null`, which any page can be.
-fn is_origin(said: &str) -> bool {
-    let host = said.split_once("://").filter(|(scheme, _)| !scheme.is_empty());
+fn is_origin(raw: &str) -> bool {
+    let host = raw.split_once("://").filter(|(scheme, _)| !scheme.is_empty());
     host.is_some_and(|(_, host)| host_of(host).is_some())
 }

@@ -5,7 +5,7 @@
 use super::{LONGEST_NAME, Resolver};
 use crate::config::raw::RawConfig;
 use crate::context::policy::{
-    ClassicPolicy, ClassicRole, CompactOverride, Policy, PruneGate, PruneMethod, Reinject,
+    ClassicPolicy, ClassicRole, CompactOverride, Policy, PruneGate, PruneMethod, ReinjectPolicy,
     StripPolicy,
 };
 use crate::tokens::bpe;
@@ -22,8 +22,8 @@ const MOST_TOKENS_PER_CHAR: f64 = 100.0;
 
 impl Resolver<'_> {
     /// A policy must not contradict itself.
-    pub(super) fn policy(&mut self, said: &RawConfig) -> Policy {
-        let prune = &said.prune;
+    pub(super) fn policy(&mut self, raw: &RawConfig) -> Policy {
+        let prune = &raw.prune;
         let shares = [
             ("pressure", prune.pressure),
             ("low_water", prune.low_water),
@@ -64,7 +64,7 @@ impl Resolver<'_> {
             let todo = "Name pressure or always in gate, or change method.";
             self.wrong(&["prune", "method"], what, todo);
         }
-        let reasoning = &said.reasoning;
+        let reasoning = &raw.reasoning;
         if !reasoning.include_in_context && reasoning.strip_from_context == StripPolicy::AllButLast
         {
             self.wrong(
@@ -74,7 +74,7 @@ impl Resolver<'_> {
             );
         }
         if reasoning.strip() == StripPolicy::All
-            && reasoning.reinject == Reinject::Auto
+            && reasoning.reinject == ReinjectPolicy::Auto
             && self.says(&["reasoning"], "reinject")
         {
             self.wrong(
@@ -83,31 +83,31 @@ impl Resolver<'_> {
                 "Write reinject = \"off\", or strip less.",
             );
         }
-        if said.heal.min_output < LEAST_OUTPUT {
+        if raw.heal.min_output < LEAST_OUTPUT {
             let what = "leaves no room for an answer";
             self.wrong(&["heal", "min_output"], what, "Write 256 or more.");
         }
-        self.estimate(&said.estimate);
-        self.compact(said);
+        self.estimate(&raw.estimate);
+        self.compact(raw);
         Policy {
-            compact: said.compact.clone(),
+            compact: raw.compact.clone(),
             prune: prune.clone(),
             reasoning: reasoning.clone(),
             estimate: ClassicPolicy {
-                gemini_vocabulary: self.vocabulary(said.estimate.gemini_vocabulary.as_deref()),
-                ..said.estimate.clone()
+                gemini_vocabulary: self.vocabulary(raw.estimate.gemini_vocabulary.as_deref()),
+                ..raw.estimate.clone()
             },
-            heal: said.heal.clone(),
-            client_usage: said.client_usage,
+            heal: raw.heal.clone(),
+            client_usage: raw.client_usage,
         }
     }
 
     /// What is said for models alone, in the order of the file.
-    pub(super) fn compact_models(&mut self, said: &RawConfig) -> Vec<(Box<str>, CompactOverride)> {
+    pub(super) fn compact_models(&mut self, raw: &RawConfig) -> Vec<(Box<str>, CompactOverride)> {
         let names = self.entry.keys(&["model"]);
         let mut all = Vec::new();
         for name in names {
-            let over = said.model.get(&name).and_then(|model| model.compact.as_ref());
+            let over = raw.model.get(&name).and_then(|model| model.compact.as_ref());
             self.compact_over("model", &name, over);
             all.extend(over.map(|over| (name.as_str().into(), over.clone())));
         }
@@ -115,8 +115,8 @@ impl Resolver<'_> {
     }
 
     /// What is said for one upstream or model must not contradict itself.
-    pub(super) fn compact_over(&mut self, of: &str, name: &str, said: Option<&CompactOverride>) {
-        let Some(over) = said else { return };
+    pub(super) fn compact_over(&mut self, of: &str, name: &str, raw: Option<&CompactOverride>) {
+        let Some(over) = raw else { return };
         let table = [of, name, "compact"];
         self.shares(&table, &[("threshold", over.threshold), ("prepare", over.prepare)]);
         self.wait(&table, over.wait_s.unwrap_or(0));
@@ -149,8 +149,8 @@ impl Resolver<'_> {
     }
 
     fn one_threshold(&mut self, table: &[&str], says: &[(&str, bool)]) {
-        let said: Vec<&str> = says.iter().filter(|(_, is)| *is).map(|(key, _)| *key).collect();
-        if let [one, other, ..] = &said[..] {
+        let raw: Vec<&str> = says.iter().filter(|(_, is)| *is).map(|(key, _)| *key).collect();
+        if let [one, other, ..] = &raw[..] {
             let what = format!("cannot be set together with {other}");
             let path = [table, &[*one]].concat();
             self.wrong(&path, &what, "Set one of them.");
@@ -158,8 +158,8 @@ impl Resolver<'_> {
     }
 
     /// Compaction must leave something, and be told what to write.
-    fn compact(&mut self, said: &RawConfig) {
-        let compact = &said.compact;
+    fn compact(&mut self, raw: &RawConfig) {
+        let compact = &raw.compact;
         self.shares(
             &["compact"],
             &[
@@ -190,7 +190,7 @@ impl Resolver<'_> {
         }
         self.wait(&["compact"], compact.wait_s);
         if let Some(upstream) = &compact.upstream
-            && !is_there(said, upstream)
+            && !is_there(raw, upstream)
         {
             let what = format!("{upstream:?} is no upstream");
             self.wrong(&["compact", "upstream"], &what, "Name one of [upstream], or a built-in.");
@@ -198,8 +198,8 @@ impl Resolver<'_> {
     }
 
     /// Rules that count must give numbers, and be asked.
-    fn estimate(&mut self, said: &ClassicPolicy) {
-        let rules = &said.rules;
+    fn estimate(&mut self, raw: &ClassicPolicy) {
+        let rules = &raw.rules;
         for (key, rate) in [
             ("text_tokens_per_char", rules.text_tokens_per_char),
             ("other_tokens_per_char", rules.other_tokens_per_char),
@@ -220,8 +220,8 @@ impl Resolver<'_> {
             let todo = "Use up to 40 letters, digits, `-`, `_`, `.`.";
             self.wrong(&["estimate", "rules", "name"], "cannot be a metric's label", todo);
         }
-        let is_off = !said.classic && self.says(&["estimate"], "classic");
-        if is_off && said.decides != ClassicRole::Nothing {
+        let is_off = !raw.classic && self.says(&["estimate"], "classic");
+        if is_off && raw.decides != ClassicRole::Nothing {
             self.wrong(
                 &["estimate", "classic"],
                 "is off, but estimate.decides needs it",
@@ -231,11 +231,11 @@ impl Resolver<'_> {
     }
 
     /// A vocabulary must be there, and be one.
-    fn vocabulary(&mut self, said: Option<&str>) -> Option<String> {
-        let said = said?;
-        let file = self.file(&["estimate", "gemini_vocabulary"], said);
-        let read = std::fs::read(&file).map_err(|error| format!("{said}: {error}"));
-        let fits = |file: Vec<u8>| bpe::fits(&file).map_err(|error| format!("{said} {error}"));
+    fn vocabulary(&mut self, raw: Option<&str>) -> Option<String> {
+        let raw = raw?;
+        let file = self.file(&["estimate", "gemini_vocabulary"], raw);
+        let read = std::fs::read(&file).map_err(|error| format!("{raw}: {error}"));
+        let fits = |file: Vec<u8>| bpe::fits(&file).map_err(|error| format!("{raw} {error}"));
         if let Err(what) = read.and_then(fits) {
             let todo =
                 "Name the tokenizer.model or tokenizer.json of a Gemma 3 model, or remove it.";
@@ -246,12 +246,12 @@ impl Resolver<'_> {
 
     /// Whether a key of a table is said, by a person or a preset.
     fn says(&self, table: &[&str], key: &str) -> bool {
-        self.entry.keys(table).iter().any(|said| said == key)
+        self.entry.keys(table).iter().any(|raw| raw == key)
     }
 }
 
 /// Whether an upstream of that name is said or built in.
-fn is_there(said: &RawConfig, name: &str) -> bool {
-    said.upstream.contains_key(name)
+fn is_there(raw: &RawConfig, name: &str) -> bool {
+    raw.upstream.contains_key(name)
         || crate::config::built_in::BUILT_IN.iter().any(|one| one.name == name)
 }

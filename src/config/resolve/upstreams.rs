@@ -16,22 +16,22 @@ impl Resolver<'_> {
     /// Said ones in their order, then the built-in ones that were not said.
     pub(super) fn upstreams(
         &mut self,
-        said: &RawConfig,
+        raw: &RawConfig,
         listen: Option<SocketAddr>,
     ) -> Vec<Upstream> {
         let mut all: Vec<Upstream> = Vec::new();
         let names = self.entry.keys(&["upstream"]);
         for (at, name) in names.iter().enumerate() {
-            let Some(upstream) = said.upstream.get(name) else { continue };
+            let Some(upstream) = raw.upstream.get(name) else { continue };
             self.name(name, &names[..at]);
-            self.apart(name, &names[..at], said);
+            self.apart(name, &names[..at], raw);
             if upstream.enabled != Some(false) {
-                all.extend(self.upstream(name, upstream, said));
+                all.extend(self.upstream(name, upstream, raw));
             }
         }
         for built_in in &BUILT_IN {
-            if !said.upstream.contains_key(built_in.name) {
-                all.extend(self.upstream(built_in.name, &RawUpstream::default(), said));
+            if !raw.upstream.contains_key(built_in.name) {
+                all.extend(self.upstream(built_in.name, &RawUpstream::default(), raw));
             }
         }
         if all.is_empty() && self.faults.is_empty() {
@@ -57,48 +57,48 @@ impl Resolver<'_> {
         }
     }
 
-    fn upstream(&mut self, name: &str, said: &RawUpstream, above: &RawConfig) -> Option<Upstream> {
+    fn upstream(&mut self, name: &str, raw: &RawUpstream, above: &RawConfig) -> Option<Upstream> {
         let built_in = BUILT_IN.iter().find(|built_in| built_in.name == name);
-        let url = said.base_url.as_deref().or(built_in.map(|it| it.base_url));
-        let prefix = self.prefix(name, said.prefix.as_deref());
+        let url = raw.base_url.as_deref().or(built_in.map(|it| it.base_url));
+        let prefix = self.prefix(name, raw.prefix.as_deref());
         let Some(url) = url else {
             let todo = "Add base_url = \"https://…\".";
             self.wrong(&["upstream", name], "base_url is missing", todo);
             return None;
         };
         let base = self.url(&["upstream", name, "base_url"], url);
-        if said.window_tokens == Some(0) {
+        if raw.window_tokens == Some(0) {
             let path = ["upstream", name, "window_tokens"];
             self.wrong(&path, "0 holds nothing", "Write 1 or more.");
         }
-        self.price(&["upstream", name, "price"], said.price.as_ref());
-        self.compact_over("upstream", name, said.compact.as_ref());
-        let dialects = said.dialects.clone();
+        self.price(&["upstream", name, "price"], raw.price.as_ref());
+        self.compact_over("upstream", name, raw.compact.as_ref());
+        let dialects = raw.dialects.clone();
         let dialects =
             dialects.unwrap_or_else(|| built_in.map_or(Vec::new(), |it| it.dialects.to_vec()));
-        let credential = self.credential(name, said, &dialects);
+        let credential = self.credential(name, raw, &dialects);
         Some(Upstream {
             name: name.into(),
             base: base?,
             prefix,
-            hosts: said.hosts.iter().flatten().map(|host| host.as_str().into()).collect(),
+            hosts: raw.hosts.iter().flatten().map(|host| host.as_str().into()).collect(),
             credential,
-            mode: said.mode,
-            upgrades: said.upgrades.unwrap_or_default(),
-            include_usage: said.include_usage.unwrap_or(above.include_usage),
-            count_tokens: said.count_tokens.unwrap_or_default(),
-            reasoning_echo: said.reasoning_echo,
-            window: said.window_tokens,
-            price: said.price,
-            compact: said.compact.clone(),
+            mode: raw.mode,
+            upgrades: raw.upgrades.unwrap_or_default(),
+            include_usage: raw.include_usage.unwrap_or(above.include_usage),
+            count_tokens: raw.count_tokens.unwrap_or_default(),
+            reasoning_echo: raw.reasoning_echo,
+            window: raw.window_tokens,
+            price: raw.price,
+            compact: raw.compact.clone(),
             dialects,
         })
     }
 
-    fn url(&mut self, path: &[&str], said: &str) -> Option<Uri> {
+    fn url(&mut self, path: &[&str], raw: &str) -> Option<Uri> {
         let todo = "Write http:// or https://, a host, and a base path if there is one.";
         // Credentials can stand in a URL, so it is not quoted.
-        let Ok(uri) = said.trim_end_matches('/').parse::<Uri>() else {
+        let Ok(uri) = raw.trim_end_matches('/').parse::<Uri>() else {
             self.wrong(path, "is not a URL", todo);
             return None;
         };
@@ -120,12 +120,12 @@ impl Resolver<'_> {
         None
     }
 
-    fn prefix(&mut self, name: &str, said: Option<&str>) -> Option<Box<str>> {
-        let said = said?;
-        let prefix = said.trim_end_matches('/');
+    fn prefix(&mut self, name: &str, raw: Option<&str>) -> Option<Box<str>> {
+        let raw = raw?;
+        let prefix = raw.trim_end_matches('/');
         if !prefix.starts_with('/') || prefix.contains(['?', '#', ' ']) || prefix.contains("//") {
             let todo = "Write a path such as /team-a.";
-            self.wrong(&["upstream", name, "prefix"], format!("{said:?} is not a path"), todo);
+            self.wrong(&["upstream", name, "prefix"], format!("{raw:?} is not a path"), todo);
         }
         Some(prefix.into())
     }
@@ -133,11 +133,11 @@ impl Resolver<'_> {
     fn credential(
         &mut self,
         name: &str,
-        said: &RawUpstream,
+        raw: &RawUpstream,
         dialects: &[Dialect],
     ) -> Option<(HeaderName, Secret)> {
-        let reference = said.credential.as_deref();
-        if reference.is_none() && said.credential_header.is_some() {
+        let reference = raw.credential.as_deref();
+        if reference.is_none() && raw.credential_header.is_some() {
             let todo = "Add credential = \"env:NAME\", or remove it.";
             let path = ["upstream", name, "credential_header"];
             self.wrong(&path, "there is no credential for it", todo);
@@ -148,7 +148,7 @@ impl Resolver<'_> {
             Some(Dialect::Gemini) => "x-goog-api-key",
             Some(Dialect::OpenaiChat | Dialect::OpenaiResponses) | None => "authorization",
         };
-        let header = said.credential_header.as_deref().unwrap_or(default);
+        let header = raw.credential_header.as_deref().unwrap_or(default);
         let Ok(header) = HeaderName::try_from(header) else {
             let path = ["upstream", name, "credential_header"];
             self.wrong(&path, "is not a header's name", "Write, say, x-api-key.");
@@ -160,12 +160,12 @@ impl Resolver<'_> {
     }
 
     /// No two upstreams may be selected by the same thing.
-    fn apart(&mut self, name: &str, before: &[String], said: &RawConfig) {
-        let Some(upstream) = said.upstream.get(name) else { return };
+    fn apart(&mut self, name: &str, before: &[String], raw: &RawConfig) {
+        let Some(upstream) = raw.upstream.get(name) else { return };
         let prefix =
             |it: &RawUpstream| it.prefix.as_deref().map(|it| it.trim_matches('/').to_owned());
         let mine = prefix(upstream);
-        let others = before.iter().filter_map(|name| Some((name, said.upstream.get(name)?)));
+        let others = before.iter().filter_map(|name| Some((name, raw.upstream.get(name)?)));
         for (other, its) in others {
             if mine.is_some() && mine == prefix(its) {
                 let what = format!("upstream {other:?} has the same prefix");
@@ -181,7 +181,7 @@ impl Resolver<'_> {
             }
         }
         let names =
-            BUILT_IN.iter().map(|it| it.name).chain(said.upstream.keys().map(String::as_str));
+            BUILT_IN.iter().map(|it| it.name).chain(raw.upstream.keys().map(String::as_str));
         let hidden = mine.filter(|mine| names.into_iter().any(|it| it == mine && it != name));
         if let Some(hidden) = hidden {
             let what = format!("hides upstream {hidden:?}, whose name it is");

@@ -41,7 +41,7 @@ pub(crate) fn begin_summary(proxy: &Proxy, key: &CompactionKey) -> Option<Summar
 /// What a request needs besides its plan.
 pub(crate) struct CompactionContext<'a> {
     proxy: &'a Arc<Proxy>,
-    subject: &'a Arc<PreparedRequest>,
+    prepared: &'a Arc<PreparedRequest>,
     opened: &'a mut OpenedSession,
     planned: &'a mut PlannedRequest,
     /// The request's head as it goes out, with its credentials: copied only where a summary is asked.
@@ -54,12 +54,12 @@ impl<'a> CompactionContext<'a> {
     /// Of a request that did not wait yet.
     pub(crate) fn new(
         proxy: &'a Arc<Proxy>,
-        subject: &'a Arc<PreparedRequest>,
+        prepared: &'a Arc<PreparedRequest>,
         opened: &'a mut OpenedSession,
         planned: &'a mut PlannedRequest,
         head: &'a request::Parts,
     ) -> Self {
-        Self { proxy, subject, opened, planned, head, waited: None }
+        Self { proxy, prepared, opened, planned, head, waited: None }
     }
 
     /// Compacts a request where policy says so: a written summary is taken into use, a missing one is
@@ -71,7 +71,7 @@ impl<'a> CompactionContext<'a> {
             return None;
         }
         // Few need one: the others' way is not made longer by it.
-        Box::pin(self.compact(CompactionNeed::No, self.patience())).await
+        Box::pin(self.compact(CompactionNeed::No, self.deadline())).await
     }
 
     /// Compacts the request now, if that can be done within `wait`; answers whether it was. `must`: it
@@ -83,12 +83,12 @@ impl<'a> CompactionContext<'a> {
         self.in_use() != before
     }
 
-    fn patience(&self) -> Instant {
-        Instant::now() + Duration::from_secs(self.subject.policy.compact.wait_s)
+    fn deadline(&self) -> Instant {
+        Instant::now() + Duration::from_secs(self.prepared.policy.compact.wait_s)
     }
 
     fn max_failures(&self) -> u32 {
-        self.subject.policy.compact.max_failures
+        self.prepared.policy.compact.max_failures
     }
 
     fn in_use(&self) -> Option<Chain> {
@@ -96,7 +96,7 @@ impl<'a> CompactionContext<'a> {
     }
 
     fn key(&self) -> CompactionKey {
-        (self.opened.scope.clone(), self.opened.placed.standing.thread.clone())
+        (self.opened.scope.clone(), self.opened.placed.position.thread.clone())
     }
 
     fn forgive(&self) {
@@ -106,11 +106,11 @@ impl<'a> CompactionContext<'a> {
     /// How much it needs a summary, at least `least`.
     fn due(&self, least: CompactionNeed) -> CompactionNeed {
         let measured = self.planned.measured.as_ref();
-        let tokens = measured.map(|measured| self.subject.cost(measured).tokens);
+        let tokens = measured.map(|measured| self.prepared.cost(measured).tokens);
         let due = tokens.map_or(CompactionNeed::No, |tokens| {
-            compact::due(&self.subject.request(), &self.planned.known, tokens)
+            compact::due(&self.prepared.request(), &self.planned.known, tokens)
         });
-        let request = self.subject.request();
+        let request = self.prepared.request();
         let due = if compact::may(&request) { due.max(least) } else { due };
         let due = due.min(compact::at_most(&request));
         // What somebody asked for is written now, and used as soon as it is there.
@@ -118,23 +118,25 @@ impl<'a> CompactionContext<'a> {
         let asked = summaries.iter().any(|(_, one)| one.why == DecisionReason::Asked);
         match compact::can(&request) {
             true if asked => due.max(CompactionNeed::Swap),
-            true if self.is_wished() && !summaries.is_empty() => due.max(CompactionNeed::Swap),
-            true if self.is_wished() => due.max(CompactionNeed::Prepare),
+            true if self.has_pending_compaction() && !summaries.is_empty() => {
+                due.max(CompactionNeed::Swap)
+            }
+            true if self.has_pending_compaction() => due.max(CompactionNeed::Prepare),
             _ => due,
         }
     }
 
     /// Whether somebody wants the conversation compacted: its main line, not a sub-agent's.
-    fn is_wished(&self) -> bool {
-        self.proxy.ledgers.is_wished(&self.opened.scope) && self.opened.is_main_line()
+    fn has_pending_compaction(&self) -> bool {
+        self.proxy.ledgers.has_pending_compaction(&self.opened.scope) && self.opened.is_main_line()
     }
 
     /// What was asked for is done, or it is told why it cannot be.
-    fn wish_is_over(&self) {
-        if self.is_wished()
-            && let Some(mut wish) = self.proxy.ledgers.take_wish(self.opened.room())
+    fn close_pending_compaction(&self) {
+        if self.has_pending_compaction()
+            && let Some(mut claim) = self.proxy.ledgers.claim_compaction(self.opened.room())
         {
-            wish.is_over();
+            claim.is_over();
         }
     }
 
@@ -149,8 +151,8 @@ impl<'a> CompactionContext<'a> {
                 }
                 return None;
             }
-            match self.subject.mode {
-                Mode::Active if self.subject.may_decide() => {}
+            match self.prepared.mode {
+                Mode::Active if self.prepared.may_decide() => {}
                 Mode::Shadow if due >= CompactionNeed::Swap => {
                     return self.refuse(DecisionReason::Shadow);
                 }
@@ -160,13 +162,13 @@ impl<'a> CompactionContext<'a> {
                 return None;
             }
             if due >= CompactionNeed::Swap {
-                match compact::propose(&self.subject.request(), &self.planned.known, due) {
+                match compact::propose(&self.prepared.request(), &self.planned.known, due) {
                     Ok(facts) => {
                         if !self.takes(facts).await {
                             return self.refuse(DecisionReason::NotKept);
                         }
                         if !self.proxy.ledgers.has_focus(&self.opened.scope) {
-                            self.wish_is_over();
+                            self.close_pending_compaction();
                         }
                         rounds += 1;
                         continue;
@@ -198,10 +200,10 @@ impl<'a> CompactionContext<'a> {
             let writer = match self.writer(due).await {
                 Ok(writer) => writer,
                 Err(why) => {
-                    let asked = self.is_wished();
+                    let asked = self.has_pending_compaction();
                     // Nobody waits for what cannot be; the exchange says why.
                     if why != DecisionReason::NotReady {
-                        self.wish_is_over();
+                        self.close_pending_compaction();
                     }
                     return if due < CompactionNeed::Swap && !asked {
                         None
@@ -243,15 +245,18 @@ impl<'a> CompactionContext<'a> {
         let measured = self.planned.measured.as_ref().ok_or(DecisionReason::NothingToCut)?;
         let writing = begin_summary(self.proxy, &self.key()).ok_or(DecisionReason::NotReady)?;
         let room = self.opened.room();
-        let wish = self.is_wished().then(|| self.proxy.ledgers.take_wish(room.clone())).flatten();
+        let claim = self
+            .has_pending_compaction()
+            .then(|| self.proxy.ledgers.claim_compaction(room.clone()))
+            .flatten();
         let cached = self.cached(due, &choices).await;
         let reads = cached.as_ref().unwrap_or(self.planned);
         let parts = reads.measured.as_ref().unwrap_or(measured).parts.clone();
         Ok(SummaryJob {
-            wish,
+            claim,
             room,
             proxy: self.proxy.clone(),
-            subject: self.subject.clone(),
+            prepared: self.prepared.clone(),
             known: reads.known.clone(),
             parts,
             tokens: measured.estimate.tokens,
@@ -270,13 +275,13 @@ impl<'a> CompactionContext<'a> {
         due: CompactionNeed,
         choices: &[(SummaryAuthor, CutPoint)],
     ) -> Option<PlannedRequest> {
-        let policy = &self.subject.policy.compact;
+        let policy = &self.prepared.policy.compact;
         if due < CompactionNeed::Must || policy.model.is_some() || policy.upstream.is_some() {
             return None;
         }
-        let cached = self.planned.as_cached(self.subject).await?;
+        let cached = self.planned.as_cached(self.prepared).await?;
         let parts = &cached.measured.as_ref()?.parts;
-        let request = self.subject.request();
+        let request = self.prepared.request();
         let fits = choices.iter().all(|(_, choice)| {
             let piece = HistoryChunk { from: 0, through: choice.cut };
             let history = compact::weigh(&request, &cached.known, parts, piece);
@@ -288,10 +293,11 @@ impl<'a> CompactionContext<'a> {
     /// Who may write it, and where each would cut, the first choice first.
     async fn choices(&self) -> Result<Vec<(SummaryAuthor, CutPoint)>, DecisionReason> {
         let measured = self.planned.measured.as_ref().ok_or(DecisionReason::NothingToCut)?;
-        let refused = self.proxy.knows(&self.subject.source(), Lesson::CompactionRefused);
-        let request = self.subject.request();
-        let is_told = self.is_wished() && self.proxy.ledgers.has_focus(&self.opened.scope);
-        let is_told = is_told || self.subject.policy.compact.focus.is_some();
+        let refused = self.proxy.knows(&self.prepared.source(), Lesson::CompactionRefused);
+        let request = self.prepared.request();
+        let is_told =
+            self.has_pending_compaction() && self.proxy.ledgers.has_focus(&self.opened.scope);
+        let is_told = is_told || self.prepared.policy.compact.focus.is_some();
         let writers = compact::writers(&request, refused, is_told);
         if writers.is_empty() {
             return Err(DecisionReason::Provider);
@@ -306,25 +312,26 @@ impl<'a> CompactionContext<'a> {
     /// Takes a summary into use; answers whether it is.
     async fn takes(&mut self, facts: Vec<Fact>) -> bool {
         let before = self.in_use();
-        let aside = self.planned.known.aside;
-        let Ok(saved) = planned_request::save(self.proxy, self.opened, facts, aside).await else {
+        let suspended = self.planned.known.suspended;
+        let Ok(saved) = planned_request::save(self.proxy, self.opened, facts, suspended).await
+        else {
             return false;
         };
-        self.planned.adds(self.subject, saved).await;
+        self.planned.adds(self.prepared, saved).await;
         self.in_use() != before
     }
 
     /// What others wrote meanwhile is known; answers whether anything new is.
     async fn look_again(&mut self) -> bool {
-        let is_shadow = self.subject.request().is_shadow();
-        let mut known = self.opened.look_again(&self.subject.conversation, is_shadow);
+        let is_shadow = self.prepared.request().is_shadow();
+        let mut known = self.opened.look_again(&self.prepared.conversation, is_shadow);
         known.keeps_what_was_taken_over(&self.planned.known);
         let of = |known: &crate::context::plan::RecordedDecisions| {
             (known.compact().map(|(_, one)| one.about), known.summaries.len())
         };
         let is_new = of(&known) != of(&self.planned.known);
         if is_new {
-            self.planned.knows(self.subject, known).await;
+            self.planned.knows(self.prepared, known).await;
         }
         is_new
     }
@@ -336,7 +343,7 @@ impl<'a> CompactionContext<'a> {
 
     fn refuse(&mut self, why: DecisionReason) -> Option<SummaryJob> {
         let tokens = self.planned.measured.as_ref().map_or(0, |it| it.estimate.tokens);
-        let first = self.subject.conversation.messages.first();
+        let first = self.prepared.conversation.messages.first();
         let span = first.map_or(Span::new(0, 0), |message| message.span);
         let step = PlanStep::refused(Change::Compacted, why, (0, 0), span, tokens);
         self.planned.refuses(step);

@@ -25,8 +25,8 @@ use crate::context::plan::{DecisionReason, RecordedDecisions};
 use crate::context::policy::SummaryAuthor;
 use crate::context::{CompactionRecord, Fact, ForwardedHistory, SketchPart};
 use crate::dialect::lesson::Lesson;
-use crate::dialect::refusal::{self, Cause};
-use crate::dialect::summary::{self, NoSummary, Question};
+use crate::dialect::refusal::{self, RefusalCause};
+use crate::dialect::summary::{self, SummaryQuestion, SummaryRejection};
 use crate::dialect::{Dialect, PartKind, ReplyPart, Usage, rewrite};
 use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::http::headers;
@@ -40,7 +40,7 @@ use crate::store::Scope;
 use crate::store::ledgers::{ClaimedCompaction, SessionRoom};
 use crate::store::lessons::LessonSource;
 use crate::telemetry::clock::now;
-use crate::telemetry::{Compaction, Ended};
+use crate::telemetry::{Compaction, SummaryOutcome};
 use crate::tokens::Tokenizer;
 use crate::wire::splice::{Edit, splice};
 use sums::add;
@@ -56,7 +56,7 @@ const ASK_AGAIN: Duration = Duration::from_millis(250);
 /// A summary that is to be written.
 pub(crate) struct SummaryJob {
     pub(crate) proxy: Arc<Proxy>,
-    pub(crate) subject: Arc<PreparedRequest>,
+    pub(crate) prepared: Arc<PreparedRequest>,
     /// Where it goes.
     pub(crate) room: SessionRoom,
     /// What is known of the request, as the question reads it: as it is sent, or as its provider's cache has it.
@@ -73,7 +73,7 @@ pub(crate) struct SummaryJob {
     pub(crate) choices: Vec<(SummaryAuthor, CutPoint)>,
     pub(crate) due: CompactionNeed,
     /// Somebody asked for it. Where it is not written, that waits again.
-    pub(crate) wish: Option<ClaimedCompaction>,
+    pub(crate) claim: Option<ClaimedCompaction>,
     pub(crate) writing: SummaryGuard,
 }
 
@@ -129,7 +129,7 @@ impl SummaryJob {
 
     async fn write(mut self) {
         let (began, at) = (Instant::now(), now());
-        let until = Duration::from_secs(self.subject.policy.compact.timeout_s);
+        let until = Duration::from_secs(self.prepared.policy.compact.timeout_s);
         let deadline = tokio::time::Instant::now() + until;
         let what = self.work();
         let until = at + until.as_millis() as u64;
@@ -151,8 +151,8 @@ impl SummaryJob {
             self.tells(*by, choice, (&kept, Usage::default()), began);
         }
         // What others wrote is used first.
-        if let (Ok(Some(_)) | Err(SummaryError::TooLarge), Some(wish)) = (&kept, &mut self.wish) {
-            wish.is_over();
+        if let (Ok(Some(_)) | Err(SummaryError::TooLarge), Some(claim)) = (&kept, &mut self.claim) {
+            claim.is_over();
             if kept.is_err() {
                 let session = &self.room.scope.session;
                 tracing::warn!(
@@ -160,7 +160,7 @@ impl SummaryJob {
                 );
             }
         }
-        drop(self.wish);
+        drop(self.claim);
         self.writing.ended(match kept {
             Ok(_) => Some(true),
             // Nobody failed here.
@@ -218,13 +218,15 @@ impl SummaryJob {
             engine: by,
             why: self.why(),
             outcome: match kept {
-                Ok(_) => Ended::Written,
-                Err(SummaryError::Upstream | SummaryError::Bound { .. }) => Ended::UpstreamFailed,
-                Err(SummaryError::TimedOut) => Ended::TimedOut,
-                Err(SummaryError::Rejected) => Ended::Rejected,
-                Err(SummaryError::NotOffered) => Ended::NotOffered,
-                Err(SummaryError::TooLarge) => Ended::TooLarge,
-                Err(SummaryError::NotOurs | SummaryError::NotKept) => Ended::NotKept,
+                Ok(_) => SummaryOutcome::Written,
+                Err(SummaryError::Upstream | SummaryError::Bound { .. }) => {
+                    SummaryOutcome::UpstreamFailed
+                }
+                Err(SummaryError::TimedOut) => SummaryOutcome::TimedOut,
+                Err(SummaryError::Rejected) => SummaryOutcome::Rejected,
+                Err(SummaryError::NotOffered) => SummaryOutcome::NotOffered,
+                Err(SummaryError::TooLarge) => SummaryOutcome::TooLarge,
+                Err(SummaryError::NotOurs | SummaryError::NotKept) => SummaryOutcome::NotKept,
             },
             before: choice.was,
             after: kept.as_ref().ok().and_then(|it| it.as_ref().map(|it| it.tokens.into())),
@@ -235,7 +237,7 @@ impl SummaryJob {
 
     fn why(&self) -> DecisionReason {
         match self.due {
-            _ if self.wish.is_some() => DecisionReason::Asked,
+            _ if self.claim.is_some() => DecisionReason::Asked,
             CompactionNeed::Must => DecisionReason::Window,
             CompactionNeed::No | CompactionNeed::Prepare | CompactionNeed::Swap => {
                 DecisionReason::Threshold
@@ -246,7 +248,7 @@ impl SummaryJob {
     /// What is claimed: one at a time writes it, for all that grows from the same beginning.
     fn work(&self) -> String {
         let last = self.known.compact().map(|(_, compact)| compact.about).unwrap_or_default();
-        let begins = self.subject.conversation.chains().next().unwrap_or_default();
+        let begins = self.prepared.conversation.chains().next().unwrap_or_default();
         let Scope { tenant, session } = &self.room.scope;
         let what = format!("{tenant} {session} {begins} {last}");
         format!("summary {:032x}", xxh3_128(what.as_bytes()))
@@ -276,14 +278,14 @@ impl SummaryJob {
     /// The upstream and model that are asked, by name. What a provider writes is for its own model.
     fn asked(&self, by: SummaryAuthor) -> (Option<&Upstream>, &str, &str) {
         if by == SummaryAuthor::Provider {
-            return (None, &self.subject.upstream, self.subject.name());
+            return (None, &self.prepared.upstream, self.prepared.name());
         }
-        let policy = &self.subject.policy.compact;
+        let policy = &self.prepared.policy.compact;
         let other = policy.upstream.as_deref().and_then(|name| self.proxy.upstream(Some(name)));
-        let dialect = self.subject.conversation.dialect;
+        let dialect = self.prepared.conversation.dialect;
         let other = other.filter(|upstream| upstream.dialects.contains(&dialect));
-        let upstream = other.map_or(&*self.subject.upstream, |upstream| &*upstream.name);
-        (other, upstream, policy.model.as_deref().unwrap_or(self.subject.name()))
+        let upstream = other.map_or(&*self.prepared.upstream, |upstream| &*upstream.name);
+        (other, upstream, policy.model.as_deref().unwrap_or(self.prepared.name()))
     }
 
     /// Asks for the summary, in pieces where the history is too long for one request.
@@ -292,13 +294,13 @@ impl SummaryJob {
         choice: &CutPoint,
         spent: &mut Usage,
     ) -> Result<CompactionRecord, SummaryError> {
-        let request = self.subject.request();
-        let window = self.subject.model.window;
+        let request = self.prepared.request();
+        let window = self.prepared.model.window;
         let words = self.instruction();
         let counted = self.count(&words);
         let output = OUTPUT.min(window / 6);
         let room = window.saturating_sub(output).saturating_sub(counted);
-        let whole = HistoryChunk { from: 0, through: self.subject.conversation.messages.len() };
+        let whole = HistoryChunk { from: 0, through: self.prepared.conversation.messages.len() };
         let fits = self.tokens <= room && self.due < CompactionNeed::Must;
         let head = head_tokens(&self.parts);
         let before = output.saturating_add(compact::most_quoted(&request));
@@ -321,7 +323,7 @@ impl SummaryJob {
             summary = Some(answer.words);
         }
         let words = summary.unwrap_or_default();
-        let (known, is_asked) = (&self.known, self.wish.is_some());
+        let (known, is_asked) = (&self.known, self.claim.is_some());
         let written = compact::lay_out(&request, known, choice.cut, &words, seed()?, is_asked);
         let tokens = self.count(&written.raw);
         self.judged(choice, (written, tokens), None)
@@ -331,10 +333,10 @@ impl SummaryJob {
     /// is learned, and it is asked for once more without.
     async fn told(&self, asking: &SummaryRequest<'_>) -> Result<SummaryResponse, SummaryError> {
         let (_, upstream, model) = self.asked(SummaryAuthor::Summary);
-        let source = LessonSource { upstream, model, ..self.subject.source() };
+        let source = LessonSource { upstream, model, ..self.prepared.source() };
         // An earlier piece may have taught it.
         let is_bound =
-            self.subject.request().is_bound() || self.proxy.knows(&source, Lesson::ReasoningBound);
+            self.prepared.request().is_bound() || self.proxy.knows(&source, Lesson::ReasoningBound);
         let body = self.body(asking, is_bound).await.ok_or(SummaryError::Rejected)?;
         match self.call(body).await {
             Err(SummaryError::Bound { is_taught }) if asking.before.is_some() && !is_bound => {
@@ -349,13 +351,13 @@ impl SummaryJob {
 
     /// What to look at above all.
     fn focuses(&self) -> impl Iterator<Item = &str> {
-        let wished = self.wish.as_ref().and_then(ClaimedCompaction::focus);
-        let focus = [self.subject.policy.compact.focus.as_deref(), wished];
+        let requested = self.claim.as_ref().and_then(ClaimedCompaction::focus);
+        let focus = [self.prepared.policy.compact.focus.as_deref(), requested];
         focus.into_iter().flatten().filter(|focus| !focus.trim().is_empty())
     }
 
     fn instruction(&self) -> String {
-        let mut words = self.subject.policy.compact.prompt.clone();
+        let mut words = self.prepared.policy.compact.prompt.clone();
         for focus in self.focuses() {
             words.push_str(&format!("\n\nLook above all at this: {}", focus.trim()));
         }
@@ -364,7 +366,7 @@ impl SummaryJob {
 
     fn count(&self, words: &str) -> u64 {
         let part = ReplyPart { text: words.to_owned(), ..ReplyPart::of(PartKind::Text) };
-        u64::from(Tokenizer::now(self.subject.model.family).reply().said(&part)) + STRUCTURE
+        u64::from(Tokenizer::now(self.prepared.model.family).reply().said(&part)) + STRUCTURE
     }
 
     /// The body that asks for a summary of a piece, after what the pieces before it came to. `bound`: the
@@ -373,31 +375,30 @@ impl SummaryJob {
         let SummaryRequest { piece, before, words, output, room } = *asking;
         let edits = self.edits_of(piece, before, room)?;
         let begins_anew = before.is_some();
-        let (subject, words) = (self.subject.clone(), words.to_owned());
-        let model = self.subject.policy.compact.model.clone();
-        let target = self.target();
-        let ends = piece.through;
+        let (prepared, words) = (self.prepared.clone(), words.to_owned());
+        let model = self.prepared.policy.compact.model.clone();
+        let (target, ends) = (self.target(), piece.through);
         let marks = !begins_anew && self.is_of_its_model();
-        let made = off_thread(self.subject.body.len().max(OFF_THREAD + 1), move || {
-            let slices = splice(&subject.body, edits).ok()?;
+        let made = off_thread(self.prepared.body.len().max(OFF_THREAD + 1), move || {
+            let slices = splice(&prepared.body, edits).ok()?;
             let mut body = Bytes::from(slices.concat());
-            let dialect = subject.conversation.dialect;
+            let conversation = &prepared.conversation;
             if begins_anew {
-                body = summary::without_signed(dialect, &target, body, bound);
+                body = summary::without_signed(conversation.dialect, &target, body, bound);
             }
             let model = model.as_deref();
-            let marker = marks.then(|| summary::marker(&subject.conversation, &subject.body, ends));
-            let marker = marker.flatten();
+            let marker =
+                marks.then(|| summary::marker(conversation, &prepared.body, ends)).flatten();
             let marker = marker.as_deref();
-            let question = Question { words: &words, model, output, usage: true, marker };
-            summary::ask(dialect, &target, &body, &question)
+            let question = SummaryQuestion { words: &words, model, output, usage: true, marker };
+            summary::ask(conversation.dialect, &target, &body, &question)
         });
         made.await.ok().flatten()
     }
 
     /// Whether the model that is asked is the request's own, which has it in its cache.
     fn is_of_its_model(&self) -> bool {
-        let policy = &self.subject.policy.compact;
+        let policy = &self.prepared.policy.compact;
         policy.model.is_none() && policy.upstream.is_none()
     }
 
@@ -414,8 +415,8 @@ impl SummaryJob {
         before: Option<&str>,
         room: Option<u64>,
     ) -> Option<Vec<Edit>> {
-        let conversation = &self.subject.conversation;
-        let body = &self.subject.body[..];
+        let conversation = &self.prepared.conversation;
+        let body = &self.prepared.body[..];
         let messages = &conversation.messages;
         let begins = messages.first()?.span.start;
         let from = messages.get(piece.from)?.span.start;
@@ -433,7 +434,7 @@ impl SummaryJob {
             Some(_) => self.edits.iter().filter(stays).cloned().collect(),
         };
         if let Some(before) = before {
-            let (request, seed) = (self.subject.request(), seed().ok()?);
+            let (request, seed) = (self.prepared.request(), seed().ok()?);
             let raw = compact::lay_out(&request, &self.known, piece.from, before, seed, false).raw;
             edits.extend(rewrite::compact(conversation, body, piece.from, &raw)?);
         }
@@ -441,7 +442,7 @@ impl SummaryJob {
             edits.extend(rewrite::end_before(conversation, body, piece.through)?);
         }
         if let Some(room) = room {
-            let request = self.subject.request();
+            let request = self.prepared.request();
             edits.extend(compact::shorten(&request, &self.known, &self.parts, piece, room / 4));
         }
         Some(edits)
@@ -456,8 +457,8 @@ impl SummaryJob {
         if status != StatusCode::OK {
             return Err(self.why_refused(response).await);
         }
-        let dialect: Dialect = self.subject.conversation.dialect;
-        let most = usize::try_from(self.subject.policy.compact.max_bytes).unwrap_or(usize::MAX);
+        let dialect: Dialect = self.prepared.conversation.dialect;
+        let most = usize::try_from(self.prepared.policy.compact.max_bytes).unwrap_or(usize::MAX);
         let limit = most.saturating_mul(FRAMING);
         let (status, memory) = (status.as_u16(), self.proxy.memory.share());
         let mut reading =
@@ -479,7 +480,7 @@ impl SummaryJob {
         // Half a summary is better than a conversation that ends here.
         match summary::words(&reply, self.due == CompactionNeed::Must) {
             Ok(words) if words.len() <= most => Ok(SummaryResponse { words, usage: reply.usage }),
-            Err(NoSummary::Refused) => Err(SummaryError::Upstream),
+            Err(SummaryRejection::Refused) => Err(SummaryError::Upstream),
             Ok(_) | Err(_) => Err(SummaryError::Rejected),
         }
     }
@@ -489,11 +490,11 @@ impl SummaryJob {
         let status = response.status().as_u16();
         let body = Limited::new(response.into_body(), REFUSAL_BYTES).collect().await;
         let body = body.map(http_body_util::Collected::to_bytes).unwrap_or_default();
-        if refusal::cause(&body) != Cause::Bound {
+        if refusal::cause(&body) != RefusalCause::Bound {
             return SummaryError::Upstream;
         }
         let error = lessons::RefusalResponse::Refused { status, body: &body };
-        let taught = lessons::taught(error, self.subject.quotable(), Some(&self.head)).await;
+        let taught = lessons::taught(error, self.prepared.quotable(), Some(&self.head)).await;
         SummaryError::Bound { is_taught: taught.holds(Lesson::ReasoningBound) }
     }
 
@@ -508,12 +509,12 @@ impl SummaryJob {
         let mut head = self.head.clone();
         head.uri = uri;
         let from =
-            self.proxy.upstream(Some(&self.subject.upstream)).ok_or(SummaryError::Upstream)?;
+            self.proxy.upstream(Some(&self.prepared.upstream)).ok_or(SummaryError::Upstream)?;
         let (to, credentials) = (other.unwrap_or(from), &self.proxy.credentials);
         head.headers = questions::headers(&head.headers, from, to, credentials);
         let is_block = |compact: &CompactionRecord| compact.by == SummaryAuthor::Provider;
         let holds_block = self.known.compact().is_some_and(|(_, compact)| is_block(compact));
-        let is_anthropic = self.subject.conversation.dialect == Dialect::Anthropic;
+        let is_anthropic = self.prepared.conversation.dialect == Dialect::Anthropic;
         if is_anthropic && (holds_block || by == SummaryAuthor::Provider) {
             headers::list_beta(&mut head.headers, summary::provider::BETA);
         }
@@ -527,7 +528,7 @@ impl SummaryJob {
 
     /// Where it is sent: the request's own address, or the same path at the configured upstream.
     fn address(&self, other: Option<&Upstream>) -> Option<Uri> {
-        let dialect = self.subject.conversation.dialect;
+        let dialect = self.prepared.conversation.dialect;
         let (_, _, model) = self.asked(SummaryAuthor::Summary);
         let own = self.target();
         let own = match (other, dialect) {
@@ -561,7 +562,7 @@ impl SummaryJob {
         let why = self.why();
         let sizes = (self.tokens, choice.was, tokens);
         let needed = if self.due == CompactionNeed::Must { DecisionReason::Window } else { why };
-        if !compact::is_accepted(&self.subject.request(), sizes, needed) {
+        if !compact::is_accepted(&self.prepared.request(), sizes, needed) {
             return Err(SummaryError::TooLarge);
         }
         let (_, upstream, model) = self.asked(written.by);
@@ -570,7 +571,7 @@ impl SummaryJob {
             near: choice.near.clone(),
             is_own: choice.is_own,
             at: now(),
-            request: self.subject.id.clone(),
+            request: self.prepared.id.clone(),
             raw: written.raw.into(),
             was: choice.was,
             tokens: u32::try_from(tokens).unwrap_or(u32::MAX),
@@ -582,7 +583,7 @@ impl SummaryJob {
             took: 0,
             carries,
             shadow: false,
-            after: self.known.aside,
+            after: self.known.suspended,
         })
     }
 }

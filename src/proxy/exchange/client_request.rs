@@ -23,7 +23,7 @@ use crate::context::reasoning;
 use crate::dialect::credentials::{Tenant, gives_away};
 use crate::dialect::identity::{self, ANONYMOUS, Identity};
 use crate::dialect::lesson::Lesson;
-use crate::dialect::models::{Binding, Model};
+use crate::dialect::models::{Model, ReasoningBinding};
 use crate::dialect::paths::{self, Transport};
 use crate::dialect::request_id::provider_request_id;
 use crate::dialect::{Conversation, Dialect, Note, Purpose, Role};
@@ -41,7 +41,7 @@ use crate::proxy::turn::pending::PendingExchange;
 use crate::store::Scope;
 use crate::store::ledgers::{self, SessionPeek};
 use crate::store::lessons::LessonSource;
-use crate::store::recall::{Lookup, ReadBudget, Recalled};
+use crate::store::recall::{LookupOutcome, ReadBudget, RecallOutcome};
 use crate::telemetry::clock::now;
 use crate::telemetry::{FailOpen, MessageEvent, MessageStep};
 use crate::wire::splice::Edit;
@@ -62,7 +62,7 @@ pub(crate) struct ClientRequest {
 #[derive(Default)]
 pub(crate) struct AnalyzedRequest {
     /// Makes a turn of the reply.
-    pub(crate) measure: Option<PendingExchange>,
+    pub(crate) pending: Option<PendingExchange>,
     /// Writes a summary once the request is answered.
     pub(crate) writer: Option<SummaryJob>,
     /// What is changed in its body.
@@ -75,7 +75,7 @@ pub(crate) struct AnalyzedRequest {
 #[derive(Default)]
 pub(crate) struct PlacedRequest {
     /// Makes a turn of the reply.
-    pub(crate) measure: Option<PendingExchange>,
+    pub(crate) pending: Option<PendingExchange>,
     writer: Option<SummaryJob>,
     edits: Vec<Edit>,
     /// What the head has to list for them.
@@ -120,13 +120,13 @@ impl ClientRequest {
         &self,
         body: &Bytes,
         head: &request::Parts,
-        account: &mut ExchangeRecorder,
+        recorder: &mut ExchangeRecorder,
     ) -> AnalyzedRequest {
-        let understanding = AssertUnwindSafe(self.understood(body, head, account));
+        let understanding = AssertUnwindSafe(self.understood(body, head, recorder));
         match understanding.catch_unwind().await {
             Ok(understood) => understood.unwrap_or_default(),
             Err(_) => {
-                account.stood_aside(FailOpen::Panicked);
+                recorder.stood_aside(FailOpen::Panicked);
                 AnalyzedRequest::default()
             }
         }
@@ -136,33 +136,33 @@ impl ClientRequest {
         &self,
         body: &Bytes,
         head: &request::Parts,
-        account: &mut ExchangeRecorder,
+        recorder: &mut ExchangeRecorder,
     ) -> Option<AnalyzedRequest> {
         let dialect = self.read_as()?;
         let analysis = match self
-            .reader(dialect, &account.proxy, &account.memory)
+            .reader(dialect, &recorder.proxy, &recorder.memory)
             .read(&self.headers, body)
             .await
         {
             Ok(analysis) => analysis,
             Err(why) => {
-                account.stood_aside(why);
+                recorder.stood_aside(why);
                 return None;
             }
         };
         let notes = &analysis.conversation.notes;
-        account.noted(notes.iter().copied());
+        recorder.noted(notes.iter().copied());
         if notes.contains(&Note::NotJson) {
-            account.stood_aside(FailOpen::BodyUnread);
+            recorder.stood_aside(FailOpen::BodyUnread);
             return None;
         }
         let plain = analysis.plain.clone();
-        let placed = self.placed(analysis, Some(head), account).await;
-        let PlacedRequest { measure, writer, edits, beta, added, count } = placed;
+        let placed = self.placed(analysis, Some(head), recorder).await;
+        let PlacedRequest { pending, writer, edits, beta, added, count } = placed;
         let rewrite = (!edits.is_empty()).then_some(PlannedRewrite { plain, edits, beta });
-        let may_repair = measure.as_ref().is_some_and(PendingExchange::may_repair);
+        let may_repair = pending.as_ref().is_some_and(PendingExchange::may_repair);
         let changes = BodyChanges { rewrite, added, may_repair };
-        Some(AnalyzedRequest { measure, writer, changes, count })
+        Some(AnalyzedRequest { pending, writer, changes, count })
     }
 
     /// How its body is read.
@@ -186,155 +186,155 @@ impl ClientRequest {
         &self,
         analysis: RequestAnalysis,
         head: Option<&request::Parts>,
-        account: &mut ExchangeRecorder,
+        recorder: &mut ExchangeRecorder,
     ) -> PlacedRequest {
         let who = identity::identify(&self.headers, &analysis.conversation, self.transport);
-        let tenant = self.tenant(&account.proxy);
-        account.event.tenant = tenant.as_ref().ok().cloned();
-        let reads = self.read_budget(&analysis.conversation, head.is_some(), account);
-        let mut subject = self.subject(analysis, &who, (account, &reads)).await;
+        let tenant = self.tenant(&recorder.proxy);
+        recorder.event.tenant = tenant.as_ref().ok().cloned();
+        let reads = self.read_budget(&analysis.conversation, head.is_some(), recorder);
+        let mut prepared = self.prepared(analysis, &who, (recorder, &reads)).await;
         if let Err(why) = tenant {
-            account.stood_aside(why);
-            let subject = Arc::new(subject);
-            account.event.estimate = PlannedRequest::alone(&subject).await;
-            return self.counted_alone(subject, account);
+            recorder.stood_aside(why);
+            let prepared = Arc::new(prepared);
+            recorder.event.estimate = PlannedRequest::alone(&prepared).await;
+            return self.counted_alone(prepared, recorder);
         }
-        if subject.conversation.purpose == Purpose::Count {
-            let counted = self.counted(subject, &who, (account, &reads)).await;
-            waited(&reads, account);
+        if prepared.conversation.purpose == Purpose::Count {
+            let counted = self.counted(prepared, &who, (recorder, &reads)).await;
+            waited(&reads, recorder);
             return counted;
         }
-        let proxy = account.proxy.clone();
+        let proxy = recorder.proxy.clone();
         let head = head.filter(|_| !self.is_signed());
-        let asked = asked(&subject, &who, (account, &reads));
-        let opened = proxy.ledgers.open(asked, &subject.conversation).await;
-        waited(&reads, account);
+        let asked = asked(&prepared, &who, (recorder, &reads));
+        let opened = proxy.ledgers.open(asked, &prepared.conversation).await;
+        waited(&reads, recorder);
         let Some(mut opened) = opened else {
             // It goes as it came, and is no turn: the next request finds the session.
-            account.stood_aside(FailOpen::SessionLate);
-            account.event.estimate = PlannedRequest::alone(&Arc::new(subject)).await;
+            recorder.stood_aside(FailOpen::SessionLate);
+            recorder.event.estimate = PlannedRequest::alone(&Arc::new(prepared)).await;
             return PlacedRequest::default();
         };
-        let event = &mut account.event;
+        let event = &mut recorder.event;
         event.session = Some(opened.scope.session.clone());
-        event.thread = Some(opened.placed.standing.thread.clone());
+        event.thread = Some(opened.placed.position.thread.clone());
         if opened.unread {
-            account.stood_aside(FailOpen::FactUnread);
+            recorder.stood_aside(FailOpen::FactUnread);
         }
         if opened.store_missed {
-            account.stood_aside(FailOpen::Store);
+            recorder.stood_aside(FailOpen::Store);
         }
-        subject.held_out = is_held_out(&opened.scope.session, subject.mode, &proxy);
-        subject.is_opened(&mut opened);
+        prepared.held_out = is_held_out(&opened.scope.session, prepared.mode, &proxy);
+        prepared.is_opened(&mut opened);
         if head.is_some() {
-            subject.added = self.added(&subject, account);
+            prepared.added = self.added(&prepared, recorder);
         }
-        let added = subject.added.clone();
-        let subject = Arc::new(subject);
+        let added = prepared.added.clone();
+        let prepared = Arc::new(prepared);
         let mut writer = None;
-        let (planned, unheard) = match head {
+        let (planned, undelivered) = match head {
             Some(head) => {
-                let (mut planned, unheard) =
-                    planned_request::plan(&proxy, subject.clone(), &mut opened).await;
-                let (proxy, subject, opened) = (&proxy, &subject, &mut opened);
+                let (mut planned, undelivered) =
+                    planned_request::plan(&proxy, prepared.clone(), &mut opened).await;
+                let (proxy, prepared, opened) = (&proxy, &prepared, &mut opened);
                 let mut attended =
-                    CompactionContext::new(proxy, subject, opened, &mut planned, head);
+                    CompactionContext::new(proxy, prepared, opened, &mut planned, head);
                 writer = attended.attend().await;
                 let waited = attended.waited.map(|waited| waited.as_micros() as u64);
-                account.event.compaction_wait_us = waited;
-                latest_request::keep(proxy, (subject, &planned), opened, head);
-                (planned, unheard)
+                recorder.event.compaction_wait_us = waited;
+                latest_request::keep(proxy, (prepared, &planned), opened, head);
+                (planned, undelivered)
             }
-            None => (PlannedRequest::as_it_came(&subject, &mut opened).await, None),
+            None => (PlannedRequest::as_it_came(&prepared, &mut opened).await, None),
         };
-        planned.stood_aside.into_iter().for_each(|why| account.stood_aside(why));
-        account.event.done = planned.done.clone();
-        announce_taken(&planned.taken, &opened.scope, account);
-        let subject = (subject, planned, unheard);
-        let mut measure = PendingExchange::begin(&proxy, opened, subject, account.event.at);
-        account.event.estimate = measure.estimate().cloned();
-        account.event.classic = measure.classic().cloned();
-        let flight = measure.flight(account.event.at);
-        flight.into_iter().for_each(|flight| proxy.telemetry.takes_off(flight));
-        if account.event.estimate.is_none() {
-            account.stood_aside(FailOpen::Panicked);
+        planned.stood_aside.into_iter().for_each(|why| recorder.stood_aside(why));
+        recorder.event.done = planned.done.clone();
+        announce_taken(&planned.taken, &opened.scope, recorder);
+        let prepared = (prepared, planned, undelivered);
+        let mut pending = PendingExchange::begin(&proxy, opened, prepared, recorder.event.at);
+        recorder.event.estimate = pending.estimate().cloned();
+        recorder.event.classic = pending.classic().cloned();
+        let shown = pending.open_exchange(recorder.event.at);
+        shown.into_iter().for_each(|it| proxy.telemetry.exchange_opened(it));
+        if recorder.event.estimate.is_none() {
+            recorder.stood_aside(FailOpen::Panicked);
         }
-        let beta = measure.beta();
-        let edits = measure.edits();
-        PlacedRequest { edits, beta, measure: Some(measure), writer, added, count: None }
+        let beta = pending.beta();
+        let edits = pending.edits();
+        PlacedRequest { edits, beta, pending: Some(pending), writer, added, count: None }
     }
 
     /// A call that counts tokens belongs to no thread, because nothing grows from it. It is asked for
     /// what would be sent.
     async fn counted(
         &self,
-        mut subject: PreparedRequest,
+        mut prepared: PreparedRequest,
         who: &Identity,
-        (account, reads): (&mut ExchangeRecorder, &ReadBudget),
+        (recorder, reads): (&mut ExchangeRecorder, &ReadBudget),
     ) -> PlacedRequest {
-        let proxy = account.proxy.clone();
+        let proxy = recorder.proxy.clone();
         if proxy.config.count == ProviderCounting::Raw || self.is_signed() {
-            return self.counted_alone(Arc::new(subject), account);
+            return self.counted_alone(Arc::new(prepared), recorder);
         }
-        let is_shadow = subject.mode == Mode::Shadow;
+        let is_shadow = prepared.mode == Mode::Shadow;
         // A thread that was rewritten before is repeated, as its turns would be.
-        subject.mode = if is_shadow { Mode::Observe } else { subject.mode };
-        let asks = asked(&subject, who, (account, reads));
-        let mut peeked = proxy.ledgers.peek(asks, &subject.conversation).await;
-        let is_plain = matches!(&peeked, Lookup::Found(it) if it.known.decides_nothing());
+        prepared.mode = if is_shadow { Mode::Observe } else { prepared.mode };
+        let asks = asked(&prepared, who, (recorder, reads));
+        let mut peeked = proxy.ledgers.peek(asks, &prepared.conversation).await;
+        let is_plain = matches!(&peeked, LookupOutcome::Found(it) if it.known.decides_nothing());
         if is_shadow && is_plain {
-            subject.mode = Mode::Shadow;
-            let asks = asked(&subject, who, (account, reads));
-            peeked = proxy.ledgers.peek(asks, &subject.conversation).await;
+            prepared.mode = Mode::Shadow;
+            let asks = asked(&prepared, who, (recorder, reads));
+            peeked = proxy.ledgers.peek(asks, &prepared.conversation).await;
         }
         let known = match peeked {
-            Lookup::Found(SessionPeek { session, known, store_missed }) => {
+            LookupOutcome::Found(SessionPeek { session, known, store_missed }) => {
                 if store_missed {
-                    account.stood_aside(FailOpen::Store);
+                    recorder.stood_aside(FailOpen::Store);
                 }
-                subject.held_out = is_held_out(&session, subject.mode, &proxy);
-                account.event.session = Some(session);
+                prepared.held_out = is_held_out(&session, prepared.mode, &proxy);
+                recorder.event.session = Some(session);
                 known
             }
-            Lookup::None => RecordedDecisions::default(),
-            Lookup::Late => {
-                account.stood_aside(FailOpen::SessionLate);
-                return self.counted_alone(Arc::new(subject), account);
+            LookupOutcome::None => RecordedDecisions::default(),
+            LookupOutcome::Late => {
+                recorder.stood_aside(FailOpen::SessionLate);
+                return self.counted_alone(Arc::new(prepared), recorder);
             }
         };
-        subject.added = self.added(&subject, account);
-        let added = subject.added.clone();
-        let subject = Arc::new(subject);
-        let planned = PlannedRequest::replayed(&subject, Arc::new(known)).await;
-        let beta = planned.beta(&subject);
-        planned.stood_aside.into_iter().for_each(|why| account.stood_aside(why));
-        account.event.done = planned.done;
-        let count = self.count_fallback(subject, (planned.sent, planned.known), account);
+        prepared.added = self.added(&prepared, recorder);
+        let added = prepared.added.clone();
+        let prepared = Arc::new(prepared);
+        let planned = PlannedRequest::replayed(&prepared, Arc::new(known)).await;
+        let beta = planned.beta(&prepared);
+        planned.stood_aside.into_iter().for_each(|why| recorder.stood_aside(why));
+        recorder.event.done = planned.done;
+        let count = self.count_fallback(prepared, (planned.sent, planned.known), recorder);
         PlacedRequest { edits: planned.edits, beta, added, count, ..PlacedRequest::default() }
     }
 
     /// A request that goes as it came, and that nothing is kept of.
     fn counted_alone(
         &self,
-        subject: Arc<PreparedRequest>,
-        account: &ExchangeRecorder,
+        prepared: Arc<PreparedRequest>,
+        recorder: &ExchangeRecorder,
     ) -> PlacedRequest {
-        let sent = plan::as_it_came(&subject.request());
-        let count = self.count_fallback(subject, (sent, Arc::default()), account);
+        let sent = plan::as_it_came(&prepared.request());
+        let count = self.count_fallback(prepared, (sent, Arc::default()), recorder);
         PlacedRequest { count, ..PlacedRequest::default() }
     }
 
     /// What answers the request where it counts tokens and its upstream does not.
     fn count_fallback(
         &self,
-        subject: Arc<PreparedRequest>,
+        prepared: Arc<PreparedRequest>,
         sent: (Overlay, Arc<RecordedDecisions>),
-        account: &ExchangeRecorder,
+        recorder: &ExchangeRecorder,
     ) -> Option<CountFallback> {
-        let wanted = account.proxy.upstream(account.event.upstream.as_deref())?.count_tokens;
-        let is_count = subject.conversation.purpose == Purpose::Count;
-        let how = (wanted, self.mode(account));
-        is_count.then(|| CountFallback::new(subject, sent, self.target(), how))
+        let wanted = recorder.proxy.upstream(recorder.event.upstream.as_deref())?.count_tokens;
+        let is_count = prepared.conversation.purpose == Purpose::Count;
+        let how = (wanted, self.mode(recorder));
+        is_count.then(|| CountFallback::new(prepared, sent, self.target(), how))
     }
 
     /// The provider's id of the request, from its answer's headers; one that gives a credential away is none.
@@ -358,26 +358,30 @@ impl ClientRequest {
     }
 
     /// What is asked on our behalf, where the body can be changed as it is.
-    fn added(&self, subject: &PreparedRequest, account: &ExchangeRecorder) -> Option<AddedOption> {
-        let upstream = account.proxy.upstream(account.event.upstream.as_deref())?;
+    fn added(
+        &self,
+        prepared: &PreparedRequest,
+        recorder: &ExchangeRecorder,
+    ) -> Option<AddedOption> {
+        let upstream = recorder.proxy.upstream(recorder.event.upstream.as_deref())?;
         let plainly = !self.headers.contains_key(CONTENT_ENCODING);
-        if plainly { AddedOption::to(subject, &account.proxy, upstream) } else { None }
+        if plainly { AddedOption::to(prepared, &recorder.proxy, upstream) } else { None }
     }
 
     /// A request with all that is known of model and upstream; its session is not known yet.
-    async fn subject(
+    async fn prepared(
         &self,
         analysis: RequestAnalysis,
         who: &Identity,
-        (account, reads): (&mut ExchangeRecorder, &ReadBudget),
+        (recorder, reads): (&mut ExchangeRecorder, &ReadBudget),
     ) -> PreparedRequest {
         let RequestAnalysis { plain: body, mut conversation, repeated_calls, memory } = analysis;
-        let proxy = account.proxy.clone();
+        let proxy = recorder.proxy.clone();
         conversation.purpose = who.purpose.unwrap_or(conversation.purpose);
-        let tenant = account.event.tenant.clone();
-        let mut model = self.model(&conversation, account);
+        let tenant = recorder.event.tenant.clone();
+        let mut model = self.model(&conversation, recorder);
         let name = conversation.model.as_deref().unwrap_or_default();
-        let behind = account.event.upstream.clone().unwrap_or_default();
+        let behind = recorder.event.upstream.clone().unwrap_or_default();
         let vouched = proxy.knows_apart(Some(&behind));
         let source =
             LessonSource { tenant: tenant.as_deref(), upstream: &behind, model: name, vouched };
@@ -386,26 +390,26 @@ impl ClientRequest {
         let window = lessons.window(&source, model.window, now());
         model.known |= window != model.window;
         model.window = window;
-        let event = &mut account.event;
+        let event = &mut recorder.event;
         event.model.clone_from(&conversation.model);
         event.family = Some(model.family);
         event.window = Some(model.window);
         event.purpose = Some(conversation.purpose);
         event.repeated_calls = repeated_calls.filter(|_| conversation.purpose == Purpose::Turn);
         event.session.clone_from(&who.session);
-        let mode = self.mode(account);
-        let upstream = proxy.upstream(account.event.upstream.as_deref());
+        let mode = self.mode(recorder);
+        let upstream = proxy.upstream(recorder.event.upstream.as_deref());
         let echo = upstream.map_or(EchoRule::Unwanted, |it| self.echo(&proxy, it, &source));
         if proxy.knows(&source, Lesson::ReasoningBound) {
-            model.binding = Binding::Prefix;
+            model.binding = ReasoningBinding::Prefix;
         }
         let pupil = tenant.as_deref().filter(|_| !vouched);
         let counted = (&*behind, name, pupil);
         let learned = proxy.calibration.of(&proxy.ledgers, counted, model.family, reads);
         let (learned, counting) = learned.await;
-        let id = account.event.id.clone();
-        if taught != Recalled::Known || counting != Recalled::Known {
-            account.stood_aside(FailOpen::Store);
+        let id = recorder.event.id.clone();
+        if taught != RecallOutcome::Known || counting != RecallOutcome::Known {
+            recorder.stood_aside(FailOpen::Store);
         }
         PreparedRequest {
             id,
@@ -414,7 +418,7 @@ impl ClientRequest {
             upstream: behind,
             reserve: model.reserve(proxy.config.output_reserve),
             held_out: false,
-            unknown: taught != Recalled::Known,
+            unknown: taught != RecallOutcome::Known,
             signed: self.is_signed(),
             added: None,
             counted_input: None,
@@ -431,9 +435,9 @@ impl ClientRequest {
     }
 
     /// What may be done to the request.
-    fn mode(&self, account: &ExchangeRecorder) -> Mode {
-        let proxy = &account.proxy;
-        let upstream = proxy.upstream(account.event.upstream.as_deref());
+    fn mode(&self, recorder: &ExchangeRecorder) -> Mode {
+        let proxy = &recorder.proxy;
+        let upstream = proxy.upstream(recorder.event.upstream.as_deref());
         let limit = upstream.and_then(|upstream| upstream.mode).unwrap_or(proxy.config.mode);
         proxy.config.client_mode.mode(limit, headers::mode(&self.headers))
     }
@@ -445,9 +449,9 @@ impl ClientRequest {
         &self,
         conversation: &Conversation,
         open: bool,
-        account: &ExchangeRecorder,
+        recorder: &ExchangeRecorder,
     ) -> ReadBudget {
-        let limits = &account.proxy.config.limits;
+        let limits = &recorder.proxy.config.limits;
         let reads = ReadBudget::new(Duration::from_millis(limits.load_ms));
         let goes_on = conversation.held.is_some()
             || conversation.parts().any(|part| part.role == Role::Assistant);
@@ -455,7 +459,7 @@ impl ClientRequest {
             return reads;
         }
         let first = Duration::from_millis(limits.first_load_ms);
-        reads.with_first_load(first, account.proxy.shutdown.subscribe())
+        reads.with_first_load(first, recorder.proxy.shutdown.subscribe())
     }
 
     /// Whose memory the request may use, or why it has none: then nothing of it is kept, and nothing that was
@@ -488,17 +492,17 @@ impl ClientRequest {
     }
 
     /// What is known about the model; one that is not known is named once in the log.
-    fn model(&self, conversation: &Conversation, account: &ExchangeRecorder) -> Model {
-        let proxy = &account.proxy;
+    fn model(&self, conversation: &Conversation, recorder: &ExchangeRecorder) -> Model {
+        let proxy = &recorder.proxy;
         let name = conversation.model.as_deref().unwrap_or_default();
         let betas = self.headers.get_all("anthropic-beta").iter();
         let betas: Vec<&str> = betas.filter_map(|line| line.to_str().ok()).collect();
         let model = proxy.catalogue.model(name, &betas.join(","));
         if !model.known && !name.is_empty() {
-            let behind = account.event.upstream.as_deref().unwrap_or_default();
+            let behind = recorder.event.upstream.as_deref().unwrap_or_default();
             proxy.telemetry.unknown_model(behind, name);
         }
-        match proxy.upstream(account.event.upstream.as_deref()) {
+        match proxy.upstream(recorder.event.upstream.as_deref()) {
             Some(upstream) => model.behind(upstream.window, upstream.price),
             None => model,
         }
@@ -510,10 +514,10 @@ impl ClientRequest {
 }
 
 /// Tells that words that waited are said with the request.
-fn announce_taken(taken: &[Box<str>], scope: &Scope, account: &ExchangeRecorder) {
+fn announce_taken(taken: &[Box<str>], scope: &Scope, recorder: &ExchangeRecorder) {
     for id in taken {
         let Scope { tenant, session } = scope.clone();
-        let (id, request, at) = (id.clone(), Some(account.event.id.clone()), now());
+        let (id, request, at) = (id.clone(), Some(recorder.event.id.clone()), now());
         let news = MessageEvent {
             id,
             step: MessageStep::Taken,
@@ -523,34 +527,34 @@ fn announce_taken(taken: &[Box<str>], scope: &Scope, account: &ExchangeRecorder)
             position: None,
             at,
         };
-        account.proxy.telemetry.announce(news);
+        recorder.proxy.telemetry.announce(news);
     }
 }
 
 /// Tells how long the request waited for the store, if at all.
-fn waited(reads: &ReadBudget, account: &mut ExchangeRecorder) {
+fn waited(reads: &ReadBudget, recorder: &mut ExchangeRecorder) {
     let waited = reads.spent();
     if waited.is_zero() {
         return;
     }
-    account.proxy.telemetry.session_loaded(waited);
+    recorder.proxy.telemetry.session_loaded(waited);
     let is_long = reads.is_overspent();
-    account.event.session_load_us = is_long.then_some(waited.as_micros() as u64);
+    recorder.event.session_load_us = is_long.then_some(waited.as_micros() as u64);
 }
 
 /// By what a request is placed.
 fn asked<'a>(
-    subject: &'a PreparedRequest,
+    prepared: &'a PreparedRequest,
     who: &'a Identity,
-    (account, reads): (&'a ExchangeRecorder, &'a ReadBudget),
+    (recorder, reads): (&'a ExchangeRecorder, &'a ReadBudget),
 ) -> ledgers::SessionLookup<'a> {
     ledgers::SessionLookup {
-        tenant: account.event.tenant.as_deref().unwrap_or(ANONYMOUS),
+        tenant: recorder.event.tenant.as_deref().unwrap_or(ANONYMOUS),
         session: who.session.as_deref(),
-        lane: who.thread.as_deref(),
-        request: &subject.id,
-        shadow: subject.mode == Mode::Shadow,
-        patience: Duration::from_millis(account.proxy.config.limits.settle_ms),
+        client_thread: who.thread.as_deref(),
+        request: &prepared.id,
+        shadow: prepared.mode == Mode::Shadow,
+        timeout: Duration::from_millis(recorder.proxy.config.limits.settle_ms),
         reads,
     }
 }

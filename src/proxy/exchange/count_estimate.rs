@@ -28,7 +28,7 @@ const ANSWER_BYTES: usize = 16 * 1024;
 
 /// A count that can be answered here.
 pub(crate) struct CountFallback {
-    subject: Arc<PreparedRequest>,
+    prepared: Arc<PreparedRequest>,
     /// What would be sent.
     sent: Overlay,
     known: Arc<RecordedDecisions>,
@@ -41,20 +41,20 @@ pub(crate) struct CountFallback {
 
 impl CountFallback {
     pub(crate) fn new(
-        subject: Arc<PreparedRequest>,
+        prepared: Arc<PreparedRequest>,
         (sent, known): (Overlay, Arc<RecordedDecisions>),
         target: &str,
         (wanted, mode): (CountTokens, Mode),
     ) -> Self {
-        Self { subject, sent, known, target: target.into(), wanted, mode }
+        Self { prepared, sent, known, target: target.into(), wanted, mode }
     }
 
     /// The answer where the upstream need not be asked.
     pub(crate) async fn answer_unasked(
         &self,
-        account: &mut ExchangeRecorder,
+        recorder: &mut ExchangeRecorder,
     ) -> Option<Response<Bytes>> {
-        let is_learned = || account.proxy.knows(&self.subject.source(), Lesson::CountMissing);
+        let is_learned = || recorder.proxy.knows(&self.prepared.source(), Lesson::CountMissing);
         let why = match self.wanted {
             CountTokens::Estimate => CountEstimate::Configured,
             CountTokens::Auto if self.mode == Mode::Active && is_learned() => {
@@ -62,7 +62,7 @@ impl CountFallback {
             }
             CountTokens::Auto | CountTokens::Provider => return None,
         };
-        self.answer(why, account).await
+        self.answer(why, recorder).await
     }
 
     /// The answer where the upstream has no such endpoint; else what it answered. `head`: the request's, as it
@@ -71,7 +71,7 @@ impl CountFallback {
         &self,
         response: Response<OutgoingBody>,
         head: &request::Parts,
-        account: &mut ExchangeRecorder,
+        recorder: &mut ExchangeRecorder,
     ) -> Result<Response<Bytes>, Response<OutgoingBody>> {
         let may_miss = matches!(
             response.status(),
@@ -80,12 +80,12 @@ impl CountFallback {
         if !may_miss || self.wanted != CountTokens::Auto || self.mode != Mode::Active {
             return Err(response);
         }
-        let begun = StartedResponse::read(response, ANSWER_BYTES, &account.memory).await;
+        let begun = StartedResponse::read(response, ANSWER_BYTES, &recorder.memory).await;
         if !self.is_missing(&begun, head).await {
             return Err(begun.into_response());
         }
-        account.proxy.counting.set_missing(&self.subject.source());
-        self.answer(CountEstimate::Missing, account).await.ok_or_else(|| begun.into_response())
+        recorder.proxy.counting.set_missing(&self.prepared.source());
+        self.answer(CountEstimate::Missing, recorder).await.ok_or_else(|| begun.into_response())
     }
 
     /// Whether an answer says that nothing counts there. A model that is not there is another fault, and its
@@ -99,26 +99,26 @@ impl CountFallback {
             return true;
         }
         let error = RefusalResponse::Refused { status: status.as_u16(), body: &begun.start };
-        let taught = lessons::taught(error, self.subject.quotable(), Some(head)).await;
+        let taught = lessons::taught(error, self.prepared.quotable(), Some(head)).await;
         taught.holds(Lesson::CountMissing)
     }
 
     async fn answer(
         &self,
         why: CountEstimate,
-        account: &mut ExchangeRecorder,
+        recorder: &mut ExchangeRecorder,
     ) -> Option<Response<Bytes>> {
         let estimate =
-            planned_request::estimate(&self.subject, self.sent.clone(), &self.known).await?;
-        let dialect = self.subject.conversation.dialect;
+            planned_request::estimate(&self.prepared, self.sent.clone(), &self.known).await?;
+        let dialect = self.prepared.conversation.dialect;
         let body = counting::estimated(dialect, &self.target, estimate.tokens)?;
         let (low, high) = estimate.band().unwrap_or((estimate.tokens, estimate.tokens));
         let mut response = Response::new(Bytes::from(body));
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(ESTIMATED, HeaderValue::from_str(&format!("{low}-{high}")).ok()?);
-        account.event.estimate = Some(estimate);
-        account.event.count_estimated = Some(why);
+        recorder.event.estimate = Some(estimate);
+        recorder.event.count_estimated = Some(why);
         Some(response)
     }
 }

@@ -24,14 +24,14 @@ use crate::proxy::plan::planned_request::PlannedRequest;
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::Proxy;
 use crate::store::Scope;
-use crate::store::ledgers::{LatestRequest, NotCounted, OpenedSession, ProviderRecount};
+use crate::store::ledgers::{LatestRequest, OpenedSession, ProviderRecount, RecountError};
 use crate::telemetry::CountOutcome;
 use crate::wire::splice::{self, Edit};
 
 /// What a summary of it takes.
 struct SummaryContext {
     proxy: Weak<Proxy>,
-    subject: Arc<PreparedRequest>,
+    prepared: Arc<PreparedRequest>,
     scope: Scope,
     thread: ThreadId,
     known: Arc<RecordedDecisions>,
@@ -58,20 +58,20 @@ impl Drop for SummaryContext {
 /// Keeps a turn of a session's main conversation.
 pub(crate) fn keep(
     proxy: &Arc<Proxy>,
-    (subject, planned): (&Arc<PreparedRequest>, &PlannedRequest),
+    (prepared, planned): (&Arc<PreparedRequest>, &PlannedRequest),
     opened: &OpenedSession,
     head_of_client: &request::Parts,
 ) {
     let Some(measured) = &planned.measured else { return };
-    if !compact::can(&subject.request()) || !opened.is_main_line() {
+    if !compact::can(&prepared.request()) || !opened.is_main_line() {
         return;
     }
-    let may_begin = has_summariser(proxy, subject) && subject.mode == Mode::Active;
+    let may_begin = has_summariser(proxy, prepared) && prepared.mode == Mode::Active;
     let head = may_begin.then(|| without_credentials(proxy, head_of_client));
-    let upstream = proxy.upstream(Some(&subject.upstream));
+    let upstream = proxy.upstream(Some(&prepared.upstream));
     let has_own = upstream.is_some_and(|upstream| upstream.credential.is_some());
     // Where its protocol has no endpoint that counts there is nothing to hold.
-    let has_endpoint = subject.conversation.dialect != Dialect::OpenaiChat;
+    let has_endpoint = prepared.conversation.dialect != Dialect::OpenaiChat;
     let counted_by = has_endpoint.then(|| match has_own {
         true => without_credentials(proxy, head_of_client),
         false => head_of_client.clone(),
@@ -79,9 +79,9 @@ pub(crate) fn keep(
     let counted_by = Arc::new(Mutex::new(counted_by));
     let kept = Arc::new(SummaryContext {
         proxy: Arc::downgrade(proxy),
-        subject: subject.clone(),
+        prepared: prepared.clone(),
         scope: opened.scope.clone(),
-        thread: opened.placed.standing.thread.clone(),
+        thread: opened.placed.position.thread.clone(),
         known: planned.known.clone(),
         parts: measured.parts.clone(),
         tokens: measured.estimate.tokens,
@@ -96,11 +96,11 @@ pub(crate) fn keep(
     });
     let sketched = size_of_val(&*measured.parts);
     let edits: usize = planned.edits.iter().map(|edit| edit.with.len()).sum();
-    let bytes = subject.bytes() + sketched + edits;
+    let bytes = prepared.bytes() + sketched + edits;
     let counts = kept.clone();
     let count = Box::new(move || Box::pin(counts.clone().counted()) as _);
     let one = LatestRequest { bytes, look: Box::new(move || kept.outlook()), begin, count };
-    proxy.ledgers.keep_at_hand(opened, one);
+    proxy.ledgers.keep_latest_request(opened, one);
 }
 
 /// A client's head as far as it may be held for long.
@@ -126,48 +126,48 @@ fn forgets_later(head: &Arc<Mutex<Option<request::Parts>>>, lasts: Duration) -> 
 }
 
 /// Whether another upstream writes summaries, with its own credential.
-fn has_summariser(proxy: &Proxy, subject: &PreparedRequest) -> bool {
-    let named = subject.policy.compact.upstream.as_deref();
+fn has_summariser(proxy: &Proxy, prepared: &PreparedRequest) -> bool {
+    let named = prepared.policy.compact.upstream.as_deref();
     let upstream = proxy.upstream(named);
     upstream.is_some_and(|it| {
-        it.credential.is_some() && it.dialects.contains(&subject.conversation.dialect)
+        it.credential.is_some() && it.dialects.contains(&prepared.conversation.dialect)
     })
 }
 
 impl SummaryContext {
     /// Who would write it, and where it would be cut.
     fn choice(&self, writers: &[SummaryAuthor]) -> Option<(SummaryAuthor, CutPoint)> {
-        let request = self.subject.request();
+        let request = self.prepared.request();
         writers
             .iter()
             .find_map(|by| Some((*by, compact::choose(&request, &self.known, &self.parts, *by)?)))
     }
 
     fn outlook(&self) -> Option<CompactionPreview> {
-        let request = self.subject.request();
+        let request = self.prepared.request();
         let (by, choice) = self.choice(compact::writers(&request, false, false))?;
         Some(compact::outlook(&request, (by, &choice), self.tokens))
     }
 
     /// Asks the provider how many tokens it is, as it was sent.
-    async fn counted(self: Arc<Self>) -> Result<ProviderRecount, NotCounted> {
-        if self.subject.conversation.dialect == Dialect::OpenaiChat {
-            return Err(NotCounted::NoEndpoint);
+    async fn counted(self: Arc<Self>) -> Result<ProviderRecount, RecountError> {
+        if self.prepared.conversation.dialect == Dialect::OpenaiChat {
+            return Err(RecountError::NoEndpoint);
         }
         let head = self.counted_by.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let (proxy, head) = self.proxy.upgrade().zip(head).ok_or(NotCounted::NoCredential)?;
-        let sent = splice::splice(&self.subject.body, self.edits.clone());
-        let prompt = sent.map_err(|_| NotCounted::Failed)?.concat().into();
-        let errand = CountRequest::of(&proxy, &self.subject, &head, prompt);
+        let (proxy, head) = self.proxy.upgrade().zip(head).ok_or(RecountError::NoCredential)?;
+        let sent = splice::splice(&self.prepared.body, self.edits.clone());
+        let prompt = sent.map_err(|_| RecountError::Failed)?.concat().into();
+        let errand = CountRequest::of(&proxy, &self.prepared, &head, prompt);
         let tokens = counting::count_now(errand).await.map_err(|outcome| match outcome {
-            CountOutcome::Missing => NotCounted::NoEndpoint,
-            CountOutcome::Busy | CountOutcome::Paused => NotCounted::Busy,
-            CountOutcome::Refused => NotCounted::Refused,
+            CountOutcome::Missing => RecountError::NoEndpoint,
+            CountOutcome::Busy | CountOutcome::Paused => RecountError::Busy,
+            CountOutcome::Refused => RecountError::Refused,
             CountOutcome::Failed | CountOutcome::Answered | CountOutcome::Cached => {
-                NotCounted::Failed
+                RecountError::Failed
             }
         })?;
-        Ok(ProviderRecount { request: self.subject.id.clone(), tokens, estimated: self.tokens })
+        Ok(ProviderRecount { request: self.prepared.id.clone(), tokens, estimated: self.tokens })
     }
 
     /// Begins a summary by the summariser; `false` where one is being written, or nothing can be cut.
@@ -178,8 +178,8 @@ impl SummaryContext {
         let Some(writing) = begin_summary(&proxy, &key) else { return false };
         let room = proxy.ledgers.room(&self.scope);
         let writer = SummaryJob {
-            wish: Some(proxy.ledgers.wish_now(room.clone(), focus)),
-            subject: self.subject.clone(),
+            claim: Some(proxy.ledgers.claim_new_compaction(room.clone(), focus)),
+            prepared: self.prepared.clone(),
             room,
             known: self.known.clone(),
             parts: self.parts.clone(),

@@ -24,7 +24,7 @@ use http::{
 use hyper::body::Incoming;
 use tokio::sync::watch;
 
-use crate::config::{ServerLimits, Upgrades, Upstream};
+use crate::config::{ServerLimits, UpgradePolicy, Upstream};
 use crate::context::Outcome;
 use crate::dialect::Dialect;
 use crate::dialect::paths::is_inference;
@@ -45,7 +45,7 @@ use crate::proxy::response::silence::{SilenceLimits, StreamSilence};
 use crate::proxy::response::tap::{ResponseActions, ResponseBody, Tap};
 use crate::proxy::response::usage_rewrite::{ResponseEdits, UsageAddition, UsageRewrite};
 use crate::proxy::response::usage_strip::UsageStrip;
-use crate::proxy::state::{Phase, Proxy};
+use crate::proxy::state::{Proxy, ServingPhase};
 use crate::proxy::turn::pending::PendingExchange;
 use crate::proxy::upstream::error::UpstreamError;
 use crate::proxy::upstream::route;
@@ -57,52 +57,52 @@ pub(crate) async fn run(
     proxy: Arc<Proxy>,
     request: Request<Incoming>,
     memory: Arc<MemoryShare>,
-    phase: watch::Receiver<Phase>,
+    phase: watch::Receiver<ServingPhase>,
 ) -> Response<ResponseBody> {
-    let mut account = ExchangeRecorder::open(&proxy, &request, &memory, phase);
+    let mut recorder = ExchangeRecorder::open(&proxy, &request, &memory, phase);
     // 1. Accept: the connection has its permit, the headers have their limit.
     if headers::size(request.headers()) > proxy.config.limits.header_bytes {
-        return ours(&ProxyError::HeadersTooLarge, account);
+        return ours(&ProxyError::HeadersTooLarge, recorder);
     }
     if *request.method() == Method::CONNECT {
-        return ours(&ProxyError::NoForwardProxy, account);
+        return ours(&ProxyError::NoForwardProxy, recorder);
     }
     let (head, body) = request.into_parts();
     let asked = ClientRequest::new(&head);
-    account.event.dialect = asked.dialect;
-    account.event.purpose = asked.purpose;
+    recorder.event.dialect = asked.dialect;
+    recorder.event.purpose = asked.purpose;
     if let Err(fault) = proxy.gate.judge(&head.uri, &head.headers, &proxy.credentials) {
-        return ours(&fault, account);
+        return ours(&fault, recorder);
     }
-    if !account.take(headers::size(&head.headers)) {
-        return ours(&ProxyError::Crowded, account);
+    if !recorder.take(headers::size(&head.headers)) {
+        return ours(&ProxyError::Crowded, recorder);
     }
     // 2. Route.
     let greets = head.uri.path() == "/" && [Method::GET, Method::HEAD].contains(&head.method);
     let routed = match RoutedRequest::new(&proxy, head, asked.dialect) {
         Ok(routed) => routed,
-        Err(ProxyError::NoUpstream { .. }) if greets => return greeted(account),
-        Err(fault) => return ours(&fault, account),
+        Err(ProxyError::NoUpstream { .. }) if greets => return greeted(recorder),
+        Err(fault) => return ours(&fault, recorder),
     };
-    account.event.upstream = Some(routed.upstream.name.clone());
+    recorder.event.upstream = Some(routed.upstream.name.clone());
     if routed.upgrade {
-        return Box::pin(upgraded(&proxy, asked, routed, body, account)).await;
+        return Box::pin(upgraded(&proxy, asked, routed, body, recorder)).await;
     }
-    Box::pin(answered(&proxy, &asked, routed, body, account)).await
+    Box::pin(answered(&proxy, &asked, routed, body, recorder)).await
 }
 
 /// The answer where there is no room for another connection.
 pub(crate) fn turned(
     proxy: &Arc<Proxy>,
     request: &Request<Incoming>,
-    phase: watch::Receiver<Phase>,
+    phase: watch::Receiver<ServingPhase>,
 ) -> Response<Bytes> {
-    let mut account = ExchangeRecorder::open(proxy, request, &proxy.memory.share(), phase);
+    let mut recorder = ExchangeRecorder::open(proxy, request, &proxy.memory.share(), phase);
     let judged = proxy.gate.judge(request.uri(), request.headers(), &proxy.credentials);
     let fault = judged.err().unwrap_or(ProxyError::Full);
     let response = fault.answer(None);
-    account.event.status = Some(response.status().as_u16());
-    account.event.outcome = fault.outcome();
+    recorder.event.status = Some(response.status().as_u16());
+    recorder.event.outcome = fault.outcome();
     response
 }
 
@@ -197,11 +197,11 @@ fn outgoing_headers(
 /// business, whatever the upstream allows.
 fn answered_headers(
     headers: HeaderMap,
-    account: &ExchangeRecorder,
+    recorder: &ExchangeRecorder,
     passing: HeaderDirection,
 ) -> HeaderMap {
     let headers = headers::pass(headers, passing);
-    let upstream = account.proxy.upstream(account.event.upstream.as_deref());
+    let upstream = recorder.proxy.upstream(recorder.event.upstream.as_deref());
     match upstream.is_some_and(|upstream| upstream.credential.is_some()) {
         true => headers::without(headers, headers::opens_to_pages),
         false => headers,
@@ -213,76 +213,76 @@ async fn answered(
     asked: &ClientRequest,
     routed: RoutedRequest<'_>,
     body: Incoming,
-    mut account: ExchangeRecorder,
+    mut recorder: ExchangeRecorder,
 ) -> Response<ResponseBody> {
     let RoutedRequest { upstream, head, .. } = routed;
-    let read = read_request(proxy, asked, (head, body), &mut account).await;
-    let ReadRequest { outbound, mut measure, writer, count, here } = match read {
+    let read = read_request(proxy, asked, (head, body), &mut recorder).await;
+    let CollectedRequest { outbound, mut pending, writer, count, here } = match read {
         Ok(read) => read,
-        Err(fault) => return ours(&fault, account),
+        Err(fault) => return ours(&fault, recorder),
     };
     // What a summary was waited for is told by itself.
-    let waited = account.event.compaction_wait_us.unwrap_or(0);
-    account.event.request_side_us = (here.elapsed().as_micros() as u64).saturating_sub(waited);
-    if let Some(measure) = &mut measure {
-        measure.count_where_wanted(proxy, outbound.going());
+    let waited = recorder.event.compaction_wait_us.unwrap_or(0);
+    recorder.event.request_side_us = (here.elapsed().as_micros() as u64).saturating_sub(waited);
+    if let Some(pending) = &mut pending {
+        pending.count_where_wanted(proxy, outbound.going());
     }
     if let Some(count) = &count
-        && let Some(counted) = count.answer_unasked(&mut account).await
+        && let Some(counted) = count.answer_unasked(&mut recorder).await
     {
-        return estimated(counted, account);
+        return estimated(counted, recorder);
     }
     let head = count.as_ref().map(|_| outbound.going().0.clone());
     // 9. Forward.
-    let (mut response, asked_usage) = match outbound.send(&mut measure, &mut account).await {
+    let (mut response, asked_usage) = match outbound.send(&mut pending, &mut recorder).await {
         Ok(sent) => sent,
         Err(error) => {
-            if let Some(measure) = &mut measure {
-                measure.requeue_messages(proxy).await;
+            if let Some(pending) = &mut pending {
+                pending.requeue_messages(proxy).await;
             }
             return match error {
-                UpstreamError::RequestBroken if account.body_timed_out() => {
-                    ours(&ProxyError::BodyTooSlow, account)
+                UpstreamError::RequestBroken if recorder.body_timed_out() => {
+                    ours(&ProxyError::BodyTooSlow, recorder)
                 }
-                error => ours(&fault(upstream, error), account),
+                error => ours(&fault(upstream, error), recorder),
             };
         }
     };
     let id = asked.provider_request_id(response.headers(), (proxy, upstream));
-    account.event.provider_request_id = id;
+    recorder.event.provider_request_id = id;
     if let (Some(count), Some(head)) = (count, head) {
-        response = match count.answer_missing(response, &head, &mut account).await {
-            Ok(counted) => return estimated(counted, account),
+        response = match count.answer_missing(response, &head, &mut recorder).await {
+            Ok(counted) => return estimated(counted, recorder),
             Err(response) => response,
         };
     }
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         let why = "it left HTTP for a protocol that nobody asked for".to_owned();
-        return ours(&fault(upstream, UpstreamError::Failed(why)), account);
+        return ours(&fault(upstream, UpstreamError::Failed(why)), recorder);
     }
     if let Some(writer) = writer.filter(|_| response.status().is_success()) {
         writer.begin();
     }
-    let unpruned = measure.as_ref().and_then(PendingExchange::usage_addition);
-    let open = measure.map(|measure| measure.open(proxy));
-    account.event.headers_us = Some(account.elapsed_us());
+    let unpruned = pending.as_ref().and_then(PendingExchange::usage_addition);
+    let open = pending.map(|pending| pending.open(proxy));
+    recorder.event.headers_us = Some(recorder.elapsed_us());
     // 10. Answer. 11. Observe. 12. End. 13. Tell.
     let observation = asked.answered_in().map(|dialect| {
         let limit = proxy.config.limits.reply_bytes;
         let status = response.status().as_u16();
-        let memory = &account.memory;
+        let memory = &recorder.memory;
         let progress = open.as_ref().map(|turn| (turn.latest(), turn.body()));
         ResponseObserver::new(dialect, status, response.headers(), limit, memory).noting(progress)
     });
     let settle = open.map(|turn| turn.settle(proxy.clone()));
-    let doing = ResponseActions { observation, settle, ..ResponseActions::default() };
-    tapped(response, account, doing, (asked_usage, unpruned)).await
+    let actions = ResponseActions { observation, settle, ..ResponseActions::default() };
+    tapped(response, recorder, actions, (asked_usage, unpruned)).await
 }
 
 /// A request whose body is here, or on its way unread.
-struct ReadRequest {
+struct CollectedRequest {
     outbound: OutboundRequest,
-    measure: Option<PendingExchange>,
+    pending: Option<PendingExchange>,
     writer: Option<SummaryJob>,
     count: Option<CountFallback>,
     /// When its body was here.
@@ -293,60 +293,60 @@ async fn read_request(
     proxy: &Proxy,
     asked: &ClientRequest,
     (head, body): (request::Parts, Incoming),
-    account: &mut ExchangeRecorder,
-) -> Result<ReadRequest, ProxyError> {
+    recorder: &mut ExchangeRecorder,
+) -> Result<CollectedRequest, ProxyError> {
     // 3. Body.
     let collected = match asked.read_as() {
         Some(_) => {
             let ServerLimits { body_bytes, body_s, .. } = proxy.config.limits;
             let bounds = (body_bytes, Duration::from_secs(body_s));
-            body::collect(body, bounds, &account.memory).await
+            body::collect(body, bounds, &recorder.memory).await
         }
-        None => body::collect_unread(body, &account.memory).await,
+        None => body::collect_unread(body, &recorder.memory).await,
     };
     let here = Instant::now();
     let mut analyzed = AnalyzedRequest::default();
     let outbound = match collected {
         CollectOutcome::Broken => return Err(ProxyError::RequestBroken),
         CollectOutcome::TimedOut => return Err(ProxyError::BodyTooSlow),
-        CollectOutcome::Unread(body) => OutboundRequest::plain(head, account.counting(body)),
+        CollectOutcome::Unread(body) => OutboundRequest::plain(head, recorder.counting(body)),
         CollectOutcome::TooLarge(body) => {
-            account.stood_aside(FailOpen::BodyTooLarge);
-            OutboundRequest::plain(head, account.counting(body))
+            recorder.stood_aside(FailOpen::BodyTooLarge);
+            OutboundRequest::plain(head, recorder.counting(body))
         }
         CollectOutcome::NoMemory(body) => {
-            account.stood_aside(FailOpen::MemoryBudget);
-            OutboundRequest::plain(head, account.counting(body))
+            recorder.stood_aside(FailOpen::MemoryBudget);
+            OutboundRequest::plain(head, recorder.counting(body))
         }
         CollectOutcome::Whole { bytes, trailers } => {
-            account.event.request_bytes = bytes.len() as u64;
+            recorder.event.request_bytes = bytes.len() as u64;
             // 4. Read. 5. Open the ledger. 6. Plan. 7. Save.
-            analyzed = asked.understand(&bytes, &head, account).await;
+            analyzed = asked.understand(&bytes, &head, recorder).await;
             // 8. Splice.
             let changes = std::mem::take(&mut analyzed.changes);
             OutboundRequest::edited(head, bytes, trailers, changes)
         }
     };
-    let AnalyzedRequest { measure, writer, count, .. } = analyzed;
-    Ok(ReadRequest { outbound, measure, writer, count, here })
+    let AnalyzedRequest { pending, writer, count, .. } = analyzed;
+    Ok(CollectedRequest { outbound, pending, writer, count, here })
 }
 
 /// An upstream's answer, on its way to the client. `asked_usage`: it answers a body that asked for
 /// usage on our behalf. `unpruned`: what its usage is to be told with.
 async fn tapped(
     response: Response<OutgoingBody>,
-    mut account: ExchangeRecorder,
-    mut doing: ResponseActions,
+    mut recorder: ExchangeRecorder,
+    mut actions: ResponseActions,
     (asked_usage, unpruned): (bool, Option<UsageAddition>),
 ) -> Response<ResponseBody> {
     let (mut parts, body) = response.into_parts();
     let passing = HeaderDirection { upgrade: false, keep_chunked: true };
-    parts.headers = answered_headers(std::mem::take(&mut parts.headers), &account, passing);
+    parts.headers = answered_headers(std::mem::take(&mut parts.headers), &recorder, passing);
     parts.version = Version::HTTP_11;
-    let (most, memory) = (account.proxy.config.limits.reply_bytes, &account.memory);
-    let upstream = account.proxy.upstream(account.event.upstream.as_deref());
+    let (most, memory) = (recorder.proxy.config.limits.reply_bytes, &recorder.memory);
+    let upstream = recorder.proxy.upstream(recorder.event.upstream.as_deref());
     let host = upstream.and_then(|upstream| upstream.base.host()).unwrap_or_default();
-    doing.altering = match unpruned {
+    actions.altering = match unpruned {
         _ if asked_usage => altering(&mut parts, |kind, headers| {
             // What is no stream says nothing that was not asked.
             let is_whole = kind.starts_with("application/json");
@@ -360,21 +360,21 @@ async fn tapped(
         }),
         None => None,
     };
-    doing.silence = silence(&parts.headers, &account);
-    account.stamp(&mut parts.headers);
-    account.event.status = Some(parts.status.as_u16());
-    account.stream = Some(account.proxy.telemetry.stream());
+    actions.silence = silence(&parts.headers, &recorder);
+    recorder.stamp(&mut parts.headers);
+    recorder.event.status = Some(parts.status.as_u16());
+    recorder.stream = Some(recorder.proxy.telemetry.stream());
     let refused = parts.status.is_client_error() || parts.status.is_server_error();
     let whole = if refused { Outcome::Refused } else { Outcome::Complete };
-    let pieces = CoalescedBody::to_client(&account.memory);
-    let mut tap = Box::new(Tap::new(body, account, doing, whole));
+    let pieces = CoalescedBody::to_client(&recorder.memory);
+    let mut tap = Box::new(Tap::new(body, recorder, actions, whole));
     tap.look_ahead().await;
     Response::from_parts(parts, ResponseBody::Tapped(tap, pieces))
 }
 
 /// What sees to a stream on which nothing comes. `headers`: as the client gets them.
-fn silence(headers: &HeaderMap, account: &ExchangeRecorder) -> Option<StreamSilence> {
-    let (event, limits) = (&account.event, &account.proxy.config.limits);
+fn silence(headers: &HeaderMap, recorder: &ExchangeRecorder) -> Option<StreamSilence> {
+    let (event, limits) = (&recorder.event, &recorder.proxy.config.limits);
     let seconds = |wanted: u64| (wanted > 0).then(|| Duration::from_secs(wanted));
     let limits = SilenceLimits {
         silent: seconds(limits.silent_stream_s),
@@ -404,34 +404,34 @@ fn altering(
 }
 
 /// Says what this is.
-fn greeted(mut account: ExchangeRecorder) -> Response<ResponseBody> {
+fn greeted(mut recorder: ExchangeRecorder) -> Response<ResponseBody> {
     let mut response = answer::greeting();
-    account.stamp(response.headers_mut());
-    account.event.status = Some(response.status().as_u16());
-    account.event.outcome = Outcome::Complete;
+    recorder.stamp(response.headers_mut());
+    recorder.event.status = Some(response.status().as_u16());
+    recorder.event.outcome = Outcome::Complete;
     response.map(|body| ResponseBody::Ours(Some(body)))
 }
 
 /// A count of our own, in place of the upstream's.
 fn estimated(
     mut response: Response<Bytes>,
-    mut account: ExchangeRecorder,
+    mut recorder: ExchangeRecorder,
 ) -> Response<ResponseBody> {
-    account.stamp(response.headers_mut());
-    account.event.status = Some(response.status().as_u16());
-    account.event.outcome = Outcome::Complete;
-    account.event.response_bytes = response.body().len() as u64;
+    recorder.stamp(response.headers_mut());
+    recorder.event.status = Some(response.status().as_u16());
+    recorder.event.outcome = Outcome::Complete;
+    recorder.event.response_bytes = response.body().len() as u64;
     response.map(|body| ResponseBody::Ours(Some(body)))
 }
 
 /// An answer of our own.
-fn ours(fault: &ProxyError, mut account: ExchangeRecorder) -> Response<ResponseBody> {
-    let mut response = fault.answer(account.event.dialect);
-    account.stamp(response.headers_mut());
-    account.event.status = Some(response.status().as_u16());
-    account.event.outcome = fault.outcome();
+fn ours(fault: &ProxyError, mut recorder: ExchangeRecorder) -> Response<ResponseBody> {
+    let mut response = fault.answer(recorder.event.dialect);
+    recorder.stamp(response.headers_mut());
+    recorder.event.status = Some(response.status().as_u16());
+    recorder.event.outcome = fault.outcome();
     if *fault == ProxyError::BodyTooSlow {
-        account.proxy.telemetry.client_timed_out(ClientTimeout::Body);
+        recorder.proxy.telemetry.client_timed_out(ClientTimeout::Body);
     }
     response.map(|body| ResponseBody::Ours(Some(body)))
 }
@@ -451,35 +451,35 @@ async fn upgraded(
     asked: ClientRequest,
     routed: RoutedRequest<'_>,
     body: Incoming,
-    mut account: ExchangeRecorder,
+    mut recorder: ExchangeRecorder,
 ) -> Response<ResponseBody> {
     let RoutedRequest { upstream, head, .. } = routed;
-    if upstream.upgrades == Upgrades::Refuse {
-        return ours(&ProxyError::UpgradeRefused, account);
+    if upstream.upgrades == UpgradePolicy::Refuse {
+        return ours(&ProxyError::UpgradeRefused, recorder);
     }
     let mut request = Request::from_parts(head, ());
     let client = hyper::upgrade::on(&mut request);
-    let request = request.map(|()| OutgoingBody::request(body, &account.memory));
+    let request = request.map(|()| OutgoingBody::request(body, &recorder.memory));
     let mut response = match proxy.pool.send_http1(request).await {
         Ok(response) => response,
-        Err(error) => return ours(&fault(upstream, error), account),
+        Err(error) => return ours(&fault(upstream, error), recorder),
     };
-    account.event.headers_us = Some(account.elapsed_us());
+    recorder.event.headers_us = Some(recorder.elapsed_us());
     let id = asked.provider_request_id(response.headers(), (proxy, upstream));
-    account.event.provider_request_id = id;
+    recorder.event.provider_request_id = id;
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-        return tapped(response, account, ResponseActions::default(), (false, None)).await;
+        return tapped(response, recorder, ResponseActions::default(), (false, None)).await;
     }
-    account.event.status = Some(StatusCode::SWITCHING_PROTOCOLS.as_u16());
+    recorder.event.status = Some(StatusCode::SWITCHING_PROTOCOLS.as_u16());
     let upstream = hyper::upgrade::on(&mut response);
     let read = asked.is_over_websocket();
-    let frames = read.then(|| FrameObserver::new(Arc::new(asked), response.headers(), &account));
+    let frames = read.then(|| FrameObserver::new(Arc::new(asked), response.headers(), &recorder));
     let (mut parts, _) = response.into_parts();
     let passing = HeaderDirection { upgrade: true, keep_chunked: false };
-    parts.headers = answered_headers(std::mem::take(&mut parts.headers), &account, passing);
-    let place = account.memory.place();
+    parts.headers = answered_headers(std::mem::take(&mut parts.headers), &recorder, passing);
+    let place = recorder.memory.place();
     tokio::spawn(async move {
-        tunnel::carry(client, upstream, account, frames).await;
+        tunnel::carry(client, upstream, recorder, frames).await;
         drop(place);
     });
     Response::from_parts(parts, ResponseBody::Ours(None))

@@ -59,9 +59,9 @@ impl OriginalRequest {
 
 /// Sends head and body to their upstream.
 pub(super) async fn sent(
-    account: &ExchangeRecorder,
+    recorder: &ExchangeRecorder,
     head: request::Parts,
     body: OutgoingBody,
 ) -> Result<Response<OutgoingBody>, UpstreamError> {
-    account.proxy.pool.send(Request::from_parts(head, body)).await
+    recorder.proxy.pool.send(Request::from_parts(head, body)).await
 }

@@ -9,7 +9,7 @@ use http::{HeaderMap, Response, StatusCode, request};
 
 use super::original_request::{OriginalRequest, sent};
 use super::retry::{Retry, Suspicion};
-use crate::context::attempt::Form;
+use crate::context::attempt::RequestForm;
 use crate::proxy::exchange_recorder::ExchangeRecorder;
 use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::plan::added_option::{AddedOption, AddedOptionKind};
@@ -87,17 +87,17 @@ impl OutboundRequest {
     /// Sends it; answers whether what was answered was asked for usage on our behalf.
     pub(crate) async fn send(
         self,
-        measure: &mut Option<PendingExchange>,
-        account: &mut ExchangeRecorder,
+        pending: &mut Option<PendingExchange>,
+        recorder: &mut ExchangeRecorder,
     ) -> Result<(Response<OutgoingBody>, bool), UpstreamError> {
         let Self { head, body, original, adds, rewritten } = self;
-        let response = sent(account, head, body).await?;
+        let response = sent(recorder, head, body).await?;
         let status = response.status();
         let asks_usage = adds == Some(AddedOptionKind::Usage);
         let blames_us = (rewritten || adds.is_some()) && blames_request(status);
         // Where no room may be made there is nothing to wait for: what is said of the window is read as it passes.
-        let mendable = measure.as_ref().filter(|measure| measure.may_make_room());
-        let is_judged = blames_us && measure.is_some() || mendable.is_some();
+        let mendable = pending.as_ref().filter(|pending| pending.may_make_room());
+        let is_judged = blames_us && pending.is_some() || mendable.is_some();
         let may_not_fit = is_judged && (may_not_fit(status) || blames_request(status));
         let may_overflow =
             status == StatusCode::OK && mendable.is_some_and(PendingExchange::may_overflow);
@@ -105,11 +105,11 @@ impl OutboundRequest {
             return Ok((response, asks_usage && !blames_us));
         };
         let suspicion = Suspicion { blames_us, may_not_fit, may_overflow };
-        let (is_rewritten, measure) = (rewritten, measure.as_mut());
-        let retry = Retry { original, adds, is_rewritten, suspicion, measure, account };
+        let (is_rewritten, pending) = (rewritten, pending.as_mut());
+        let retry = Retry { original, adds, is_rewritten, suspicion, pending, recorder };
         // Few get here: the others' way is not made longer by it.
         let (response, form) = Box::pin(retry.run(response)).await?;
-        Ok((response, asks_usage && form != Form::Original))
+        Ok((response, asks_usage && form != RequestForm::Original))
     }
 }
 

@@ -24,28 +24,28 @@ use crate::proxy::turn::pending::PendingExchange;
 /// Most bytes that are read of a start: an error is shorter.
 const BYTES: usize = 16 * 1024;
 /// How long the start of an answer that holds no word yet may be kept from the client, accepted or refused.
-pub(super) const PATIENCE: Duration = Duration::from_millis(250);
+pub(super) const TIMEOUT: Duration = Duration::from_millis(250);
 
 /// Reads the start of an accepted answer: the answer, whole, and what it says of the window where it is an
 /// error in place of a reply.
 pub(super) async fn read(
     response: Response<OutgoingBody>,
-    measure: &PendingExchange,
-    account: &ExchangeRecorder,
+    pending: &PendingExchange,
+    recorder: &ExchangeRecorder,
 ) -> (StartedResponse, Option<(Overflow, LessonMatch)>) {
-    let conversation = &measure.subject().conversation;
+    let conversation = &pending.prepared().conversation;
     let (dialect, purpose) = (conversation.dialect, conversation.purpose);
     let mut seen = Reply::default();
     let begun =
-        StartedResponse::until(response, (BYTES, PATIENCE), &account.memory, |head, start| {
-            seen = reply(dialect, head, start, &account.memory);
+        StartedResponse::until(response, (BYTES, TIMEOUT), &recorder.memory, |head, start| {
+            seen = reply(dialect, head, start, &recorder.memory);
             seen.error.is_some() || !seen.parts.is_empty() || seen.complete
         });
     let begun = begun.await;
     if !seen.parts.is_empty() {
         return (begun, None);
     }
-    let host = account.upstream_host().unwrap_or_default();
+    let host = recorder.upstream_host().unwrap_or_default();
     let shown = overflow::shown(
         &seen,
         purpose,
@@ -54,7 +54,7 @@ pub(super) async fn read(
     let said = shown.filter(|shown| shown.sign == OverflowSign::InReply).map(|shown| shown.said);
     let (Some(said), Some(error)) = (said, &seen.error) else { return (begun, None) };
     let error = lessons::RefusalResponse::InReply { status: StatusCode::OK.as_u16(), error };
-    let taught = lessons::taught(error, measure.subject().quotable(), None).await;
+    let taught = lessons::taught(error, pending.prepared().quotable(), None).await;
     (begun, Some((said, taught)))
 }
 

@@ -14,12 +14,13 @@ use super::original_request::{OriginalRequest, sent};
 use super::response_peek;
 use crate::context::Fact;
 use crate::context::attempt::{
-    Facts, Finding, Form, RefusalKind, State, Then, Verdict, Void, next,
+    AttemptContext, AttemptFinding, NextAction, RefusalKind, RequestForm, RetryState,
+    RevocationScope, Verdict, next,
 };
 use crate::context::overflow::OverflowSign;
 use crate::dialect::lesson::{Lesson, LessonMatch};
-use crate::dialect::overflow::{Answered, Overflow, overflow};
-use crate::dialect::refusal::{self, Cause};
+use crate::dialect::overflow::{ErrorResponse, Overflow, overflow};
+use crate::dialect::refusal::{self, RefusalCause};
 use crate::dialect::repair::{self, Refusal, RepairCause};
 use crate::dialect::{PartKey, Purpose};
 use crate::proxy::exchange_recorder::{ExchangeRecorder, LearningSubject};
@@ -54,15 +55,15 @@ pub(super) struct Retry<'a> {
     pub(super) adds: Option<AddedOptionKind>,
     pub(super) is_rewritten: bool,
     pub(super) suspicion: Suspicion,
-    pub(super) measure: Option<&'a mut PendingExchange>,
-    pub(super) account: &'a mut ExchangeRecorder,
+    pub(super) pending: Option<&'a mut PendingExchange>,
+    pub(super) recorder: &'a mut ExchangeRecorder,
 }
 
 /// What was answered so far, and what was found out by it.
 #[derive(Default)]
-struct Answers {
+struct AnswerHistory {
     /// Those that may yet be the client's.
-    held: Vec<(Form, StartedResponse)>,
+    held: Vec<(RequestForm, StartedResponse)>,
     /// How the first one says that the request does not fit, and what it says of the window.
     overflow: Option<(OverflowSign, Overflow)>,
     /// What the words of the first one teach.
@@ -88,63 +89,65 @@ impl Retry<'_> {
     pub(super) async fn run(
         mut self,
         first: Response<OutgoingBody>,
-    ) -> Result<(Response<OutgoingBody>, Form), UpstreamError> {
-        let mut answers = Answers::default();
+    ) -> Result<(Response<OutgoingBody>, RequestForm), UpstreamError> {
+        let mut answers = AnswerHistory::default();
         let (mut state, mut verdict) =
-            (State::Planned, self.judge_first(first, &mut answers).await);
+            (RetryState::Planned, self.judge_first(first, &mut answers).await);
         loop {
             let step = next(self.facts(), state, verdict);
             if let Some(finding) = step.finding {
                 self.remember(finding, &mut answers).await;
             }
             state = match step.then {
-                Then::Send(state) => state,
-                Then::Answer(form) => return answers.take(form).map(|response| (response, form)),
+                NextAction::Send(state) => state,
+                NextAction::Answer(form) => {
+                    return answers.take(form).map(|response| (response, form));
+                }
             };
             answers.held.retain(|(form, _)| state.may_answer(*form));
             verdict = match state {
-                State::Planned => Verdict::Unavailable,
-                State::Repaired { round, .. } => self.send_repaired(round, &mut answers).await,
-                State::WithRoom(_) => self.send_with_room(&mut answers).await,
-                State::Original { .. } => {
+                RetryState::Planned => Verdict::Unavailable,
+                RetryState::Repaired { round, .. } => self.send_repaired(round, &mut answers).await,
+                RetryState::WithRoom(_) => self.send_with_room(&mut answers).await,
+                RetryState::Original { .. } => {
                     let (head, body) = self.original.untouched();
-                    let response = sent(self.account, head, body).await?;
-                    self.account.stood_aside(FailOpen::RewriteRefused);
+                    let response = sent(self.recorder, head, body).await?;
+                    self.recorder.stood_aside(FailOpen::RewriteRefused);
                     let is_refused = blames_request(response.status());
-                    self.judge(Form::Original, response, is_refused, &mut answers).await
+                    self.judge(RequestForm::Original, response, is_refused, &mut answers).await
                 }
-                State::LastAccepted { cause, .. } => {
+                RetryState::LastAccepted { cause, .. } => {
                     self.send_last_accepted(cause, &mut answers).await
                 }
             };
         }
     }
 
-    fn facts(&self) -> Facts {
-        let measure = self.measure.as_deref();
-        Facts {
+    fn facts(&self) -> AttemptContext {
+        let pending = self.pending.as_deref();
+        AttemptContext {
             is_rewritten: self.is_rewritten,
-            may_unbind: measure.is_some_and(PendingExchange::may_unbind),
-            has_reasoning_back: measure.is_some_and(PendingExchange::has_reasoning_back),
+            may_unbind: pending.is_some_and(PendingExchange::may_unbind),
+            has_reasoning_back: pending.is_some_and(PendingExchange::has_reasoning_back),
             added: self.adds.map(|adds| (adds.cause(), adds.lesson())),
-            is_count: self.account.event.purpose == Some(Purpose::Count),
+            is_count: self.recorder.event.purpose == Some(Purpose::Count),
         }
     }
 
     async fn judge_first(
         &self,
         response: Response<OutgoingBody>,
-        answers: &mut Answers,
+        answers: &mut AnswerHistory,
     ) -> Verdict {
         if self.suspicion.may_overflow {
-            return self.judge_accepted(Form::Planned, response, answers).await;
+            return self.judge_accepted(RequestForm::Planned, response, answers).await;
         }
-        let refused = read_refusal(response, self.account).await;
+        let refused = read_refusal(response, self.recorder).await;
         answers.taught = self.taught(&refused).await;
         let cause = refusal::cause(&refused.start);
-        let said = window_of(&refused, self.account).filter(|_| self.suspicion.may_not_fit);
+        let said = window_of(&refused, self.recorder).filter(|_| self.suspicion.may_not_fit);
         answers.refusal = self.repairable(&refused);
-        answers.held.push((Form::Planned, refused));
+        answers.held.push((RequestForm::Planned, refused));
         let blames_us = self.suspicion.blames_us;
         let said = said.filter(|said| self.believes(said, &answers.taught));
         answers.overflow = said.map(|said| (OverflowSign::Refused, said));
@@ -162,18 +165,18 @@ impl Retry<'_> {
     /// An answer that was accepted, and may begin with an error that says that the request does not fit.
     async fn judge_accepted(
         &self,
-        form: Form,
+        form: RequestForm,
         response: Response<OutgoingBody>,
-        answers: &mut Answers,
+        answers: &mut AnswerHistory,
     ) -> Verdict {
-        let Some(measure) = &self.measure else {
-            answers.held.push((form, StartedResponse::unread(response, &self.account.memory)));
+        let Some(pending) = &self.pending else {
+            answers.held.push((form, StartedResponse::unread(response, &self.recorder.memory)));
             return Verdict::Accepted;
         };
-        let (begun, said) = response_peek::read(response, measure, self.account).await;
+        let (begun, said) = response_peek::read(response, pending, self.recorder).await;
         answers.held.push((form, begun));
         match said {
-            Some(_) if form != Form::Planned => Verdict::OverflowInReply,
+            Some(_) if form != RequestForm::Planned => Verdict::OverflowInReply,
             Some((said, taught)) if self.believes(&said, &taught) => {
                 answers.overflow = Some((OverflowSign::InReply, said));
                 answers.taught = taught;
@@ -186,37 +189,37 @@ impl Retry<'_> {
     /// An answer to another form than the first; `is_refused`: its status blames what was sent.
     async fn judge(
         &self,
-        form: Form,
+        form: RequestForm,
         response: Response<OutgoingBody>,
         is_refused: bool,
-        answers: &mut Answers,
+        answers: &mut AnswerHistory,
     ) -> Verdict {
         if !is_refused {
             let is_accepted = response.status().is_success();
-            answers.held.push((form, StartedResponse::unread(response, &self.account.memory)));
+            answers.held.push((form, StartedResponse::unread(response, &self.recorder.memory)));
             return if is_accepted { Verdict::Accepted } else { Verdict::Failed };
         }
-        let refused = read_refusal(response, self.account).await;
+        let refused = read_refusal(response, self.recorder).await;
         let cause = refusal::cause(&refused.start);
-        let overflows = window_of(&refused, self.account).is_some();
+        let overflows = window_of(&refused, self.recorder).is_some();
         answers.held.push((form, refused));
         if overflows { Verdict::DoesNotFit(Some(cause)) } else { Verdict::Refused(cause) }
     }
 
     /// What an edit can answer of a refusal, where one may be made.
     fn repairable(&self, refused: &StartedResponse) -> Option<Refusal> {
-        let measure = self.measure.as_ref().filter(|measure| measure.may_repair())?;
+        let pending = self.pending.as_ref().filter(|pending| pending.may_repair())?;
         let (status, body) = (refused.head.status.as_u16(), &*refused.start);
         let refusal = repair::read(&repair::RefusedAnswer { status, body })?;
-        measure.repairs(refusal.cause).then_some(refusal)
+        pending.repairs(refusal.cause).then_some(refusal)
     }
 
     /// With the smallest change that answers the newest refusal.
-    async fn send_repaired(&mut self, round: u8, answers: &mut Answers) -> Verdict {
-        let (Some(measure), Some(refusal)) = (&mut self.measure, answers.refusal.take()) else {
+    async fn send_repaired(&mut self, round: u8, answers: &mut AnswerHistory) -> Verdict {
+        let (Some(pending), Some(refusal)) = (&mut self.pending, answers.refusal.take()) else {
             return Verdict::Unavailable;
         };
-        let repair = measure.repair(&refusal, answers.repaired.as_ref(), self.account).await;
+        let repair = pending.repair(&refusal, answers.repaired.as_ref(), self.recorder).await;
         let Some((repaired, decisions)) = repair else { return Verdict::Unavailable };
         answers.repair_decisions = decisions;
         answers.repair_causes.push(refusal.cause);
@@ -224,7 +227,7 @@ impl Retry<'_> {
             return Verdict::Unavailable;
         };
         answers.repaired = Some(repaired);
-        let form = Form::Repaired(round);
+        let form = RequestForm::Repaired(round);
         if response.status().is_success() {
             return self.judge_accepted(form, response, answers).await;
         }
@@ -233,10 +236,10 @@ impl Retry<'_> {
         if !is_refused || status.is_server_error() {
             return self.judge(form, response, false, answers).await;
         }
-        let refused = read_refusal(response, self.account).await;
+        let refused = read_refusal(response, self.recorder).await;
         let cause = refusal::cause(&refused.start);
         answers.refusal = self.repairable(&refused);
-        let said = window_of(&refused, self.account);
+        let said = window_of(&refused, self.recorder);
         if let Some(said) = said {
             answers.overflow = Some((OverflowSign::Refused, said));
         }
@@ -249,16 +252,16 @@ impl Retry<'_> {
     }
 
     /// By cutting what can be cut, or by a summary.
-    async fn send_with_room(&mut self, answers: &mut Answers) -> Verdict {
-        let (Some(measure), Some((_, said))) = (&mut self.measure, answers.overflow) else {
+    async fn send_with_room(&mut self, answers: &mut AnswerHistory) -> Verdict {
+        let (Some(pending), Some((_, said))) = (&mut self.pending, answers.overflow) else {
             return Verdict::Unavailable;
         };
-        let room = measure.make_room(said, &self.original.head, self.account).await;
+        let room = pending.make_room(said, &self.original.head, self.recorder).await;
         let Some((response, room)) = self.send_revised(room).await else {
             return Verdict::Unavailable;
         };
         answers.room = Some(room);
-        let (form, status) = (Form::WithRoom, response.status());
+        let (form, status) = (RequestForm::WithRoom, response.status());
         if status == StatusCode::OK {
             return self.judge_accepted(form, response, answers).await;
         }
@@ -271,15 +274,19 @@ impl Retry<'_> {
     }
 
     /// Reasoning may rest on what was changed before.
-    async fn send_last_accepted(&mut self, cause: Cause, answers: &mut Answers) -> Verdict {
-        let Some(measure) = &mut self.measure else { return Verdict::Unavailable };
-        let before = measure.as_last_accepted(cause).await;
+    async fn send_last_accepted(
+        &mut self,
+        cause: RefusalCause,
+        answers: &mut AnswerHistory,
+    ) -> Verdict {
+        let Some(pending) = &mut self.pending else { return Verdict::Unavailable };
+        let before = pending.as_last_accepted(cause).await;
         let Some((response, before)) = self.send_revised(before).await else {
             return Verdict::Unavailable;
         };
         answers.last_accepted = Some(before);
         let is_refused = blames_request(response.status());
-        self.judge(Form::LastAccepted, response, is_refused, answers).await
+        self.judge(RequestForm::LastAccepted, response, is_refused, answers).await
     }
 
     /// `None` where there is nothing else to send, or nobody answered it.
@@ -289,121 +296,127 @@ impl Retry<'_> {
     ) -> Option<(Response<OutgoingBody>, RevisedRequest)> {
         let revised = revised?;
         let (head, body) = self.original.changed(Some(revised.rewrite()))?;
-        Some((sent(self.account, head, body).await.ok()?, revised))
+        Some((sent(self.recorder, head, body).await.ok()?, revised))
     }
 
     fn believes(&self, said: &Overflow, taught: &LessonMatch) -> bool {
-        let disbelieves = |measure: &&mut PendingExchange| {
-            measure.contradicts_estimate(said, taught, self.account)
+        let disbelieves = |pending: &&mut PendingExchange| {
+            pending.contradicts_estimate(said, taught, self.recorder)
         };
-        !self.measure.as_ref().is_some_and(disbelieves)
+        !self.pending.as_ref().is_some_and(disbelieves)
     }
 
     /// What a refusal teaches, whole and not quoted from what was sent.
     async fn taught(&self, refused: &StartedResponse) -> LessonMatch {
         // What counts tokens has no measure, and teaches nothing.
-        let Some(measure) = &self.measure else { return LessonMatch::default() };
+        let Some(pending) = &self.pending else { return LessonMatch::default() };
         let (status, body) = (refused.head.status.as_u16(), &*refused.start);
         let error = lessons::RefusalResponse::Refused { status, body };
-        lessons::taught(error, measure.subject().quotable(), Some(&self.original.head)).await
+        lessons::taught(error, pending.prepared().quotable(), Some(&self.original.head)).await
     }
 
     /// Tells of a finding, and keeps what follows from it.
-    async fn remember(&mut self, finding: Finding, answers: &mut Answers) {
+    async fn remember(&mut self, finding: AttemptFinding, answers: &mut AnswerHistory) {
         let mut void = Vec::new();
-        if let Finding::ChangeRefused(cause) | Finding::AllRefused { cause, .. } = finding {
+        if let AttemptFinding::ChangeRefused(cause) | AttemptFinding::AllRefused { cause, .. } =
+            finding
+        {
             self.record_original_sent(cause).await;
         }
-        if let Some(measure) = &mut self.measure {
+        if let Some(pending) = &mut self.pending {
             match (finding, answers.overflow) {
-                (Finding::Repaired { accepted }, _) => {
+                (AttemptFinding::Repaired { accepted }, _) => {
                     let causes = if accepted { &answers.repair_causes[..] } else { &[] };
                     if let Some(repaired) = answers.repaired.take() {
-                        measure.set_repaired(repaired, causes, self.account);
+                        pending.set_repaired(repaired, causes, self.recorder);
                     }
                     let outcome = match accepted {
                         true => RefusalOutcome::Healed,
                         false => RefusalOutcome::Unanswered,
                     };
-                    self.account.report_refusal(&answers.repair_causes, outcome);
+                    self.recorder.report_refusal(&answers.repair_causes, outcome);
                 }
-                (Finding::RepairRefused(_), _) => {
+                (AttemptFinding::RepairRefused(_), _) => {
                     let causes = &answers.repair_causes;
-                    self.account.report_refusal(causes, RefusalOutcome::RefusedAgain);
+                    self.recorder.report_refusal(causes, RefusalOutcome::RefusedAgain);
                 }
-                (Finding::Overflow, Some(overflow)) => {
+                (AttemptFinding::Overflow, Some(overflow)) => {
                     // Room is made beside what was repaired.
                     if let Some(repaired) = answers.repaired.take() {
-                        measure.set_repaired(repaired, &[], self.account);
+                        pending.set_repaired(repaired, &[], self.recorder);
                     }
-                    measure.record_overflow(overflow, &answers.taught, self.account).await;
+                    pending.record_overflow(overflow, &answers.taught, self.recorder).await;
                 }
-                (Finding::RoomMade { saved }, _) => {
+                (AttemptFinding::RoomMade { saved }, _) => {
                     let room = answers.room.take();
-                    room.into_iter().for_each(|room| measure.set_room(room, saved, self.account));
+                    room.into_iter().for_each(|room| pending.set_room(room, saved, self.recorder));
                 }
-                (Finding::RoomRefused(cause), _) => measure.set_refused(cause),
-                (Finding::OwnDecisionsRefused { cause, .. }, _) => {
+                (AttemptFinding::RoomRefused(cause), _) => pending.set_refused(cause),
+                (AttemptFinding::OwnDecisionsRefused { cause, .. }, _) => {
                     let before = answers.last_accepted.take();
                     void = before.map_or_else(Vec::new, |before| {
-                        measure.set_sent_as_last_accepted(before, cause, self.account)
+                        pending.set_sent_as_last_accepted(before, cause, self.recorder)
                     });
                 }
                 _ => {}
             }
         }
-        if let Finding::ChangeRefused(cause)
-        | Finding::OwnDecisionsRefused { cause, accepted: true } = finding
+        if let AttemptFinding::ChangeRefused(cause)
+        | AttemptFinding::OwnDecisionsRefused { cause, accepted: true } = finding
         {
-            self.account.event.refused = Some(cause);
+            self.recorder.event.refused = Some(cause);
         }
         let consequence = finding.consequence(self.facts());
-        if let Some(Void::Repair(_) | Void::All(_)) = consequence.void {
+        if let Some(RevocationScope::Repair(_) | RevocationScope::All(_)) = consequence.void {
             void = std::mem::take(&mut answers.repair_decisions);
         }
         let fact = consequence.void.and_then(|it| self.void(it, void, answers.room.as_ref()));
-        let is_of_room = matches!(finding, Finding::RoomRefused(_));
+        let is_of_room = matches!(finding, AttemptFinding::RoomRefused(_));
         let taught = if is_of_room { &answers.room_taught } else { &answers.taught };
-        let learned = Learned { lesson: consequence.lesson, taught: taught.clone(), fact };
-        learned.keep(self.account.proxy.clone(), self.account.about()).await;
+        let learned = RefusalLessons { lesson: consequence.lesson, taught: taught.clone(), fact };
+        learned.keep(self.recorder.proxy.clone(), self.recorder.about()).await;
     }
 
     /// What is known of it is of the original.
-    async fn record_original_sent(&mut self, cause: Cause) {
-        self.account.event.done.resent = self.is_rewritten.then_some(cause);
-        let Some(measure) = &mut self.measure else { return };
-        measure.set_sent_as_original(self.account).await;
+    async fn record_original_sent(&mut self, cause: RefusalCause) {
+        self.recorder.event.done.resent = self.is_rewritten.then_some(cause);
+        let Some(pending) = &mut self.pending else { return };
+        pending.set_sent_as_original(self.recorder).await;
         if self.is_rewritten {
-            measure.set_refused(cause);
+            pending.set_refused(cause);
         }
     }
 
     /// The fact that decisions no longer hold. `own`: those beyond the last accepted request, or of the last repair.
     fn void(
         &mut self,
-        void: Void,
+        void: RevocationScope,
         own: Vec<PartKey>,
         room: Option<&RevisedRequest>,
     ) -> Option<(SessionRoom, Fact)> {
-        let measure = self.measure.as_mut()?;
+        let pending = self.pending.as_mut()?;
         match void {
-            Void::InBranch => Some(measure.suspend_branch()),
-            Void::Room(anew) => measure.revoke(measure.room_decisions(room?), anew),
-            Void::Own(anew) | Void::Repair(anew) => measure.revoke(own, anew),
-            Void::All(anew) => measure.revoke([measure.own_decisions(), own].concat(), anew),
+            RevocationScope::InBranch => Some(pending.suspend_branch()),
+            RevocationScope::Room(retry) => pending.revoke(pending.room_decisions(room?), retry),
+            RevocationScope::Own(retry) | RevocationScope::Repair(retry) => {
+                pending.revoke(own, retry)
+            }
+            RevocationScope::All(retry) => {
+                pending.revoke([pending.own_decisions(), own].concat(), retry)
+            }
         }
     }
 }
 
-impl Answers {
+impl AnswerHistory {
     /// The kind of the newest refusal, which an edit can answer.
-    fn kind(&self, cause: Option<Cause>, overflows: bool) -> RefusalKind {
+    fn kind(&self, cause: Option<RefusalCause>, overflows: bool) -> RefusalKind {
         let of = self.refusal.as_ref().map(|refusal| refusal.cause);
         RefusalKind { cause, overflows, is_of_reasoning: of == Some(RepairCause::Reasoning) }
     }
 
     /// What was answered to a form.
-    fn take(mut self, form: Form) -> Result<Response<OutgoingBody>, UpstreamError> {
+    fn take(mut self, form: RequestForm) -> Result<Response<OutgoingBody>, UpstreamError> {
         let place = self.held.iter().position(|(held, _)| *held == form);
         let answer = place.map(|place| self.held.swap_remove(place).1.into_response());
         // The table answers what is held (`every_path_ends_with_an_answer_that_is_held`).
@@ -415,12 +428,12 @@ impl Answers {
 /// than until it is whole.
 async fn read_refusal(
     response: Response<OutgoingBody>,
-    account: &ExchangeRecorder,
+    recorder: &ExchangeRecorder,
 ) -> StartedResponse {
     StartedResponse::until(
         response,
-        (CAUSE_BYTES, response_peek::PATIENCE),
-        &account.memory,
+        (CAUSE_BYTES, response_peek::TIMEOUT),
+        &recorder.memory,
         |head, start| {
             let is_plain = !head.headers.contains_key(CONTENT_ENCODING);
             is_plain && start.trim_ascii_end().ends_with(b"}") && Document::read(start).is_ok()
@@ -430,14 +443,14 @@ async fn read_refusal(
 }
 
 /// What a refusal says of the window.
-fn window_of(refused: &StartedResponse, account: &ExchangeRecorder) -> Option<Overflow> {
-    let host = account.upstream_host().unwrap_or_default();
+fn window_of(refused: &StartedResponse, recorder: &ExchangeRecorder) -> Option<Overflow> {
+    let host = recorder.upstream_host().unwrap_or_default();
     let status = refused.head.status.as_u16();
-    overflow(&Answered { status, host: &host, body: &refused.start })
+    overflow(&ErrorResponse { status, host: &host, body: &refused.start })
 }
 
 /// What a refusal taught.
-struct Learned {
+struct RefusalLessons {
     /// What its blame points at. It is learned where the words teach it.
     lesson: Option<Lesson>,
     taught: LessonMatch,
@@ -445,15 +458,15 @@ struct Learned {
     fact: Option<(SessionRoom, Fact)>,
 }
 
-impl Learned {
+impl RefusalLessons {
     /// Remembers it, across restarts. A store that cannot keep it costs one more refusal.
     async fn keep(self, proxy: Arc<Proxy>, about: LearningSubject) {
         if self.lesson.is_none() && self.fact.is_none() {
             return;
         }
-        let patience = Duration::from_millis(proxy.config.limits.save_ms);
+        let timeout = Duration::from_millis(proxy.config.limits.save_ms);
         let keeping = tokio::spawn(self.kept(proxy, about));
-        let _ = tokio::time::timeout(patience, keeping).await;
+        let _ = tokio::time::timeout(timeout, keeping).await;
     }
 
     async fn kept(self, proxy: Arc<Proxy>, about: LearningSubject) {

@@ -83,7 +83,7 @@ impl Drop for BodyUnderway {
 struct UploadTimeout {
     progress: Arc<UploadProgress>,
     /// How long it may bring nothing.
-    patience: Duration,
+    timeout: Duration,
     /// Runs while it brings nothing.
     stalled: Option<Pin<Box<Sleep>>>,
 }
@@ -122,7 +122,7 @@ impl UploadTimeout {
             }
             return Poll::Ready(frame.map(|frame| frame.map_err(ConnectionError::from)));
         }
-        let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(self.patience)));
+        let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(self.timeout)));
         ready!(stalled.as_mut().poll(cx));
         self.progress.timed_out.store(true, Ordering::Relaxed);
         Poll::Ready(Some(Err(io::Error::from(io::ErrorKind::TimedOut).into())))
@@ -131,10 +131,10 @@ impl UploadTimeout {
 
 impl OutgoingBody {
     /// The same body of a request, counted as it goes, and given up where it brings nothing for so long.
-    pub(crate) fn upload(mut self, progress: &Arc<UploadProgress>, patience: Duration) -> Self {
+    pub(crate) fn upload(mut self, progress: &Arc<UploadProgress>, timeout: Duration) -> Self {
         let front = self.front.iter().map(|slice| slice.len() as u64).sum();
         progress.bytes.store(front, Ordering::Relaxed);
-        self.upload = Some(UploadTimeout { progress: progress.clone(), patience, stalled: None });
+        self.upload = Some(UploadTimeout { progress: progress.clone(), timeout, stalled: None });
         self
     }
 
@@ -283,10 +283,10 @@ impl StartedResponse {
     }
 
     /// Reads until head and first bytes, as they came, are `enough`; `limit` bytes at most, and no longer
-    /// than `patience`. Nothing is read where there is no memory for it.
+    /// than `timeout`. Nothing is read where there is no memory for it.
     pub(crate) async fn until(
         response: Response<OutgoingBody>,
-        (limit, patience): (usize, Duration),
+        (limit, timeout): (usize, Duration),
         memory: &Arc<MemoryShare>,
         enough: impl FnMut(&response::Parts, &[u8]) -> bool,
     ) -> Self {
@@ -298,7 +298,7 @@ impl StartedResponse {
             return Self { head, start, body, _held: held };
         }
         let begin = body.begin(&mut start, limit, |start| enough(&head, start));
-        let _ = tokio::time::timeout(patience, begin).await;
+        let _ = tokio::time::timeout(timeout, begin).await;
         let codings = headers::codings(&head.headers);
         let plain = Decoder::new(codings, limit, || memory.boxed(MemoryKind::Reply))
             .ok()
@@ -373,15 +373,15 @@ const AT_HAND: Duration = Duration::from_millis(10);
 /// that others want.
 pub(crate) async fn collect(
     body: Incoming,
-    (limit, patience): (usize, Duration),
+    (limit, timeout): (usize, Duration),
     memory: &Arc<MemoryShare>,
 ) -> CollectOutcome {
-    collect_within(body, (limit, BodyTimeout::GiveUp(patience)), memory).await
+    collect_within(body, (limit, BodyTimeout::GiveUp(timeout)), memory).await
 }
 
 async fn collect_within(
     mut body: Incoming,
-    (limit, patience): (usize, BodyTimeout),
+    (limit, timeout): (usize, BodyTimeout),
     memory: &Arc<MemoryShare>,
 ) -> CollectOutcome {
     let expected = body.size_hint().lower();
@@ -400,7 +400,7 @@ async fn collect_within(
         waited: false,
     };
     loop {
-        let frame = match next(&mut body, patience, memory).await {
+        let frame = match next(&mut body, timeout, memory).await {
             NextFrame::Came(None) => break,
             NextFrame::Came(Some(Err(_))) => return CollectOutcome::Broken,
             NextFrame::Came(Some(Ok(frame))) => frame,
@@ -472,24 +472,24 @@ enum NextFrame {
     Slow,
 }
 
-async fn next(body: &mut Incoming, patience: BodyTimeout, memory: &MemoryShare) -> NextFrame {
+async fn next(body: &mut Incoming, timeout: BodyTimeout, memory: &MemoryShare) -> NextFrame {
     let mut frame = pin!(std::future::poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)));
-    let patience = match patience {
-        BodyTimeout::GiveUp(patience) => patience,
+    let timeout = match timeout {
+        BodyTimeout::GiveUp(timeout) => timeout,
         BodyTimeout::PassOn(by) => {
             return tokio::time::timeout_at(by, frame)
                 .await
                 .map_or(NextFrame::Slow, NextFrame::Came);
         }
     };
-    if let Ok(came) = tokio::time::timeout(STALL.min(patience), frame.as_mut()).await {
+    if let Ok(came) = tokio::time::timeout(STALL.min(timeout), frame.as_mut()).await {
         return NextFrame::Came(came);
     }
     tokio::select! {
         biased;
         came = frame => NextFrame::Came(came),
         () = memory.budget().short() => NextFrame::NoMemory,
-        () = sleep(patience.saturating_sub(STALL)) => NextFrame::TimedOut,
+        () = sleep(timeout.saturating_sub(STALL)) => NextFrame::TimedOut,
     }
 }
 

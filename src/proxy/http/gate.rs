@@ -12,7 +12,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 use super::answer::ProxyError;
 use crate::config::Config;
 use crate::config::hosts::{host_of, is_loopback};
-use crate::dialect::credentials::Credentials;
+use crate::dialect::credentials::CredentialRules;
 
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
@@ -53,7 +53,7 @@ impl ClientAccess {
         &self,
         uri: &Uri,
         headers: &HeaderMap,
-        credentials: &Credentials,
+        credentials: &CredentialRules,
     ) -> Result<(), ProxyError> {
         if self.on_loopback {
             if !self.is_known_host(uri, headers) {
@@ -128,7 +128,7 @@ mod tests {
         for (name, value) in pairs {
             headers.append(*name, HeaderValue::from_str(value).unwrap());
         }
-        gate.judge(&uri.parse().unwrap(), &headers, &Credentials::default())
+        gate.judge(&uri.parse().unwrap(), &headers, &CredentialRules::default())
     }
 
     #[test]
@@ -239,7 +239,7 @@ mod tests {
         assert!(gate.is_open());
         let pairs = [("host", "plimsoll.svc"), ("origin", "https://app.example")];
         assert_eq!(judged(&gate, "/", &pairs), Ok(()));
-        let credentials = Credentials::new(&[], Some("a-token-of-some-length"));
+        let credentials = CredentialRules::new(&[], Some("a-token-of-some-length"));
         let judge = |headers: &HeaderMap| gate.judge(&Uri::from_static("/"), headers, &credentials);
         assert_eq!(judge(&HeaderMap::new()), Err(ProxyError::NoToken));
         let headers = HeaderMap::from_iter([(

@@ -206,8 +206,8 @@ impl Memory for CountedMemory {
 }
 
 impl HeldMemory {
-    /// [`Memory::hold`], tried again as memory is given back, for no longer than `patience`.
-    pub(crate) async fn hold_within(&mut self, bytes: usize, patience: Duration) -> bool {
+    /// [`Memory::hold`], tried again as memory is given back, for no longer than `timeout`.
+    pub(crate) async fn hold_within(&mut self, bytes: usize, timeout: Duration) -> bool {
         let budget = self.share.budget.clone();
         let holding = async {
             loop {
@@ -219,7 +219,7 @@ impl HeldMemory {
                 given_back.await;
             }
         };
-        tokio::time::timeout(patience, holding).await.is_ok()
+        tokio::time::timeout(timeout, holding).await.is_ok()
     }
 
     /// Bytes that it holds.

@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// What came first.
-pub(crate) struct First {
+pub(crate) struct ConnectionOpening {
     pub(crate) bytes: Bytes,
     pub(crate) is_http2: bool,
 }
@@ -21,7 +21,7 @@ pub(crate) struct First {
 ///
 /// # Errors
 /// Those of the stream, and its end before any byte.
-pub(crate) async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<First> {
+pub(crate) async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<ConnectionOpening> {
     let mut first = [0; PREFACE.len()];
     let mut length = 0;
     while length < first.len() && PREFACE.starts_with(&first[..length]) {
@@ -31,7 +31,10 @@ pub(crate) async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Fi
             read => length += read,
         }
     }
-    Ok(First { bytes: Bytes::copy_from_slice(&first[..length]), is_http2: first == *PREFACE })
+    Ok(ConnectionOpening {
+        bytes: Bytes::copy_from_slice(&first[..length]),
+        is_http2: first == *PREFACE,
+    })
 }
 
 #[cfg(test)]

@@ -59,7 +59,7 @@ impl ConnectionProgress {
 
     /// How much longer the client may bring and take nothing; zero where its time is over. The whole time
     /// where it is not the client that is waited for.
-    pub(crate) fn patience(&self) -> Duration {
+    pub(crate) fn timeout(&self) -> Duration {
         let count = |what| self.counter(what).load(Ordering::Relaxed);
         let waits_for_client =
             self.is_between() || count(InFlightGuard::Body) > 0 || count(InFlightGuard::Piece) > 0;
@@ -97,11 +97,11 @@ mod tests {
     fn a_connection_that_waits_for_a_model_has_its_time_and_a_client_that_stalls_has_not() {
         let progress = ConnectionProgress::default();
         progress.moved();
-        assert!(progress.patience() > Duration::ZERO);
+        assert!(progress.timeout() > Duration::ZERO);
         clock();
         let long_ago = ConnectionProgress::default();
         std::thread::sleep(Duration::from_millis(20));
-        let less = |progress: &ConnectionProgress| progress.patience() < STALL;
+        let less = |progress: &ConnectionProgress| progress.timeout() < STALL;
         assert!(less(&long_ago), "between two requests");
         long_ago.begin(InFlightGuard::Exchange);
         assert!(!less(&long_ago), "a model thinks");

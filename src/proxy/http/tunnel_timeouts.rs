@@ -30,7 +30,7 @@ impl Default for TunnelTimeouts {
 
 impl TunnelTimeouts {
     /// How long one may be quiet that is half closed, or whose memory others need.
-    pub(crate) fn patience(&self, half_closed: bool, is_short: bool) -> Duration {
+    pub(crate) fn timeout(&self, half_closed: bool, is_short: bool) -> Duration {
         match (half_closed, is_short) {
             (true, true) => self.half_closed.min(self.short),
             (true, false) => self.half_closed,

@@ -10,25 +10,25 @@ use foldhash::HashMap;
 pub(super) const MODELS: usize = 512;
 
 /// Something for each model.
-pub(super) struct ByModel<V> {
-    upstreams: HashMap<Box<str>, HashMap<Box<str>, Used<V>>>,
+pub(super) struct ModelMap<V> {
+    upstreams: HashMap<Box<str>, HashMap<Box<str>, RecentlyUsed<V>>>,
     /// Counts uses.
     uses: u64,
 }
 
-struct Used<V> {
+struct RecentlyUsed<V> {
     value: V,
     /// The smaller, the longer ago.
     last: u64,
 }
 
-impl<V> Default for ByModel<V> {
+impl<V> Default for ModelMap<V> {
     fn default() -> Self {
         Self { upstreams: HashMap::default(), uses: 0 }
     }
 }
 
-impl<V> ByModel<V> {
+impl<V> ModelMap<V> {
     pub(super) fn get_mut(&mut self, upstream: &str, model: &str) -> Option<&mut V> {
         self.uses += 1;
         let used = self.upstreams.get_mut(upstream)?.get_mut(model)?;
@@ -44,7 +44,7 @@ impl<V> ByModel<V> {
             let oldest = oldest.map(|(name, _)| name.clone());
             oldest.and_then(|name| models.remove(&name));
         }
-        models.insert(model.into(), Used { value, last: self.uses });
+        models.insert(model.into(), RecentlyUsed { value, last: self.uses });
     }
 }
 
@@ -54,12 +54,12 @@ mod tests {
 
     #[test]
     fn past_the_limit_the_one_unused_longest_goes_alone() {
-        let mut numbers = ByModel::default();
+        let mut numbers = ModelMap::default();
         numbers.insert("other", "m", 0);
         for number in 0..MODELS {
             numbers.insert("up", &number.to_string(), number);
         }
-        let get = |numbers: &mut ByModel<usize>, up: &str, model: &str| {
+        let get = |numbers: &mut ModelMap<usize>, up: &str, model: &str| {
             numbers.get_mut(up, model).map(|number| *number)
         };
         assert_eq!(get(&mut numbers, "up", "0"), Some(0));

@@ -12,16 +12,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::by_model::ByModel;
+use super::by_model::ModelMap;
 use crate::context::Millis;
 use crate::dialect::models::Family;
 use crate::store::StoreError;
 use crate::store::ledgers::Ledgers;
 use crate::store::lessons::LessonSource;
-use crate::store::recall::{ReadBudget, Recall, Recalled};
+use crate::store::recall::{ReadBudget, Recall, RecallOutcome};
 use crate::telemetry::Telemetry;
 use crate::telemetry::clock::now;
-use crate::tokens::learn::{Guess, Learned, Observation};
+use crate::tokens::learn::{CostPrediction, EstimatorState, Observation};
 
 /// It is saved at every power of two but the first, and then after so many answers: one answer is
 /// learned again sooner than it is written.
@@ -39,14 +39,14 @@ const SLOWER: u8 = 4;
 pub(crate) struct Calibration(Arc<CalibrationState>);
 
 struct CalibrationState {
-    all: Mutex<ByModel<ModelCalibration>>,
+    all: Mutex<ModelMap<ModelCalibration>>,
     telemetry: Arc<Telemetry>,
 }
 
 /// What is known of a model.
 struct ModelCalibration {
-    learned: Arc<Learned>,
-    teachers: Teachers,
+    learned: Arc<EstimatorState>,
+    teachers: RecentTeachers,
     /// What the store holds of it. Until that is known nothing is saved.
     recall: Recall,
 }
@@ -54,18 +54,18 @@ struct ModelCalibration {
 impl ModelCalibration {
     fn new(family: Family) -> Self {
         let (teachers, recall) = Default::default();
-        Self { learned: Arc::new(Learned::new(family)), teachers, recall }
+        Self { learned: Arc::new(EstimatorState::new(family)), teachers, recall }
     }
 }
 
 /// Who taught last, by hash.
 #[derive(Default)]
-struct Teachers {
+struct RecentTeachers {
     last: VecDeque<u64>,
     skipped: u8,
 }
 
-impl Teachers {
+impl RecentTeachers {
     /// Whether an answer to this tenant teaches.
     fn hear(&mut self, tenant: u64) -> bool {
         let own = self.last.iter().filter(|teacher| **teacher == tenant).count();
@@ -86,7 +86,7 @@ impl Teachers {
 /// An answer that teaches.
 pub(crate) struct CalibrationSample {
     pub(crate) seen: Observation,
-    pub(crate) guess: Guess,
+    pub(crate) guess: CostPrediction,
     /// Input tokens that were reported.
     pub(crate) actual: u64,
 }
@@ -102,12 +102,15 @@ struct CalibrationKey {
 
 impl CalibrationSample {
     /// What is known after it.
-    pub(crate) fn taught(&self, learned: &Learned) -> Learned {
+    pub(crate) fn taught(&self, learned: &EstimatorState) -> EstimatorState {
         learned.clone().after(&self.seen, &self.guess, self.actual)
     }
 
     /// What is known after an answer, whether it teaches or not.
-    pub(crate) fn after(lesson: Option<&Self>, learned: &Arc<Learned>) -> Arc<Learned> {
+    pub(crate) fn after(
+        lesson: Option<&Self>,
+        learned: &Arc<EstimatorState>,
+    ) -> Arc<EstimatorState> {
         lesson.map_or_else(|| learned.clone(), |lesson| Arc::new(lesson.taught(learned)))
     }
 }
@@ -126,11 +129,11 @@ impl Calibration {
         (upstream, model, pupil): (&str, &str, Option<&str>),
         family: Family,
         budget: &ReadBudget,
-    ) -> (Arc<Learned>, Recalled) {
+    ) -> (Arc<EstimatorState>, RecallOutcome) {
         let place = CalibrationKey::of(upstream, model, pupil);
         let (learned, recall) = self.0.known(&place, family);
         if recall.is_known() {
-            return (learned, Recalled::Known);
+            return (learned, RecallOutcome::Known);
         }
         let (ledgers, shared) = (ledgers.clone(), self.0.clone());
         let asked = place.clone();
@@ -181,7 +184,7 @@ impl Calibration {
 
 impl CalibrationState {
     /// What is known of a model, and whether the store was heard.
-    fn known(&self, place: &CalibrationKey, family: Family) -> (Arc<Learned>, Recall) {
+    fn known(&self, place: &CalibrationKey, family: Family) -> (Arc<EstimatorState>, Recall) {
         let mut all = self.all();
         if let Some(known) = all.get_mut(&place.upstream, &place.name)
             && known.learned.is_of(family)
@@ -195,7 +198,7 @@ impl CalibrationState {
     }
 
     /// What was saved counts where more answers taught it.
-    fn join(&self, place: &CalibrationKey, saved: Learned) {
+    fn join(&self, place: &CalibrationKey, saved: EstimatorState) {
         let mut all = self.all();
         let known = all.get_mut(&place.upstream, &place.name);
         let Some(known) = known.filter(|known| is_more(&saved, &known.learned)) else { return };
@@ -208,7 +211,7 @@ impl CalibrationState {
         &self,
         ledgers: &Ledgers,
         place: &CalibrationKey,
-        learned: &Learned,
+        learned: &EstimatorState,
     ) -> Result<(), StoreError> {
         let saved = place.saved(ledgers, learned.family()).await?;
         if let Some(saved) = saved.filter(|saved| is_more(saved, learned)) {
@@ -219,13 +222,13 @@ impl CalibrationState {
         ledgers.learn_more(&place.key(), state.into(), now()).await
     }
 
-    fn all(&self) -> MutexGuard<'_, ByModel<ModelCalibration>> {
+    fn all(&self) -> MutexGuard<'_, ModelMap<ModelCalibration>> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Whether more answers taught one than the other, of the same kind.
-fn is_more(one: &Learned, other: &Learned) -> bool {
+fn is_more(one: &EstimatorState, other: &EstimatorState) -> bool {
     other.is_of(one.family()) && one.lessons() > other.lessons()
 }
 
@@ -243,15 +246,15 @@ impl CalibrationKey {
         &self,
         ledgers: &Ledgers,
         family: Family,
-    ) -> Result<Option<Learned>, StoreError> {
+    ) -> Result<Option<EstimatorState>, StoreError> {
         let read = |(saved, at): (Bytes, Millis)| {
-            let learned: Learned = serde_json::from_slice(&saved).ok()?;
+            let learned: EstimatorState = serde_json::from_slice(&saved).ok()?;
             let is_old = now().saturating_sub(at) > OLD;
             (learned.is_of(family) && learned.is_whole())
                 .then(|| if is_old { learned.aged() } else { learned })
         };
         let saved = ledgers.learned(&self.key()).await?.into_iter().filter_map(read);
-        Ok(saved.max_by_key(Learned::lessons))
+        Ok(saved.max_by_key(EstimatorState::lessons))
     }
 
     /// Names are kept in stores: they may not change.
@@ -266,10 +269,10 @@ mod tests {
 
     #[test]
     fn one_who_sends_most_teaches_less_and_one_who_is_alone_teaches_always() {
-        let mut teachers = Teachers::default();
+        let mut teachers = RecentTeachers::default();
         assert!((0..100).all(|_| teachers.hear(1)), "alone");
         assert!(teachers.hear(2));
-        let heard = |teachers: &mut Teachers| (0..40).filter(|_| teachers.hear(1)).count();
+        let heard = |teachers: &mut RecentTeachers| (0..40).filter(|_| teachers.hear(1)).count();
         assert_eq!(heard(&mut teachers), 10, "among others");
         assert!((0..15).all(|_| teachers.hear(2)), "who sends less is always heard");
     }

@@ -15,9 +15,9 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 use super::questions;
 use crate::context::policy::CountSchedule;
-use crate::context::{Estimate, Method, ProviderCount};
-use crate::dialect::counting::{Question, answer};
-use crate::dialect::lesson::{Lesson, Quotable, Refusal, taught};
+use crate::context::{Estimate, EstimateMethod, ProviderCount};
+use crate::dialect::counting::{CountQuestion, answer};
+use crate::dialect::lesson::{Lesson, QuotableText, RefusalBody, taught};
 use crate::dialect::{Dialect, PartKind, Purpose};
 use crate::proxy::http::body::{OutgoingBody, StartedResponse};
 use crate::proxy::offload::long_work;
@@ -27,7 +27,7 @@ use crate::store::lessons::LessonSource;
 use crate::telemetry::CountOutcome;
 
 /// How long an answer is waited for.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// How long an upstream is left alone that answered with anything else, unless it says how long.
 const PAUSE: Duration = Duration::from_secs(60);
 /// The longest pause that an upstream may ask for.
@@ -67,26 +67,26 @@ impl PendingCount {
 /// Asks for a count of a request, where policy wants one. `estimate`: of what goes out, which is this head and body.
 pub(crate) fn ask(
     proxy: &Arc<Proxy>,
-    subject: &PreparedRequest,
+    prepared: &PreparedRequest,
     (estimate, is_rewritten): (&Estimate, bool),
     (head, sent): (&request::Parts, &OutgoingBody),
 ) -> Option<PendingCount> {
-    let near = subject.request().usable() as f64 * NEAR;
-    let count = subject.policy.estimate.count;
+    let near = prepared.request().usable() as f64 * NEAR;
+    let count = prepared.policy.estimate.count;
     let wanted = match count {
         CountSchedule::Off => false,
-        CountSchedule::Cold => estimate.method == Method::Estimated,
+        CountSchedule::Cold => estimate.method == EstimateMethod::Estimated,
         CountSchedule::NearThreshold => estimate.tokens as f64 > near,
-        CountSchedule::Media => subject.conversation.parts().any(|part| is_media(part.kind)),
-        CountSchedule::Sample(share) => is_rewritten && drawn(&subject.id) < share,
+        CountSchedule::Media => prepared.conversation.parts().any(|part| is_media(part.kind)),
+        CountSchedule::Sample(share) => is_rewritten && drawn(&prepared.id) < share,
     };
-    if !wanted || subject.conversation.purpose != Purpose::Turn {
+    if !wanted || prepared.conversation.purpose != Purpose::Turn {
         return None;
     }
     // A sample checks what is claimed to be saved: what it would have cost without us.
     let as_it_came = matches!(count, CountSchedule::Sample(_)) || !is_rewritten;
-    let prompt = if as_it_came { subject.body.clone() } else { sent.whole()? };
-    let errand = CountRequest::of(proxy, subject, head, prompt);
+    let prompt = if as_it_came { prepared.body.clone() } else { sent.whole()? };
+    let errand = CountRequest::of(proxy, prepared, head, prompt);
     let found = Arc::new(CountResult::default());
     errand.begin(found.clone());
     Some(PendingCount { as_it_came, found })
@@ -104,7 +104,7 @@ pub(crate) async fn count_now(errand: CountRequest) -> Result<u64, CountOutcome>
         Err(_) => Err(CountOutcome::Busy),
         Ok(_permit) => {
             let found = CountResult::default();
-            let asked = tokio::time::timeout(PATIENCE, errand.counted(&found)).await;
+            let asked = tokio::time::timeout(TIMEOUT, errand.counted(&found)).await;
             asked.unwrap_or(Err(CountOutcome::Failed))
         }
     };
@@ -136,19 +136,19 @@ pub(crate) struct CountRequest {
 }
 
 impl CountRequest {
-    /// To count `prompt`, what `subject` was sent as with this head.
+    /// To count `prompt`, what `prepared` was sent as with this head.
     pub(crate) fn of(
         proxy: &Arc<Proxy>,
-        subject: &PreparedRequest,
+        prepared: &PreparedRequest,
         head: &request::Parts,
         prompt: Bytes,
     ) -> Self {
         Self {
             proxy: proxy.clone(),
-            tenant: subject.tenant.clone(),
-            upstream: subject.upstream.clone(),
-            model: subject.name().into(),
-            dialect: subject.conversation.dialect,
+            tenant: prepared.tenant.clone(),
+            upstream: prepared.upstream.clone(),
+            model: prepared.name().into(),
+            dialect: prepared.conversation.dialect,
             uri: head.uri.clone(),
             headers: head.headers.clone(),
             prompt,
@@ -176,7 +176,7 @@ impl CountRequest {
 
     async fn run(self, found: Arc<CountResult>, _permit: OwnedSemaphorePermit) {
         let (proxy, upstream, whose) = (self.proxy.clone(), self.upstream.clone(), self.whose());
-        let outcome = match tokio::time::timeout(PATIENCE, self.counted(&found)).await {
+        let outcome = match tokio::time::timeout(TIMEOUT, self.counted(&found)).await {
             Ok(Ok((outcome, counted))) => {
                 let _ = found.tokens.set(counted);
                 outcome
@@ -204,9 +204,9 @@ impl CountRequest {
         }
         // Reading a large body takes milliseconds, and other streams must not wait meanwhile.
         let target = uri.path_and_query().map_or("/", |target| target.as_str()).to_owned();
-        let making = move || Question::of(dialect, &target, &prompt);
+        let making = move || CountQuestion::of(dialect, &target, &prompt);
         let question = long_work(making).await.ok().flatten();
-        let Question { target, body } = question.ok_or(CountOutcome::Missing)?;
+        let CountQuestion { target, body } = question.ok_or(CountOutcome::Missing)?;
         let asked = body.clone();
         let key = xxh3_128(&[upstream.as_bytes(), target.as_bytes(), &body].join(&0));
         if let Some(known) = proxy.counting.answered(key) {
@@ -228,8 +228,8 @@ impl CountRequest {
         let (status, pause) = (response.status(), pause(response.headers()));
         let begun = StartedResponse::read(response, ANSWER_BYTES, &proxy.memory.share()).await;
         if status != StatusCode::OK {
-            let refusal = Refusal { status: status.as_u16(), body: &begun.start };
-            let request = Quotable { body: &asked, words: vec![&model] };
+            let refusal = RefusalBody { status: status.as_u16(), body: &begun.start };
+            let request = QuotableText { body: &asked, words: vec![&model] };
             if taught(&refusal, &request).holds(Lesson::CountMissing) {
                 let _ = found.missing.set(());
                 return Err(CountOutcome::Missing);

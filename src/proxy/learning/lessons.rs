@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::request;
 
 use crate::dialect::ProviderError;
-use crate::dialect::lesson::{self, Lesson, LessonMatch, Quotable, Refusal};
+use crate::dialect::lesson::{self, Lesson, LessonMatch, QuotableText, RefusalBody};
 use crate::proxy::offload::{OFF_THREAD, long_work_soon};
 use crate::proxy::state::Proxy;
 use crate::store::lessons::{LessonOffer, LessonSource};
@@ -33,10 +33,10 @@ pub(crate) async fn taught(
     let words = words(model, head);
     let read = |error: RefusalResponse<'_>, body: &[u8], words: &[String]| {
         let words = words.iter().map(String::as_str).collect();
-        let request = Quotable { body, words };
+        let request = QuotableText { body, words };
         match error {
             RefusalResponse::Refused { status, body } => {
-                lesson::taught(&Refusal { status, body }, &request)
+                lesson::taught(&RefusalBody { status, body }, &request)
             }
             RefusalResponse::InReply { status, error } => {
                 lesson::taught_in_reply(error, status, &request)

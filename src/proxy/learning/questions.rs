@@ -9,7 +9,7 @@ use http::uri::Authority;
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 
 use crate::config::Upstream;
-use crate::dialect::credentials::Credentials;
+use crate::dialect::credentials::CredentialRules;
 use crate::proxy::http::headers;
 
 /// What the protocols themselves ask for; says nothing of who is asking.
@@ -48,7 +48,7 @@ pub(crate) fn headers(
     client: &HeaderMap,
     from: &Upstream,
     to: &Upstream,
-    credentials: &Credentials,
+    credentials: &CredentialRules,
 ) -> HeaderMap {
     let is_same_host = is_same_host(&from.base, &to.base);
     let own = to.credential.as_ref();
@@ -111,7 +111,7 @@ mod tests {
     fn sent(more: &[(&'static str, &str)], from: &Upstream, to: &Upstream) -> Vec<String> {
         let all = CLIENT.iter().chain(more);
         let client = all.map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
-        let list = Credentials::new(&[HeaderName::from_static("x-corp-user")], None);
+        let list = CredentialRules::new(&[HeaderName::from_static("x-corp-user")], None);
         let headers = headers(&client.collect(), from, to, &list);
         let line = |(name, value): (&HeaderName, &HeaderValue)| {
             format!("{name}: {}", value.to_str().unwrap())

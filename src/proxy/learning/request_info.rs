@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use crate::context::Method;
+use crate::context::EstimateMethod;
 use crate::context::policy::Policy;
 use crate::dialect::lesson::LessonMatch;
 use crate::dialect::models::Model;
@@ -40,20 +40,20 @@ pub(crate) struct RequestInfo {
 }
 
 impl RequestInfo {
-    pub(crate) fn of(subject: &PreparedRequest) -> Self {
-        let conversation = &subject.conversation;
+    pub(crate) fn of(prepared: &PreparedRequest) -> Self {
+        let conversation = &prepared.conversation;
         Self {
-            tenant: subject.tenant.clone(),
-            vouched: subject.vouched,
-            upstream: subject.upstream.clone(),
-            name: subject.name().into(),
-            model: subject.model.clone(),
+            tenant: prepared.tenant.clone(),
+            vouched: prepared.vouched,
+            upstream: prepared.upstream.clone(),
+            name: prepared.name().into(),
+            model: prepared.model.clone(),
             dialect: conversation.dialect,
             purpose: conversation.purpose,
-            reserve: subject.reserve,
+            reserve: prepared.reserve,
             max_output: conversation.max_output,
             is_held: conversation.held.is_some(),
-            policy: subject.policy.clone(),
+            policy: prepared.policy.clone(),
         }
     }
 
@@ -86,7 +86,7 @@ impl RequestInfo {
     pub(crate) fn believes(
         &self,
         taught: &LessonMatch,
-        estimate: Option<(u64, Method)>,
+        estimate: Option<(u64, EstimateMethod)>,
         proxy: &Proxy,
     ) -> Option<u64> {
         proxy.count_quoted(&self.upstream, taught);
@@ -101,9 +101,13 @@ impl RequestInfo {
 
 /// Whether a window agrees with what was sent: so much was sent, or asked for as output, that it could
 /// have been too small. Of a conversation that the provider holds nobody here knows the size.
-fn is_plausible(window: u64, request: &RequestInfo, estimate: Option<(u64, Method)>) -> bool {
+fn is_plausible(
+    window: u64,
+    request: &RequestInfo,
+    estimate: Option<(u64, EstimateMethod)>,
+) -> bool {
     let Some((tokens, method)) = estimate else { return true };
-    if request.is_held || method == Method::Held {
+    if request.is_held || method == EstimateMethod::Held {
         return true;
     }
     let output = request.max_output.unwrap_or(0);

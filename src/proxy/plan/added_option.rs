@@ -7,7 +7,7 @@ use http::header::{ACCEPT_ENCODING, HeaderValue};
 
 use crate::dialect::editing::BETA;
 use crate::dialect::lesson::Lesson;
-use crate::dialect::refusal::Cause;
+use crate::dialect::refusal::RefusalCause;
 use crate::proxy::http::headers;
 use crate::wire::splice::Edit;
 
@@ -42,11 +42,11 @@ impl AddedOptionKind {
     }
 
     /// How a refusal names it.
-    pub(crate) fn cause(self) -> Cause {
+    pub(crate) fn cause(self) -> RefusalCause {
         match self {
-            AddedOptionKind::Usage => Cause::Usage,
-            AddedOptionKind::Editing { .. } => Cause::Editing,
-            AddedOptionKind::Reasoning => Cause::Include,
+            AddedOptionKind::Usage => RefusalCause::Usage,
+            AddedOptionKind::Editing { .. } => RefusalCause::Editing,
+            AddedOptionKind::Reasoning => RefusalCause::Include,
         }
     }
 

@@ -10,13 +10,13 @@ use bytes::Bytes;
 use http::HeaderMap;
 
 use crate::context::repeats::repeated_calls;
-use crate::dialect::size::{MOST_PARTS, Size};
+use crate::dialect::size::{MOST_PARTS, RequestSize};
 use crate::dialect::{self, Conversation, Dialect};
 use crate::proxy::http::headers;
 use crate::proxy::http::memory::{HeldMemory, MemoryShare};
 use crate::proxy::offload::{self, OFF_THREAD};
 use crate::telemetry::{FailOpen, MemoryKind};
-use crate::wire::encoding::{Decoder, Fault, Unreadable};
+use crate::wire::encoding::{DecodeError, Decoder, UnsupportedEncoding};
 use crate::wire::json::{self, Document, most_values};
 use crate::wire::memory::Memory as _;
 
@@ -59,8 +59,8 @@ impl BodyReader {
         let codings = headers::codings(headers);
         let decoder = Decoder::new(codings, self.limit, || self.memory.boxed(MemoryKind::Request));
         let decoder = decoder.map_err(|unreadable| match unreadable {
-            Unreadable::TooMany => FailOpen::TooManyCodings,
-            Unreadable::Unknown => FailOpen::BodyUnread,
+            UnsupportedEncoding::TooMany => FailOpen::TooManyCodings,
+            UnsupportedEncoding::Unknown => FailOpen::BodyUnread,
         })?;
         if decoder.is_identity() && body.len() <= OFF_THREAD {
             return self.analyse(body.clone());
@@ -78,8 +78,8 @@ impl BodyReader {
             return Ok(body);
         }
         let plain = decoder.push(&body).map_err(|fault| match fault {
-            Fault::NoMemory => FailOpen::MemoryBudget,
-            Fault::Broken | Fault::TooLong => FailOpen::BodyUnread,
+            DecodeError::NoMemory => FailOpen::MemoryBudget,
+            DecodeError::Broken | DecodeError::TooLong => FailOpen::BodyUnread,
         })?;
         let plain = plain.into_owned();
         drop(decoder);
@@ -94,7 +94,7 @@ impl BodyReader {
     pub(crate) fn analyse(&self, plain: Bytes) -> Result<RequestAnalysis, FailOpen> {
         let mut memory = self.memory.guard(MemoryKind::Analysis);
         let document = values(&plain, &mut memory)?;
-        let size = Size::of(&document, &plain);
+        let size = RequestSize::of(&document, &plain);
         let most = SMALL.max(plain.len().saturating_mul(TIMES));
         let bytes = document.bytes().saturating_add(size.bytes);
         if size.parts > MOST_PARTS || bytes > most || !memory.hold(bytes) {
@@ -117,7 +117,7 @@ fn values(plain: &Bytes, memory: &mut HeldMemory) -> Result<Document, FailOpen> 
             return Err(FailOpen::AnalysisBudget);
         }
         match Document::read_most(plain, most) {
-            Err(json::Fault::TooMany(_)) => {}
+            Err(json::JsonError::TooMany(_)) => {}
             read => return Ok(read.unwrap_or_default()),
         }
     }

@@ -5,8 +5,8 @@
 
 use crate::config::{IncludeUsage, Mode, Upstream};
 use crate::context::editing;
-use crate::context::policy::{EchoRule, Reinject};
-use crate::dialect::models::Binding;
+use crate::context::policy::{EchoRule, ReinjectPolicy};
+use crate::dialect::models::ReasoningBinding;
 use crate::dialect::{Dialect, Purpose, rewrite};
 use crate::proxy::plan::added_option::{AddedOption, AddedOptionKind};
 use crate::proxy::plan::prepared_request::PreparedRequest;
@@ -17,60 +17,60 @@ impl AddedOption {
     /// What is asked for with this request. Its body must not be encoded: what changes in it is what
     /// is sent.
     pub(crate) fn to(
-        subject: &PreparedRequest,
+        prepared: &PreparedRequest,
         proxy: &Proxy,
         upstream: &Upstream,
     ) -> Option<Self> {
-        let added = match subject.conversation.dialect {
-            Dialect::OpenaiChat => usage(subject, upstream),
-            Dialect::Anthropic => editing(subject),
-            Dialect::OpenaiResponses => reasoning(subject),
+        let added = match prepared.conversation.dialect {
+            Dialect::OpenaiChat => usage(prepared, upstream),
+            Dialect::Anthropic => editing(prepared),
+            Dialect::OpenaiResponses => reasoning(prepared),
             Dialect::Gemini => None,
         }?;
-        let is_refused = proxy.knows(&subject.source(), added.what.lesson());
+        let is_refused = proxy.knows(&prepared.source(), added.what.lesson());
         (!is_refused).then_some(added)
     }
 }
 
 /// Where a streamed answer would not report usage unless it is asked for.
-fn usage(subject: &PreparedRequest, upstream: &Upstream) -> Option<AddedOption> {
-    let conversation = &subject.conversation;
+fn usage(prepared: &PreparedRequest, upstream: &Upstream) -> Option<AddedOption> {
+    let conversation = &prepared.conversation;
     let wanted = conversation.stream && conversation.include_usage != Some(true);
     if !wanted || upstream.include_usage != IncludeUsage::Auto {
         return None;
     }
-    Some(AddedOption { what: AddedOptionKind::Usage, edit: usage_strip::ask(&subject.body)? })
+    Some(AddedOption { what: AddedOptionKind::Usage, edit: usage_strip::ask(&prepared.body)? })
 }
 
 /// Where policy leaves old results to the provider. A count asks for it only where it could matter:
 /// a body of fewer bytes than that is not of as many tokens.
-fn editing(subject: &PreparedRequest) -> Option<AddedOption> {
-    let editing = editing::wanted(&subject.request()).filter(|_| !subject.held_out)?;
+fn editing(prepared: &PreparedRequest) -> Option<AddedOption> {
+    let editing = editing::wanted(&prepared.request()).filter(|_| !prepared.held_out)?;
     let trigger = editing.trigger;
-    let is_count = subject.conversation.purpose == Purpose::Count;
-    if is_count && subject.body.len() as u64 <= trigger {
+    let is_count = prepared.conversation.purpose == Purpose::Count;
+    if is_count && prepared.body.len() as u64 <= trigger {
         return None;
     }
     Some(AddedOption {
         what: AddedOptionKind::Editing { trigger },
-        edit: editing.ask(&subject.body)?,
+        edit: editing.ask(&prepared.body)?,
     })
 }
 
 /// Where the client holds its history and its reasoning would be lost: the provider keeps nothing, and
 /// what it gives out cannot be sent back (`docs/protocols.md` 3.5).
-fn reasoning(subject: &PreparedRequest) -> Option<AddedOption> {
-    let conversation = &subject.conversation;
+fn reasoning(prepared: &PreparedRequest) -> Option<AddedOption> {
+    let conversation = &prepared.conversation;
     let is_alone = conversation.stored == Some(false) && conversation.held.is_none();
-    let bound = subject.model.known && subject.model.binding == Binding::Prefix;
+    let bound = prepared.model.known && prepared.model.binding == ReasoningBinding::Prefix;
     let reasons = conversation.thinks == Some(true) || bound;
-    let may = subject.mode == Mode::Active
-        && !subject.held_out
-        && subject.policy.reasoning.reinject == Reinject::Auto
-        && subject.echo != EchoRule::Unwanted;
+    let may = prepared.mode == Mode::Active
+        && !prepared.held_out
+        && prepared.policy.reasoning.reinject == ReinjectPolicy::Auto
+        && prepared.echo != EchoRule::Unwanted;
     if !(is_alone && reasons && may) || conversation.purpose != Purpose::Turn {
         return None;
     }
-    let edit = rewrite::include_encrypted_reasoning(&subject.body)?;
+    let edit = rewrite::include_encrypted_reasoning(&prepared.body)?;
     Some(AddedOption { what: AddedOptionKind::Reasoning, edit })
 }

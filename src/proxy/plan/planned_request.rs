@@ -14,7 +14,7 @@ use bytes::Bytes;
 
 use super::undelivered::UndeliveredMessage;
 use crate::config::Mode;
-use crate::context::budget::{Anchor, CarryOutlook, ContextView, Limits, MeasuredEstimate};
+use crate::context::budget::{Anchor, CarryOutlook, ContextView, MeasuredEstimate, WindowLimits};
 use crate::context::overflow::PartSums;
 use crate::context::plan::{
     self, MOST_TOLD, Overlay, Plan, PlanStep, RecordedDecisions, RewriteSummary,
@@ -23,7 +23,7 @@ use crate::context::policy::SummaryAuthor;
 use crate::context::{Estimate, Fact, Millis, inject, prune, reasoning};
 use crate::dialect::models::Family;
 use crate::dialect::overflow::Overflow;
-use crate::dialect::refusal::Cause;
+use crate::dialect::refusal::RefusalCause;
 use crate::dialect::summary::provider;
 use crate::dialect::{Dialect, PartKey};
 use crate::proxy::offload::off_thread;
@@ -79,12 +79,12 @@ struct PlanOutcome {
 }
 
 fn look(
-    subject: &PreparedRequest,
+    prepared: &PreparedRequest,
     known: &RecordedDecisions,
     anchor: Option<&Grown>,
 ) -> PlanOutcome {
-    let request = subject.request();
-    let (mut new, mut refused) = match subject.may_decide() {
+    let request = prepared.request();
+    let (mut new, mut refused) = match prepared.may_decide() {
         true => reasoning::propose(&request, known),
         false => Default::default(),
     };
@@ -94,10 +94,10 @@ fn look(
         with.to_mut().add(new.iter().cloned());
     }
     let mut plan = plan::replay(&request, &with);
-    let measured = subject.measure(&plan.sent, &with, anchor);
-    subject.fit_output(&mut plan, &with, &measured);
-    if subject.may_decide() {
-        let (cuts, not) = prune::propose(&request, &with, subject.cost(&measured));
+    let measured = prepared.measure(&plan.sent, &with, anchor);
+    prepared.fit_output(&mut plan, &with, &measured);
+    if prepared.may_decide() {
+        let (cuts, not) = prune::propose(&request, &with, prepared.cost(&measured));
         new.extend(cuts.into_iter().filter(|fact| known.may_decide(fact)));
         refused.extend(not);
     }
@@ -116,18 +116,18 @@ fn want_vocabulary(family: Family) {
 /// again where nobody hears it.
 pub(crate) async fn plan(
     proxy: &Arc<Proxy>,
-    subject: Arc<PreparedRequest>,
+    prepared: Arc<PreparedRequest>,
     opened: &mut OpenedSession,
 ) -> (PlannedRequest, Option<UndeliveredMessage>) {
-    want_vocabulary(subject.model.family);
+    want_vocabulary(prepared.model.family);
     let anchor = opened.anchor.take().map(Arc::new);
-    let size = subject.body.len();
+    let size = prepared.body.len();
     let mut known = std::mem::take(&mut opened.known);
-    known.spares_reasoning(&subject.request());
+    known.spares_reasoning(&prepared.request());
     let known = Arc::new(known);
     let looked = {
-        let (subject, known, anchor) = (subject.clone(), known.clone(), anchor.clone());
-        off_thread(size, move || look(&subject, &known, anchor.as_deref())).await
+        let (prepared, known, anchor) = (prepared.clone(), known.clone(), anchor.clone());
+        off_thread(size, move || look(&prepared, &known, anchor.as_deref())).await
     };
     let looked = match looked {
         Ok(looked) => looked,
@@ -138,10 +138,10 @@ pub(crate) async fn plan(
     let PlanOutcome { mut plan, mut measured, new, refused } = looked;
     let before = known.clone();
     let (mut stood_aside, mut known, mut taken) = (None, known, Vec::new());
-    let mut unheard = UndeliveredMessage::of(proxy, opened, &known, &subject.id);
+    let mut undelivered = UndeliveredMessage::of(proxy, opened, &known, &prepared.id);
     if !new.is_empty() {
         // Few decide anything: the others' way is not made longer by it.
-        let saved = Box::pin(save(proxy, opened, new, known.aside)).await;
+        let saved = Box::pin(save(proxy, opened, new, known.suspended)).await;
         let saved = saved.unwrap_or_else(|error| {
             stood_aside = Some(match error {
                 DecisionError::TooMany => FailOpen::Decisions,
@@ -149,11 +149,13 @@ pub(crate) async fn plan(
             });
             Vec::new()
         });
-        taken = inject::taken(&saved, &subject.id);
+        taken = inject::taken(&saved, &prepared.id);
         Arc::make_mut(&mut known).add(saved);
-        let with_taken = UndeliveredMessage::of(proxy, opened, &known, &subject.id);
-        std::mem::replace(&mut unheard, with_taken).into_iter().for_each(UndeliveredMessage::end);
-        let again = Box::pin(again(&subject, &known, anchor.as_ref())).await;
+        let with_taken = UndeliveredMessage::of(proxy, opened, &known, &prepared.id);
+        std::mem::replace(&mut undelivered, with_taken)
+            .into_iter()
+            .for_each(UndeliveredMessage::end);
+        let again = Box::pin(again(&prepared, &known, anchor.as_ref())).await;
         let Some(again) = again else {
             return (
                 PlannedRequest {
@@ -177,37 +179,37 @@ pub(crate) async fn plan(
         stood_aside,
         ..PlannedRequest::default()
     };
-    planned.holds(&subject, plan, measured);
+    planned.holds(&prepared, plan, measured);
     let is_changed = !planned.edits.is_empty() || !planned.sent.is_as_it_came();
-    if subject.mode == Mode::Shadow && is_changed {
-        planned.is_sent_as_it_came(&subject).await;
+    if prepared.mode == Mode::Shadow && is_changed {
+        planned.is_sent_as_it_came(&prepared).await;
     }
-    (planned, unheard)
+    (planned, undelivered)
 }
 
-/// Keeps decisions before they reach the wire, of a thread that was set `aside` then.
+/// Keeps decisions before they reach the wire, of a thread that was `suspended` then.
 pub(crate) async fn save(
     proxy: &Proxy,
     opened: &OpenedSession,
     new: Vec<Fact>,
-    aside: Option<Millis>,
+    suspended: Option<Millis>,
 ) -> Result<Vec<Fact>, DecisionError> {
-    let patience = Duration::from_millis(proxy.config.limits.save_ms);
-    proxy.ledgers.decide(opened, opened.anew(new, aside), patience).await
+    let timeout = Duration::from_millis(proxy.config.limits.save_ms);
+    proxy.ledgers.decide(opened, opened.after_suspension(new, suspended), timeout).await
 }
 
 /// Replays once more, with what is known by now.
 async fn again(
-    subject: &Arc<PreparedRequest>,
+    prepared: &Arc<PreparedRequest>,
     known: &Arc<RecordedDecisions>,
     anchor: Option<&Arc<Grown>>,
 ) -> Option<(Plan, Box<MeasuredEstimate>)> {
-    let (size, subject) = (subject.body.len(), subject.clone());
+    let (size, prepared) = (prepared.body.len(), prepared.clone());
     let (known, anchor) = (known.clone(), anchor.cloned());
     let replay = move || {
-        let mut plan = plan::replay(&subject.request(), &known);
-        let measured = subject.measure(&plan.sent, &known, anchor.as_deref());
-        subject.fit_output(&mut plan, &known, &measured);
+        let mut plan = plan::replay(&prepared.request(), &known);
+        let measured = prepared.measure(&plan.sent, &known, anchor.as_deref());
+        prepared.fit_output(&mut plan, &known, &measured);
         (plan, measured)
     };
     off_thread(size, replay).await.ok()
@@ -220,19 +222,19 @@ impl PlannedRequest {
     pub(crate) async fn with_room(
         &self,
         proxy: &Proxy,
-        subject: &Arc<PreparedRequest>,
+        prepared: &Arc<PreparedRequest>,
         opened: &OpenedSession,
         said: Overflow,
     ) -> Option<Self> {
-        if subject.mode != Mode::Active || subject.held_out {
+        if prepared.mode != Mode::Active || prepared.held_out {
             return None;
         }
         let measured = self.measured.clone()?;
         let new = {
-            let (subject, known) = (subject.clone(), self.known.clone());
-            off_thread(subject.body.len(), move || {
-                let cost = subject.cost(&measured);
-                prune::make_room(&subject.request(), &known, cost, said)
+            let (prepared, known) = (prepared.clone(), self.known.clone());
+            off_thread(prepared.body.len(), move || {
+                let cost = prepared.cost(&measured);
+                prune::make_room(&prepared.request(), &known, cost, said)
             })
             .await
             .ok()?
@@ -240,10 +242,10 @@ impl PlannedRequest {
         if new.is_empty() {
             return None;
         }
-        let saved = save(proxy, opened, new, self.known.aside).await.ok()?;
+        let saved = save(proxy, opened, new, self.known.suspended).await.ok()?;
         let mut known = self.known.clone();
         Arc::make_mut(&mut known).add(saved);
-        let (plan, measured) = again(subject, &known, self.anchor.as_ref()).await?;
+        let (plan, measured) = again(prepared, &known, self.anchor.as_ref()).await?;
         if plan.edits.is_empty() {
             return None;
         }
@@ -251,7 +253,7 @@ impl PlannedRequest {
             edits: plan.edits,
             measured: Some(measured),
             sent: plan.sent,
-            done: RewriteSummary::of(&plan.steps, subject.mode),
+            done: RewriteSummary::of(&plan.steps, prepared.mode),
             summary: plan.summary,
             anchor: self.anchor.clone(),
             before: self.before.clone(),
@@ -260,49 +262,49 @@ impl PlannedRequest {
         })
     }
 
-    fn holds(&mut self, subject: &PreparedRequest, plan: Plan, measured: Box<MeasuredEstimate>) {
+    fn holds(&mut self, prepared: &PreparedRequest, plan: Plan, measured: Box<MeasuredEstimate>) {
         let mut steps = plan.steps;
         steps.extend(self.refused.iter().cloned());
         self.done = RewriteSummary {
-            held_out: subject.held_out,
-            ..RewriteSummary::of(&steps, subject.mode)
+            held_out: prepared.held_out,
+            ..RewriteSummary::of(&steps, prepared.mode)
         };
         (self.edits, self.sent, self.measured) = (plan.edits, plan.sent, Some(measured));
         self.summary = plan.summary;
     }
 
     /// What the head has to list for what is sent.
-    pub(crate) fn beta(&self, subject: &PreparedRequest) -> Option<&'static str> {
-        let is_anthropic = subject.conversation.dialect == Dialect::Anthropic;
+    pub(crate) fn beta(&self, prepared: &PreparedRequest) -> Option<&'static str> {
+        let is_anthropic = prepared.conversation.dialect == Dialect::Anthropic;
         let is_block = self.summary == Some(SummaryAuthor::Provider);
         (is_anthropic && is_block && !self.edits.is_empty()).then_some(provider::BETA)
     }
 
     /// The same plan, with the edits that are gone from this one.
-    pub(crate) async fn again(&self, subject: &Arc<PreparedRequest>) -> Self {
+    pub(crate) async fn again(&self, prepared: &Arc<PreparedRequest>) -> Self {
         let mut planned = self.clone();
-        planned.knows(subject, RecordedDecisions::clone(&self.known)).await;
+        planned.knows(prepared, RecordedDecisions::clone(&self.known)).await;
         planned
     }
 
     /// The same request as those before it were sent: without what was decided for it and a refusal
     /// that names `cause` may be due to. `None` where that is nothing, or the request as it came.
-    pub(crate) async fn as_before(
+    pub(crate) async fn without_own_decisions(
         &self,
-        subject: &Arc<PreparedRequest>,
-        cause: Cause,
+        prepared: &Arc<PreparedRequest>,
+        cause: RefusalCause,
     ) -> Option<Self> {
         let mut known = RecordedDecisions::clone(&self.before);
         if !cause.is_of_what_is_new() {
-            known.takes_births(&self.known, &subject.id);
+            known.takes_births(&self.known, &prepared.id);
         }
-        let decided = |known: &RecordedDecisions| known.decided_by(&subject.id);
-        if subject.mode != Mode::Active || decided(&known) == decided(&self.known) {
+        let decided = |known: &RecordedDecisions| known.decided_by(&prepared.id);
+        if prepared.mode != Mode::Active || decided(&known) == decided(&self.known) {
             return None;
         }
         // Its edits went out with it.
         let mut planned = Self { edits: Vec::new(), ..self.clone() };
-        planned.knows(subject, known).await;
+        planned.knows(prepared, known).await;
         (!planned.edits.is_empty()).then_some(planned)
     }
 
@@ -317,34 +319,34 @@ impl PlannedRequest {
 
     /// What the provider's cache holds of it: the request without what it cut of what was sent before. `None`
     /// where that is itself.
-    pub(crate) async fn as_cached(&self, subject: &Arc<PreparedRequest>) -> Option<Self> {
-        let known = Arc::new(self.known.as_cached(&subject.id)?);
-        let (plan, measured) = again(subject, &known, self.anchor.as_ref()).await?;
+    pub(crate) async fn as_cached(&self, prepared: &Arc<PreparedRequest>) -> Option<Self> {
+        let known = Arc::new(self.known.as_cached(&prepared.id)?);
+        let (plan, measured) = again(prepared, &known, self.anchor.as_ref()).await?;
         let mut cached = Self { known, anchor: self.anchor.clone(), ..Self::default() };
         let is_whole = !plan.conflict;
-        cached.holds(subject, plan, measured);
+        cached.holds(prepared, plan, measured);
         is_whole.then_some(cached)
     }
 
     /// More was decided since it was planned: it is planned again. What panics changes nothing.
-    pub(crate) async fn adds(&mut self, subject: &Arc<PreparedRequest>, facts: Vec<Fact>) {
+    pub(crate) async fn adds(&mut self, prepared: &Arc<PreparedRequest>, facts: Vec<Fact>) {
         let mut known = RecordedDecisions::clone(&self.known);
         known.add(facts);
-        self.knows(subject, known).await;
+        self.knows(prepared, known).await;
     }
 
     /// The same with all that is known by now.
     pub(crate) async fn knows(
         &mut self,
-        subject: &Arc<PreparedRequest>,
+        prepared: &Arc<PreparedRequest>,
         mut known: RecordedDecisions,
     ) {
-        known.spares_reasoning(&subject.request());
+        known.spares_reasoning(&prepared.request());
         let known = Arc::new(known);
-        let again = again(subject, &known, self.anchor.as_ref()).await;
+        let again = again(prepared, &known, self.anchor.as_ref()).await;
         if let Some((plan, measured)) = again.filter(|(plan, _)| !plan.conflict) {
             self.known = known;
-            self.holds(subject, plan, measured);
+            self.holds(prepared, plan, measured);
         }
     }
 
@@ -358,34 +360,36 @@ impl PlannedRequest {
 
     /// Of a request that can no longer be changed.
     pub(crate) async fn as_it_came(
-        subject: &Arc<PreparedRequest>,
+        prepared: &Arc<PreparedRequest>,
         opened: &mut OpenedSession,
     ) -> Self {
-        want_vocabulary(subject.model.family);
-        let (anchor, size) = (opened.anchor.take().map(Arc::new), subject.body.len());
-        let sent = plan::as_it_came(&subject.request());
+        want_vocabulary(prepared.model.family);
+        let (anchor, size) = (opened.anchor.take().map(Arc::new), prepared.body.len());
+        let sent = plan::as_it_came(&prepared.request());
         let measured = {
-            let (subject, sent, anchor) = (subject.clone(), sent.clone(), anchor.clone());
+            let (prepared, sent, anchor) = (prepared.clone(), sent.clone(), anchor.clone());
             let measure =
-                move || subject.measure(&sent, &RecordedDecisions::default(), anchor.as_deref());
+                move || prepared.measure(&sent, &RecordedDecisions::default(), anchor.as_deref());
             off_thread(size, measure).await.ok()
         };
-        let done =
-            RewriteSummary { held_out: subject.held_out, ..RewriteSummary::of(&[], subject.mode) };
+        let done = RewriteSummary {
+            held_out: prepared.held_out,
+            ..RewriteSummary::of(&[], prepared.mode)
+        };
         Self { measured, sent, anchor, done, ..Self::default() }
     }
 
     /// What a request costs of which nothing is known beside itself.
-    pub(crate) async fn alone(subject: &Arc<PreparedRequest>) -> Option<Estimate> {
-        estimate(subject, plan::as_it_came(&subject.request()), &Arc::default()).await
+    pub(crate) async fn alone(prepared: &Arc<PreparedRequest>) -> Option<Estimate> {
+        estimate(prepared, plan::as_it_came(&prepared.request()), &Arc::default()).await
     }
 
     /// What has to be known of it, as it was sent, to say what the next request will hold of its turn.
-    pub(crate) fn prospect(&self, subject: &PreparedRequest) -> Option<CarryOutlook> {
-        let rewrites = subject.rewrites() && self.done.resent.is_none();
+    pub(crate) fn prospect(&self, prepared: &PreparedRequest) -> Option<CarryOutlook> {
+        let rewrites = prepared.rewrites() && self.done.resent.is_none();
         let measured = self.measured.as_ref()?;
-        let limits = Limits::of(&subject.request(), subject.may_decide());
-        Some(CarryOutlook::new(&subject.request(), (measured, self.anchor()), rewrites, limits))
+        let limits = WindowLimits::of(&prepared.request(), prepared.may_decide());
+        Some(CarryOutlook::new(&prepared.request(), (measured, self.anchor()), rewrites, limits))
     }
 
     /// How much was sent.
@@ -400,11 +404,11 @@ impl PlannedRequest {
     }
 
     /// What the context will be like.
-    pub(crate) fn view(&self, subject: &PreparedRequest) -> Option<ContextView> {
+    pub(crate) fn view(&self, prepared: &PreparedRequest) -> Option<ContextView> {
         let MeasuredEstimate { estimate, contents, .. } = &**self.measured.as_ref()?;
         let anchor = self.anchor.as_ref().map(|anchor| &*anchor.turn);
-        let (window, reserve) = (subject.model.window, subject.reserve);
-        let limits = Limits::of(&subject.request(), subject.may_decide());
+        let (window, reserve) = (prepared.model.window, prepared.reserve);
+        let limits = WindowLimits::of(&prepared.request(), prepared.may_decide());
         let mut view = ContextView::before(estimate, (window, reserve), anchor, &self.done);
         view.rewriting.summary_by = self.summary;
         Some(view.with(Some(limits)).made_of(Some(&contents.clone().with_few_tools())))
@@ -413,53 +417,54 @@ impl PlannedRequest {
     /// Of a request that is no turn: what was decided before is repeated, and nothing is decided or
     /// measured.
     pub(crate) async fn replayed(
-        subject: &Arc<PreparedRequest>,
+        prepared: &Arc<PreparedRequest>,
         known: Arc<RecordedDecisions>,
     ) -> Self {
         let replay = {
-            let (subject, known) = (subject.clone(), known.clone());
-            move || plan::replay(&subject.request(), &known)
+            let (prepared, known) = (prepared.clone(), known.clone());
+            move || plan::replay(&prepared.request(), &known)
         };
-        let plan = match off_thread(subject.body.len(), replay).await {
+        let plan = match off_thread(prepared.body.len(), replay).await {
             Ok(plan) => plan,
             Err(why) => return Self { stood_aside: Some(why), ..Self::default() },
         };
         let done = RewriteSummary {
-            held_out: subject.held_out,
-            ..RewriteSummary::of(&plan.steps, subject.mode)
+            held_out: prepared.held_out,
+            ..RewriteSummary::of(&plan.steps, prepared.mode)
         };
-        let edits = if subject.mode == Mode::Shadow { Vec::new() } else { plan.edits };
+        let edits = if prepared.mode == Mode::Shadow { Vec::new() } else { plan.edits };
         let stood_aside = plan.conflict.then_some(FailOpen::EditsConflict);
         let summary = plan.summary;
-        let sent = match subject.mode {
-            Mode::Shadow => plan::as_it_came(&subject.request()),
+        let sent = match prepared.mode {
+            Mode::Shadow => plan::as_it_came(&prepared.request()),
             Mode::Observe | Mode::Active => plan.sent,
         };
         Self { edits, sent, known, done, summary, stood_aside, ..Self::default() }
     }
 
     /// The original is sent in place of the rewrite.
-    pub(crate) async fn is_sent_as_it_came(&mut self, subject: &Arc<PreparedRequest>) {
+    pub(crate) async fn is_sent_as_it_came(&mut self, prepared: &Arc<PreparedRequest>) {
         self.edits = Vec::new();
-        self.sent = plan::as_it_came(&subject.request());
+        self.sent = plan::as_it_came(&prepared.request());
         let measure = {
-            let (subject, sent, anchor) = (subject.clone(), self.sent.clone(), self.anchor.clone());
-            move || subject.measure(&sent, &RecordedDecisions::default(), anchor.as_deref())
+            let (prepared, sent, anchor) =
+                (prepared.clone(), self.sent.clone(), self.anchor.clone());
+            move || prepared.measure(&sent, &RecordedDecisions::default(), anchor.as_deref())
         };
-        self.measured = off_thread(subject.body.len(), measure).await.ok();
+        self.measured = off_thread(prepared.body.len(), measure).await.ok();
     }
 }
 
 /// What a request costs of which this is sent, and no turn before it is known.
 pub(crate) async fn estimate(
-    subject: &Arc<PreparedRequest>,
+    prepared: &Arc<PreparedRequest>,
     sent: Overlay,
     known: &Arc<RecordedDecisions>,
 ) -> Option<Estimate> {
-    want_vocabulary(subject.model.family);
+    want_vocabulary(prepared.model.family);
     let measure = {
-        let (subject, known) = (subject.clone(), known.clone());
-        move || subject.measure(&sent, &known, None).estimate
+        let (prepared, known) = (prepared.clone(), known.clone());
+        move || prepared.measure(&sent, &known, None).estimate
     };
-    off_thread(subject.body.len(), measure).await.ok()
+    off_thread(prepared.body.len(), measure).await.ok()
 }

@@ -18,7 +18,7 @@ use crate::proxy::http::memory::HeldMemory;
 use crate::store::ledgers::{AnchorTurn as Grown, OpenedSession};
 use crate::store::lessons::LessonSource;
 use crate::tokens::Tokenizer;
-use crate::tokens::learn::Learned;
+use crate::tokens::learn::EstimatorState;
 
 /// A request that is planned for, owned: it moves between threads.
 #[derive(Clone)]
@@ -35,7 +35,7 @@ pub(crate) struct PreparedRequest {
     pub(crate) memory: Arc<HeldMemory>,
     pub(crate) model: Model,
     /// What answers of that model taught.
-    pub(crate) learned: Arc<Learned>,
+    pub(crate) learned: Arc<EstimatorState>,
     pub(crate) upstream: Box<str>,
     pub(crate) echo: EchoRule,
     pub(crate) policy: Arc<Policy>,

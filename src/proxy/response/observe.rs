@@ -1,4 +1,4 @@
-//! Reading along: a decoded copy of what passes goes to the dialect's [`Reading`].
+//! Reading along: a decoded copy of what passes goes to the dialect's [`ResponseReader`].
 //!
 //! In-line, bounded, under `catch_unwind`: past its limit, at a broken encoding or a panic the
 //! reading gives up and says why; the stream does not notice.
@@ -10,14 +10,14 @@ use http::HeaderMap;
 use http::header::CONTENT_TYPE;
 
 use super::request_body::RequestBody;
-use crate::dialect::reading::{Framing, Reading};
+use crate::dialect::reading::{Framing, ResponseReader};
 use crate::dialect::{Dialect, Note, Reply};
 use crate::proxy::http::headers;
 use crate::proxy::http::memory::{HeldMemory, MemoryShare};
 use crate::proxy::offload::OFF_THREAD;
-use crate::store::ledgers::Latest;
+use crate::store::ledgers::DraftProgress;
 use crate::telemetry::{FailOpen, MemoryKind};
-use crate::wire::encoding::{Decoder, Fault, Unreadable};
+use crate::wire::encoding::{DecodeError, Decoder, UnsupportedEncoding};
 use crate::wire::memory::Memory as _;
 
 /// How much reading what was left for the end takes, in its lengths.
@@ -37,7 +37,7 @@ pub(crate) struct ResponseObserver {
     streamed: bool,
     complete: bool,
     /// Where is noted how far the reply is.
-    latest: Option<Arc<Latest>>,
+    latest: Option<Arc<DraftProgress>>,
     /// What stays of its request until it has begun to speak.
     request: Option<Arc<RequestBody>>,
 }
@@ -58,7 +58,7 @@ impl PendingObservation {
 }
 
 enum ObserverState {
-    Reading(Box<Reading>, Decoder),
+    Reading(Box<ResponseReader>, Decoder),
     GaveUp(FailOpen, Option<Note>),
 }
 
@@ -90,13 +90,13 @@ impl ResponseObserver {
         let codings = headers::codings(headers);
         let state = match Decoder::new(codings, limit, || memory.boxed(MemoryKind::Reply)) {
             Ok(decoder) => ObserverState::Reading(
-                Box::new(Reading::new(dialect, status, framing, limit)),
+                Box::new(ResponseReader::new(dialect, status, framing, limit)),
                 decoder,
             ),
-            Err(Unreadable::Unknown) => {
+            Err(UnsupportedEncoding::Unknown) => {
                 ObserverState::GaveUp(FailOpen::ReplyUnread, Some(Note::UnknownEncoding))
             }
-            Err(Unreadable::TooMany) => {
+            Err(UnsupportedEncoding::TooMany) => {
                 ObserverState::GaveUp(FailOpen::TooManyCodings, Some(Note::UnknownEncoding))
             }
         };
@@ -115,7 +115,7 @@ impl ResponseObserver {
     }
 
     /// The same, noting how far the reply is where somebody wants to know, and letting go of its request.
-    pub(crate) fn noting(self, progress: Option<(Arc<Latest>, Arc<RequestBody>)>) -> Self {
+    pub(crate) fn noting(self, progress: Option<(Arc<DraftProgress>, Arc<RequestBody>)>) -> Self {
         let (latest, request) = progress.unzip();
         Self { latest, request, ..self }
     }
@@ -161,8 +161,10 @@ impl ResponseObserver {
             Ok(Ok((complete, later, bytes))) if self.memory.hold(bytes) => {
                 (self.complete, self.later) = (complete, later);
             }
-            Ok(Ok(_) | Err(Fault::NoMemory)) => self.give_up(FailOpen::MemoryBudget),
-            Ok(Err(Fault::Broken | Fault::TooLong)) => self.give_up(FailOpen::ReplyUnread),
+            Ok(Ok(_) | Err(DecodeError::NoMemory)) => self.give_up(FailOpen::MemoryBudget),
+            Ok(Err(DecodeError::Broken | DecodeError::TooLong)) => {
+                self.give_up(FailOpen::ReplyUnread);
+            }
             Err(_) => self.give_up(FailOpen::Panicked),
         }
         self.complete

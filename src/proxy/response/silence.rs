@@ -47,7 +47,7 @@ pub(crate) struct StreamSilence {
     /// Whether words of ours can stand between its events.
     may_insert: bool,
     /// What went to the client last ended an event.
-    between_events: Tail,
+    between_events: SentTail,
     /// Since when the upstream is waited for.
     since: Option<Instant>,
     /// When the client last heard that it goes on.
@@ -78,7 +78,7 @@ impl StreamSilence {
             upstream: upstream.into(),
             limits,
             may_insert: !is_bound,
-            between_events: Tail::default(),
+            between_events: SentTail::default(),
             since: None,
             kept_alive: None,
             timer: None,
@@ -139,12 +139,12 @@ impl StreamSilence {
 
 /// The end of what went to a client.
 #[derive(Default)]
-struct Tail {
+struct SentTail {
     last: [u8; 4],
     has_begun: bool,
 }
 
-impl Tail {
+impl SentTail {
     fn passed(&mut self, bytes: &[u8]) {
         let kept = bytes.len().min(4);
         self.has_begun |= kept > 0;

@@ -27,9 +27,9 @@ use crate::proxy::http::body::{ConnectionError, OutgoingBody};
 use crate::proxy::http::memory::HeldMemory;
 use crate::proxy::http::pieces::CoalescedBody;
 use crate::proxy::offload::long_work;
-use crate::proxy::state::Phase;
+use crate::proxy::state::ServingPhase;
 use crate::telemetry::{Exchange, FailOpen};
-use crate::wire::encoding::Fault;
+use crate::wire::encoding::DecodeError;
 
 /// A break waits this long, so that what was passed just before it is on its way: hyper drops what it
 /// has not written when a body fails, and a client without us would have got it.
@@ -39,7 +39,7 @@ const BEFORE_BREAK: Duration = Duration::from_millis(10);
 const SMALL_REPLY: usize = 64 * 1024;
 
 /// A turn being kept; answers why it could not be.
-pub(crate) type Commit = Pin<Box<dyn Future<Output = Option<FailOpen>> + Send>>;
+pub(crate) type CommitFuture = Pin<Box<dyn Future<Output = Option<FailOpen>> + Send>>;
 /// Why a stream is broken that its upstream ended before its terminal event.
 const CUT: &str = "the upstream ended the stream before its terminal event";
 
@@ -47,11 +47,11 @@ const CUT: &str = "the upstream ended the stream before its terminal event";
 const SILENT: &str = "the upstream said nothing in its stream for limits.silent_stream_s";
 
 /// Makes a turn of a reply, once the exchange's ending is known.
-pub(crate) type Settle = Box<dyn FnOnce(&mut Exchange, Reply) -> Commit + Send>;
+pub(crate) type SettleReply = Box<dyn FnOnce(&mut Exchange, Reply) -> CommitFuture + Send>;
 
 /// A turn being kept, by way of a reply that is being read where that takes long.
 enum TurnWrite {
-    Turn(Commit),
+    Turn(CommitFuture),
     Reading(Pin<Box<dyn Future<Output = TurnOutcome> + Send>>),
 }
 
@@ -120,7 +120,7 @@ pub(crate) struct ResponseActions {
     /// Changes what the client gets of it.
     pub(crate) altering: Option<Box<ResponseEdits>>,
     /// Keeps the turn.
-    pub(crate) settle: Option<Settle>,
+    pub(crate) settle: Option<SettleReply>,
     /// Sees to it that a stream does not stay silent for ever.
     pub(crate) silence: Option<StreamSilence>,
 }
@@ -128,8 +128,8 @@ pub(crate) struct ResponseActions {
 /// An upstream's response body on its way to the client.
 pub(crate) struct Tap<B: Body<Data = Bytes>> {
     inner: B,
-    account: ExchangeRecorder,
-    doing: ResponseActions,
+    recorder: ExchangeRecorder,
+    actions: ResponseActions,
     /// How it ends if nothing goes wrong: refused, or complete.
     whole: Outcome,
     /// The ending is known; nothing changes it any more.
@@ -155,21 +155,21 @@ struct BoundedTurnWrite {
     commit: Option<TurnWrite>,
     until: tokio::time::Instant,
     /// Set when it is known that there is something to wait for.
-    patience: Option<Pin<Box<Sleep>>>,
+    timeout: Option<Pin<Box<Sleep>>>,
 }
 
 impl<B: Body<Data = Bytes>> Tap<B> {
     pub(crate) fn new(
         inner: B,
-        account: ExchangeRecorder,
-        doing: ResponseActions,
+        recorder: ExchangeRecorder,
+        actions: ResponseActions,
         whole: Outcome,
     ) -> Self {
         let bodiless = inner.is_end_stream();
         let mut tap = Self {
             inner,
-            account,
-            doing,
+            recorder,
+            actions,
             whole,
             settled: false,
             cut: false,
@@ -213,16 +213,16 @@ impl<B: Body<Data = Bytes>> Tap<B> {
     /// One data frame, and all that is done with it.
     fn data(&mut self, data: Bytes) {
         let began = Instant::now();
-        let event = &mut self.account.event;
+        let event = &mut self.recorder.event;
         if event.first_byte_us.is_none() {
-            event.first_byte_us = Some((began - self.account.began).as_micros() as u64);
+            event.first_byte_us = Some((began - self.recorder.began).as_micros() as u64);
         }
         event.frames += 1;
         event.response_bytes += data.len() as u64;
-        let complete = self.doing.observation.as_mut().is_some_and(|along| along.saw(&data));
+        let complete = self.actions.observation.as_mut().is_some_and(|along| along.saw(&data));
         let last = self.inner.is_end_stream();
         self.held = self.shown(data, last);
-        if let (Some(silence), Some(shown)) = (&mut self.doing.silence, &self.held) {
+        if let (Some(silence), Some(shown)) = (&mut self.actions.silence, &self.held) {
             silence.passed(shown.data_ref().map_or(&[], |data| data));
         }
         if matches!(self.end, Some(Err(_))) {
@@ -230,17 +230,17 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         } else if complete || last {
             self.settle_whole();
         }
-        self.account.response_side_ns += began.elapsed().as_nanos() as u64;
+        self.recorder.response_side_ns += began.elapsed().as_nanos() as u64;
     }
 
     /// What the client gets of a data frame.
     fn shown(&mut self, data: Bytes, last: bool) -> Option<Frame<Bytes>> {
-        let Some(altering) = &mut self.doing.altering else { return Some(Frame::data(data)) };
+        let Some(altering) = &mut self.actions.altering else { return Some(Frame::data(data)) };
         // What panicked may have lost some of it: then the body breaks off, as where it cannot be decoded.
         let passed = catch_unwind(AssertUnwindSafe(|| altering.pass(data)));
         let passed = passed.unwrap_or_else(|_| {
-            add_once(&mut self.account.event.fail_open, FailOpen::Panicked);
-            Err(Fault::Broken)
+            add_once(&mut self.recorder.event.fail_open, FailOpen::Panicked);
+            Err(DecodeError::Broken)
         });
         match passed {
             Ok(mut shown) => {
@@ -266,14 +266,14 @@ impl<B: Body<Data = Bytes>> Tap<B> {
             // A broken stream breaks at once: nobody waits for its turn.
             Err(_) => self.settle_alone(Outcome::UpstreamFailed),
         }
-        let rest = self.doing.altering.as_mut().map(|altering| altering.rest());
+        let rest = self.actions.altering.as_mut().map(|altering| altering.rest());
         self.held = rest.filter(|rest| !rest.is_empty()).map(Frame::data);
         self.end = Some(how);
     }
 
     /// The upstream has said nothing for too long: its client hears that, where words can stand there.
     fn fell_silent(&mut self, event: Option<Bytes>) {
-        self.account.event.silent_stream = true;
+        self.recorder.event.silent_stream = true;
         self.settle_alone(Outcome::UpstreamFailed);
         self.end = Some(match event {
             Some(_) => Ok(()),
@@ -297,21 +297,21 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         if std::mem::replace(&mut self.settled, true) {
             return None;
         }
-        self.account.stream = None;
-        if let Some(silence) = &self.doing.silence {
+        self.recorder.stream = None;
+        if let Some(silence) = &self.actions.silence {
             let longest = silence.gaps.longest().map(|gap| gap.as_micros() as u64);
-            self.account.event.longest_gap_us = longest;
-            self.account.event.gaps = longest.map(|_| Box::new(silence.gaps.clone()));
+            self.recorder.event.longest_gap_us = longest;
+            self.recorder.event.gaps = longest.map(|_| Box::new(silence.gaps.clone()));
         }
-        self.account.event.outcome = outcome;
-        let observation = self.doing.observation.take()?;
-        let settle = self.doing.settle.take();
+        self.recorder.event.outcome = outcome;
+        let observation = self.actions.observation.take()?;
+        let settle = self.actions.settle.take();
         let commit = match observation.is_long() {
             true => {
-                TurnWrite::Reading(Box::pin(read(observation, self.account.event.clone(), settle)))
+                TurnWrite::Reading(Box::pin(read(observation, self.recorder.event.clone(), settle)))
             }
             false => {
-                let event = &mut self.account.event;
+                let event = &mut self.recorder.event;
                 let settled = catch_unwind(AssertUnwindSafe(|| {
                     let is_whole = is_whole(event.outcome);
                     settled(event, observation.finish(is_whole), settle)
@@ -324,11 +324,11 @@ impl<B: Body<Data = Bytes>> Tap<B> {
                 TurnWrite::Turn(settled.commit?)
             }
         };
-        let patience = Duration::from_millis(self.account.proxy.config.limits.commit_ms);
+        let timeout = Duration::from_millis(self.recorder.proxy.config.limits.commit_ms);
         Some(Box::new(BoundedTurnWrite {
             commit: Some(commit),
-            until: tokio::time::Instant::now() + patience,
-            patience: None,
+            until: tokio::time::Instant::now() + timeout,
+            timeout: None,
         }))
     }
 
@@ -343,7 +343,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         let commit = waiting.and_then(|waiting| waiting.commit);
         // Outside a runtime there is nobody left to keep anything for.
         if let (Some(mut commit), Ok(runtime)) = (commit, Handle::try_current()) {
-            self.account.keeping = Some(runtime.spawn(poll_fn(move |cx| commit.poll(cx))));
+            self.recorder.keeping = Some(runtime.spawn(poll_fn(move |cx| commit.poll(cx))));
         }
     }
 }
@@ -356,13 +356,17 @@ fn is_whole(outcome: Outcome) -> bool {
 #[derive(Default)]
 struct ReplyOutcome {
     /// Keeps its turn.
-    commit: Option<Commit>,
+    commit: Option<CommitFuture>,
     /// It ended, however cleanly, before its dialect's terminal event, and told of no error.
     is_cut: bool,
 }
 
 /// Tells what a reply said, and begins to keep its turn.
-fn settled(event: &mut Exchange, observed: ObservedReply, settle: Option<Settle>) -> ReplyOutcome {
+fn settled(
+    event: &mut Exchange,
+    observed: ObservedReply,
+    settle: Option<SettleReply>,
+) -> ReplyOutcome {
     event.streamed = observed.streamed;
     observed.note.into_iter().for_each(|note| add_once(&mut event.notes, note));
     observed.gave_up.into_iter().for_each(|why| add_once(&mut event.fail_open, why));
@@ -390,7 +394,7 @@ fn settled(event: &mut Exchange, observed: ObservedReply, settle: Option<Settle>
 async fn read(
     observation: ResponseObserver,
     mut event: Box<Exchange>,
-    settle: Option<Settle>,
+    settle: Option<SettleReply>,
 ) -> TurnOutcome {
     let whole = is_whole(event.outcome);
     let Ok(observed) = long_work(move || observation.finish(whole)).await else {
@@ -410,7 +414,7 @@ async fn read(
 }
 
 /// What a large reply takes is held until its turn is kept; a small one spares the task's detour.
-fn held_until_kept(commit: Commit, memory: HeldMemory) -> Commit {
+fn held_until_kept(commit: CommitFuture, memory: HeldMemory) -> CommitFuture {
     if memory.bytes() <= SMALL_REPLY {
         return commit;
     }
@@ -431,8 +435,8 @@ impl BoundedTurnWrite {
             self.commit = None;
             return Poll::Ready(kept);
         }
-        let patience = self.patience.get_or_insert_with(|| Box::pin(sleep_until(self.until)));
-        patience.as_mut().poll(cx).map(|()| because(FailOpen::CommitLate))
+        let timeout = self.timeout.get_or_insert_with(|| Box::pin(sleep_until(self.until)));
+        timeout.as_mut().poll(cx).map(|()| because(FailOpen::CommitLate))
     }
 }
 
@@ -456,7 +460,7 @@ where
             if let Some(commit) = &mut this.commit {
                 let kept = ready!(commit.poll(cx));
                 this.cut |= kept.is_cut;
-                kept.tell(&mut this.account.event);
+                kept.tell(&mut this.recorder.event);
                 let late = this.commit.take();
                 this.go_on(late);
             }
@@ -477,13 +481,13 @@ where
             }
             let next = match Pin::new(&mut this.inner).poll_frame(cx) {
                 Poll::Ready(next) => {
-                    if let Some(silence) = &mut this.doing.silence {
+                    if let Some(silence) = &mut this.actions.silence {
                         silence.heard(matches!(&next, Some(Ok(frame)) if frame.is_data()));
                     }
                     next
                 }
                 Poll::Pending => {
-                    let Some(silence) = &mut this.doing.silence else { return Poll::Pending };
+                    let Some(silence) = &mut this.actions.silence else { return Poll::Pending };
                     match ready!(silence.poll(cx)) {
                         SilenceAction::KeepAlive(comment) => {
                             return Poll::Ready(Some(Ok(Frame::data(comment))));
@@ -514,7 +518,7 @@ where
     }
 
     fn size_hint(&self) -> SizeHint {
-        match self.doing.altering {
+        match self.actions.altering {
             None => self.inner.size_hint() + SizeHint::with_exact(self.taken()),
             Some(_) => SizeHint::default(),
         }
@@ -524,10 +528,10 @@ where
 impl<B: Body<Data = Bytes>> Drop for Tap<B> {
     /// Who drops a body has all of it, or has left: the client, or we at the deadline of a drain.
     fn drop(&mut self) {
-        let outcome = match *self.account.phase.borrow() {
+        let outcome = match *self.recorder.phase.borrow() {
             _ if self.inner.is_end_stream() => self.whole,
-            Phase::Breaking => Outcome::Turned,
-            Phase::Serving | Phase::Draining => Outcome::ClientLeft,
+            ServingPhase::Breaking => Outcome::Turned,
+            ServingPhase::Serving | ServingPhase::Draining => Outcome::ClientLeft,
         };
         let waiting = self.commit.take().or_else(|| self.settle(outcome));
         self.go_on(waiting);

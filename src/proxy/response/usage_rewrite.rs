@@ -13,7 +13,7 @@ use super::usage_strip::{MOST_AT_ONCE, UsageStrip, ends_an_event, first_block, o
 use crate::dialect::Dialect;
 use crate::proxy::http::memory::{HeldMemory, MemoryShare};
 use crate::telemetry::MemoryKind;
-use crate::wire::encoding::{Decoder, Fault};
+use crate::wire::encoding::{DecodeError, Decoder};
 use crate::wire::json::{Document, Value};
 use crate::wire::memory::Memory as _;
 use crate::wire::splice::{Edit, splice};
@@ -31,7 +31,7 @@ pub(crate) enum ResponseEdits {
 
 impl ResponseEdits {
     /// What the client gets of these bytes. `Err` where they are not encoded as was said.
-    pub(crate) fn pass(&mut self, data: Bytes) -> Result<Bytes, Fault> {
+    pub(crate) fn pass(&mut self, data: Bytes) -> Result<Bytes, DecodeError> {
         match self {
             Self::Hides(hiding) => hiding.pass(data),
             Self::Retells(retelling) => retelling.pass(data),
@@ -98,7 +98,7 @@ impl UsageRewrite {
         Some(Self { unpruned, decoder, is_events, most, held, memory, gave_up: false })
     }
 
-    fn pass(&mut self, data: Bytes) -> Result<Bytes, Fault> {
+    fn pass(&mut self, data: Bytes) -> Result<Bytes, DecodeError> {
         let data = match self.decoder.is_identity() {
             true => data,
             false => Bytes::from(self.decoder.push(&data)?.into_owned()),
@@ -134,11 +134,11 @@ impl UsageRewrite {
 
     fn event(&self, event: Bytes) -> Bytes {
         let data = only_data(&event).filter(|_| mentions_usage(&event));
-        let retold = data.and_then(|data| {
+        let rewritten = data.and_then(|data| {
             let text = event.slice(data.start..data.end);
             self.value(&text, data.start, &event)
         });
-        retold.unwrap_or(event)
+        rewritten.unwrap_or(event)
     }
 
     /// `whole` with the usage of the JSON value that stands at `start` of it changed.

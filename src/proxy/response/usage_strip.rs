@@ -110,7 +110,10 @@ impl UsageStrip {
 
     /// What the client gets of these bytes. `Err` where they are not encoded as was said: the
     /// client would have met the same.
-    pub(crate) fn pass(&mut self, data: Bytes) -> Result<Bytes, crate::wire::encoding::Fault> {
+    pub(crate) fn pass(
+        &mut self,
+        data: Bytes,
+    ) -> Result<Bytes, crate::wire::encoding::DecodeError> {
         let data = match self.decoder.is_identity() {
             true => data,
             false => Bytes::from(self.decoder.push(&data)?.into_owned()),

@@ -10,7 +10,7 @@ use hyper_util::server::conn::auto;
 
 use crate::config::ServerLimits;
 use crate::proxy::http::memory::{HeldMemory, MemoryShare};
-use crate::proxy::http::opening::First;
+use crate::proxy::http::opening::ConnectionOpening;
 use crate::proxy::http::transport::{BUFFER, LEAST_HEADER};
 use crate::telemetry::MemoryKind;
 use crate::wire::memory::Memory as _;
@@ -35,7 +35,7 @@ pub(super) struct Http2Window {
 impl Http2Window {
     /// A window as wide as there is memory for; `None` where there is none even for a narrow one.
     pub(super) fn of(
-        first: &First,
+        first: &ConnectionOpening,
         share: &Arc<MemoryShare>,
         limits: &ServerLimits,
     ) -> Option<Self> {

@@ -20,12 +20,12 @@ use tokio::sync::watch;
 
 use super::builder::{NARROW_WINDOW, server};
 use crate::proxy::exchange;
-use crate::proxy::state::{Phase, Proxy};
-use crate::telemetry::Turned;
-use crate::tls::Terminator;
+use crate::proxy::state::{Proxy, ServingPhase};
+use crate::telemetry::RejectedConnection;
+use crate::tls::TlsTerminator;
 
 /// How long a connection past the limit may take to ask and hear that it is turned away.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 /// Most bytes of a request that are taken off a socket before it is closed: closing with some unread
 /// takes the answer away again.
 const UNREAD: usize = 16 * 1024;
@@ -35,17 +35,29 @@ const ANSWER: &[u8] =
     retry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
 
 /// Turns a connection away, and counts what it got.
-pub(super) fn turn_away(proxy: Arc<Proxy>, stream: TcpStream, phase: watch::Receiver<Phase>) {
+pub(super) fn turn_away(
+    proxy: Arc<Proxy>,
+    stream: TcpStream,
+    phase: watch::Receiver<ServingPhase>,
+) {
     let Ok(permit) = proxy.turned.clone().try_acquire_owned() else {
         let is_told = proxy.tls.is_none() && stream.into_std().and_then(tell).is_ok();
-        proxy.telemetry.turned_away(if is_told { Turned::Answered } else { Turned::Closed });
+        proxy.telemetry.turned_away(if is_told {
+            RejectedConnection::Answered
+        } else {
+            RejectedConnection::Closed
+        });
         return;
     };
     tokio::spawn(async move {
         let is_told = Arc::new(AtomicBool::new(false));
         let answering = answer(&proxy, stream, phase, is_told.clone());
-        let _ = tokio::time::timeout(PATIENCE, answering).await;
-        let got = if is_told.load(Ordering::Relaxed) { Turned::Answered } else { Turned::Closed };
+        let _ = tokio::time::timeout(TIMEOUT, answering).await;
+        let got = if is_told.load(Ordering::Relaxed) {
+            RejectedConnection::Answered
+        } else {
+            RejectedConnection::Closed
+        };
         proxy.telemetry.turned_away(got);
         drop(permit);
     });
@@ -65,11 +77,11 @@ fn tell(mut stream: std::net::TcpStream) -> io::Result<()> {
 async fn answer(
     proxy: &Arc<Proxy>,
     stream: TcpStream,
-    phase: watch::Receiver<Phase>,
+    phase: watch::Receiver<ServingPhase>,
     is_told: Arc<AtomicBool>,
 ) {
     let builder = server(&proxy.config.limits, NARROW_WINDOW);
-    let tls = proxy.tls.as_ref().map(Terminator::acceptor);
+    let tls = proxy.tls.as_ref().map(TlsTerminator::acceptor);
     let service = service_fn(move |request: Request<Incoming>| {
         is_told.store(true, Ordering::Relaxed);
         let answer = exchange::turned(proxy, &request, phase.clone()).map(Full::<Bytes>::new);

@@ -30,7 +30,7 @@ use super::http::framing::{LookAlike, MarkedTransport, framed};
 use super::http::memory::{HeldMemory, MemoryShare};
 use super::http::transport::{MeteredSocket, TransportPeer};
 use super::http::{opening, transport};
-use super::state::{Phase, Proxy};
+use super::state::{Proxy, ServingPhase};
 use super::turn::drafts;
 use crate::activity::Activity;
 use crate::telemetry::ClientTimeout;
@@ -56,7 +56,7 @@ pub async fn serve(
     listener: TcpListener,
     shutdown: impl Future<Output = ()> + Send,
 ) -> DrainOutcome {
-    let (phase, watching) = watch::channel(Phase::Serving);
+    let (phase, watching) = watch::channel(ServingPhase::Serving);
     // Ends with this, however this ends.
     let mut drafting = JoinSet::new();
     drafting.spawn(drafts::run(proxy.clone()));
@@ -82,22 +82,22 @@ pub async fn serve(
     drained
 }
 
-async fn drain(proxy: &Proxy, phase: watch::Sender<Phase>) -> DrainOutcome {
-    let patience = Duration::from_secs(proxy.config.limits.drain_s);
+async fn drain(proxy: &Proxy, phase: watch::Sender<ServingPhase>) -> DrainOutcome {
+    let timeout = Duration::from_secs(proxy.config.limits.drain_s);
     proxy.shutdown.send_replace(true);
-    phase.send_replace(Phase::Draining);
-    if tokio::time::timeout(patience, phase.closed()).await.is_ok() {
+    phase.send_replace(ServingPhase::Draining);
+    if tokio::time::timeout(timeout, phase.closed()).await.is_ok() {
         return DrainOutcome::Whole;
     }
     let left = proxy.exchanges.load(Ordering::Relaxed);
-    phase.send_replace(Phase::Breaking);
+    phase.send_replace(ServingPhase::Breaking);
     // What ends now still tells of itself and keeps its turn; that takes no long time.
     let _ = tokio::time::timeout(Duration::from_secs(1), phase.closed()).await;
     DrainOutcome::Broken(left)
 }
 
 /// Starts a connection, or tells it that there is no room.
-fn admit(proxy: &Arc<Proxy>, stream: TcpStream, phase: &watch::Receiver<Phase>) {
+fn admit(proxy: &Arc<Proxy>, stream: TcpStream, phase: &watch::Receiver<ServingPhase>) {
     let _ = stream.set_nodelay(true);
     let (proxy, phase) = (proxy.clone(), phase.clone());
     let place = proxy.connections.clone().try_acquire_owned();
@@ -127,7 +127,7 @@ async fn connection(
     proxy: Arc<Proxy>,
     stream: TcpStream,
     opened: AdmittedConnection,
-    mut phase: watch::Receiver<Phase>,
+    mut phase: watch::Receiver<ServingPhase>,
 ) {
     let Some(tls) = &proxy.tls else { return plain(proxy, stream, opened, phase).await };
     let accepting = tokio::time::timeout(HANDSHAKE, tls.acceptor().accept(stream));
@@ -146,18 +146,18 @@ async fn plain<S>(
     proxy: Arc<Proxy>,
     mut stream: S,
     opened: AdmittedConnection,
-    mut phase: watch::Receiver<Phase>,
+    mut phase: watch::Receiver<ServingPhase>,
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let AdmittedConnection { share, held, place: _place } = opened;
     let limits = &proxy.config.limits;
     // hyper's own clock begins when it knows which version is spoken: not before the first bytes.
-    let mut patience = pin!(tokio::time::sleep(header_time(limits)));
+    let mut timeout = pin!(tokio::time::sleep(header_time(limits)));
     let mut stalled = pin!(stalled(&share));
     let first = tokio::select! {
         first = opening::read(&mut stream) => first,
-        () = patience.as_mut() => {
+        () = timeout.as_mut() => {
             proxy.telemetry.client_timed_out(ClientTimeout::Silent);
             return;
         }
@@ -210,7 +210,7 @@ async fn plain<S>(
                 idle.set(activity.idle(LEAVING));
             }
             changed = phase.changed() => {
-                if changed.is_err() || *phase.borrow() == Phase::Breaking {
+                if changed.is_err() || *phase.borrow() == ServingPhase::Breaking {
                     return;
                 }
                 serving.as_mut().graceful_shutdown();
@@ -223,11 +223,11 @@ async fn plain<S>(
 async fn stalled(share: &MemoryShare) {
     loop {
         share.budget().short_of_connections().await;
-        let patience = share.progress().patience();
-        if patience.is_zero() {
+        let timeout = share.progress().timeout();
+        if timeout.is_zero() {
             return;
         }
-        tokio::time::sleep(patience).await;
+        tokio::time::sleep(timeout).await;
     }
 }
 

@@ -23,7 +23,7 @@ pub(super) struct ForwardedPrefix {
     pub(super) order: Option<PartKey>,
 }
 
-/// How an exchange ended, by its account.
+/// How an exchange ended, by its recorder.
 pub(super) struct ExchangeEnding {
     pub(super) id: Box<str>,
     pub(super) at: Millis,
@@ -51,7 +51,7 @@ impl ExchangeEnding {
     pub(super) fn turn(self, draft: Turn, info: &RequestInfo, reply: &Reply) -> Turn {
         Turn {
             request: self.id,
-            after: reply.chain_after(draft.standing.chain),
+            after: reply.chain_after(draft.position.chain),
             response: reply.id.clone(),
             provider_request_id: self.provider_request_id,
             repeated_calls: self.repeated_calls,
@@ -64,7 +64,7 @@ impl ExchangeEnding {
             window: info.model.window,
             reserve: info.reserve,
             reply: budget::reply(reply, Tokenizer::now(draft.family)),
-            marks: ledger::marks(reply),
+            anchor_keys: ledger::anchor_keys(reply),
             ..draft
         }
     }
@@ -72,34 +72,34 @@ impl ExchangeEnding {
 
 /// What stays of an exchange that began at this time if nothing more is heard.
 pub(super) fn draft(
-    (opened, subject, planned): (&OpenedSession, &PreparedRequest, &PlannedRequest),
+    (opened, prepared, planned): (&OpenedSession, &PreparedRequest, &PlannedRequest),
     at: Millis,
 ) -> Turn {
-    let standing = opened.placed.standing.clone();
+    let position = opened.placed.position.clone();
     let measured = planned.measured.as_deref();
     Turn {
-        request: subject.id.clone(),
-        after: Reply::default().chain_after(standing.chain),
-        standing,
+        request: prepared.id.clone(),
+        after: Reply::default().chain_after(position.chain),
+        position,
         done: planned.done.clone(),
         response: None,
         at,
         ended: at,
-        upstream: subject.upstream.clone(),
-        dialect: subject.conversation.dialect,
-        model: subject.name().into(),
-        family: subject.model.family,
-        purpose: subject.conversation.purpose,
+        upstream: prepared.upstream.clone(),
+        dialect: prepared.conversation.dialect,
+        model: prepared.name().into(),
+        family: prepared.model.family,
+        purpose: prepared.conversation.purpose,
         estimate: measured.map(|measured| measured.estimate.clone()),
         usage: Usage::default(),
         counted: None,
         stop: None,
         outcome: Outcome::Interrupted,
-        window: subject.model.window,
-        reserve: subject.reserve,
+        window: prepared.model.window,
+        reserve: prepared.reserve,
         sketch: measured.map(|measured| measured.sketch.clone()).unwrap_or_default(),
         reply: Vec::new(),
-        marks: Vec::new(),
+        anchor_keys: Vec::new(),
         provider_request_id: None,
         repeated_calls: None,
         carry: None,

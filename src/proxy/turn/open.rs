@@ -16,13 +16,13 @@ use super::pending::PendingExchange;
 use crate::context::budget::CarryOutlook;
 use crate::context::content::ExchangeContent;
 use crate::context::overflow::{self, OverflowEvidence, OverflowReport, OverflowSign, PartSums};
-use crate::context::policy::Reinject;
-use crate::context::savings::{ExchangeSavings, JudgedExchange};
+use crate::context::policy::ReinjectPolicy;
+use crate::context::savings::{ExchangeSavings, SavingsInput};
 use crate::context::{Estimate, Fact, Outcome, Turn};
 use crate::dialect::lesson::{Lesson, LessonMatch};
 use crate::dialect::models::Model;
-use crate::dialect::overflow::{Answered, overflow as told_overflow};
-use crate::dialect::refusal::{self, Cause};
+use crate::dialect::overflow::{ErrorResponse, overflow as told_overflow};
+use crate::dialect::refusal::{self, RefusalCause};
 use crate::dialect::{ProviderError, Purpose, Reply};
 use crate::proxy::learning::counting::PendingCount;
 use crate::proxy::learning::request_info::RequestInfo;
@@ -31,13 +31,13 @@ use crate::proxy::offload::{OFF_THREAD, long_work};
 use crate::proxy::plan::undelivered::{UndeliveredMessage, wait_again};
 use crate::proxy::response::request_body::RequestBody;
 use crate::proxy::response::status::may_not_fit;
-use crate::proxy::response::tap::Settle;
+use crate::proxy::response::tap::SettleReply;
 use crate::proxy::state::Proxy;
 use crate::proxy::turn::build::ForwardedPrefix;
-use crate::store::ledgers::{DraftGuard, Latest, OpenedSession};
+use crate::store::ledgers::{DraftGuard, DraftProgress, OpenedSession};
 use crate::telemetry::clock::now;
 use crate::telemetry::{Exchange, FailOpen};
-use crate::tokens::learn::{Learned, Observation};
+use crate::tokens::learn::{EstimatorState, Observation};
 
 /// Replies of more bytes than this are counted off the async threads: with an exact vocabulary that
 /// takes 1 ms and more, and other streams must not wait meanwhile.
@@ -55,7 +55,7 @@ pub(crate) struct OpenTurn {
     unsaid: Vec<Fact>,
     /// What can be learned of counting, and what was known of it.
     seen: Option<Observation>,
-    learned: Arc<Learned>,
+    learned: Arc<EstimatorState>,
     /// What says how much of it the next request will hold; `None` where it was not measured.
     prospect: Option<CarryOutlook>,
     /// How much was sent.
@@ -74,27 +74,27 @@ impl PendingExchange {
     pub(crate) fn open(mut self, proxy: &Proxy) -> OpenTurn {
         let unsaid = self.unsent_messages();
         // From now on its ending says whether they were heard.
-        self.unheard.take().into_iter().for_each(UndeliveredMessage::end);
+        self.undelivered.take().into_iter().for_each(UndeliveredMessage::end);
         self.revise_draft();
         let may_make_room = self.may_make_room();
         let content = proxy.config.content;
         let words = content.keep.then(|| tokio::spawn(self.words(content.exchange_bytes)));
-        let Self { mut opened, subject, mut planned, counted, draft, .. } = self;
+        let Self { mut opened, prepared, mut planned, counted, draft, .. } = self;
         (opened.known, opened.anchor) = Default::default();
-        let records = subject.policy.reasoning.reinject != Reinject::Off;
+        let records = prepared.policy.reasoning.reinject != ReinjectPolicy::Off;
         let sent = &planned.sent;
         let forwarded = ForwardedPrefix { prefix: sent.chain(), order: sent.thought() };
         OpenTurn {
             opened,
             draft,
-            info: RequestInfo::of(&subject),
-            body: RequestBody::of(subject.body.clone()),
+            info: RequestInfo::of(&prepared),
+            body: RequestBody::of(prepared.body.clone()),
             counted,
             unsaid,
-            prospect: planned.prospect(&subject),
+            prospect: planned.prospect(&prepared),
             sums: planned.part_sums(),
             seen: planned.measured.as_mut().and_then(|measured| measured.seen.take()),
-            learned: subject.learned.clone(),
+            learned: prepared.learned.clone(),
             forwarded: records.then_some(forwarded),
             may_make_room,
             words,
@@ -103,10 +103,10 @@ impl PendingExchange {
 
     /// What the request says that was not said in the turn before it, in `most` bytes.
     fn words(&self, most: usize) -> impl Future<Output = ExchangeContent> + Send + 'static {
-        let (subject, placed) = (self.subject.clone(), self.opened.placed.clone());
-        let is_large = subject.body.len() > OFF_THREAD;
+        let (prepared, placed) = (self.prepared.clone(), self.opened.placed.clone());
+        let is_large = prepared.body.len() > OFF_THREAD;
         let words =
-            move || ExchangeContent::asked(&subject.conversation, &subject.body, &placed, most);
+            move || ExchangeContent::asked(&prepared.conversation, &prepared.body, &placed, most);
         async move {
             match is_large {
                 // A panic goes where one on this thread would.
@@ -121,7 +121,7 @@ impl PendingExchange {
 
 impl OpenTurn {
     /// Where is noted how far its reply is.
-    pub(crate) fn latest(&self) -> Arc<Latest> {
+    pub(crate) fn latest(&self) -> Arc<DraftProgress> {
         self.draft.latest()
     }
 
@@ -131,7 +131,7 @@ impl OpenTurn {
     }
 
     /// Keeps the turn once its reply is known.
-    pub(crate) fn settle(self, proxy: Arc<Proxy>) -> Settle {
+    pub(crate) fn settle(self, proxy: Arc<Proxy>) -> SettleReply {
         Box::new(move |event: &mut Exchange, reply: Reply| {
             let host = proxy.host_of(event.upstream.as_deref()).unwrap_or_default();
             let mut turn = self.draft.turn();
@@ -282,14 +282,14 @@ impl OpenTurn {
         let error = reply.error.as_ref().map(ProviderError::words);
         let words = error.or(is_empty.then(String::new))?;
         let status = status.as_u16();
-        let said = told_overflow(&Answered { status, host, body: words.as_bytes() })?;
+        let said = told_overflow(&ErrorResponse { status, host, body: words.as_bytes() })?;
         Some(OverflowReport { sign: OverflowSign::Refused, said, saved: false })
     }
 
     /// What rewriting did for it.
     fn saved(&self, turn: &Turn, reply: &Reply) -> ExchangeSavings {
         let parent = self.opened.placed.parent.as_ref();
-        let exchanged = JudgedExchange {
+        let exchanged = SavingsInput {
             done: &turn.done,
             usage: &reply.usage,
             counted: self.counted.as_ref().and_then(PendingCount::here),
@@ -316,7 +316,7 @@ impl OpenTurn {
         }
         let error = reply.error.as_ref()?;
         let words = error.message.as_deref().unwrap_or_default();
-        let demands = refusal::cause(words.as_bytes()) == Cause::ReasoningDemanded;
+        let demands = refusal::cause(words.as_bytes()) == RefusalCause::ReasoningDemanded;
         if !demands && !outgrew {
             return None;
         }
@@ -354,6 +354,6 @@ impl OpenTurn {
 }
 
 /// How much was sent, by an estimate.
-pub(super) fn size(estimate: Option<&Estimate>) -> Option<(u64, crate::context::Method)> {
+pub(super) fn size(estimate: Option<&Estimate>) -> Option<(u64, crate::context::EstimateMethod)> {
     estimate.map(|estimate| (estimate.tokens, estimate.method))
 }

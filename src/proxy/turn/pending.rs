@@ -11,14 +11,16 @@ use futures_util::FutureExt;
 use http::request;
 
 use super::{build, drafts};
-use crate::context::budget::Classic;
+use crate::context::budget::ClassicEstimate;
 use crate::context::overflow::{self, OverflowReport, OverflowSign};
 use crate::context::policy::{Mode, ReportedUsage as ToldUsage};
-use crate::context::{Estimate, Fact, Millis, RevocationRetry, Revoked, Suspended, inject, repair};
+use crate::context::{
+    Estimate, Fact, Millis, Revocation, RevocationRetry, Suspension, inject, repair,
+};
 use crate::dialect::lesson::{Lesson, LessonMatch};
-use crate::dialect::models::Binding;
+use crate::dialect::models::ReasoningBinding;
 use crate::dialect::overflow::Overflow;
-use crate::dialect::refusal::Cause;
+use crate::dialect::refusal::RefusalCause;
 use crate::dialect::repair::{Refusal, RepairCause};
 use crate::dialect::{PartKey, Purpose};
 use crate::proxy::compaction::context::CompactionContext;
@@ -33,19 +35,19 @@ use crate::proxy::response::usage_rewrite::UsageAddition;
 use crate::proxy::state::Proxy;
 use crate::store::ledgers::{DraftGuard, OpenedSession, SessionRoom};
 use crate::telemetry::clock::now;
-use crate::telemetry::{Flight, RefusalOutcome};
+use crate::telemetry::{OpenExchange, RefusalOutcome};
 use crate::wire::splice::Edit;
 
 /// What a turn is made of before its reply is known.
 pub(crate) struct PendingExchange {
     pub(super) opened: OpenedSession,
-    pub(super) subject: Arc<PreparedRequest>,
+    pub(super) prepared: Arc<PreparedRequest>,
     pub(super) planned: PlannedRequest,
     pub(super) counted: Option<PendingCount>,
     /// What stays of it where this process ends first.
     pub(super) draft: DraftGuard,
     /// What it says, until it is answered.
-    pub(super) unheard: Option<UndeliveredMessage>,
+    pub(super) undelivered: Option<UndeliveredMessage>,
 }
 
 impl PendingExchange {
@@ -53,34 +55,34 @@ impl PendingExchange {
     pub(crate) fn begin(
         proxy: &Proxy,
         opened: OpenedSession,
-        (subject, planned, unheard): (
+        (prepared, planned, undelivered): (
             Arc<PreparedRequest>,
             PlannedRequest,
             Option<UndeliveredMessage>,
         ),
         at: Millis,
     ) -> Self {
-        let streams = subject.conversation.stream;
+        let streams = prepared.conversation.stream;
         let delay = if streams { drafts::STREAM } else { drafts::UNARY };
-        let draft = build::draft((&opened, &subject, &planned), at);
+        let draft = build::draft((&opened, &prepared, &planned), at);
         let draft = proxy.ledgers.draft(&opened, draft, delay);
-        Self { opened, subject, planned, counted: None, draft, unheard }
+        Self { opened, prepared, planned, counted: None, draft, undelivered }
     }
 
     /// The draft says what was sent in the end.
     pub(super) fn revise_draft(&self) {
-        let Self { opened, subject, planned, draft, .. } = self;
+        let Self { opened, prepared, planned, draft, .. } = self;
         draft.revise(|turn| {
             let is_same = turn.done == planned.done
                 && turn.estimate.as_ref() == self.estimate()
-                && turn.standing == opened.placed.standing;
-            (!is_same).then(|| build::draft((opened, subject, planned), turn.at))
+                && turn.position == opened.placed.position;
+            (!is_same).then(|| build::draft((opened, prepared, planned), turn.at))
         });
     }
 
     /// What is measured.
-    pub(crate) fn subject(&self) -> &PreparedRequest {
-        &self.subject
+    pub(crate) fn prepared(&self) -> &PreparedRequest {
+        &self.prepared
     }
 
     /// Whether other bytes are sent than came.
@@ -96,7 +98,7 @@ impl PendingExchange {
     ) {
         let Some(estimate) = self.estimate() else { return };
         let of = (estimate, self.is_rewritten());
-        self.counted = counting::ask(proxy, &self.subject, of, going);
+        self.counted = counting::ask(proxy, &self.prepared, of, going);
     }
 
     /// What the request will cost.
@@ -105,27 +107,27 @@ impl PendingExchange {
     }
 
     /// What is seen of it while it is on its way.
-    pub(crate) fn flight(&self, at: Millis) -> Option<Flight> {
+    pub(crate) fn open_exchange(&self, at: Millis) -> Option<OpenExchange> {
         let scope = &self.opened.scope;
-        Some(Flight {
-            id: self.subject.id.clone(),
+        Some(OpenExchange {
+            id: self.prepared.id.clone(),
             tenant: scope.tenant.clone(),
             session: scope.session.clone(),
-            thread: self.opened.placed.standing.thread.clone(),
+            thread: self.opened.placed.position.thread.clone(),
             at,
-            purpose: self.subject.conversation.purpose,
-            view: self.planned.view(&self.subject)?,
+            purpose: self.prepared.conversation.purpose,
+            view: self.planned.view(&self.prepared)?,
         })
     }
 
     /// What an agent's rules say that it will cost, where they are asked.
-    pub(crate) fn classic(&self) -> Option<&Classic> {
+    pub(crate) fn classic(&self) -> Option<&ClassicEstimate> {
         self.planned.measured.as_ref()?.classic.as_ref()
     }
 
     /// What the head has to list for them.
     pub(crate) fn beta(&self) -> Option<&'static str> {
-        self.planned.beta(&self.subject)
+        self.planned.beta(&self.prepared)
     }
 
     /// The changes of bytes, once.
@@ -134,10 +136,10 @@ impl PendingExchange {
     }
 
     /// The original is sent in place of what was refused.
-    pub(crate) async fn set_sent_as_original(&mut self, account: &mut ExchangeRecorder) {
-        self.planned.is_sent_as_it_came(&self.subject).await;
-        account.event.estimate = self.estimate().cloned();
-        account.event.classic = self.classic().cloned();
+    pub(crate) async fn set_sent_as_original(&mut self, recorder: &mut ExchangeRecorder) {
+        self.planned.is_sent_as_it_came(&self.prepared).await;
+        recorder.event.estimate = self.estimate().cloned();
+        recorder.event.classic = self.classic().cloned();
     }
 
     /// The provider said that the request does not fit: what it said of the window holds for this
@@ -148,25 +150,25 @@ impl PendingExchange {
         &mut self,
         (sign, said): (OverflowSign, Overflow),
         taught: &LessonMatch,
-        account: &mut ExchangeRecorder,
+        recorder: &mut ExchangeRecorder,
     ) {
         let overflowed = OverflowReport { sign, said, saved: false };
-        account.event.done.overflow = Some(overflowed);
+        recorder.event.done.overflow = Some(overflowed);
         self.planned.done.overflow = Some(overflowed);
         let Some(window) = said.window else { return };
-        let subject = Arc::make_mut(&mut self.subject);
-        let believed = std::mem::replace(&mut subject.model.window, window);
-        let proxy = account.proxy.clone();
-        subject.reserve = subject.model.reserve(proxy.config.output_reserve);
-        account.event.window = Some(window);
+        let prepared = Arc::make_mut(&mut self.prepared);
+        let believed = std::mem::replace(&mut prepared.model.window, window);
+        let proxy = recorder.proxy.clone();
+        prepared.reserve = prepared.model.reserve(proxy.config.output_reserve);
+        recorder.event.window = Some(window);
         let estimate = self.estimate().map(|estimate| (estimate.tokens, estimate.method));
-        let info = RequestInfo::of(&self.subject);
+        let info = RequestInfo::of(&self.prepared);
         let Some(window) = info.believes(taught, estimate, &proxy) else { return };
-        let patience = Duration::from_millis(proxy.config.limits.save_ms);
+        let timeout = Duration::from_millis(proxy.config.limits.save_ms);
         let learning = tokio::spawn(async move {
             proxy.learn(&info.source(), Lesson::Window(window), Some(believed)).await;
         });
-        let _ = tokio::time::timeout(patience, learning).await;
+        let _ = tokio::time::timeout(timeout, learning).await;
     }
 
     /// Whether what is said of the window contradicts what was sent, so that it is about something else. Then
@@ -175,14 +177,14 @@ impl PendingExchange {
         &self,
         said: &Overflow,
         taught: &LessonMatch,
-        account: &ExchangeRecorder,
+        recorder: &ExchangeRecorder,
     ) -> bool {
-        let parts = &self.subject.conversation;
+        let parts = &self.prepared.conversation;
         let Some(estimate) = self.estimate() else { return false };
         let is_wild = overflow::contradicts(said, estimate, parts);
         if is_wild {
             let size = Some((estimate.tokens, estimate.method));
-            let _ = RequestInfo::of(&self.subject).believes(taught, size, &account.proxy);
+            let _ = RequestInfo::of(&self.prepared).believes(taught, size, &recorder.proxy);
         }
         is_wild
     }
@@ -193,42 +195,42 @@ impl PendingExchange {
         &mut self,
         said: Overflow,
         head: &request::Parts,
-        account: &mut ExchangeRecorder,
+        recorder: &mut ExchangeRecorder,
     ) -> Option<RevisedRequest> {
-        let (subject, proxy) = (&self.subject, &account.proxy.clone());
-        let making = self.planned.with_room(proxy, subject, &self.opened, said);
+        let (prepared, proxy) = (&self.prepared, &recorder.proxy.clone());
+        let making = self.planned.with_room(proxy, prepared, &self.opened, said);
         let pruned = AssertUnwindSafe(making).catch_unwind().await.ok().flatten();
         let is_pruned = pruned.is_some();
         let mut planned = match pruned {
             Some(planned) => planned,
             // Its edits went out with it.
-            None => self.planned.again(subject).await,
+            None => self.planned.again(prepared).await,
         };
-        let (opened, patience) = (&mut self.opened, subject.policy.compact.wait_s);
+        let (opened, timeout) = (&mut self.opened, prepared.policy.compact.wait_s);
         // All its waits together are bounded.
-        let waited = account.event.compaction_wait_us.unwrap_or(0);
-        let patience = Duration::from_secs(patience);
-        let patience = patience.saturating_sub(Duration::from_micros(waited));
-        let mut attended = CompactionContext::new(proxy, subject, opened, &mut planned, head);
-        let compacting = attended.compact_now(patience, !is_pruned);
+        let waited = recorder.event.compaction_wait_us.unwrap_or(0);
+        let timeout = Duration::from_secs(timeout);
+        let timeout = timeout.saturating_sub(Duration::from_micros(waited));
+        let mut attended = CompactionContext::new(proxy, prepared, opened, &mut planned, head);
+        let compacting = attended.compact_now(timeout, !is_pruned);
         let compacted = AssertUnwindSafe(compacting).catch_unwind().await.unwrap_or(false);
         let more = attended.waited.map(|waited| waited.as_micros() as u64);
         if let Some(more) = more {
-            account.event.compaction_wait_us = Some(waited.saturating_add(more));
+            recorder.event.compaction_wait_us = Some(waited.saturating_add(more));
         }
-        let plain = subject.body.clone();
-        let beta = planned.beta(subject);
+        let plain = prepared.body.clone();
+        let beta = planned.beta(prepared);
         (compacted || is_pruned).then_some(RevisedRequest { plain, beta, planned })
     }
 
     /// Whether a refusal of it may be answered by a change.
     pub(crate) fn may_repair(&self) -> bool {
-        self.may_make_room() && !self.subject.unknown
+        self.may_make_room() && !self.prepared.unknown
     }
 
     /// Whether policy has this repaired.
     pub(crate) fn repairs(&self, cause: RepairCause) -> bool {
-        self.subject.policy.heal.causes.contains(&cause)
+        self.prepared.policy.heal.causes.contains(&cause)
     }
 
     /// The request with the smallest change that answers a refusal of it, or of it as it was repaired `before`, and
@@ -237,23 +239,23 @@ impl PendingExchange {
         &mut self,
         refusal: &Refusal,
         before: Option<&RevisedRequest>,
-        account: &mut ExchangeRecorder,
+        recorder: &mut ExchangeRecorder,
     ) -> Option<(RevisedRequest, Vec<PartKey>)> {
         if repair::is_of_window(refusal) {
-            Arc::make_mut(&mut self.subject).counted_input = refusal.count;
+            Arc::make_mut(&mut self.prepared).counted_input = refusal.count;
         }
-        let (proxy, subject) = (account.proxy.clone(), self.subject.clone());
+        let (proxy, prepared) = (recorder.proxy.clone(), self.prepared.clone());
         let base = before.map_or(&self.planned, |before| &before.planned);
-        let repairing = base.repaired(&proxy, &subject, &self.opened, refusal);
+        let repairing = base.repaired(&proxy, &prepared, &self.opened, refusal);
         let repaired = AssertUnwindSafe(repairing).catch_unwind().await.ok();
         let (planned, decisions) = match repaired.unwrap_or(Err(RefusalOutcome::NoRepair)) {
             Ok(repaired) => repaired,
             Err(why) => {
-                account.report_refusal(&[refusal.cause], why);
+                recorder.report_refusal(&[refusal.cause], why);
                 return None;
             }
         };
-        let (plain, beta) = (subject.body.clone(), planned.beta(&subject));
+        let (plain, beta) = (prepared.body.clone(), planned.beta(&prepared));
         Some((RevisedRequest { plain, beta, planned }, decisions))
     }
 
@@ -262,11 +264,11 @@ impl PendingExchange {
         &mut self,
         repaired: RevisedRequest,
         healed: &[RepairCause],
-        account: &mut ExchangeRecorder,
+        recorder: &mut ExchangeRecorder,
     ) {
         self.planned = repaired.planned;
         self.planned.done.healed = healed.to_vec();
-        self.update_event(account);
+        self.update_event(recorder);
     }
 
     /// What the provider answered is the answer to the request with room in it.
@@ -274,16 +276,16 @@ impl PendingExchange {
         &mut self,
         room: RevisedRequest,
         saved: bool,
-        account: &mut ExchangeRecorder,
+        recorder: &mut ExchangeRecorder,
     ) {
         let said = self.planned.done.overflow.take();
         self.planned = room.planned;
         self.planned.done.overflow = said.map(|said| OverflowReport { saved, ..said });
-        self.update_event(account);
+        self.update_event(recorder);
     }
 
-    fn update_event(&self, account: &mut ExchangeRecorder) {
-        let event = &mut account.event;
+    fn update_event(&self, recorder: &mut ExchangeRecorder) {
+        let event = &mut recorder.event;
         event.done = self.planned.done.clone();
         event.estimate = self.estimate().cloned();
         event.classic = self.classic().cloned();
@@ -292,16 +294,16 @@ impl PendingExchange {
     /// Whether it is large enough that its answer, though accepted, may turn out to say that it does not
     /// fit: past half of the window, or where nobody knows the window, past what any holds.
     pub(crate) fn may_overflow(&self) -> bool {
-        let model = &self.subject.model;
+        let model = &self.prepared.model;
         let least = if model.known { model.window / 2 } else { overflow::ANY_HOLDS };
-        let is_turn = self.subject.conversation.purpose == Purpose::Turn;
+        let is_turn = self.prepared.conversation.purpose == Purpose::Turn;
         is_turn && self.estimate().is_some_and(|estimate| estimate.tokens > least)
     }
 
     /// Whether it may be sent again with room made in it, should it not fit.
     pub(crate) fn may_make_room(&self) -> bool {
-        let subject = &self.subject;
-        subject.mode == Mode::Active && !subject.held_out && !subject.signed
+        let prepared = &self.prepared;
+        prepared.mode == Mode::Active && !prepared.held_out && !prepared.signed
     }
 
     /// Whether something was put into the request that its client left out.
@@ -318,13 +320,13 @@ impl PendingExchange {
 
     /// The request as those before it were sent, where a refusal that names `cause` may be due to what was
     /// decided for it; what the refusal says of the model holds for it already.
-    pub(crate) async fn as_last_accepted(&mut self, cause: Cause) -> Option<RevisedRequest> {
-        if cause == Cause::Bound {
-            Arc::make_mut(&mut self.subject).model.binding = Binding::Prefix;
+    pub(crate) async fn as_last_accepted(&mut self, cause: RefusalCause) -> Option<RevisedRequest> {
+        if cause == RefusalCause::Bound {
+            Arc::make_mut(&mut self.prepared).model.binding = ReasoningBinding::Prefix;
         }
-        let replanning = self.planned.as_before(&self.subject, cause);
+        let replanning = self.planned.without_own_decisions(&self.prepared, cause);
         let planned = AssertUnwindSafe(replanning).catch_unwind().await.ok().flatten()?;
-        let (plain, beta) = (self.subject.body.clone(), planned.beta(&self.subject));
+        let (plain, beta) = (self.prepared.body.clone(), planned.beta(&self.prepared));
         Some(RevisedRequest { plain, beta, planned })
     }
 
@@ -333,58 +335,58 @@ impl PendingExchange {
     pub(crate) fn set_sent_as_last_accepted(
         &mut self,
         before: RevisedRequest,
-        cause: Cause,
-        account: &mut ExchangeRecorder,
+        cause: RefusalCause,
+        recorder: &mut ExchangeRecorder,
     ) -> Vec<PartKey> {
-        let void = self.planned.decided_beyond(Some(&before.planned), &self.subject.id);
+        let void = self.planned.decided_beyond(Some(&before.planned), &self.prepared.id);
         self.planned = before.planned;
         self.planned.done.taken_back = Some(cause);
-        self.update_event(account);
+        self.update_event(recorder);
         void
     }
 
     /// What making room decided, which is void: it was refused.
     pub(crate) fn room_decisions(&self, room: &RevisedRequest) -> Vec<PartKey> {
-        room.planned.decided_beyond(Some(&self.planned), &self.subject.id)
+        room.planned.decided_beyond(Some(&self.planned), &self.prepared.id)
     }
 
     /// What the request decided.
     pub(crate) fn own_decisions(&self) -> Vec<PartKey> {
-        self.planned.decided_beyond(None, &self.subject.id)
+        self.planned.decided_beyond(None, &self.prepared.id)
     }
 
     /// It was the rewrite that was refused.
-    pub(crate) fn set_refused(&mut self, cause: Cause) {
+    pub(crate) fn set_refused(&mut self, cause: RefusalCause) {
         self.planned.done.resent = Some(cause);
     }
 
     /// What grows from it is set aside: answers the fact that says so.
     pub(crate) fn suspend_branch(&mut self) -> (SessionRoom, Fact) {
         let at = now();
-        let standing = &mut self.opened.placed.standing;
-        standing.aside = Some(at);
-        let (thread, parent) = (standing.thread.clone(), standing.parent.clone());
-        let aside = Suspended { request: self.subject.id.clone(), thread, parent, at };
-        (self.opened.room(), Fact::Aside(Box::new(aside)))
+        let position = &mut self.opened.placed.position;
+        position.suspended = Some(at);
+        let (thread, parent) = (position.thread.clone(), position.parent.clone());
+        let suspended = Suspension { request: self.prepared.id.clone(), thread, parent, at };
+        (self.opened.room(), Fact::Aside(Box::new(suspended)))
     }
 
     /// What it decided about these is void, if they are any: answers the fact that says so.
     pub(crate) fn revoke(
         &self,
         about: Vec<PartKey>,
-        anew: RevocationRetry,
+        retry: RevocationRetry,
     ) -> Option<(SessionRoom, Fact)> {
-        let (request, at) = (self.subject.id.clone(), now());
-        let standing = &self.opened.placed.standing;
-        let (thread, parent) = (standing.thread.clone(), standing.parent.clone());
-        let taken = Revoked { request, thread, parent, at, about, anew };
+        let (request, at) = (self.prepared.id.clone(), now());
+        let position = &self.opened.placed.position;
+        let (thread, parent) = (position.thread.clone(), position.parent.clone());
+        let taken = Revocation { request, thread, parent, at, about, retry };
         (!taken.about.is_empty()).then(|| (self.opened.room(), Fact::TakenBack(Box::new(taken))))
     }
 
     /// What its client is told of usage beyond what is reported, where policy says so and there is any.
     pub(crate) fn usage_addition(&self) -> Option<UsageAddition> {
-        let (done, conversation) = (&self.planned.done, &self.subject.conversation);
-        let wants = self.subject.policy.client_usage == ToldUsage::Unpruned && done.is_sent();
+        let (done, conversation) = (&self.planned.done, &self.prepared.conversation);
+        let wants = self.prepared.policy.client_usage == ToldUsage::Unpruned && done.is_sent();
         let tokens = done.tokens_removed.saturating_add(done.tokens_compacted);
         let tokens = tokens.saturating_sub(done.tokens_added);
         let (dialect, streams) = (conversation.dialect, conversation.stream);
@@ -394,21 +396,21 @@ impl PendingExchange {
     /// Words that were said at the end of the request, to wait again if nobody heard them.
     pub(super) fn unsent_messages(&self) -> Vec<Fact> {
         let is_in_vain = self.planned.done.resent.is_some();
-        inject::again(&self.planned.known, &self.subject.id, now(), is_in_vain)
+        inject::again(&self.planned.known, &self.prepared.id, now(), is_in_vain)
     }
 
     /// Nobody answered the request: what it said waits again. Its client waits for an answer of ours, and
     /// no longer for the store than for a decision.
     pub(crate) async fn requeue_messages(&mut self, proxy: &Proxy) {
-        let patience = Duration::from_millis(proxy.config.limits.save_ms);
+        let timeout = Duration::from_millis(proxy.config.limits.save_ms);
         let (room, unsaid) = (self.opened.room(), self.unsent_messages());
         let keeping = async {
             for fact in unsaid {
                 wait_again(proxy, &room, fact).await;
             }
         };
-        if tokio::time::timeout(patience, keeping).await.is_ok() {
-            self.unheard.take().into_iter().for_each(UndeliveredMessage::end);
+        if tokio::time::timeout(timeout, keeping).await.is_ok() {
+            self.undelivered.take().into_iter().for_each(UndeliveredMessage::end);
         }
     }
 }

@@ -25,12 +25,12 @@ use tokio::net::TcpStream;
 use tower_service::Service;
 
 use super::limits::{SIGN_OF_LIFE, SILENCE};
-use super::names::Names;
+use super::names::DnsResolver;
 use crate::config::Config;
 use crate::proxy::http::body::ConnectionError;
 use crate::proxy::http::memory::MemoryBudget;
 use crate::proxy::http::transport::{self, TransportPeer};
-use crate::telemetry::{Open, UpstreamMetrics};
+use crate::telemetry::{GaugeGuard, UpstreamMetrics};
 
 /// An open connection, TLS included, whose reads are bounded by the memory that is left.
 pub(super) type UpstreamTransport = transport::MeteredSocket<MaybeHttpsStream<DialedTransport>>;
@@ -52,7 +52,7 @@ impl Connector {
         tls: rustls::ClientConfig,
         dial: Dialer,
         offer: AlpnOffer,
-        patience: Duration,
+        timeout: Duration,
         memory: Arc<MemoryBudget>,
     ) -> Self {
         let builder = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
@@ -60,7 +60,7 @@ impl Connector {
             AlpnOffer::Any => builder.enable_all_versions().wrap_connector(dial),
             AlpnOffer::Http1 => builder.enable_http1().wrap_connector(dial),
         };
-        Self { connector, patience, memory }
+        Self { connector, timeout, memory }
     }
 }
 
@@ -68,29 +68,29 @@ impl Connector {
 #[derive(Clone)]
 pub(super) struct Connector {
     connector: HttpsConnector<Dialer>,
-    patience: Duration,
+    timeout: Duration,
     memory: Arc<MemoryBudget>,
 }
 
-pub(super) type Connecting =
+pub(super) type ConnectFuture =
     Pin<Box<dyn Future<Output = Result<UpstreamTransport, ConnectionError>> + Send>>;
 
 impl Service<Uri> for Connector {
     type Response = UpstreamTransport;
     type Error = ConnectionError;
-    type Future = Connecting;
+    type Future = ConnectFuture;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ConnectionError>> {
         self.connector.poll_ready(cx)
     }
 
-    fn call(&mut self, to: Uri) -> Connecting {
+    fn call(&mut self, to: Uri) -> ConnectFuture {
         let share = self.memory.share();
         let is_tls = to.scheme_str() == Some("https");
         let Some(held) = transport::open(&share, is_tls) else {
             return Box::pin(async { Err(io::Error::from(io::ErrorKind::OutOfMemory).into()) });
         };
-        let connecting = tokio::time::timeout(self.patience, self.connector.call(to));
+        let connecting = tokio::time::timeout(self.timeout, self.connector.call(to));
         Box::pin(async move {
             let timed_out = |_| Err(io::Error::from(io::ErrorKind::TimedOut).into());
             let stream = connecting.await.unwrap_or_else(timed_out)?;
@@ -105,7 +105,7 @@ impl Service<Uri> for Connector {
 #[derive(Clone)]
 pub(super) struct Dialer {
     /// To proxies, which may themselves speak TLS.
-    proxies: HttpsConnector<HttpConnector<Names>>,
+    proxies: HttpsConnector<HttpConnector<DnsResolver>>,
     matcher: Arc<Matcher>,
     gauges: UpstreamGauges,
 }
@@ -113,12 +113,12 @@ pub(super) struct Dialer {
 impl Dialer {
     pub(super) fn new(tls: rustls::ClientConfig, matcher: Matcher, gauges: UpstreamGauges) -> Self {
         let proxies = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
-        let proxies = proxies.enable_http1().wrap_connector(connector(Names::default()));
+        let proxies = proxies.enable_http1().wrap_connector(connector(DnsResolver::default()));
         Self { proxies, matcher: Arc::new(matcher), gauges }
     }
 }
 
-fn connector(names: Names) -> HttpConnector<Names> {
+fn connector(names: DnsResolver) -> HttpConnector<DnsResolver> {
     let mut connector = HttpConnector::new_with_resolver(names);
     connector.enforce_http(false);
     connector.set_nodelay(true);
@@ -130,26 +130,26 @@ fn connector(names: Names) -> HttpConnector<Names> {
 
 /// A transport that knows whether requests on it must name the whole URI.
 pub(super) struct DialedTransport {
-    stream: Stream,
+    stream: DialStream,
     /// A plain HTTP proxy reads our requests itself.
     relayed: bool,
     round_trip: Duration,
-    _open: Option<Open>,
+    _open: Option<GaugeGuard>,
 }
 
-type Stream = MaybeHttpsStream<TokioIo<TcpStream>>;
-type BoxedDial<T> = Pin<Box<dyn Future<Output = Result<T, ConnectionError>> + Send>>;
+type DialStream = MaybeHttpsStream<TokioIo<TcpStream>>;
+type DialFuture<T> = Pin<Box<dyn Future<Output = Result<T, ConnectionError>> + Send>>;
 
 impl Service<Uri> for Dialer {
     type Response = DialedTransport;
     type Error = ConnectionError;
-    type Future = BoxedDial<DialedTransport>;
+    type Future = DialFuture<DialedTransport>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), ConnectionError>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, to: Uri) -> BoxedDial<DialedTransport> {
+    fn call(&mut self, to: Uri) -> DialFuture<DialedTransport> {
         let metrics = to.authority().and_then(|authority| self.gauges.get(authority)).cloned();
         let (dialling, relayed) = match self.matcher.intercept(&to) {
             None => (direct(to), false),
@@ -167,10 +167,10 @@ impl Service<Uri> for Dialer {
 }
 
 /// A connection, and how long a round trip on it takes: as long as connecting took, once the host had an address.
-type TimedConnection = (Stream, Duration);
+type TimedConnection = (DialStream, Duration);
 
-fn direct(to: Uri) -> BoxedDial<TimedConnection> {
-    let names = Names::default();
+fn direct(to: Uri) -> DialFuture<TimedConnection> {
+    let names = DnsResolver::default();
     let connecting = connector(names.clone()).call(to);
     let since = Instant::now();
     Box::pin(async move {
@@ -180,10 +180,10 @@ fn direct(to: Uri) -> BoxedDial<TimedConnection> {
 }
 
 fn tunnel(
-    connector: HttpsConnector<HttpConnector<Names>>,
+    connector: HttpsConnector<HttpConnector<DnsResolver>>,
     proxy: &Intercept,
     to: Uri,
-) -> BoxedDial<TimedConnection> {
+) -> DialFuture<TimedConnection> {
     let mut tunnel = Tunnel::new(proxy.uri().clone(), connector);
     if let Some(credential) = proxy.basic_auth() {
         tunnel = tunnel.with_auth(credential.clone());
@@ -194,9 +194,9 @@ fn tunnel(
 }
 
 fn relay(
-    mut connector: HttpsConnector<HttpConnector<Names>>,
+    mut connector: HttpsConnector<HttpConnector<DnsResolver>>,
     proxy: &Intercept,
-) -> BoxedDial<TimedConnection> {
+) -> DialFuture<TimedConnection> {
     let connecting = connector.call(proxy.uri().clone());
     let since = Instant::now();
     Box::pin(async move { Ok((connecting.await?, since.elapsed())) })

@@ -25,7 +25,7 @@ use super::limits::{ATTEMPTS, IDLE};
 use crate::proxy::http::body::{ConnectionError, OutgoingBody};
 use crate::proxy::http::close::{CloseTimer, CloseWatch, crossing_time, may_have_crossed};
 use crate::proxy::http::transport::{BUFFER, LEAST_HEADER};
-use crate::telemetry::{Open, RepeatCause, UpstreamMetrics};
+use crate::telemetry::{GaugeGuard, RepeatCause, UpstreamMetrics};
 
 /// Idle connections that are kept to one upstream; more are closed.
 const IDLE_CONNECTIONS: usize = 128;
@@ -35,7 +35,7 @@ const SPARES: (usize, Duration) = (16, Duration::from_secs(5));
 /// Connections that speak HTTP/1.1.
 pub(super) struct Http1 {
     connector: Connector,
-    spares: Spares,
+    spares: SpareConnections,
     idle: Arc<IdleConnections>,
     gauges: UpstreamGauges,
 }
@@ -69,11 +69,11 @@ struct Http1Connection {
 
 impl Http1 {
     pub(super) fn new(connector: Connector, gauges: UpstreamGauges) -> Self {
-        Self { connector, spares: Spares::default(), idle: Arc::default(), gauges }
+        Self { connector, spares: SpareConnections::default(), idle: Arc::default(), gauges }
     }
 
     /// Where connections go that were opened and speak HTTP/1.1.
-    pub(super) fn spares(&self) -> Spares {
+    pub(super) fn spares(&self) -> SpareConnections {
         self.spares.clone()
     }
 
@@ -212,10 +212,10 @@ impl Origin {
 
 /// Connections on which nothing is under way, the newest last.
 #[derive(Default)]
-struct IdleConnections(Mutex<Idle>);
+struct IdleConnections(Mutex<IdleState>);
 
 #[derive(Default)]
-struct Idle {
+struct IdleState {
     connections: HashMap<Origin, VecDeque<IdleConnection>>,
     /// Somebody closes those that are kept too long.
     is_swept: bool,
@@ -224,7 +224,7 @@ struct Idle {
 struct IdleConnection {
     since: Instant,
     connection: Http1Connection,
-    _counted: Option<Open>,
+    _counted: Option<GaugeGuard>,
 }
 
 impl IdleConnections {
@@ -293,7 +293,7 @@ impl IdleConnections {
         oldest.map(|elapsed| IDLE.saturating_sub(elapsed))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Idle> {
+    fn lock(&self) -> MutexGuard<'_, IdleState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -311,9 +311,9 @@ const SWEEP: Duration = Duration::from_secs(1);
 
 /// Connections that are open and not used yet, by where they lead.
 #[derive(Clone, Default)]
-pub(super) struct Spares(Arc<Mutex<VecDeque<(Authority, Instant, UpstreamTransport)>>>);
+pub(super) struct SpareConnections(Arc<Mutex<VecDeque<(Authority, Instant, UpstreamTransport)>>>);
 
-impl Spares {
+impl SpareConnections {
     pub(super) fn put(&self, to: Authority, transport: UpstreamTransport) {
         let mut kept = self.kept();
         kept.push_back((to, Instant::now(), transport));

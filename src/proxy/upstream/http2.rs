@@ -25,12 +25,12 @@ use tower_service::Service;
 
 use super::dial::{Connector, UpstreamTransport, round_trip};
 use super::error::{UpstreamError, unanswered};
-use super::http1::Spares;
-use super::lanes::{Bounds, LaneActions, LaneId, LanePlacement, Lanes, Ticket};
+use super::http1::SpareConnections;
+use super::lanes::{LaneActions, LaneBounds, LaneId, LanePlacement, Lanes, Ticket};
 use super::limits::{ATTEMPTS, IDLE, SIGN_OF_LIFE, SILENCE};
 use crate::proxy::http::body::{ConnectionError, OutgoingBody};
 use crate::proxy::http::close::crossing_time;
-use crate::telemetry::{Open, RepeatCause, UpstreamMetrics};
+use crate::telemetry::{GaugeGuard, RepeatCause, UpstreamMetrics};
 
 /// Most bytes of one response that wait for a slow client.
 const STREAM_WINDOW: u32 = 128 * 1024;
@@ -47,7 +47,7 @@ const IDLE_CONNECTIONS: usize = 16;
 /// Stands for the peer's limit until it has said one; no peer can say it.
 const UNSAID: usize = usize::MAX - 1;
 
-type Waiter = oneshot::Sender<Result<StreamPlacement, UpstreamError>>;
+type StreamWaiter = oneshot::Sender<Result<StreamPlacement, UpstreamError>>;
 type Http2Connection = Connection<UpstreamTransport, OutgoingBody, LimitExecutor>;
 
 /// One upstream that may speak HTTP/2.
@@ -55,10 +55,10 @@ pub(super) struct Http2 {
     to: Uri,
     connector: Connector,
     /// How long opening a connection may take.
-    patience: Duration,
-    spares: Spares,
+    timeout: Duration,
+    spares: SpareConnections,
     metrics: UpstreamMetrics,
-    lanes: Mutex<Lanes<Sender, Waiter>>,
+    lanes: Mutex<Lanes<Sender, StreamWaiter>>,
     /// Idle connections, as they were told.
     idle: AtomicI64,
 }
@@ -90,11 +90,11 @@ impl Http2 {
     /// For the upstream at `to`. `connector` gives up after its patience.
     pub(super) fn new(
         to: Uri,
-        (connector, patience): (Connector, Duration),
-        spares: Spares,
+        (connector, timeout): (Connector, Duration),
+        spares: SpareConnections,
         metrics: UpstreamMetrics,
     ) -> Self {
-        let bounds = Bounds {
+        let bounds = LaneBounds {
             connections: CONNECTIONS,
             streams: STREAMS,
             idle: IDLE_CONNECTIONS,
@@ -102,7 +102,7 @@ impl Http2 {
         };
         let lanes = Mutex::new(Lanes::new(bounds));
         let idle = AtomicI64::default();
-        Self { to, connector, patience, spares, metrics, lanes, idle }
+        Self { to, connector, timeout, spares, metrics, lanes, idle }
     }
 
     /// It could not be reached over HTTP/1.1: the next request asks anew what it speaks.
@@ -178,7 +178,7 @@ impl Http2 {
             (waiting, told)
         };
         // Opening has its own limit; who waits for a stream to end waits twice as long.
-        let answer = tokio::time::timeout(self.patience * 2, &mut told).await;
+        let answer = tokio::time::timeout(self.timeout * 2, &mut told).await;
         drop(waiting);
         self.metrics.waited(since.elapsed());
         match answer {
@@ -186,7 +186,7 @@ impl Http2 {
             Ok(Err(_)) => Err(UpstreamError::Failed("the connection could not be opened".into())),
             Err(_) => Err(UpstreamError::TooSlow(format!(
                 "no HTTP/2 connection had room for another stream within {} s",
-                self.patience.as_secs() * 2
+                self.timeout.as_secs() * 2
             ))),
         }
     }
@@ -201,7 +201,7 @@ impl Http2 {
     }
 
     /// Does what [`Lanes`] decided; never under its lock, for what is not wanted comes back here.
-    fn perform(self: &Arc<Self>, moves: LaneActions<Sender, Waiter>) {
+    fn perform(self: &Arc<Self>, moves: LaneActions<Sender, StreamWaiter>) {
         for (who, place) in moves.placed {
             drop(who.send(Ok(self.room_at(place))));
         }
@@ -229,12 +229,12 @@ impl Http2 {
 
 /// The connections, locked. Tells how many are idle when it is dropped.
 struct LanesGuard<'a> {
-    lanes: MutexGuard<'a, Lanes<Sender, Waiter>>,
+    lanes: MutexGuard<'a, Lanes<Sender, StreamWaiter>>,
     upstream: &'a Http2,
 }
 
 impl Deref for LanesGuard<'_> {
-    type Target = Lanes<Sender, Waiter>;
+    type Target = Lanes<Sender, StreamWaiter>;
 
     fn deref(&self) -> &Self::Target {
         &self.lanes
@@ -297,7 +297,7 @@ struct CountedStream(Arc<StreamCount>);
 struct StreamCount {
     upstream: Arc<Http2>,
     id: LaneId,
-    _open: Open,
+    _open: GaugeGuard,
 }
 
 impl CountedStream {
@@ -330,7 +330,7 @@ struct ConnectionAttempt(Option<Arc<Http2>>);
 impl ConnectionAttempt {
     async fn open(mut self) {
         let Some(upstream) = self.0.clone() else { return };
-        let opened = tokio::time::timeout(upstream.patience, upstream.connect()).await;
+        let opened = tokio::time::timeout(upstream.timeout, upstream.connect()).await;
         let timed_out = || Err(io::Error::from(ErrorKind::TimedOut).into());
         let opened = opened.unwrap_or_else(|_| timed_out());
         self.0 = None;

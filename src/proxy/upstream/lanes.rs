@@ -2,7 +2,7 @@
 //!
 //! Pure: no sockets, no clock, no waking. `C` is a connection as whoever opened it knows it, `W`
 //! is somebody who waits. No connection gets more streams than its peer allows and than
-//! [`Bounds`] say; the first with room is taken, so that those opened last become idle first.
+//! [`LaneBounds`] say; the first with room is taken, so that those opened last become idle first.
 //! Whoever finds no room waits in turn, and as many connections are being opened as the waiting
 //! are expected to fill.
 
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 /// What one upstream may get.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Bounds {
+pub(super) struct LaneBounds {
     /// Connections at once, those being opened included.
     pub(super) connections: usize,
     /// Streams at once on one connection, whatever its peer allows.
@@ -33,7 +33,7 @@ pub(super) struct Ticket(u64);
 /// The connections of one upstream, in the order they were opened, and who waits for room.
 #[derive(Debug)]
 pub(super) struct Lanes<C, W> {
-    bounds: Bounds,
+    bounds: LaneBounds,
     lanes: Vec<Lane<C>>,
     /// Connections that are being opened.
     opening: usize,
@@ -79,7 +79,7 @@ pub(super) struct LaneActions<C, W> {
 
 impl<C> Lane<C> {
     /// Until the peer has said what it allows, one stream shows that it is there.
-    fn room(&self, bounds: &Bounds) -> usize {
+    fn room(&self, bounds: &LaneBounds) -> usize {
         let limit = self.allowed.map_or(1, |allowed| allowed.min(bounds.streams));
         if self.connection.is_some() { limit.saturating_sub(self.live) } else { 0 }
     }
@@ -90,7 +90,7 @@ impl<C> Lane<C> {
 }
 
 impl<C: Clone, W> Lanes<C, W> {
-    pub(super) fn new(bounds: Bounds) -> Self {
+    pub(super) fn new(bounds: LaneBounds) -> Self {
         Self {
             bounds,
             lanes: Vec::new(),

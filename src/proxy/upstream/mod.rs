@@ -33,7 +33,7 @@ use crate::proxy::upstream::http2::{Http2, SendOutcome};
 use crate::telemetry::Telemetry;
 
 /// Pooled connections to all upstreams.
-pub(crate) struct Pool {
+pub(crate) struct UpstreamPool {
     /// Those that may speak HTTP/2, by their address.
     http2: HashMap<Authority, Arc<Http2>>,
     http1: Http1,
@@ -41,7 +41,7 @@ pub(crate) struct Pool {
     credentials: Vec<(Authority, HeaderValue)>,
 }
 
-impl Pool {
+impl UpstreamPool {
     /// Pools as `config` asks for. `matcher` says which destinations go through a proxy.
     ///
     /// # Errors
@@ -53,13 +53,13 @@ impl Pool {
         memory: &Arc<MemoryBudget>,
     ) -> Result<Self, String> {
         let tls = dial::tls_config(config)?;
-        let patience = Duration::from_secs(config.limits.connect_s.max(1));
+        let timeout = Duration::from_secs(config.limits.connect_s.max(1));
         let credentials = credentials(config, &matcher);
         let gauges = gauges(config, telemetry);
         let dial = Dialer::new(tls.clone(), matcher, gauges.clone());
         let any =
-            Connector::new(tls.clone(), dial.clone(), AlpnOffer::Any, patience, memory.clone());
-        let http1 = Connector::new(tls, dial, AlpnOffer::Http1, patience, memory.clone());
+            Connector::new(tls.clone(), dial.clone(), AlpnOffer::Any, timeout, memory.clone());
+        let http1 = Connector::new(tls, dial, AlpnOffer::Http1, timeout, memory.clone());
         let http1 = Http1::new(http1, gauges.clone());
         let secure = config.upstreams.iter().map(|upstream| &upstream.base);
         let secure = secure.filter(|base| base.scheme_str() == Some("https"));
@@ -67,7 +67,7 @@ impl Pool {
             let authority = base.authority()?;
             let metrics = gauges.get(authority)?.clone();
             let spares = http1.spares();
-            let http2 = Http2::new(base.clone(), (any.clone(), patience), spares, metrics);
+            let http2 = Http2::new(base.clone(), (any.clone(), timeout), spares, metrics);
             Some((authority.clone(), Arc::new(http2)))
         });
         Ok(Self { http2: http2.collect(), http1, credentials })
@@ -130,7 +130,7 @@ fn gauges(config: &Config, telemetry: &Telemetry) -> UpstreamGauges {
     Arc::new(gauges)
 }
 
-/// As [`Pool`] keeps them: nothing is asked but configured upstreams.
+/// As [`UpstreamPool`] keeps them: nothing is asked but configured upstreams.
 fn credentials(config: &Config, matcher: &Matcher) -> Vec<(Authority, HeaderValue)> {
     let plain = config.upstreams.iter().map(|upstream| &upstream.base);
     let plain = plain.filter(|base| base.scheme_str() == Some("http"));

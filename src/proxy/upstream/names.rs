@@ -23,11 +23,11 @@ static PLACES: Semaphore = Semaphore::const_new(AT_ONCE);
 
 /// The system's name service, as one connection asks it.
 #[derive(Clone, Default)]
-pub(super) struct Names {
+pub(super) struct DnsResolver {
     answered: Arc<OnceLock<Instant>>,
 }
 
-impl Names {
+impl DnsResolver {
     /// When it first answered; `None` where nobody asked, or it has not.
     pub(super) fn answered(&self) -> Option<Instant> {
         self.answered.get().copied()
@@ -36,7 +36,7 @@ impl Names {
 
 type Addresses = std::vec::IntoIter<SocketAddr>;
 
-impl Service<Name> for Names {
+impl Service<Name> for DnsResolver {
     type Response = Addresses;
     type Error = io::Error;
     type Future = Pin<Box<dyn Future<Output = io::Result<Addresses>> + Send>>;
@@ -67,7 +67,8 @@ mod tests {
     #[tokio::test]
     async fn names_become_addresses_and_places_come_back() {
         for _ in 0..3 * AT_ONCE {
-            let mut found = Names::default().call("localhost".parse().unwrap()).await.unwrap();
+            let mut found =
+                DnsResolver::default().call("localhost".parse().unwrap()).await.unwrap();
             assert!(found.any(|address| address.ip().is_loopback()));
         }
     }
@@ -76,7 +77,7 @@ mod tests {
     #[tokio::test]
     async fn past_the_bound_a_question_waits() {
         let places = PLACES.acquire_many(AT_ONCE as u32).await.unwrap();
-        let mut asking = Names::default().call("localhost".parse().unwrap());
+        let mut asking = DnsResolver::default().call("localhost".parse().unwrap());
         let soon = std::time::Duration::from_millis(20);
         assert!(tokio::time::timeout(soon, &mut asking).await.is_err());
         drop(places);

@@ -12,7 +12,7 @@ use http::{HeaderMap, HeaderName, Method, Uri};
 
 use crate::config::{Upstream, faults};
 use crate::dialect::Dialect;
-use crate::dialect::credentials::Credentials;
+use crate::dialect::credentials::CredentialRules;
 use crate::dialect::paths::{self, Provider};
 
 /// Where a request goes.
@@ -56,7 +56,7 @@ pub(crate) fn route<'u, 'p>(
 pub(crate) fn address(
     route: &Route<'_, '_>,
     came: Option<&PathAndQuery>,
-    credentials: &Credentials,
+    credentials: &CredentialRules,
 ) -> Option<Uri> {
     let base = route.upstream.base.path().trim_end_matches('/');
     let path = without_overlap(base, route.path);

@@ -45,14 +45,14 @@ fn records(of: u64) -> Vec<(Scope, Vec<Record>)> {
 
 #[tokio::test]
 async fn conforms() {
-    conformance::check(|| Keyed::over(MemoryStore::default(), cipher())).await;
+    conformance::check(|| KeyedStore::over(MemoryStore::default(), cipher())).await;
 }
 
 #[tokio::test]
 async fn no_hash_of_content_stands_in_the_file() {
     let folder = crate::store::conformance::folder();
     let path = folder.path().join("p.db");
-    let store = Keyed::open(&path).unwrap();
+    let store = KeyedStore::open(&path).unwrap();
     for (scope, records) in records(20) {
         store.put_if_absent(scope, records).await.unwrap();
     }
@@ -70,8 +70,8 @@ async fn no_hash_of_content_stands_in_the_file() {
         "nothing is left of making it"
     );
     // The file alone is of no use to another installation.
-    let other = Keyed {
-        store: Sqlite::open(&path).unwrap(),
+    let other = KeyedStore {
+        store: SqliteStore::open(&path).unwrap(),
         cipher: Cipher::of(&[8; 32]),
         is_mixed: Arc::default(),
     };
@@ -96,7 +96,7 @@ fn clear_hashes(path: &Path, of: u64) -> usize {
 }
 
 /// Every fact is found by its key, by its sign and in its session, once and as it was; none is written twice.
-async fn is_whole(store: &Keyed<Sqlite>, records: Vec<(Scope, Vec<Record>)>) {
+async fn is_whole(store: &KeyedStore<SqliteStore>, records: Vec<(Scope, Vec<Record>)>) {
     for (scope, mut records) in records {
         let again = records.iter().map(|record| Record { at: record.at + 9, ..record.clone() });
         let puts = store.put_if_absent(scope.clone(), again.collect()).await.unwrap();
@@ -148,7 +148,7 @@ async fn a_file_of_an_earlier_version_is_keyed_whatever_ends_it() {
     let mut steps = 0;
     loop {
         // Opened again after every step, as after a kill; its own steps begin a second later.
-        let store = Keyed::open(&path).unwrap();
+        let store = KeyedStore::open(&path).unwrap();
         is_whole(&store, records(40)).await;
         let lessons = store.scan(scope("", "~learned"), 9).await.unwrap();
         assert_eq!(lessons, [lesson()]);
@@ -170,7 +170,7 @@ async fn a_file_of_an_earlier_version_is_keyed_while_it_serves() {
     let folder = crate::store::conformance::folder();
     let path = folder.path().join("p.db");
     earlier(&path, 40);
-    let store = Keyed::open(&path).unwrap();
+    let store = KeyedStore::open(&path).unwrap();
     while !is_moved(&path) {
         is_whole(&store, records(40)).await;
         is_whole(&store.for_lookers(), records(40)).await;
@@ -213,7 +213,7 @@ async fn a_file_is_whole_after_kill_9_while_it_is_keyed() {
             }
             std::thread::yield_now();
         };
-        let store = Keyed::open(&path).unwrap();
+        let store = KeyedStore::open(&path).unwrap();
         // Some of them: the store itself begins to move a second after it is opened.
         is_whole(&store, records(200).into_iter().step_by(9).collect()).await;
         store.sqlite().close().await.unwrap();
@@ -223,7 +223,7 @@ async fn a_file_is_whole_after_kill_9_while_it_is_keyed() {
         }
         assert!(round < 16, "it never ends");
     }
-    let store = Keyed::open(&path).unwrap();
+    let store = KeyedStore::open(&path).unwrap();
     is_whole(&store, records(200)).await;
     store.sqlite().close().await.unwrap();
     assert_eq!(clear_hashes(&path, 200), 0);
@@ -237,7 +237,7 @@ const KEYED: &str = "PLIMSOLL_TEST_KEYED";
 fn keys_a_file_for_another() {
     let Some(path) = std::env::var_os(KEYED) else { return };
     let path = Path::new(&path);
-    drop(Keyed::open(path).unwrap());
+    drop(KeyedStore::open(path).unwrap());
     let seal = seal_with(&Cipher::open(path.parent().unwrap()).unwrap());
     while !is_moved(path) {
         move_some(path, 16, &seal);
@@ -251,7 +251,7 @@ async fn what_was_decided_before_holds_while_the_file_is_keyed() {
     let folder = crate::store::conformance::folder();
     let path = folder.path().join("p.db");
     earlier(&path, 40);
-    let store = Keyed::open(&path).unwrap();
+    let store = KeyedStore::open(&path).unwrap();
     assert!(store.is_mixed());
     // Another session shows a sign that one of before has, and goes on to be moved.
     let sign = records(1).remove(0).1.pop().unwrap();
@@ -270,7 +270,7 @@ async fn what_was_decided_before_holds_while_the_file_is_keyed() {
 #[tokio::test]
 async fn another_secret_is_told() {
     let folder = crate::store::conformance::folder();
-    let store = Sqlite::open(&folder.path().join("p.db")).unwrap();
+    let store = SqliteStore::open(&folder.path().join("p.db")).unwrap();
     assert!(!store.keyed_with(&[1; 32]).unwrap(), "the first");
     assert!(!store.keyed_with(&[1; 32]).unwrap());
     assert!(store.keyed_with(&[2; 32]).unwrap());

@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 
 use super::{Ledgers, OpenedSession, lock, record};
 use crate::context::{Fact, Millis, Turn};
-use crate::dialect::{Progress, Reading};
+use crate::dialect::{ReplyProgress, ResponseReader};
 use crate::store::drafts::Draft;
 use crate::store::{Scope, StoreError};
 
@@ -54,36 +54,36 @@ struct DraftedExchange {
     scope: Scope,
     /// When its session was first known here.
     since: Instant,
-    known: Mutex<Known>,
-    latest: Arc<Latest>,
+    known: Mutex<DraftContent>,
+    latest: Arc<DraftProgress>,
 }
 
-struct Known {
+struct DraftContent {
     /// As it would be if nothing came any more.
     turn: Turn,
-    progress: Progress,
+    progress: ReplyProgress,
 }
 
 /// Pieces of a reply after a look at which all is noted: usage is told at the beginning, in one of them.
 const PIECES: u8 = 4;
 
 /// How far a reply is, as it was noted last.
-pub struct Latest {
+pub struct DraftProgress {
     /// Pieces of which all is still to be noted.
     wanted: AtomicU8,
     said: AtomicUsize,
     /// What was noted and not looked at.
-    progress: Mutex<Option<Progress>>,
+    progress: Mutex<Option<ReplyProgress>>,
 }
 
-impl Latest {
+impl DraftProgress {
     fn new() -> Self {
         let (said, progress) = Default::default();
         Self { wanted: AtomicU8::new(PIECES), said, progress }
     }
 
     /// Another piece of the reply has come. Of most only their length is noted.
-    pub fn note(&self, reading: &Reading) {
+    pub fn note(&self, reading: &ResponseReader) {
         self.said.store(reading.said_bytes(), Ordering::Relaxed);
         let wanted = self.wanted.load(Ordering::Relaxed);
         if wanted > 0 {
@@ -101,7 +101,7 @@ pub struct DraftGuard {
 
 impl DraftGuard {
     /// Where is noted how far the reply is.
-    pub fn latest(&self) -> Arc<Latest> {
+    pub fn latest(&self) -> Arc<DraftProgress> {
         self.exchange.latest.clone()
     }
 
@@ -219,11 +219,11 @@ impl DueDraft {
         let DraftedExchange { scope, since, known, latest, .. } = &*self.exchange;
         let (said, told) = (latest.said.load(Ordering::Relaxed), lock(&latest.progress).take());
         let turn = {
-            let Known { turn, progress } = &mut *lock(known);
+            let DraftContent { turn, progress } = &mut *lock(known);
             if told.is_none() && said == progress.said && !self.is_first {
                 return None;
             }
-            *progress = Progress { said, ..told.unwrap_or_else(|| progress.clone()) };
+            *progress = ReplyProgress { said, ..told.unwrap_or_else(|| progress.clone()) };
             turn.ended = now.max(turn.at);
             turn.usage = progress.usage_so_far();
             turn.response.clone_from(&progress.id);
@@ -242,8 +242,8 @@ impl Ledgers {
             key: super::turn_key(&turn.request),
             scope: opened.scope.clone(),
             since: opened.cache.born(),
-            known: Mutex::new(Known { turn, progress: Progress::default() }),
-            latest: Arc::new(Latest::new()),
+            known: Mutex::new(DraftContent { turn, progress: ReplyProgress::default() }),
+            latest: Arc::new(DraftProgress::new()),
         });
         let due = Instant::now() + delay;
         let open = OpenDraft { exchange: exchange.clone(), due, written: false };

@@ -12,7 +12,7 @@ use foldhash::{HashMap, HashSet};
 use tokio::time::Instant;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128, xxh3_128_with_seed};
 
-use crate::context::ledger::{BoundaryHash, joints};
+use crate::context::ledger::{BoundaryHash, boundary_hashes};
 use crate::context::{Fact, Outcome};
 use crate::dialect::{Chain, Conversation, HeldHistory, PartKey, Role};
 use crate::store::{Record, RecordKind, Scope};
@@ -117,16 +117,16 @@ fn of_tenant(tenant: &str, sign: u128) -> u128 {
     xxh3_128_with_seed(&sign.to_le_bytes(), xxh3_64(tenant.as_bytes()))
 }
 
-/// The signs that a turn leaves: its reply's end, its marks and its joint, its response's id, and
+/// The signs that a turn leaves: its reply's end, its marks and its boundary, its response's id, and
 /// where it was not answered, its own end.
 pub(super) fn left_by(fact: &Fact) -> Vec<Record> {
     let Fact::Turn(turn) = fact else { return Vec::new() };
-    let mut signs: Vec<u128> = joints(turn).map(|joint| joint.0).collect();
-    if turn.after != turn.standing.chain {
+    let mut signs: Vec<u128> = boundary_hashes(turn).map(|boundary| boundary.0).collect();
+    if turn.after != turn.position.chain {
         signs.push(turn.after.0);
     }
     if turn.outcome != Outcome::Complete {
-        signs.push(turn.standing.chain.0);
+        signs.push(turn.position.chain.0);
     }
     signs.extend(turn.response.as_deref().map(of_response));
     let sign = |key| Record { kind: RecordKind::Sign, key, value: Bytes::new(), at: turn.at };
@@ -144,27 +144,27 @@ pub(super) fn shown_by(conversation: &Conversation) -> Vec<u128> {
     if let Some(HeldHistory::After(id)) = &conversation.held {
         telling.push(of_response(id));
     }
-    let mut joints = Vec::new();
+    let mut boundary_hashes = Vec::new();
     for (index, (key, answered)) in keyed.iter().enumerate().rev() {
         // A turn ends where the other side goes on, or nobody does.
         if keyed.get(index + 1).is_none_or(|(_, next)| next != answered) {
             telling.push(chains[index].0);
         }
         if *answered {
-            telling.push(BoundaryHash::mark(*key).0);
+            telling.push(BoundaryHash::of_anchor_key(*key).0);
             let before = index.checked_sub(1).map(|before| keyed[before].0);
-            joints.extend(before.map(|before| BoundaryHash::of(before, *key).0));
+            boundary_hashes.extend(before.map(|before| BoundaryHash::of(before, *key).0));
         }
     }
-    telling.extend(joints);
+    telling.extend(boundary_hashes);
     telling
 }
 
 /// Of a request's signs, those that a store is asked for: from both kinds those nearest to its end.
 pub(super) fn asked_for(conversation: &Conversation, mut signs: Vec<u128>) -> Vec<u128> {
     let answered = conversation.parts().filter(|part| part.role == Role::Assistant);
-    let joints = answered.filter(|part| part.key.is_some()).count().min(signs.len());
-    let telling = signs.len() - joints;
+    let boundary_hashes = answered.filter(|part| part.key.is_some()).count().min(signs.len());
+    let telling = signs.len() - boundary_hashes;
     let far = ASKED * 3 / 4;
     if telling > far {
         signs.drain(far..telling);

@@ -105,10 +105,17 @@ mod tests {
 
     async fn opened(ledgers: &Ledgers, request: &str) -> OpenedSession {
         let session = Some("s");
-        let patience = Duration::from_secs(5);
-        let (tenant, lane, reads) = ("t", None, &ReadBudget::new(patience));
-        let asked =
-            SessionLookup { tenant, session, lane, request, patience, reads, shadow: false };
+        let timeout = Duration::from_secs(5);
+        let (tenant, client_thread, reads) = ("t", None, &ReadBudget::new(timeout));
+        let asked = SessionLookup {
+            tenant,
+            session,
+            client_thread,
+            request,
+            timeout,
+            reads,
+            shadow: false,
+        };
         ledgers.open(asked, &Conversation::empty(Dialect::Anthropic)).await.unwrap()
     }
 

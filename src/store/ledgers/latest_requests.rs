@@ -24,10 +24,10 @@ pub(super) type PreviewCompaction = Box<dyn Fn() -> Option<CompactionPreview> + 
 pub(super) type BeginCompaction = Box<dyn Fn(Option<Box<str>>) -> bool + Send + Sync>;
 
 /// Asks the provider how many tokens the request is, as it was sent.
-pub(super) type CountTokens = Box<dyn Fn() -> TokenCountFuture + Send + Sync>;
+pub(super) type CountTokensFn = Box<dyn Fn() -> TokenCountFuture + Send + Sync>;
 /// The answer, once it is here.
 pub(super) type TokenCountFuture =
-    Pin<Box<dyn Future<Output = Result<ProviderRecount, NotCounted>> + Send>>;
+    Pin<Box<dyn Future<Output = Result<ProviderRecount, RecountError>> + Send>>;
 
 /// A provider's own count of a session's newest request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,7 +42,7 @@ pub struct ProviderRecount {
 
 /// Why a request is not counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NotCounted {
+pub enum RecountError {
     /// The protocol or its provider has no counting endpoint.
     NoEndpoint,
     /// The client's credential is not held any more, and the upstream has none of its own.
@@ -64,7 +64,7 @@ pub struct LatestRequest {
     /// Compacts it, where that takes no credential of the client's.
     pub begin: Option<BeginCompaction>,
     /// Has it counted.
-    pub count: CountTokens,
+    pub count: CountTokensFn,
 }
 
 /// All of them.
@@ -120,8 +120,8 @@ mod tests {
     }
 
     fn of(bytes: usize) -> LatestRequest {
-        let count: CountTokens =
-            Box::new(|| Box::pin(std::future::ready(Err(NotCounted::NoEndpoint))));
+        let count: CountTokensFn =
+            Box::new(|| Box::pin(std::future::ready(Err(RecountError::NoEndpoint))));
         LatestRequest { bytes, look: Box::new(|| None), begin: None, count }
     }
 

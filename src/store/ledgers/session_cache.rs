@@ -16,7 +16,7 @@ use crate::context::Fact;
 use crate::context::ledger::Ledger;
 use crate::dialect::{Chain, Conversation};
 use crate::store::precondition::Precondition;
-use crate::store::recall::{ReadBudget, Recall, Recalled};
+use crate::store::recall::{ReadBudget, Recall, RecallOutcome};
 use crate::store::{Record, Scope, Store, StoreError, StoreFuture};
 
 /// Most sessions kept in memory; past it the ones unused longest are loaded again when asked for.
@@ -206,9 +206,11 @@ impl SessionCache {
     ) -> Result<(), StoreError> {
         let read = || load(self.clone(), store.clone(), scope.clone());
         match self.recall.wait(budget, read).await {
-            Recalled::Known => Ok(()),
-            Recalled::Late => Err(StoreError::Failed("no answer in time".to_owned())),
-            Recalled::Failed => Err(StoreError::Failed("the session could not be read".to_owned())),
+            RecallOutcome::Known => Ok(()),
+            RecallOutcome::Late => Err(StoreError::Failed("no answer in time".to_owned())),
+            RecallOutcome::Failed => {
+                Err(StoreError::Failed("the session could not be read".to_owned()))
+            }
         }
     }
 

@@ -1,12 +1,14 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::*;
-use crate::context::ledger::marks;
+use crate::context::ledger::anchor_keys;
 use crate::context::plan::DecisionReason;
 use crate::context::policy::SummaryAuthor;
-use crate::context::{CompactionRecord, Cut, Outcome, Place, Reasoning, Replacement, Sketch};
+use crate::context::{
+    CompactionRecord, Cut, Outcome, PromptSection, ReasoningRecord, Replacement, Sketch,
+};
 use crate::dialect::models::Family;
-use crate::dialect::reading::{Framing, Reading};
+use crate::dialect::reading::{Framing, ResponseReader};
 use crate::dialect::{self, Chain, Dialect, PartKey, Purpose, Usage};
 use crate::store::drafts::Draft;
 use crate::store::memory::MemoryStore;
@@ -26,7 +28,15 @@ fn ledgers(store: &Arc<MemoryStore>) -> Ledgers {
 
 fn asked<'a>(tenant: &'a str, session: Option<&'a str>, request: &'a str) -> SessionLookup<'a> {
     let reads = budget(LONG);
-    SessionLookup { tenant, session, lane: None, request, patience: LONG, reads, shadow: false }
+    SessionLookup {
+        tenant,
+        session,
+        client_thread: None,
+        request,
+        timeout: LONG,
+        reads,
+        shadow: false,
+    }
 }
 
 /// A test is over soon.
@@ -36,8 +46,8 @@ fn budget(whole: Duration) -> &'static ReadBudget {
 
 /// One that waits for nothing.
 fn asked_in_haste<'a>(session: Option<&'a str>, request: &'a str) -> SessionLookup<'a> {
-    let patience = Duration::from_millis(1);
-    SessionLookup { patience, reads: budget(patience), ..asked("t", session, request) }
+    let timeout = Duration::from_millis(1);
+    SessionLookup { timeout, reads: budget(timeout), ..asked("t", session, request) }
 }
 
 fn conversation(messages: &str) -> Conversation {
@@ -54,14 +64,14 @@ fn model(text: &str) -> String {
 }
 
 fn turn(opened: &OpenedSession, answer: &str) -> Fact {
-    let mut reading = Reading::new(Dialect::Anthropic, 200, Framing::Json, 1 << 20);
+    let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Json, 1 << 20);
     reading.push(format!(r#"{{"id":"msg-{answer}","content":[{{"type":"text","text":"{answer}"}}],"stop_reason":"end_turn","usage":{{"input_tokens":9,"output_tokens":1}}}}"#).as_bytes());
     let reply = reading.finish(true);
-    let sketched = |key| SketchPart { key, tokens: 1, place: Place::History };
+    let sketched = |key| SketchPart { key, tokens: 1, place: PromptSection::History };
     Fact::Turn(Box::new(Turn {
         request: opened.request.clone(),
-        standing: opened.placed.standing.clone(),
-        after: reply.chain_after(opened.placed.standing.chain),
+        position: opened.placed.position.clone(),
+        after: reply.chain_after(opened.placed.position.chain),
         done: Default::default(),
         response: reply.id.clone(),
         at: 1,
@@ -80,7 +90,7 @@ fn turn(opened: &OpenedSession, answer: &str) -> Fact {
         reserve: 0,
         sketch: Sketch { added: vec![sketched(PartKey(1))], ..Sketch::default() },
         reply: reply.parts.iter().filter_map(|part| part.key).map(sketched).collect(),
-        marks: marks(&reply),
+        anchor_keys: anchor_keys(&reply),
         provider_request_id: None,
         repeated_calls: None,
         carry: None,
@@ -108,7 +118,7 @@ async fn a_session_is_found_again_after_a_restart() {
     let next = [user("hi"), model("A"), user("go")].join(",");
     let opened =
         ledgers(&store).open(asked("t", Some("s"), "2"), &conversation(&next)).await.unwrap();
-    assert_eq!(opened.placed.standing.thread, first.standing.thread);
+    assert_eq!(opened.placed.position.thread, first.position.thread);
     assert_eq!(&*opened.anchor.as_ref().unwrap().turn.request, "1");
     assert!(!opened.store_missed);
 }
@@ -376,7 +386,7 @@ async fn a_slow_store_is_waited_for_once_and_joins_when_it_answers() {
     loop {
         let opened = ours.open(asked("t", Some("s"), "3"), &conversation(&third)).await.unwrap();
         if !opened.store_missed {
-            assert_eq!(opened.placed.standing.parent.as_deref(), Some("1"));
+            assert_eq!(opened.placed.position.parent.as_deref(), Some("1"));
             break;
         }
         tokio::task::yield_now().await;
@@ -404,14 +414,14 @@ async fn a_late_look_up_begins_no_session_and_the_next_request_finds_it() {
     let second = conversation(&[user("hi"), model("A"), user("two")].join(","));
     assert!(ours.open(asked_in_haste(None, "2"), &second).await.is_none());
     let peeked = ours.peek(asked_in_haste(None, "2"), &second).await;
-    assert!(matches!(peeked, Lookup::Late));
+    assert!(matches!(peeked, LookupOutcome::Late));
     // Nothing was answered in it, so that nothing need be asked.
     assert!(ours.open(asked_in_haste(None, "3"), &conversation(&user("new"))).await.is_some());
     store.go.add_permits(99);
     loop {
         // What came late is known, without another look.
         let peeked = ours.peek(asked_in_haste(None, "2"), &second).await;
-        if let Lookup::Found(SessionPeek { session, .. }) = peeked {
+        if let LookupOutcome::Found(SessionPeek { session, .. }) = peeked {
             assert_eq!(session, scope.session);
             break;
         }
@@ -420,7 +430,7 @@ async fn a_late_look_up_begins_no_session_and_the_next_request_finds_it() {
     let third = [user("hi"), model("A"), user("two"), model("lost"), user("three")].join(",");
     let opened = ours.open(asked("t", None, "4"), &conversation(&third)).await.unwrap();
     assert_eq!(opened.scope, scope);
-    assert_eq!(opened.placed.standing.parent.as_deref(), Some("1"));
+    assert_eq!(opened.placed.position.parent.as_deref(), Some("1"));
 }
 
 #[tokio::test]
@@ -539,13 +549,14 @@ async fn decisions_of_a_session_are_bounded_and_hold_for_good() {
 async fn of_a_session_the_newest_facts_are_read_and_its_decisions_whole() {
     const MORE: usize = 100;
     let folder = crate::store::conformance::folder();
-    let store = Arc::new(crate::store::sqlite::Sqlite::open(&folder.path().join("p.db")).unwrap());
+    let store =
+        Arc::new(crate::store::sqlite::SqliteStore::open(&folder.path().join("p.db")).unwrap());
     let ours = Ledgers::new(store.clone());
     let opened = ours.open(asked("t", Some("s"), "1"), &conversation("")).await.unwrap();
     let cut = Fact::Cut(Box::new(cut(7, "w")));
     ours.decide(&opened, vec![cut], LONG).await.unwrap();
     let reasoning = |number: usize| {
-        let reasoning = Reasoning {
+        let reasoning = ReasoningRecord {
             after: Chain(number as u128),
             at: 2 + number as u64,
             prefix: Chain(0),
@@ -555,7 +566,7 @@ async fn of_a_session_the_newest_facts_are_read_and_its_decisions_whole() {
             blocks: Vec::new(),
             seals: Vec::new(),
             parts: Vec::new(),
-            marks: Vec::new(),
+            anchor_keys: Vec::new(),
         };
         record(&Fact::Reasoning(Box::new(reasoning))).unwrap()
     };
@@ -620,17 +631,17 @@ async fn what_is_decided_anew_after_a_refusal_has_a_place_of_its_own() {
             ledgers.note(&ledgers.room(&scope), fact).await.unwrap();
         }
     }
-    let holding = |aside| {
+    let holding = |suspended| {
         move |ledger: &Ledger| {
-            let cut = ledger.cut(1, false, aside).map(|cut| cut.content.clone());
-            let summaries = ledger.compacts_holding(false, aside);
+            let cut = ledger.cut(1, false, suspended).map(|cut| cut.content.clone());
+            let summaries = ledger.compacts_holding(false, suspended);
             (cut, summaries.map(|one| one.raw.clone()).collect::<Vec<_>>())
         }
     };
-    for (aside, words) in [(None, "first"), (Some(20), "anew")] {
-        let held = ledgers(&store).look(&scope, holding(aside)).await.unwrap();
+    for (suspended, words) in [(None, "first"), (Some(20), "anew")] {
+        let held = ledgers(&store).look(&scope, holding(suspended)).await.unwrap();
         let cut = Replacement::Text(words.into());
-        assert_eq!(held, (Some(cut), vec![words.into()]), "{aside:?}");
+        assert_eq!(held, (Some(cut), vec![words.into()]), "{suspended:?}");
     }
 }
 
@@ -714,7 +725,7 @@ async fn what_has_come_so_far_is_kept() {
     let opened = ours.open(asked("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
     let guard = ours.draft(&opened, drafted(&opened), Duration::ZERO);
     let latest = guard.latest();
-    let mut reading = Reading::new(Dialect::Anthropic, 200, Framing::Events, 1 << 20);
+    let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Events, 1 << 20);
     reading.push(HEAD.as_bytes());
     latest.note(&reading);
     let delta =
@@ -765,8 +776,8 @@ async fn only_what_lasts_and_leaves_no_turn_leaves_a_draft() {
 #[tokio::test]
 async fn a_store_that_takes_no_drafts_costs_nothing() {
     let ours = Ledgers::new(Arc::new(Dead));
-    let patience = Duration::from_millis(1);
-    let ask = SessionLookup { patience, ..asked("t", Some("s"), "1") };
+    let timeout = Duration::from_millis(1);
+    let ask = SessionLookup { timeout, ..asked("t", Some("s"), "1") };
     let opened = ours.open(ask, &conversation(&user("hi"))).await.unwrap();
     let guard = ours.draft(&opened, drafted(&opened), Duration::ZERO);
     assert!(ours.write_drafts(7).await.is_err());

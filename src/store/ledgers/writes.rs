@@ -17,18 +17,18 @@ use crate::context::{Fact, inject};
 use crate::store::precondition::{Precondition, WriteToken};
 use crate::store::{Record, Scope, Store, StoreError, WriteOutcome};
 
-type Won = Result<Vec<Fact>, StoreError>;
+type DecisionResult = Result<Vec<Fact>, StoreError>;
 
 /// A decision that is being written, for as long as somebody waits for it. Dropped, it is cancelled; where it is
 /// too late for that, it holds all the same, and words that it took wait again.
-struct Decision {
-    answer: oneshot::Receiver<Won>,
+struct DecisionWrite {
+    answer: oneshot::Receiver<DecisionResult>,
     token: WriteToken,
     store: Arc<dyn Store>,
     room: SessionRoom,
 }
 
-impl Drop for Decision {
+impl Drop for DecisionWrite {
     fn drop(&mut self) {
         self.token.cancel();
         self.answer.close();
@@ -58,7 +58,7 @@ async fn decided(
     room: SessionRoom,
     (facts, records): (Vec<Fact>, Vec<Record>),
     token: WriteToken,
-) -> Won {
+) -> DecisionResult {
     let only_if = Precondition { token: Some(token), ..room.cache.precondition() };
     let puts = store.put(room.scope.clone(), records, only_if).await?;
     let won = facts.into_iter().zip(puts).filter_map(|(fact, put)| match put {
@@ -90,7 +90,7 @@ async fn requeue(store: Arc<dyn Store>, room: SessionRoom, won: Vec<Fact>) {
 
 impl Ledgers {
     /// Keeps decisions before they reach the wire; answers those that hold: where another was first,
-    /// its. Waits at most `patience`. Of a session that has [`session_cache::DECISIONS`] bytes of them no more are kept.
+    /// its. Waits at most `timeout`. Of a session that has [`session_cache::DECISIONS`] bytes of them no more are kept.
     ///
     /// # Errors
     /// Why nothing was decided for this request. A write that was under way and could not be cancelled may
@@ -99,7 +99,7 @@ impl Ledgers {
         &self,
         opened: &OpenedSession,
         mut facts: Vec<Fact>,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Vec<Fact>, DecisionError> {
         if opened.cache.look(Ledger::decision_bytes) >= session_cache::DECISIONS {
             // Words that somebody had said are none.
@@ -115,7 +115,7 @@ impl Ledgers {
         let (told, answer) = oneshot::channel();
         let token = WriteToken::default();
         let (store, room) = (self.store.clone(), opened.room());
-        let mut decision = Decision { answer, token, store, room };
+        let mut decision = DecisionWrite { answer, token, store, room };
         let (store, room) = (decision.store.clone(), decision.room.clone());
         let token = decision.token.clone();
         tokio::spawn(async move {
@@ -124,8 +124,8 @@ impl Ledgers {
                 requeue(store, room, won).await;
             }
         });
-        let slow = |_| StoreError::Failed(format!("no answer within {patience:?}"));
-        let answer = tokio::time::timeout(patience, &mut decision.answer).await.map_err(slow)?;
+        let slow = |_| StoreError::Failed(format!("no answer within {timeout:?}"));
+        let answer = tokio::time::timeout(timeout, &mut decision.answer).await.map_err(slow)?;
         let won = match answer.unwrap_or(Err(StoreError::Closed)) {
             Err(StoreError::Deleted) => {
                 self.was_deleted(&opened.scope, &opened.cache);
@@ -196,8 +196,8 @@ impl Ledgers {
         lock(&self.caches).remove_cache(scope, cache);
         drop(cache.forget(|| Box::pin(std::future::ready(Ok(())))));
         lock(&self.signs).forget(std::slice::from_ref(scope));
-        lock(&self.at_hand).forget(scope);
-        lock(&self.wishes).forget(scope);
+        lock(&self.latest_requests).forget(scope);
+        lock(&self.pending_compactions).forget(scope);
     }
 
     /// Keeps one fact of a session beside its exchange: in memory at once, then in the store. Of a session that

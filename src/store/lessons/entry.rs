@@ -66,7 +66,7 @@ impl LessonNote {
 pub(super) struct LessonEntry {
     pub(super) about: LessonSubject,
     /// When each tenant met it last.
-    met: HashMap<Box<str>, Met>,
+    met: HashMap<Box<str>, LessonSighting>,
     shared: Option<Millis>,
     forgotten: Millis,
     /// When it was last shown to be wrong for somebody.
@@ -76,7 +76,7 @@ pub(super) struct LessonEntry {
 }
 
 #[derive(Clone, Copy)]
-struct Met {
+struct LessonSighting {
     first: Millis,
     last: Millis,
     is_answered: bool,
@@ -108,7 +108,7 @@ impl LessonEntry {
             _ if is_void => {}
             LessonEvent::Shared => self.shared = self.shared.max(Some(*at)),
             LessonEvent::Met => {
-                let begins = Met { first: *at, last: *at, is_answered: false };
+                let begins = LessonSighting { first: *at, last: *at, is_answered: false };
                 let met = self.met.entry(tenant.into()).or_insert(begins);
                 met.last = met.last.max(*at);
             }
@@ -182,7 +182,7 @@ impl LessonEntry {
     /// As a list shows it; `None` where it holds for nobody.
     pub(super) fn line(&self, terms: LessonTerms, now: Millis) -> Option<LessonLine> {
         let life = terms.life();
-        let met: Vec<&Met> =
+        let met: Vec<&LessonSighting> =
             self.met.values().filter(|met| met.last.saturating_add(life) > now).collect();
         let since = met.iter().map(|met| met.first).chain(self.shared).min()?;
         let reach = match () {

@@ -15,14 +15,14 @@ async fn a_long_look_does_not_make_the_log_long() {
         "WITH RECURSIVE n(i) AS (SELECT count(*) FROM facts UNION ALL SELECT i + 1 FROM n)
         SELECT count(*) FROM n";
     let folder = conformance::folder();
-    let store = Sqlite::open(&folder.path().join("p.db")).unwrap();
+    let store = SqliteStore::open(&folder.path().join("p.db")).unwrap();
     let looking: Vec<_> = (0..4)
         .map(|_| {
             let lookers = store.for_lookers();
             tokio::spawn(async move {
                 let mut ended = 0;
                 loop {
-                    let look = |it: &Connection, _: &Legacy| {
+                    let look = |it: &Connection, _: &LegacyFacts| {
                         it.query_row(LOOK, [], |row| row.get::<_, i64>(0))
                     };
                     let trouble = lookers.read(look).await.unwrap_err();
@@ -56,7 +56,7 @@ async fn a_long_look_does_not_make_the_log_long() {
 async fn the_bound_holds_at_any_time() {
     const BOUND: u64 = 8 << 20;
     let folder = conformance::folder();
-    let store = Sqlite::open(&folder.path().join("p.db")).unwrap();
+    let store = SqliteStore::open(&folder.path().join("p.db")).unwrap();
     let sweeping = {
         let store = store.clone();
         tokio::spawn(async move {
@@ -95,7 +95,7 @@ async fn a_store_far_past_its_bound_is_served_at_once() {
     const BOUND: u64 = 1 << 20;
     let folder = conformance::folder();
     let path = folder.path().join("p.db");
-    let store = Sqlite::open(&path).unwrap();
+    let store = SqliteStore::open(&path).unwrap();
     let value = "words ".repeat(4_000);
     let words = |n: u64| Record { kind: RecordKind::Words, ..turn(n.into(), &value, n) };
     for n in 0..1_600 {
@@ -107,7 +107,7 @@ async fn a_store_far_past_its_bound_is_served_at_once() {
     assert!(full > 30 * BOUND, "{full} bytes");
 
     let began = Instant::now();
-    let store = Sqlite::open(&path).unwrap();
+    let store = SqliteStore::open(&path).unwrap();
     store.ready().await.unwrap();
     println!("{full} bytes, ready in {:?}", began.elapsed());
     let (mut n, mut steps, mut most) = (2_000, 0, Duration::ZERO);
@@ -140,7 +140,7 @@ async fn sessions_of_a_clock_that_was_ahead_are_forgotten_in_their_turn() {
     const YEAR: Millis = 365 * 24 * 3600 * 1000;
     const NOW: Millis = 56 * YEAR;
     let folder = conformance::folder();
-    let store = Sqlite::open(&folder.path().join("p.db")).unwrap();
+    let store = SqliteStore::open(&folder.path().join("p.db")).unwrap();
     let put = async |session: &str, at: Millis| {
         let words = Record { kind: RecordKind::Words, ..turn(at.into(), &"w".repeat(9_000), at) };
         let records = vec![turn(at.into(), "t", at), words];
@@ -174,7 +174,7 @@ async fn sessions_of_a_clock_that_was_ahead_are_forgotten_in_their_turn() {
 #[tokio::test(flavor = "multi_thread")]
 async fn another_program_that_holds_the_file_for_long_costs_no_turn() {
     let folder = conformance::folder();
-    let store = Sqlite::open(&folder.path().join("p.db")).unwrap();
+    let store = SqliteStore::open(&folder.path().join("p.db")).unwrap();
     let holder = Connection::open(store.path()).unwrap();
     holder.execute_batch("BEGIN IMMEDIATE").unwrap();
     let keeping = store.put_if_absent(scope("t", "s"), vec![turn(1, "a", 1)]);
@@ -190,7 +190,7 @@ async fn another_program_that_holds_the_file_for_long_costs_no_turn() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_learned_is_kept_of_so_many_and_the_ones_unused_long_go() {
     let folder = conformance::folder();
-    let store = Sqlite::open(&folder.path().join("p.db")).unwrap();
+    let store = SqliteStore::open(&folder.path().join("p.db")).unwrap();
     let learn = async |what: String, at: u64| {
         let record = Record { kind: RecordKind::Learned, ..turn(at.into(), "state", at) };
         store.put_if_absent(Scope::series(&what), vec![record]).await.unwrap();

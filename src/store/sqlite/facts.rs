@@ -83,7 +83,7 @@ impl SessionDelta {
 
     fn add_turn(&mut self, at: Millis, turn: &TurnColumns<'_>) {
         let usage = turn.usage.as_ref();
-        let tokens = |number: fn(&Usage) -> Option<u64>| usage.and_then(number).unwrap_or(0);
+        let tokens = |number: fn(&UsageColumns) -> Option<u64>| usage.and_then(number).unwrap_or(0);
         self.turns += 1;
         self.input = self.input.saturating_add(tokens(|usage| usage.input));
         self.output = self.output.saturating_add(tokens(|usage| usage.output));
@@ -131,23 +131,24 @@ struct TurnColumns<'t> {
     model: Option<Cow<'t, str>>,
     purpose: Option<Cow<'t, str>>,
     outcome: Option<Cow<'t, str>>,
-    standing: Option<Standing<'t>>,
-    estimate: Option<Estimate<'t>>,
-    usage: Option<Usage>,
+    #[serde(rename = "standing")]
+    position: Option<PositionColumns<'t>>,
+    estimate: Option<EstimateColumns<'t>>,
+    usage: Option<UsageColumns>,
     window: Option<u64>,
     ended: Option<u64>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Standing<'t> {
+struct PositionColumns<'t> {
     #[serde(borrow)]
     thread: Option<Cow<'t, str>>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Estimate<'t> {
+struct EstimateColumns<'t> {
     #[serde(borrow)]
     method: Option<Cow<'t, str>>,
     tokens: Option<u64>,
@@ -155,7 +156,7 @@ struct Estimate<'t> {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Usage {
+struct UsageColumns {
     input: Option<u64>,
     output: Option<u64>,
     reasoning: Option<u64>,
@@ -267,7 +268,7 @@ pub(super) fn insert(
         None => (Packing::Plain, KeptValue::Plain(&record.value)),
     };
     let columns = turn.as_ref();
-    let standing = columns.and_then(|turn| turn.standing.as_ref());
+    let position = columns.and_then(|turn| turn.position.as_ref());
     let estimate = columns.and_then(|turn| turn.estimate.as_ref());
     let usage = columns.and_then(|turn| turn.usage.as_ref());
     let written = insert.execute(params![
@@ -278,7 +279,7 @@ pub(super) fn insert(
         i64::try_from(record.at).unwrap_or(i64::MAX),
         packing as i64,
         value,
-        standing.and_then(|it| it.thread.as_deref()),
+        position.and_then(|it| it.thread.as_deref()),
         columns.and_then(|it| it.request.as_deref()),
         columns.and_then(|it| it.upstream.as_deref()),
         columns.and_then(|it| it.model.as_deref()),

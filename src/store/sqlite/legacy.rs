@@ -29,9 +29,9 @@ FROM old_records WHERE kind = 'turn'";
 pub(in crate::store) type RekeyFact = Box<dyn Fn(Record) -> Record + Send>;
 
 /// Whether there may be facts in the old place.
-pub(super) struct Legacy(Arc<AtomicBool>);
+pub(super) struct LegacyFacts(Arc<AtomicBool>);
 
-impl Legacy {
+impl LegacyFacts {
     pub(super) fn of(connection: &Connection) -> rusqlite::Result<Self> {
         Ok(Self(Arc::new(AtomicBool::new(is_there(connection)?))))
     }

@@ -37,36 +37,36 @@ pub(super) struct ReaderLimits {
 /// How the writer has those who look in make way: questions whose time is limited end, and no other begins
 /// before the writer is done.
 #[derive(Default)]
-pub(super) struct MakeWay {
-    looking: Mutex<Looking>,
+pub(super) struct ReaderGate {
+    looking: Mutex<ReaderGateState>,
     changed: Condvar,
 }
 
 /// Who looks in.
 #[derive(Default)]
-struct Looking {
+struct ReaderGateState {
     /// Questions that are being answered.
     inside: usize,
     /// The writer wants the way.
     is_wanted: bool,
 }
 
-impl MakeWay {
+impl ReaderGate {
     /// Does this once nobody looks in, or [`LEAVE`] after they were asked to end, and lets nobody in meanwhile.
     pub(super) fn during<T>(&self, work: impl FnOnce() -> T) -> T {
         let mut looking = lock(&self.looking);
         looking.is_wanted = true;
-        let _wanted = Wanted(self);
+        let _wanted = WriterClaim(self);
         drop(self.changed.wait_timeout_while(looking, LEAVE, |it| it.inside > 0));
         work()
     }
 
     /// Waits while the writer wants the way, and is inside until the answer is dropped.
-    fn enter(&self) -> Inside<'_> {
+    fn enter(&self) -> ReaderPass<'_> {
         let looking = lock(&self.looking);
         let free = self.changed.wait_while(looking, |it| it.is_wanted);
         free.unwrap_or_else(PoisonError::into_inner).inside += 1;
-        Inside(self)
+        ReaderPass(self)
     }
 
     fn is_wanted(&self) -> bool {
@@ -75,9 +75,9 @@ impl MakeWay {
 }
 
 /// The writer wants the way, until this is dropped.
-struct Wanted<'m>(&'m MakeWay);
+struct WriterClaim<'m>(&'m ReaderGate);
 
-impl Drop for Wanted<'_> {
+impl Drop for WriterClaim<'_> {
     fn drop(&mut self) {
         lock(&self.0.looking).is_wanted = false;
         self.0.changed.notify_all();
@@ -85,9 +85,9 @@ impl Drop for Wanted<'_> {
 }
 
 /// A question that is being answered.
-struct Inside<'m>(&'m MakeWay);
+struct ReaderPass<'m>(&'m ReaderGate);
 
-impl Drop for Inside<'_> {
+impl Drop for ReaderPass<'_> {
     fn drop(&mut self) {
         lock(&self.0.looking).inside -= 1;
         self.0.changed.notify_all();
@@ -98,7 +98,7 @@ pub(super) struct Readers {
     questions: Mutex<Option<SyncSender<ReadJob>>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     waiting: Arc<AtomicUsize>,
-    make_way: Arc<MakeWay>,
+    make_way: Arc<ReaderGate>,
     size: ReaderLimits,
 }
 
@@ -108,7 +108,7 @@ impl Readers {
     pub(super) fn start(
         path: &Path,
         size: ReaderLimits,
-        make_way: Arc<MakeWay>,
+        make_way: Arc<ReaderGate>,
     ) -> Result<Self, StoreError> {
         let (questions, queue) = sync_channel(QUEUE);
         let queue = Arc::new(Mutex::new(queue));
@@ -189,7 +189,7 @@ fn run(mut connection: Connection, queue: &Mutex<Receiver<ReadJob>>) {
 fn limited<T>(
     connection: &mut Connection,
     limit: Option<Duration>,
-    make_way: &Arc<MakeWay>,
+    make_way: &Arc<ReaderGate>,
     query: impl FnOnce(&Connection) -> rusqlite::Result<T>,
 ) -> rusqlite::Result<T> {
     let Some(limit) = limit else { return query(connection) };

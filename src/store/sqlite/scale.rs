@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use super::*;
 use crate::store::conformance::{self, scope, turn};
-use crate::store::keyed::Keyed;
+use crate::store::keyed::KeyedStore;
 
 /// Turns of one session.
 const SESSION: u64 = 20;
@@ -54,7 +54,7 @@ fn session(n: u64) -> Scope {
     scope("0123456789abcdef", &format!("{:016x}-session", n.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
 }
 
-async fn fill(store: &Sqlite, turns: u64) {
+async fn fill(store: &SqliteStore, turns: u64) {
     let mut under_way = std::collections::VecDeque::new();
     for n in 0..turns {
         let record = turn(n.into(), &agents_turn(n), 1_795_357_033_853 + n * 997);
@@ -71,9 +71,9 @@ async fn fill(store: &Sqlite, turns: u64) {
 }
 
 /// Milliseconds that each of some waits took, in order.
-struct Waits(Vec<f64>);
+struct WaitTimes(Vec<f64>);
 
-impl Waits {
+impl WaitTimes {
     fn told(&mut self, what: &str) -> f64 {
         self.0.sort_by(f64::total_cmp);
         let at = |share: f64| self.0[((self.0.len() - 1) as f64 * share) as usize];
@@ -87,7 +87,7 @@ impl Waits {
     }
 }
 
-async fn wait<T>(waits: &mut Waits, answer: impl Future<Output = T>) -> T {
+async fn wait<T>(waits: &mut WaitTimes, answer: impl Future<Output = T>) -> T {
     let began = Instant::now();
     let answer = answer.await;
     waits.0.push(began.elapsed().as_secs_f64() * 1000.0);
@@ -100,7 +100,7 @@ async fn many_turns_stay_small_and_quick() {
     let turns: u64 = std::env::var("PLIMSOLL_TURNS").map_or(4_000, |n| n.parse().unwrap());
     let folder = conformance::folder();
     let path = folder.path().join("p.db");
-    let store = Sqlite::open(&path).unwrap();
+    let store = SqliteStore::open(&path).unwrap();
     let began = Instant::now();
     fill(&store, turns).await;
     println!("{turns} turns written in {:.1} s", began.elapsed().as_secs_f64());
@@ -111,14 +111,14 @@ async fn many_turns_stay_small_and_quick() {
     assert!(bytes <= 1500, "{bytes} bytes a turn");
 
     let began = Instant::now();
-    let store = Sqlite::open(&path).unwrap();
+    let store = SqliteStore::open(&path).unwrap();
     store.ready().await.unwrap();
     println!("ready in {:.0} ms", began.elapsed().as_secs_f64() * 1000.0);
 
     let lookers = store.for_lookers();
     let sessions = turns / (SESSION * 8) * 8;
     let looking = tokio::spawn(async move {
-        let (mut lists, mut after) = (Waits(Vec::new()), None);
+        let (mut lists, mut after) = (WaitTimes(Vec::new()), None);
         // Through the whole list, with a look into some sessions, and for a fact that nobody has.
         for n in 0.. {
             let page = ScopePage { after, skip: 0, count: 500 };
@@ -136,7 +136,7 @@ async fn many_turns_stay_small_and_quick() {
         }
         lists
     });
-    let mut loads = Waits(Vec::new());
+    let mut loads = WaitTimes(Vec::new());
     let mut n = 0u64;
     while !looking.is_finished() || n < 300 {
         n += 1;
@@ -195,7 +195,7 @@ fn multiply(path: &Path, copies: u64) {
 async fn steps_of_a_start(path: &Path) -> u64 {
     let steps = Arc::<AtomicU64>::default();
     *COUNTED.lock().unwrap() = Some((path.to_owned(), steps.clone()));
-    let store = Keyed::open(path).unwrap();
+    let store = KeyedStore::open(path).unwrap();
     store.tenant_key().await.unwrap();
     store.ready().await.unwrap();
     assert_eq!(store.scopes(ScopePage::first(1)).await.unwrap().len(), 1);
@@ -216,7 +216,7 @@ async fn a_start_takes_the_same_steps_with_few_turns_and_with_many() {
     const COPIES: u64 = 30;
     let folder = conformance::folder();
     let path = folder.path().join("p.db");
-    let store = Keyed::open(&path).unwrap();
+    let store = KeyedStore::open(&path).unwrap();
     fill(store.sqlite(), TURNS).await;
     store.sqlite().close().await.unwrap();
     let few = steps_of_a_start(&path).await;

@@ -4,7 +4,7 @@ use rusqlite::params;
 
 use super::*;
 use crate::store::conformance::{self, scope, turn};
-use crate::store::keyed::Keyed;
+use crate::store::keyed::KeyedStore;
 
 #[tokio::test]
 async fn conforms() {
@@ -12,7 +12,7 @@ async fn conforms() {
     let count = std::cell::Cell::new(0);
     let fresh = || {
         count.set(count.get() + 1);
-        Sqlite::open(&folder.path().join(format!("{}/p.db", count.get()))).unwrap()
+        SqliteStore::open(&folder.path().join(format!("{}/p.db", count.get()))).unwrap()
     };
     conformance::check(fresh).await;
 }
@@ -21,11 +21,11 @@ async fn conforms() {
 async fn facts_outlive_the_process() {
     let folder = conformance::folder();
     let path = folder.path().join("p.db");
-    let store = Sqlite::open(&path).unwrap();
+    let store = SqliteStore::open(&path).unwrap();
     store.put_if_absent(scope("t", "s"), vec![turn(1, "kept", 1)]).await.unwrap();
     let key = store.tenant_key().await.unwrap();
     drop(store);
-    let store = Sqlite::open(&path).unwrap();
+    let store = SqliteStore::open(&path).unwrap();
     assert_eq!(store.scan(scope("t", "s"), 99).await.unwrap(), [turn(1, "kept", 1)]);
     assert_eq!(store.tenant_key().await.unwrap(), key);
 }
@@ -38,14 +38,14 @@ async fn what_was_on_its_way_is_there_when_the_file_is_opened() {
     let value = r#"{"kind":"turn","request":"r","usage":{"input":40},"outcome":"interrupted"}"#;
     let draft =
         |key| Draft { scope: scope("t", "s"), record: turn(key, value, 10), since: Instant::now() };
-    let first = Sqlite::open(&path).unwrap();
+    let first = SqliteStore::open(&path).unwrap();
     first.put_drafts(7, vec![draft(1), draft(2)], vec![2]).await.unwrap();
     // Another one at the same time takes nothing for interrupted.
-    let second = Sqlite::open(&path).unwrap();
+    let second = SqliteStore::open(&path).unwrap();
     assert_eq!(second.scan(scope("t", "s"), 9).await.unwrap(), []);
     assert_eq!(second.adopt_drafts(8, crate::store::drafts::LEASE).await.unwrap(), []);
     drop((first, second));
-    let third = Sqlite::open(&path).unwrap();
+    let third = SqliteStore::open(&path).unwrap();
     assert_eq!(third.scan(scope("t", "s"), 9).await.unwrap(), [draft(1).record]);
     assert_eq!(third.adopt_drafts(9, crate::store::drafts::LEASE).await.unwrap().len(), 1);
     assert_eq!(third.adopt_drafts(9, crate::store::drafts::LEASE).await.unwrap(), [], "told once");
@@ -61,7 +61,7 @@ async fn what_was_on_its_way_is_there_when_the_file_is_opened() {
 async fn a_file_without_drafts_gets_them() {
     let folder = conformance::folder();
     let path = folder.path().join("p.db");
-    let store = Sqlite::open(&path).unwrap();
+    let store = SqliteStore::open(&path).unwrap();
     store.put_if_absent(scope("t", "s"), vec![turn(1, TURN, 1)]).await.unwrap();
     store.close().await.unwrap();
     let connection = Connection::open(&path).unwrap();
@@ -70,7 +70,7 @@ async fn a_file_without_drafts_gets_them() {
         .unwrap();
     connection.pragma_update(None, "user_version", 2).unwrap();
     connection.close().unwrap();
-    let store = Sqlite::open(&path).unwrap();
+    let store = SqliteStore::open(&path).unwrap();
     let draft = Draft { scope: scope("t", "s"), record: turn(2, TURN, 2), since: Instant::now() };
     store.put_drafts(7, vec![draft], Vec::new()).await.unwrap();
     assert_eq!(store.adopt_drafts(8, Duration::ZERO).await.unwrap().len(), 1);
@@ -84,10 +84,10 @@ async fn a_file_without_drafts_gets_them() {
 async fn a_newer_file_is_refused_and_left_alone() {
     let folder = conformance::folder();
     let path = folder.path().join("p.db");
-    drop(Sqlite::open(&path).unwrap());
+    drop(SqliteStore::open(&path).unwrap());
     let connection = Connection::open(&path).unwrap();
     connection.pragma_update(None, "user_version", 99).unwrap();
-    let trouble = Sqlite::open(&path).err().unwrap().to_string();
+    let trouble = SqliteStore::open(&path).err().unwrap().to_string();
     assert!(trouble.contains("a newer Plimsoll wrote it (version 99"), "{trouble}");
     let version: i64 = connection.pragma_query_value(None, "user_version", |r| r.get(0)).unwrap();
     assert_eq!(version, 99);
@@ -98,10 +98,10 @@ fn what_is_no_store_says_so() {
     let folder = conformance::folder();
     let path = folder.path().join("p.db");
     std::fs::write(&path, "this is a letter, not a database".repeat(100)).unwrap();
-    let trouble = Sqlite::open(&path).err().unwrap().to_string();
+    let trouble = SqliteStore::open(&path).err().unwrap().to_string();
     assert!(trouble.contains("not a database") && trouble.contains("move it away"), "{trouble}");
     let below_a_file = path.join("p.db");
-    let trouble = Sqlite::open(&below_a_file).err().unwrap().to_string();
+    let trouble = SqliteStore::open(&below_a_file).err().unwrap().to_string();
     assert!(trouble.contains("cannot be made") && trouble.contains("--data"), "{trouble}");
 }
 
@@ -110,7 +110,7 @@ fn what_is_no_store_says_so() {
 async fn the_error_of_a_cut_stream_is_in_the_view() {
     let folder = conformance::folder();
     let path = folder.path().join("p.db");
-    let errors = async |store: &Sqlite| {
+    let errors = async |store: &SqliteStore| {
         let all = store.read(|connection, _| {
             let mut query = connection.prepare("SELECT error FROM turns")?;
             let errors = query.query_map([], |row| row.get::<_, Option<i64>>(0))?;
@@ -118,7 +118,7 @@ async fn the_error_of_a_cut_stream_is_in_the_view() {
         });
         all.await.unwrap()
     };
-    let store = Sqlite::open(&path).unwrap();
+    let store = SqliteStore::open(&path).unwrap();
     let cut = r#"{"request":"r","standing":{"thread":"th"},"estimate":{"tokens":110,"method":"anchored"},"usage":{"input":100,"output":5,"lower_bound":true},"ended":30}"#;
     store.put_if_absent(scope("t", "s"), vec![turn(1, cut, 10)]).await.unwrap();
     let silent = r#"{"request":"q","standing":{"thread":"th"},"estimate":{"tokens":110,"method":"anchored"},"usage":{"lower_bound":true},"ended":50}"#;
@@ -132,14 +132,14 @@ async fn the_error_of_a_cut_stream_is_in_the_view() {
     connection.execute_batch(&format!("DROP VIEW turns; {}", views::turns_view(&before))).unwrap();
     connection.pragma_update(None, "user_version", 4).unwrap();
     connection.close().unwrap();
-    let store = Sqlite::open(&path).unwrap();
+    let store = SqliteStore::open(&path).unwrap();
     assert_eq!(errors(&store).await, [Some(10), None]);
 }
 
 #[tokio::test]
 async fn the_views_read_turns() {
     let folder = conformance::folder();
-    let store = Sqlite::open(&folder.path().join("p.db")).unwrap();
+    let store = SqliteStore::open(&folder.path().join("p.db")).unwrap();
     let value = r#"{"request":"r","standing":{"thread":"th"},"estimate":{"tokens":110,"method":"anchored"},"usage":{"input":100,"output":5},"ended":30}"#;
     store.put_if_absent(scope("t", "s"), vec![turn(1, value, 10)]).await.unwrap();
     let row = store.read(|connection, _| {
@@ -200,7 +200,7 @@ fn one_of_each(n: u128) -> Vec<Record> {
 }
 
 /// All that a store should answer of the sessions `0..count`, whether they are moved or not.
-async fn finds(store: &Keyed<Sqlite>, count: u128, what: &str) {
+async fn finds(store: &KeyedStore<SqliteStore>, count: u128, what: &str) {
     for n in 0..count {
         let here = scope("t", &format!("s{n}"));
         let mut expected = one_of_each(n);
@@ -278,10 +278,10 @@ async fn a_file_of_the_first_version_keeps_every_fact() {
     }
     // While this reads, nothing of the old tables can go: what is found then is found in both.
     drop(old);
-    let store = Keyed::open(&path).unwrap();
+    let store = KeyedStore::open(&path).unwrap();
     finds(&store, 50, "while it is moved").await;
     store.sqlite().close().await.unwrap();
-    let store = Keyed::open(&path).unwrap();
+    let store = KeyedStore::open(&path).unwrap();
     finds(&store, 50, "after another start").await;
     moved(&path).await;
     finds(&store, 50, "when all is moved").await;
@@ -353,7 +353,7 @@ async fn what_is_past_time_or_room_is_not_moved() {
     }
     old.execute_batch("COMMIT").unwrap();
     drop(old);
-    let store = Sqlite::open(&path).unwrap();
+    let store = SqliteStore::open(&path).unwrap();
     let until = std::time::Instant::now() + Duration::from_secs(60);
     loop {
         let gone = store.expire(1100, 1_000_000).await.unwrap();
@@ -412,7 +412,7 @@ async fn nothing_is_sorted() {
 async fn what_is_forgotten_is_in_no_file() {
     let folder = conformance::folder();
     let path = folder.path().join("p.db");
-    let store = Sqlite::open(&path).unwrap();
+    let store = SqliteStore::open(&path).unwrap();
     let canary = |n: u64| format!("canary-{n}-of-the-session");
     let here = scope("t", "secret");
     for n in 0..200 {
@@ -470,7 +470,7 @@ fn holding(folder: &Path, word: &[u8]) -> Vec<(std::ffi::OsString, usize)> {
 async fn a_clean_stop_leaves_one_whole_file() {
     let folder = conformance::folder();
     let path = folder.path().join("p.db");
-    let store = Sqlite::open(&path).unwrap();
+    let store = SqliteStore::open(&path).unwrap();
     for n in 0..300 {
         store.put_if_absent(scope("t", "s"), vec![turn(n, "kept", 1)]).await.unwrap();
     }
@@ -480,7 +480,7 @@ async fn a_clean_stop_leaves_one_whole_file() {
     assert!(store.put_if_absent(scope("t", "s"), vec![turn(1, "late", 1)]).await.is_err());
     let copy = folder.path().join("copy.db");
     std::fs::copy(&path, &copy).unwrap();
-    let copy = Sqlite::open(&copy).unwrap();
+    let copy = SqliteStore::open(&copy).unwrap();
     assert_eq!(copy.scan(scope("t", "s"), 999).await.unwrap().len(), 300);
 }
 
@@ -489,7 +489,7 @@ async fn a_clean_stop_leaves_one_whole_file() {
 async fn what_is_doomed_is_deleted_after_a_restart_and_the_file_shrinks() {
     let folder = conformance::folder();
     let path = folder.path().join("p.db");
-    let store = Sqlite::open(&path).unwrap();
+    let store = SqliteStore::open(&path).unwrap();
     let long = "x".repeat(20_000);
     for n in 0..400 {
         let words = Record { kind: RecordKind::Words, ..turn(n, &long, 1) };
@@ -499,7 +499,7 @@ async fn what_is_doomed_is_deleted_after_a_restart_and_the_file_shrinks() {
     assert_eq!(store.expire(5, u64::MAX).await.unwrap().scopes, [scope("t", "old")]);
     store.close().await.unwrap();
     assert!(file_bytes(&path) > 7_000_000, "it was deleted at once: {}", file_bytes(&path));
-    let store = Sqlite::open(&path).unwrap();
+    let store = SqliteStore::open(&path).unwrap();
     assert_eq!(store.scan(scope("t", "old"), 9).await.unwrap(), []);
     let until = std::time::Instant::now() + Duration::from_secs(30);
     while store.load().bytes > 5_000_000 || file_bytes(&path) > 4_000_000 {
@@ -514,7 +514,7 @@ async fn what_is_doomed_is_deleted_after_a_restart_and_the_file_shrinks() {
 async fn what_waits_for_the_writer_has_a_bound_in_bytes() {
     let folder = conformance::folder();
     let path = folder.path().join("p.db");
-    let store = Sqlite::open(&path).unwrap();
+    let store = SqliteStore::open(&path).unwrap();
     let stands_still = Connection::open(&path).unwrap();
     stands_still.execute_batch("BEGIN IMMEDIATE").unwrap();
     let value = "x".repeat(1 << 20);
@@ -548,7 +548,7 @@ async fn the_thread_that_writes_goes_on_after_a_panic() {
     old_put(&old, &scope("t", "old"), &turn(1, "{}", 1));
     drop(old);
     // What an earlier version wrote is moved to its new place, and that panics each time.
-    let store = Sqlite::open_sealing(&path, Box::new(|_| panic!("a mistake"))).unwrap();
+    let store = SqliteStore::open_sealing(&path, Box::new(|_| panic!("a mistake"))).unwrap();
     let again = async {
         while store.load().restarts < 2 {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -565,7 +565,7 @@ async fn the_thread_that_writes_goes_on_after_a_panic() {
 #[test]
 fn nobody_waits_at_the_end_for_a_read_that_hangs() {
     let folder = conformance::folder();
-    let store = Sqlite::open(&folder.path().join("p.db")).unwrap();
+    let store = SqliteStore::open(&folder.path().join("p.db")).unwrap();
     let (go, gate) = std::sync::mpsc::channel::<()>();
     let (told, ended) = std::sync::mpsc::channel();
     let closing = std::thread::spawn(move || {

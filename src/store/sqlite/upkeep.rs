@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rusqlite::{CachedStatement, Connection, OptionalExtension, params};
 
-use super::legacy::{Legacy, RekeyFact};
+use super::legacy::{LegacyFacts, RekeyFact};
 use super::retention::RetentionRule;
 use super::{beside, migration, scope_in, tombstones};
 use crate::context::Millis;
@@ -32,7 +32,7 @@ const FREE_PAGES: u64 = 512;
 /// How far ahead of the newest turn a session's last use may be.
 const AHEAD: Millis = 2 * 24 * 3600 * 1000;
 /// How long a step waits for those who read what is in the log.
-const PATIENCE: Duration = Duration::from_millis(20);
+const TIMEOUT: Duration = Duration::from_millis(20);
 
 /// Work between writes, and how far it is.
 pub(super) struct Upkeep {
@@ -81,7 +81,7 @@ impl Upkeep {
     pub(super) fn step(
         &mut self,
         connection: &Connection,
-        moving: &Legacy,
+        moving: &LegacyFacts,
     ) -> rusqlite::Result<bool> {
         let began = Instant::now();
         let worked = match next_doomed(connection)? {
@@ -108,7 +108,7 @@ impl Upkeep {
             return Ok(true);
         }
         if self.unclean {
-            self.unclean = !truncate(connection, PATIENCE)?;
+            self.unclean = !truncate(connection, TIMEOUT)?;
         }
         Ok(self.unclean)
     }
@@ -118,7 +118,7 @@ impl Upkeep {
         &mut self,
         connection: &Connection,
         rule: RetentionRule,
-        moving: &Legacy,
+        moving: &LegacyFacts,
     ) -> rusqlite::Result<SweepStep> {
         self.rule = rule;
         let is_moving = moving.has(connection)?;
@@ -377,9 +377,9 @@ fn give_back(connection: &Connection, count: usize) -> rusqlite::Result<bool> {
 }
 
 /// Brings the log into the file and empties it; `false` where somebody still reads from it after
-/// `patience`, for which writes wait.
-pub(super) fn truncate(connection: &Connection, patience: Duration) -> rusqlite::Result<bool> {
-    connection.busy_timeout(patience)?;
+/// `timeout`, for which writes wait.
+pub(super) fn truncate(connection: &Connection, timeout: Duration) -> rusqlite::Result<bool> {
+    connection.busy_timeout(timeout)?;
     let busy = connection
         .query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get::<_, i64>(0))
         .map(|busy| busy != 0);

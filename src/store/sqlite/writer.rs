@@ -16,12 +16,12 @@ use std::time::{Duration, Instant};
 use rusqlite::Connection;
 use tokio::sync::oneshot;
 
-use super::legacy::{self, Legacy, RekeyFact};
-use super::readers::MakeWay;
+use super::legacy::{self, LegacyFacts, RekeyFact};
+use super::readers::ReaderGate;
 use super::retention::RetentionRule;
 use super::upkeep::{self, Upkeep, in_transaction};
 use super::{drafts, facts, failed, tombstones};
-use crate::store::drafts::{BeatWatch, Draft};
+use crate::store::drafts::{Draft, HeartbeatWatch};
 use crate::store::precondition::{Precondition, WriteToken};
 use crate::store::{Record, RecordKind, Scope, StoreError, StoreFuture, SweepStep, WriteOutcome};
 
@@ -39,7 +39,7 @@ const LOG: u64 = 24 << 20;
 const LOG_MOST: u64 = 36 << 20;
 /// How long the writer waits for readers, by how long the log is. Readers are quick: where they are not, it
 /// is tried again.
-const PATIENCE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(250));
+const TIMEOUT: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(250));
 /// How long the log is left alone where somebody goes on reading from it: past [`LOG_MOST`] twice as long each
 /// time, because another program's reader cannot be ended.
 const LOG_AGAIN: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(500));
@@ -150,10 +150,10 @@ impl Writer {
     pub(super) fn start(
         path: &Path,
         (connection, beside): (Connection, Connection),
-        moving: Arc<Legacy>,
+        moving: Arc<LegacyFacts>,
         seal: RekeyFact,
         made: Vec<Scope>,
-        make_way: Arc<MakeWay>,
+        make_way: Arc<ReaderGate>,
     ) -> Self {
         let (jobs, queue) = sync_channel(QUEUE);
         let (due, checkpoints) = sync_channel(1);
@@ -174,7 +174,7 @@ impl Writer {
             upkeep: Upkeep::new(path, seal),
             upkeep_due: Some(Instant::now() + AT_START),
             failure: None,
-            watch: BeatWatch::default(),
+            watch: HeartbeatWatch::default(),
             made,
             worked: false,
             since: 0,
@@ -182,7 +182,7 @@ impl Writer {
             checkpointing,
             make_way,
             is_full: false,
-            log_due: LogDue {
+            log_due: CheckpointSchedule {
                 may_from: Instant::now(),
                 must_by: Instant::now(),
                 pause: LOG_AGAIN.0,
@@ -254,14 +254,14 @@ struct WriterThread {
     connection: Connection,
     queue: Receiver<WriterJob>,
     waiting: Arc<WriterQueue>,
-    moving: Arc<Legacy>,
+    moving: Arc<LegacyFacts>,
     upkeep: Upkeep,
     /// When its next step is; `None` where nothing is to be done.
     upkeep_due: Option<Instant>,
     /// Why its last step failed, until one does not, or it is told.
     failure: Option<StoreError>,
     /// What other processes on the file said of themselves.
-    watch: BeatWatch,
+    watch: HeartbeatWatch,
     /// Whose drafts became turns, until somebody asks.
     made: Vec<Scope>,
     /// Whether a step changed anything since there was nothing to do.
@@ -272,14 +272,14 @@ struct WriterThread {
     /// Held while the thread beside works at the log.
     checkpointing: Arc<Mutex<()>>,
     /// Tells those who look in that the log waits for them.
-    make_way: Arc<MakeWay>,
+    make_way: Arc<ReaderGate>,
     /// The last write had no room.
     is_full: bool,
-    log_due: LogDue,
+    log_due: CheckpointSchedule,
 }
 
 /// When the log is looked at again, where somebody kept it from being emptied.
-struct LogDue {
+struct CheckpointSchedule {
     /// Past [`LOG`]: it is tried from then on, and nobody waits for it.
     may_from: Instant,
     /// Past [`LOG_MOST`]: then writes wait for it once more.
@@ -289,7 +289,7 @@ struct LogDue {
 }
 
 /// A write and where its answer goes.
-enum Write {
+enum QueuedWrite {
     Put(Scope, Vec<Record>, Precondition, DueAnswer<Vec<WriteOutcome>>),
     Draft(u64, Vec<Draft>, Vec<u128>, DueAnswer<()>),
     Drop(Scope, DueAnswer<u64>),
@@ -364,7 +364,7 @@ impl WriterThread {
         let now = Instant::now();
         if log >= LOG_MOST && self.log_due.must_by <= now {
             let _idle = self.checkpointing.lock().unwrap_or_else(PoisonError::into_inner);
-            let emptied = self.make_way.during(|| upkeep::truncate(&self.connection, PATIENCE.1));
+            let emptied = self.make_way.during(|| upkeep::truncate(&self.connection, TIMEOUT.1));
             // A failure shows in the next write.
             if emptied.unwrap_or(false) {
                 self.log_due.pause = LOG_AGAIN.0;
@@ -374,7 +374,7 @@ impl WriterThread {
             }
         } else if log >= LOG && self.log_due.may_from <= now {
             let Ok(_idle) = self.checkpointing.try_lock() else { return };
-            if !upkeep::truncate(&self.connection, PATIENCE.0).unwrap_or(false) {
+            if !upkeep::truncate(&self.connection, TIMEOUT.0).unwrap_or(false) {
                 self.log_due.may_from = Instant::now() + LOG_AGAIN.0;
             }
         }
@@ -393,16 +393,16 @@ impl WriterThread {
                     let turns = records.iter().filter(|record| record.kind == RecordKind::Turn);
                     turns.for_each(|turn| self.upkeep.turn_at(turn.at));
                     bytes += records.iter().map(|record| record.value.len()).sum::<usize>();
-                    writes.push(Write::Put(scope, records, only_if, answer));
+                    writes.push(QueuedWrite::Put(scope, records, only_if, answer));
                 }
                 WriterJob::Draft { instance, drafts, ended, answer } => {
                     self.since += drafts.len();
-                    writes.push(Write::Draft(instance, drafts, ended, answer));
+                    writes.push(QueuedWrite::Draft(instance, drafts, ended, answer));
                 }
                 WriterJob::Adopt { instance, lease, answer } => {
                     adoptions.push((instance, lease, answer));
                 }
-                WriterJob::Drop { scope, answer } => writes.push(Write::Drop(scope, answer)),
+                WriterJob::Drop { scope, answer } => writes.push(QueuedWrite::Drop(scope, answer)),
                 WriterJob::Expire { rule, answer } => rules.push((rule, answer)),
                 WriterJob::Close { answer } => close = Some(answer),
             }
@@ -444,7 +444,7 @@ impl WriterThread {
     }
 
     /// One transaction; on failure nothing of it is kept and all are refused.
-    fn write(&mut self, writes: Vec<Write>) {
+    fn write(&mut self, writes: Vec<QueuedWrite>) {
         if writes.is_empty() {
             return;
         }
@@ -459,7 +459,7 @@ impl WriterThread {
             let outcomes = writes.iter().map(|write| write.apply(connection, is_moving));
             outcomes.collect::<rusqlite::Result<Vec<_>>>()
         });
-        if writes.iter().any(|write| matches!(write, Write::Drop(..))) {
+        if writes.iter().any(|write| matches!(write, QueuedWrite::Drop(..))) {
             self.upkeep.is_unclean();
             self.upkeep_due.get_or_insert_with(Instant::now);
         }
@@ -471,7 +471,7 @@ impl WriterThread {
             Err(error) => {
                 // What the log takes may be the room that is missing.
                 if self.is_full {
-                    drop(upkeep::truncate(connection, PATIENCE.1));
+                    drop(upkeep::truncate(connection, TIMEOUT.1));
                 }
                 let trouble = failed(error);
                 writes.into_iter().for_each(|write| write.refuse(&trouble));
@@ -512,7 +512,7 @@ impl WriterThread {
         let (due, checkpoint) = self.checkpoint;
         drop(due);
         drop(checkpoint.map(JoinHandle::join));
-        let emptied = upkeep::truncate(&self.connection, PATIENCE.1);
+        let emptied = upkeep::truncate(&self.connection, TIMEOUT.1);
         let closed = self.connection.close().map_err(|(_, error)| error);
         drop(answer.send(emptied.and(closed).map_err(failed)));
     }
@@ -535,17 +535,21 @@ fn refusal(
     Ok((!begins).then_some(StoreError::Cancelled))
 }
 
-impl Write {
+impl QueuedWrite {
     fn apply(&self, connection: &Connection, is_moving: bool) -> rusqlite::Result<CommitOutcome> {
         match self {
-            Write::Put(scope, records, only_if, _) => match refusal(connection, scope, only_if)? {
-                Some(trouble) => Ok(CommitOutcome::Refused(trouble)),
-                None => facts::put(connection, is_moving, scope, records).map(CommitOutcome::Puts),
-            },
-            Write::Draft(instance, drafts, ended, _) => {
+            QueuedWrite::Put(scope, records, only_if, _) => {
+                match refusal(connection, scope, only_if)? {
+                    Some(trouble) => Ok(CommitOutcome::Refused(trouble)),
+                    None => {
+                        facts::put(connection, is_moving, scope, records).map(CommitOutcome::Puts)
+                    }
+                }
+            }
+            QueuedWrite::Draft(instance, drafts, ended, _) => {
                 drafts::put(connection, *instance, drafts, ended).map(|()| CommitOutcome::Drafted)
             }
-            Write::Drop(scope, _) => {
+            QueuedWrite::Drop(scope, _) => {
                 drafts::drop_scope(connection, scope)?;
                 tombstones::add(connection, scope)?;
                 let mut gone = match facts::scope_id(connection, scope)? {
@@ -562,22 +566,26 @@ impl Write {
 
     fn answer(self, outcome: CommitOutcome) {
         match (self, outcome) {
-            (Write::Put(.., answer), CommitOutcome::Puts(puts)) => drop(answer.send(Ok(puts))),
-            (Write::Put(.., answer), CommitOutcome::Refused(trouble)) => {
+            (QueuedWrite::Put(.., answer), CommitOutcome::Puts(puts)) => {
+                drop(answer.send(Ok(puts)));
+            }
+            (QueuedWrite::Put(.., answer), CommitOutcome::Refused(trouble)) => {
                 drop(answer.send(Err(trouble)));
             }
-            (Write::Draft(.., answer), CommitOutcome::Drafted) => drop(answer.send(Ok(()))),
-            (Write::Drop(_, answer), CommitOutcome::Count(count)) => drop(answer.send(Ok(count))),
+            (QueuedWrite::Draft(.., answer), CommitOutcome::Drafted) => drop(answer.send(Ok(()))),
+            (QueuedWrite::Drop(_, answer), CommitOutcome::Count(count)) => {
+                drop(answer.send(Ok(count)));
+            }
             // Dropped, it is told as closed; there is no such pair.
-            (Write::Put(..) | Write::Draft(..) | Write::Drop(..), _) => {}
+            (QueuedWrite::Put(..) | QueuedWrite::Draft(..) | QueuedWrite::Drop(..), _) => {}
         }
     }
 
     fn refuse(self, trouble: &StoreError) {
         match self {
-            Write::Put(.., answer) => drop(answer.send(Err(trouble.clone()))),
-            Write::Draft(.., answer) => drop(answer.send(Err(trouble.clone()))),
-            Write::Drop(_, answer) => drop(answer.send(Err(trouble.clone()))),
+            QueuedWrite::Put(.., answer) => drop(answer.send(Err(trouble.clone()))),
+            QueuedWrite::Draft(.., answer) => drop(answer.send(Err(trouble.clone()))),
+            QueuedWrite::Drop(_, answer) => drop(answer.send(Err(trouble.clone()))),
         }
     }
 }

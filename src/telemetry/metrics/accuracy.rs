@@ -8,10 +8,10 @@ use std::sync::Mutex;
 use prometheus::{GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec};
 use serde::Serialize;
 
-use super::handles::{Labelled, OfModel, handles};
-use super::make::Make;
-use super::traffic::{Compared, Taught};
-use crate::context::Method;
+use super::handles::{HandleMap, ModelHandles, handles};
+use super::make::MetricRegistrar;
+use super::traffic::{ComparisonHandles, LearningHandles};
+use crate::context::EstimateMethod;
 use crate::dialect::models::Family;
 use crate::telemetry::event::Exchange;
 use crate::telemetry::log::word;
@@ -30,7 +30,7 @@ const SMALL: i64 = 100;
 
 /// How large a prompt was, as reported, tokens; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-enum Size {
+enum PromptSize {
     #[serde(rename = "under_10k")]
     Small,
     #[serde(rename = "10k_to_100k")]
@@ -39,7 +39,7 @@ enum Size {
     Large,
 }
 
-impl Size {
+impl PromptSize {
     fn of(tokens: u64) -> Self {
         match tokens {
             ..10_000 => Self::Small,
@@ -49,10 +49,10 @@ impl Size {
     }
 }
 
-type Key = (Family, Method, Size, Expert);
+type AccuracyLabels = (Family, EstimateMethod, PromptSize, Expert);
 
 /// All metrics of accuracy.
-pub(super) struct Accuracy {
+pub(super) struct AccuracyMetrics {
     estimated: IntCounterVec,
     actual: IntCounterVec,
     comparable: IntCounterVec,
@@ -69,11 +69,11 @@ pub(super) struct Accuracy {
     new_error_ratio: HistogramVec,
     classic_error: HistogramVec,
     hidden_error: HistogramVec,
-    known: Labelled<Key, Known>,
+    known: HandleMap<AccuracyLabels, AccuracyHandles>,
 }
 
 /// Handles for one tokenizer family, method and size.
-struct Known {
+struct AccuracyHandles {
     estimated: IntCounter,
     actual: IntCounter,
     comparable: IntCounter,
@@ -85,9 +85,9 @@ struct Known {
     new_error_ratio: Histogram,
 }
 
-impl Accuracy {
+impl AccuracyMetrics {
     #[rustfmt::skip] // A table: one metric a line or two.
-    pub(super) fn new(make: &mut Make) -> Result<Self, prometheus::Error> {
+    pub(super) fn new(make: &mut MetricRegistrar) -> Result<Self, prometheus::Error> {
         let by = &["family", "method"];
         Ok(Self {
             estimated: make.counters("plimsoll_estimated_input_tokens_total", by,
@@ -137,7 +137,7 @@ impl Accuracy {
             let by = [&*word(exchange.family.unwrap_or(Family::Other)), &word(hidden)];
             return self.hidden_error.with_label_values(&by).observe(error.unsigned_abs() as f64);
         }
-        let (family, size) = (exchange.family.unwrap_or(Family::Other), Size::of(actual));
+        let (family, size) = (exchange.family.unwrap_or(Family::Other), PromptSize::of(actual));
         if let (Some(classic), Some(ratio)) = (&exchange.classic, exchange.classic_error_ratio()) {
             let by = [&*classic.rules, &word(family), &word(classic.method), &word(size)];
             // By the same buckets as ours, so that both can be laid over each other.
@@ -158,13 +158,13 @@ impl Accuracy {
             known.error_ratio.observe(ratio);
         }
         let new = i64::try_from(estimate.new).unwrap_or(i64::MAX).saturating_sub(error);
-        if estimate.method == Method::Anchored && new > SMALL {
+        if estimate.method == EstimateMethod::Anchored && new > SMALL {
             known.new_error_ratio.observe(error as f64 / new as f64);
         }
     }
 
     /// Counts one exchange for its model.
-    pub(super) fn count_model(&self, exchange: &Exchange, upstream: &str, model: &OfModel) {
+    pub(super) fn count_model(&self, exchange: &Exchange, upstream: &str, model: &ModelHandles) {
         if exchange.hidden_input().is_some() {
             return;
         }
@@ -172,7 +172,7 @@ impl Accuracy {
             let counted = model.compared.get_or_init(|| {
                 let of = &[upstream, &model.label];
                 let missed = self.missed.with_label_values(of);
-                Compared { missed, compared: self.compared.with_label_values(of) }
+                ComparisonHandles { missed, compared: self.compared.with_label_values(of) }
             });
             counted.missed.inc_by(error.unsigned_abs());
             counted.compared.inc_by(actual);
@@ -180,21 +180,26 @@ impl Accuracy {
     }
 
     /// Tells what was learned of a model.
-    pub(super) fn learned(&self, upstream: &str, model: &OfModel, (lessons, band): (u64, f32)) {
+    pub(super) fn learned(
+        &self,
+        upstream: &str,
+        model: &ModelHandles,
+        (lessons, band): (u64, f32),
+    ) {
         let taught = model.taught.get_or_init(|| {
             let of = &[upstream, &model.label];
             let lessons = self.lessons.with_label_values(of);
-            Taught { lessons, band: self.band.with_label_values(of) }
+            LearningHandles { lessons, band: self.band.with_label_values(of) }
         });
         taught.lessons.set(lessons as f64);
         taught.band.set(f64::from(band));
     }
 
-    fn known(&self, (family, method, size, expert): Key) -> Known {
+    fn known(&self, (family, method, size, expert): AccuracyLabels) -> AccuracyHandles {
         let (family, method, size) = (word(family), word(method), word(size));
         let corrected = [family.as_str(), &word(expert)];
         let by = &[family.as_str(), method.as_str()];
-        Known {
+        AccuracyHandles {
             estimated: self.estimated.with_label_values(by),
             actual: self.actual.with_label_values(by),
             comparable: self.comparable.with_label_values(by),

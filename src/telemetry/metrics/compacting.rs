@@ -6,12 +6,12 @@
 
 use prometheus::{HistogramVec, IntCounterVec};
 
-use super::make::{Make, SECONDS};
+use super::make::{MetricRegistrar, SECONDS};
 use crate::telemetry::event::{Compaction, Exchange};
 use crate::telemetry::log::word;
 
 /// All metrics of compaction.
-pub(super) struct Compacting {
+pub(super) struct CompactionMetrics {
     pub(super) written: IntCounterVec,
     before: IntCounterVec,
     after: IntCounterVec,
@@ -20,9 +20,9 @@ pub(super) struct Compacting {
     waited: HistogramVec,
 }
 
-impl Compacting {
+impl CompactionMetrics {
     #[rustfmt::skip] // A table: one metric a line or two.
-    pub(super) fn new(make: &mut Make) -> Result<Self, prometheus::Error> {
+    pub(super) fn new(make: &mut MetricRegistrar) -> Result<Self, prometheus::Error> {
         let of = &["upstream", "model", "engine"];
         Ok(Self {
             written: make.counters("plimsoll_compactions_total", &["upstream", "engine", "trigger", "outcome"],

@@ -9,30 +9,32 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use foldhash::HashMap;
 
-use super::traffic::{Cached, Compared, Spent, Taught, Traffic, TrafficKey};
+use super::traffic::{
+    CacheHandles, ComparisonHandles, LearningHandles, TrafficHandles, TrafficKey, UsageHandles,
+};
 
 /// What has a label, by that label.
-pub(super) type Labelled<K, V> = Mutex<HashMap<K, Arc<V>>>;
+pub(super) type HandleMap<K, V> = Mutex<HashMap<K, Arc<V>>>;
 
 /// Handles of one upstream.
 #[derive(Default)]
-pub(super) struct OfUpstream {
-    pub(super) traffic: Labelled<TrafficKey, Traffic>,
-    pub(super) models: Labelled<String, OfModel>,
+pub(super) struct UpstreamHandles {
+    pub(super) traffic: HandleMap<TrafficKey, TrafficHandles>,
+    pub(super) models: HandleMap<String, ModelHandles>,
 }
 
 /// Handles of one model behind one upstream.
-pub(super) struct OfModel {
+pub(super) struct ModelHandles {
     /// The model, as it is labelled.
     pub(super) label: Box<str>,
-    pub(super) spent: OnceLock<Spent>,
-    pub(super) compared: OnceLock<Compared>,
-    pub(super) taught: OnceLock<Taught>,
+    pub(super) spent: OnceLock<UsageHandles>,
+    pub(super) compared: OnceLock<ComparisonHandles>,
+    pub(super) taught: OnceLock<LearningHandles>,
     /// By whether the exchange was edited.
-    pub(super) cached: [OnceLock<Cached>; 3],
+    pub(super) cached: [OnceLock<CacheHandles>; 3],
 }
 
-impl OfModel {
+impl ModelHandles {
     pub(super) fn new(label: Box<str>) -> Self {
         let (spent, compared, taught) = Default::default();
         Self { label, spent, compared, taught, cached: Default::default() }
@@ -40,7 +42,7 @@ impl OfModel {
 }
 
 /// The handles that `key` has.
-pub(super) fn known<Q, V>(all: &Labelled<Q::Owned, V>, key: &Q) -> Option<Arc<V>>
+pub(super) fn known<Q, V>(all: &HandleMap<Q::Owned, V>, key: &Q) -> Option<Arc<V>>
 where
     Q: ToOwned<Owned: Hash + Eq> + Hash + Eq + ?Sized,
 {
@@ -49,7 +51,7 @@ where
 
 /// As [`known`]; made where they are met for the first time.
 pub(super) fn handles<Q, V>(
-    all: &Labelled<Q::Owned, V>,
+    all: &HandleMap<Q::Owned, V>,
     key: &Q,
     make: impl FnOnce() -> V,
 ) -> Arc<V>

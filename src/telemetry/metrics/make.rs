@@ -16,7 +16,7 @@ pub(super) const SECONDS: &[f64] =
 
 /// One line of the table of metrics.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Row {
+pub struct MetricRow {
     /// Its name.
     pub name: &'static str,
     /// `counter`, `gauge` or `histogram`.
@@ -28,17 +28,17 @@ pub struct Row {
 }
 
 /// Registers metrics and keeps the table of them.
-pub(super) struct Make {
+pub(super) struct MetricRegistrar {
     pub(super) registry: Registry,
-    pub(super) table: Vec<Row>,
+    pub(super) table: Vec<MetricRow>,
 }
 
-pub(super) type Labels = &'static [&'static str];
+pub(super) type LabelNames = &'static [&'static str];
 
-impl Make {
+impl MetricRegistrar {
     pub(super) fn keep<C: Collector + Clone + 'static>(
         &mut self,
-        row: Row,
+        row: MetricRow,
         made: C,
     ) -> Result<C, prometheus::Error> {
         self.registry.register(Box::new(made.clone()))?;
@@ -49,11 +49,11 @@ impl Make {
     pub(super) fn counters(
         &mut self,
         name: &'static str,
-        labels: Labels,
+        labels: LabelNames,
         help: &'static str,
     ) -> Result<IntCounterVec, prometheus::Error> {
         let made = IntCounterVec::new(Opts::new(name, help), labels)?;
-        self.keep(Row { name, kind: "counter", labels, help }, made)
+        self.keep(MetricRow { name, kind: "counter", labels, help }, made)
     }
 
     pub(super) fn counter(
@@ -62,7 +62,7 @@ impl Make {
         help: &'static str,
     ) -> Result<IntCounter, prometheus::Error> {
         let made = IntCounter::with_opts(Opts::new(name, help))?;
-        self.keep(Row { name, kind: "counter", labels: &[], help }, made)
+        self.keep(MetricRow { name, kind: "counter", labels: &[], help }, made)
     }
 
     pub(super) fn seconds(
@@ -71,7 +71,7 @@ impl Make {
         help: &'static str,
     ) -> Result<Counter, prometheus::Error> {
         let made = Counter::with_opts(Opts::new(name, help))?;
-        self.keep(Row { name, kind: "counter", labels: &[], help }, made)
+        self.keep(MetricRow { name, kind: "counter", labels: &[], help }, made)
     }
 
     pub(super) fn gauge(
@@ -80,39 +80,39 @@ impl Make {
         help: &'static str,
     ) -> Result<IntGauge, prometheus::Error> {
         let made = IntGauge::with_opts(Opts::new(name, help))?;
-        self.keep(Row { name, kind: "gauge", labels: &[], help }, made)
+        self.keep(MetricRow { name, kind: "gauge", labels: &[], help }, made)
     }
 
     pub(super) fn counted(
         &mut self,
         name: &'static str,
-        labels: Labels,
+        labels: LabelNames,
         help: &'static str,
     ) -> Result<IntGaugeVec, prometheus::Error> {
         let made = IntGaugeVec::new(Opts::new(name, help), labels)?;
-        self.keep(Row { name, kind: "gauge", labels, help }, made)
+        self.keep(MetricRow { name, kind: "gauge", labels, help }, made)
     }
 
     pub(super) fn gauges(
         &mut self,
         name: &'static str,
-        labels: Labels,
+        labels: LabelNames,
         help: &'static str,
     ) -> Result<GaugeVec, prometheus::Error> {
         let made = GaugeVec::new(Opts::new(name, help), labels)?;
-        self.keep(Row { name, kind: "gauge", labels, help }, made)
+        self.keep(MetricRow { name, kind: "gauge", labels, help }, made)
     }
 
     pub(super) fn histograms(
         &mut self,
         name: &'static str,
-        labels: Labels,
+        labels: LabelNames,
         buckets: &[f64],
         help: &'static str,
     ) -> Result<HistogramVec, prometheus::Error> {
         let options = HistogramOpts::new(name, help).buckets(buckets.to_vec());
         let made = HistogramVec::new(options, labels)?;
-        self.keep(Row { name, kind: "histogram", labels, help }, made)
+        self.keep(MetricRow { name, kind: "histogram", labels, help }, made)
     }
 
     pub(super) fn histogram(
@@ -122,17 +122,17 @@ impl Make {
         help: &'static str,
     ) -> Result<Histogram, prometheus::Error> {
         let made = Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets.to_vec()))?;
-        self.keep(Row { name, kind: "histogram", labels: &[], help }, made)
+        self.keep(MetricRow { name, kind: "histogram", labels: &[], help }, made)
     }
 
     pub(super) fn dollars(
         &mut self,
         name: &'static str,
-        labels: Labels,
+        labels: LabelNames,
         help: &'static str,
     ) -> Result<CounterVec, prometheus::Error> {
         let made = CounterVec::new(Opts::new(name, help), labels)?;
-        self.keep(Row { name, kind: "counter", labels, help }, made)
+        self.keep(MetricRow { name, kind: "counter", labels, help }, made)
     }
 
     /// A gauge that is always 1, with the version as its label.
@@ -140,7 +140,7 @@ impl Make {
         let (name, help) = ("plimsoll_build_info", "Always 1; which build this is.");
         let made = IntGaugeVec::new(Opts::new(name, help), &["version"])?;
         made.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
-        self.keep(Row { name, kind: "gauge", labels: &["version"], help }, made)?;
+        self.keep(MetricRow { name, kind: "gauge", labels: &["version"], help }, made)?;
         Ok(())
     }
 }

@@ -4,7 +4,7 @@
 
 use prometheus::{Gauge, GaugeVec, IntGauge};
 
-use super::make::Make;
+use super::make::MetricRegistrar;
 use crate::telemetry::labels::{KeptKind, MemoryKind};
 use crate::telemetry::log::word;
 
@@ -19,7 +19,7 @@ pub(in crate::telemetry) struct MemoryMetrics {
 }
 
 impl MemoryMetrics {
-    pub(super) fn new(make: &mut Make) -> Result<Self, prometheus::Error> {
+    pub(super) fn new(make: &mut MetricRegistrar) -> Result<Self, prometheus::Error> {
         let held = make.gauges("plimsoll_memory_held_bytes", &["kind"],
             "Memory that traffic makes us hold: request bodies, what is read of them (analysis), of responses and of WebSocket messages; connections and their buffers.")?;
         let held = MemoryKind::ALL.map(|kind| held.with_label_values(&[&word(kind)]));

@@ -6,9 +6,9 @@
 use prometheus::{CounterVec, IntCounterVec};
 use serde::Serialize;
 
-use super::handles::OfModel;
-use super::make::{Make, NONE};
-use super::traffic::Cached;
+use super::handles::ModelHandles;
+use super::make::{MetricRegistrar, NONE};
+use super::traffic::CacheHandles;
 use crate::context::overflow::OverflowReport;
 use crate::context::plan::{Change, ChangeCounts, Decision, RewriteSummary};
 use crate::dialect::Note;
@@ -19,7 +19,7 @@ use crate::telemetry::log::word;
 /// Whether an exchange was sent changed; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
-enum Edited {
+enum RewriteLabel {
     /// It went as it came.
     No,
     /// With changes that were decided earlier.
@@ -28,18 +28,18 @@ enum Edited {
     New,
 }
 
-impl Edited {
+impl RewriteLabel {
     fn of(done: &RewriteSummary) -> Self {
         match (done.is_sent(), done.new.is_nothing()) {
-            (false, _) => Edited::No,
-            (true, true) => Edited::Replayed,
-            (true, false) => Edited::New,
+            (false, _) => RewriteLabel::No,
+            (true, true) => RewriteLabel::Replayed,
+            (true, false) => RewriteLabel::New,
         }
     }
 }
 
 /// All metrics of rewriting.
-pub(super) struct Rewriting {
+pub(super) struct RewriteMetrics {
     edits: IntCounterVec,
     pruned: IntCounterVec,
     reprocessed: IntCounterVec,
@@ -59,9 +59,9 @@ pub(super) struct Rewriting {
     cleared_tokens: IntCounterVec,
 }
 
-impl Rewriting {
+impl RewriteMetrics {
     #[rustfmt::skip] // A table: one metric a line or two.
-    pub(super) fn new(make: &mut Make) -> Result<Self, prometheus::Error> {
+    pub(super) fn new(make: &mut MetricRegistrar) -> Result<Self, prometheus::Error> {
         let of = &["upstream", "model"];
         let edited = &["upstream", "model", "edited"];
         Ok(Self {
@@ -103,9 +103,9 @@ impl Rewriting {
     }
 
     /// Counts one exchange.
-    pub(super) fn count(&self, exchange: &Exchange, upstream: &str, of_model: &OfModel) {
+    pub(super) fn count(&self, exchange: &Exchange, upstream: &str, of_model: &ModelHandles) {
         let model = &*of_model.label;
-        let edited = Edited::of(&exchange.done);
+        let edited = RewriteLabel::of(&exchange.done);
         self.count_edits(&exchange.done);
         self.count_savings(exchange, upstream, model);
         if let Some(cause) = exchange.refused {
@@ -134,7 +134,7 @@ impl Rewriting {
             let cached = of_model.cached[edited as usize].get_or_init(|| {
                 let labels = &[upstream, model, &word(edited)];
                 let input = self.input.with_label_values(labels);
-                Cached { input, read: self.read.with_label_values(labels) }
+                CacheHandles { input, read: self.read.with_label_values(labels) }
             });
             cached.input.inc_by(input);
             cached.read.inc_by(read);

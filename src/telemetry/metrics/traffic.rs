@@ -11,7 +11,7 @@ use crate::dialect::Dialect;
 pub(super) type TrafficKey = (Option<Dialect>, Outcome, Option<u16>);
 
 /// Handles for one upstream, dialect, outcome and class of status.
-pub(super) struct Traffic {
+pub(super) struct TrafficHandles {
     pub(super) requests: IntCounter,
     pub(super) first_byte: Histogram,
     pub(super) duration: Histogram,
@@ -21,7 +21,7 @@ pub(super) struct Traffic {
 }
 
 /// Handles for one upstream and model.
-pub(super) struct Spent {
+pub(super) struct UsageHandles {
     pub(super) input: IntCounter,
     pub(super) output: IntCounter,
     pub(super) reasoning: IntCounter,
@@ -34,19 +34,19 @@ pub(super) struct Spent {
 }
 
 /// Handles for one upstream and model.
-pub(super) struct Compared {
+pub(super) struct ComparisonHandles {
     pub(super) missed: IntCounter,
     pub(super) compared: IntCounter,
 }
 
-/// As [`Compared`].
-pub(super) struct Taught {
+/// As [`ComparisonHandles`].
+pub(super) struct LearningHandles {
     pub(super) lessons: Gauge,
     pub(super) band: Gauge,
 }
 
 /// Handles for one upstream, model and whether it was edited.
-pub(super) struct Cached {
+pub(super) struct CacheHandles {
     pub(super) input: IntCounter,
     pub(super) read: IntCounter,
 }

@@ -8,10 +8,10 @@ use std::time::Duration;
 use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 use strum::IntoEnumIterator as _;
 
-use super::make::{Make, SECONDS};
+use super::make::{MetricRegistrar, SECONDS};
 use crate::telemetry::labels::RepeatCause;
 use crate::telemetry::log::word;
-use crate::telemetry::open::Open;
+use crate::telemetry::open::GaugeGuard;
 
 /// All metrics of connections to upstreams.
 pub(in crate::telemetry) struct UpstreamConnections {
@@ -24,7 +24,7 @@ pub(in crate::telemetry) struct UpstreamConnections {
 
 impl UpstreamConnections {
     #[rustfmt::skip] // A table: one metric a line or two.
-    pub(super) fn new(make: &mut Make) -> Result<Self, prometheus::Error> {
+    pub(super) fn new(make: &mut MetricRegistrar) -> Result<Self, prometheus::Error> {
         let of = &["upstream"];
         Ok(Self {
             connections: make.counted("plimsoll_upstream_connections", of,
@@ -67,13 +67,13 @@ pub struct UpstreamMetrics {
 
 impl UpstreamMetrics {
     /// A connection is open while this is held.
-    pub fn connection(&self) -> Open {
-        Open::of(self.connections.clone())
+    pub fn connection(&self) -> GaugeGuard {
+        GaugeGuard::of(self.connections.clone())
     }
 
     /// A connection is kept and idle while this is held.
-    pub fn idle_connection(&self) -> Open {
-        Open::of(self.idle.clone())
+    pub fn idle_connection(&self) -> GaugeGuard {
+        GaugeGuard::of(self.idle.clone())
     }
 
     /// So many more connections are idle, or fewer.
@@ -82,8 +82,8 @@ impl UpstreamMetrics {
     }
 
     /// A stream is under way while this is held.
-    pub fn stream(&self) -> Open {
-        Open::of(self.streams.clone())
+    pub fn stream(&self) -> GaugeGuard {
+        GaugeGuard::of(self.streams.clone())
     }
 
     /// A request waited this long for room.

@@ -6,14 +6,15 @@
 
 use strum::IntoEnumIterator as _;
 
-use super::compacting::Compacting;
-use super::rewriting::Rewriting;
-use super::{Families, Metrics, word};
+use super::compacting::CompactionMetrics;
+use super::rewriting::RewriteMetrics;
+use super::{MetricFamilies, Metrics, word};
 use crate::context::plan::DecisionReason;
 use crate::context::policy::SummaryAuthor;
-use crate::dialect::refusal::Cause;
+use crate::dialect::refusal::RefusalCause;
 use crate::telemetry::{
-    ClientTimeout, CountEstimate, CountOutcome, Ended, FailOpen, StoreOperation, Turned,
+    ClientTimeout, CountEstimate, CountOutcome, FailOpen, RejectedConnection, StoreOperation,
+    SummaryOutcome,
 };
 
 /// Why summaries are asked for.
@@ -35,7 +36,7 @@ impl Metrics {
     }
 }
 
-impl Families {
+impl MetricFamilies {
     /// What is counted for no upstream.
     pub(super) fn begin_at_zero(&self) {
         for why in FailOpen::iter() {
@@ -47,26 +48,26 @@ impl Families {
         for kind in ClientTimeout::iter() {
             self.client_timeouts.with_label_values(&[&word(kind)]);
         }
-        for got in Turned::iter() {
+        for got in RejectedConnection::iter() {
             self.turned.with_label_values(&[&word(got)]);
         }
     }
 }
 
-impl Rewriting {
+impl RewriteMetrics {
     fn begin_at_zero(&self, upstream: &str) {
-        for cause in Cause::iter() {
+        for cause in RefusalCause::iter() {
             self.refused.with_label_values(&[upstream, &word(cause)]);
         }
         self.set_aside.with_label_values(&[upstream]);
     }
 }
 
-impl Compacting {
+impl CompactionMetrics {
     fn begin_at_zero(&self, upstream: &str) {
         for engine in SummaryAuthor::iter().map(word) {
             for why in TRIGGERS.map(word) {
-                for outcome in Ended::iter().map(word) {
+                for outcome in SummaryOutcome::iter().map(word) {
                     self.written.with_label_values(&[upstream, &engine, &why, &outcome]);
                 }
             }

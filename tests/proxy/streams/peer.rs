@@ -12,7 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio_rustls::server::TlsStream;
 
-use crate::support::{h2, house, within};
+use crate::support::{h2, server, within};
 
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
@@ -167,7 +167,7 @@ impl Provider {
 
     /// For a proxy in front of it that trusts its certificate.
     pub(super) fn config(&self) -> Config {
-        let mut config = house::config(&format!("https://{}", self.address));
+        let mut config = server::config(&format!("https://{}", self.address));
         config.extra_ca = Some(self.certificates.authority.clone());
         config
     }

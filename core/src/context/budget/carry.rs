@@ -9,13 +9,15 @@ use foldhash::HashSet;
 use serde::{Deserialize, Serialize};
 
 use super::sums::{cleared_next, reasoning_of, reported_reasoning};
-use super::{Anchor, Contents, Limits, MeasuredEstimate, Sums, began_cached, shown, sum};
+use super::{
+    Anchor, MeasuredEstimate, MessageTokens, TokenSums, WindowLimits, began_cached, shown, sum,
+};
 use crate::context::plan::PlanRequest;
 use crate::context::policy::StripPolicy;
-use crate::context::{Place, SketchPart, Turn, reasoning};
+use crate::context::{PromptSection, SketchPart, Turn, reasoning};
 use crate::dialect::models::{Family, Model};
 use crate::dialect::{Dialect, LastCall, PartKey, PartKind, Reply};
-use crate::tokens::learn::{Learned, Observation};
+use crate::tokens::learn::{EstimatorState, Observation};
 use crate::tokens::retention::ReasoningRetention;
 use crate::tokens::unsent::UnsentReasoning;
 
@@ -39,10 +41,10 @@ pub struct CarryOver {
     pub drops: bool,
     /// Where things begin for the next request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub limits: Option<Limits>,
+    pub limits: Option<WindowLimits>,
     /// What its messages are made of, estimated.
-    #[serde(default, skip_serializing_if = "Contents::is_nothing")]
-    pub contents: Contents,
+    #[serde(default, skip_serializing_if = "MessageTokens::is_nothing")]
+    pub contents: MessageTokens,
 }
 
 impl CarryOver {
@@ -76,12 +78,12 @@ pub struct CarryOutlook {
     /// Whether the client was seen to drop reasoning.
     drops: bool,
     /// Reasoning that was sent, by its place, and the newest of it.
-    thoughts: Sums,
+    thoughts: TokenSums,
     newest: Option<SketchPart>,
     /// Where things begin for the next request.
-    limits: Limits,
+    limits: WindowLimits,
     /// What was sent is made of.
-    contents: Contents,
+    contents: MessageTokens,
 }
 
 /// What the reply says of the request after it.
@@ -93,7 +95,7 @@ struct ReplyCarry {
     unsent: bool,
     /// So an agent's rules see it, which know of no signatures.
     returns_by_rules: bool,
-    /// Calls of tools wait for their results: the person does not speak.
+    /// Calls of tools wait for their results: the user does not speak.
     goes_on: bool,
 }
 
@@ -104,7 +106,7 @@ impl CarryOutlook {
         request: &PlanRequest<'_>,
         (measured, anchor): (&MeasuredEstimate, Option<Anchor<'_>>),
         rewrites: bool,
-        limits: Limits,
+        limits: WindowLimits,
     ) -> Self {
         let parts = &*measured.parts;
         let conversation = request.conversation;
@@ -121,7 +123,7 @@ impl CarryOutlook {
             puts_back: rewrites && reasoning::is_put_back_next(request, false),
             puts_back_loop: rewrites && reasoning::is_put_back_next(request, true),
             drops: has_dropped(parts, anchor),
-            thoughts: Sums { words: 0, ..Sums::of(parts) },
+            thoughts: TokenSums { words: 0, ..TokenSums::of(parts) },
             newest: parts.iter().rfind(|part| is_reasoning(part.place)).copied(),
             limits,
             contents: measured.contents.clone().with_few_tools(),
@@ -135,19 +137,19 @@ impl CarryOutlook {
         turn: &Turn,
         reply: &Reply,
         model: &Model,
-        learned: &Learned,
+        learned: &EstimatorState,
     ) -> CarryOver {
         let back = self.comes_back(reply);
         let began_cached = began_cached(turn);
         let belief = ReasoningRetention::of(model, self.streams, began_cached);
         let streams = self.streams;
         let seen = Observation { belief, streams, began_cached, ..Observation::default() };
-        let habit = learned.habit(&seen, shown(turn));
+        let retention = learned.retention(&seen, shown(turn));
         let contents = self.contents.clone().with_reply(reply, &turn.reply).with_few_tools();
         CarryOver {
             limits: Some(self.limits),
             contents,
-            ..self.carried(turn, back, habit, learned.counts_unsent())
+            ..self.carried(turn, back, retention, learned.counts_unsent())
         }
     }
 
@@ -179,20 +181,20 @@ impl CarryOutlook {
         }
     }
 
-    /// `habit`: what the model makes of reasoning; `counted`: whether what is not sent back is input all
+    /// `retention`: what the model makes of reasoning; `counted`: whether what is not sent back is input all
     /// the same.
     fn carried(
         &self,
         turn: &Turn,
         back: ReplyCarry,
-        habit: ReasoningRetention,
+        retention: ReasoningRetention,
         counted: bool,
     ) -> CarryOver {
         let unsent = if back.unsent { reported_reasoning(turn) } else { 0 };
         let unsent = UnsentReasoning { tokens: unsent, counted }.input();
         let own = if back.returns { reasoning_of(turn) } else { 0 };
         let stay = self.stay(back);
-        let reads = |sums: &Sums| sums.by_habit()[habit as usize].1;
+        let reads = |sums: &TokenSums| sums.by_retention()[retention as usize].1;
         let reasoning = reads(&next(stay, own, back.goes_on)).saturating_add(unsent);
         let told = CarryOver {
             ruled: self.ruled,
@@ -218,9 +220,9 @@ impl CarryOutlook {
     }
 
     /// Of the reasoning that was sent, what policy leaves in the next request.
-    fn stay(&self, back: ReplyCarry) -> Sums {
+    fn stay(&self, back: ReplyCarry) -> TokenSums {
         let stays = |place, all: u64| {
-            let may = match back.goes_on && place != Place::OldReasoning {
+            let may = match back.goes_on && place != PromptSection::OldReasoning {
                 true => self.may_strip_loop,
                 false => self.may_strip,
             };
@@ -231,22 +233,22 @@ impl CarryOutlook {
                 StripPolicy::None | StripPolicy::All | StripPolicy::AllButLast => all,
             }
         };
-        let Sums { reasoning, steered, old, .. } = self.thoughts;
-        Sums {
-            reasoning: stays(Place::Reasoning, reasoning),
-            steered: stays(Place::SteeredReasoning, steered),
-            old: stays(Place::OldReasoning, old),
-            ..Sums::default()
+        let TokenSums { reasoning, steered, old, .. } = self.thoughts;
+        TokenSums {
+            reasoning: stays(PromptSection::Reasoning, reasoning),
+            steered: stays(PromptSection::SteeredReasoning, steered),
+            old: stays(PromptSection::OldReasoning, old),
+            ..TokenSums::default()
         }
     }
 }
 
 /// Reasoning as it stands in the next request: what stays of what was sent, and the reply's own. Where the
-/// person speaks, all of it is of turns that are over.
-fn next(stay: Sums, own: u64, goes_on: bool) -> Sums {
+/// user speaks, all of it is of turns that are over.
+fn next(stay: TokenSums, own: u64, goes_on: bool) -> TokenSums {
     match goes_on {
-        true => Sums { reasoning: stay.reasoning.saturating_add(own), ..stay },
-        false => Sums { old: stay.thoughts().saturating_add(own), ..Sums::default() },
+        true => TokenSums { reasoning: stay.reasoning.saturating_add(own), ..stay },
+        false => TokenSums { old: stay.thoughts().saturating_add(own), ..TokenSums::default() },
     }
 }
 
@@ -268,8 +270,11 @@ fn has_dropped(parts: &[SketchPart], anchor: Option<Anchor<'_>>) -> bool {
 }
 
 /// Whether reasoning stands there.
-fn is_reasoning(place: Place) -> bool {
-    matches!(place, Place::Reasoning | Place::SteeredReasoning | Place::OldReasoning)
+fn is_reasoning(place: PromptSection) -> bool {
+    matches!(
+        place,
+        PromptSection::Reasoning | PromptSection::SteeredReasoning | PromptSection::OldReasoning
+    )
 }
 
 impl Turn {

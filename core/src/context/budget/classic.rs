@@ -7,19 +7,19 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Anchor, MeasuredEstimate, fit};
-use crate::context::{Breakdown, Counting, Method};
+use crate::context::{Breakdown, CountingMethod, EstimateMethod};
 use crate::dialect::{Chain, Conversation, Part, Role};
-use crate::tokens::classic::{Rules, Seen};
+use crate::tokens::classic::{ClassicRules, SentContent};
 
 /// What an agent's rules say that a call will cost.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Classic {
+pub struct ClassicEstimate {
     /// What the rules are called.
     pub rules: Box<str>,
     /// Input tokens.
     pub tokens: u64,
     /// Whether it grew from a call before.
-    pub method: Method,
+    pub method: EstimateMethod,
     /// Tokens of the messages that are new since that call; all of them without one.
     pub new: u64,
     /// Tokens of that call's input and output that are not sent again.
@@ -36,13 +36,13 @@ pub struct Classic {
 /// Counts a request by `rules`; `seen` says what is sent of each part, `added` what was put beside them,
 /// as the rules weigh it: of what is new where there is a call to grow from, else all.
 pub fn classic<'s>(
-    rules: &Rules,
+    rules: &ClassicRules,
     conversation: &Conversation,
     body: &[u8],
     anchor: Option<Anchor<'_>>,
     added: f64,
-    seen: impl Fn(&Part) -> Seen<'s>,
-) -> Classic {
+    seen: impl Fn(&Part) -> SentContent<'s>,
+) -> ClassicEstimate {
     let anchor = anchor.filter(|_| rules.anchored);
     let last = anchor.and_then(|anchor| Some((anchor.turn.carried_by_rules()?, anchor)));
     let (before, new) = match last {
@@ -64,18 +64,18 @@ pub fn classic<'s>(
         false => (0, 0),
     };
     let method = match (&conversation.held, last) {
-        (Some(_), _) => Method::Held,
-        (None, Some(_)) => Method::Anchored,
-        (None, None) => Method::Estimated,
+        (Some(_), _) => EstimateMethod::Held,
+        (None, Some(_)) => EstimateMethod::Anchored,
+        (None, None) => EstimateMethod::Estimated,
     };
     let rules = rules.name.as_str().into();
-    Classic { rules, tokens: before.saturating_add(new), method, new, gone, system, tools }
+    ClassicEstimate { rules, tokens: before.saturating_add(new), method, new, gone, system, tools }
 }
 
 /// The first message that neither the anchor's request nor its reply held: after the request's end, or
 /// where that is not found again after the last words of the model, and past the reply.
 fn first_new(conversation: &Conversation, anchor: &Anchor<'_>) -> usize {
-    let ends = [anchor.turn.standing.chain, anchor.turn.after];
+    let ends = [anchor.turn.position.chain, anchor.turn.after];
     let messages = &conversation.messages;
     let (mut chain, mut found) = (Chain::START, None);
     for (index, message) in messages.iter().enumerate() {
@@ -96,7 +96,7 @@ impl MeasuredEstimate {
         let estimate = &mut self.estimate;
         (estimate.tokens, estimate.new, estimate.gone) =
             (classic.tokens, classic.new, classic.gone);
-        (estimate.method, estimate.counting) = (classic.method, Counting::Length);
+        (estimate.method, estimate.counting) = (classic.method, CountingMethod::Length);
         let (system, tools) = (classic.system, classic.tools);
         estimate.breakdown = fit(Breakdown { system, tools, ..estimate.breakdown }, classic.tokens);
     }

@@ -24,8 +24,8 @@ const OTHERS: &str = "(others)";
 /// Tokens of messages, by what they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Contents {
-    /// The person's words, with what clients put beside them.
+pub struct MessageTokens {
+    /// The user's words, with what clients put beside them.
     pub user: u64,
     /// The model's words.
     pub assistant: u64,
@@ -64,7 +64,7 @@ pub struct ToolTokens {
     pub tokens: u64,
 }
 
-impl Contents {
+impl MessageTokens {
     /// Adds a part of the history; `tool`: the name of the tool that a result is of.
     pub(super) fn add(&mut self, part: &Part, tool: Option<&str>, tokens: u64) {
         let is_summary = part.name.as_deref() == Some("compaction");
@@ -156,7 +156,7 @@ impl Contents {
         self
     }
 
-    /// The lines under "Messages"; `of_users`: what can be told apart in what stands with the person's words.
+    /// The lines under "Messages"; `of_users`: what can be told apart in what stands with the user's words.
     pub(super) fn lines(
         &self,
         f: &mut fmt::Formatter<'_>,
@@ -184,7 +184,7 @@ impl Contents {
 }
 
 /// The tools that are not loaded, in words.
-impl fmt::Display for Contents {
+impl fmt::Display for MessageTokens {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<&str> = self.deferred.iter().map(|it| &*it.tool).collect();
         write!(f, "{}", names.join(", "))?;
@@ -210,21 +210,22 @@ mod tests {
     fn contents_add_up_to_the_messages() {
         let tool = |tool: &str, tokens| ToolTokens { tool: tool.into(), tokens };
         let tool_results = vec![tool("Read", 30), tool("Bash", 11)];
-        let contents = Contents { user: 7, assistant: 3, tool_results, ..Contents::default() };
+        let contents =
+            MessageTokens { user: 7, assistant: 3, tool_results, ..MessageTokens::default() };
         for messages in [0, 1, 50, 51, 52, 1_000_003] {
             for reasoning in [0, 20, 2_000_000] {
                 let fit = contents.clone().fit(messages, reasoning);
-                let Contents { user, assistant, reasoning, other, .. } = fit;
+                let MessageTokens { user, assistant, reasoning, other, .. } = fit;
                 assert_eq!(user + assistant + fit.results() + reasoning + other, messages);
             }
         }
         assert_eq!(contents.clone().fit(51, 0), contents);
-        assert_eq!(Contents::default().fit(9, 0).other, 9);
+        assert_eq!(MessageTokens::default().fit(9, 0).other, 9);
     }
 
     #[test]
     fn few_tools_are_named_and_none_with_strange_characters() {
-        let mut contents = Contents::default();
+        let mut contents = MessageTokens::default();
         for n in 0..20u64 {
             contents.add_result(&format!("tool\u{1b}{n}"), n + 1);
         }

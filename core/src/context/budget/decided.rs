@@ -9,10 +9,10 @@ use foldhash::HashMap;
 
 use super::{Anchor, MeasuredEstimate, classic, measure};
 use crate::context::plan::{Overlay, PlanRequest, RecordedDecisions};
-use crate::context::{Estimate, Method};
+use crate::context::{Estimate, EstimateMethod};
 use crate::dialect::{self, Dialect};
-use crate::tokens::classic::{Rules, Seen};
-use crate::tokens::learn::Learned;
+use crate::tokens::classic::{ClassicRules, SentContent};
+use crate::tokens::learn::EstimatorState;
 
 /// What `request` will cost, sent as the plan says, by the count that decides. `known`: what stands in
 /// what is sent.
@@ -21,7 +21,7 @@ pub fn estimate(
     sent: &Overlay,
     known: &RecordedDecisions,
     anchor: Option<Anchor<'_>>,
-    learned: &Learned,
+    learned: &EstimatorState,
 ) -> MeasuredEstimate {
     let (conversation, body) = (request.conversation, request.body);
     let tokenizer = request.tokenizer;
@@ -29,7 +29,7 @@ pub fn estimate(
     let policy = &request.policy.estimate;
     let Some(rules) = policy.rules() else { return measured };
     // Such rules know of no summary: they begin anew with it.
-    let anchor = anchor.filter(|_| measured.estimate.method != Method::Compacted);
+    let anchor = anchor.filter(|_| measured.estimate.method != EstimateMethod::Compacted);
     let is_whole = anchor.is_none() || !rules.anchored;
     let added = added(rules, request, sent, known, is_whole);
     let cuts = known.cuts_here().filter_map(|(at, _, cut)| {
@@ -38,9 +38,9 @@ pub fn estimate(
     });
     let cuts: HashMap<usize, Cow<'_, str>> = cuts.collect();
     let seen = |part: &dialect::Part| match part.span {
-        span if sent.is_gone(span) => Seen::Gone,
-        span if sent.replaced(span).is_none() => Seen::Whole,
-        span => cuts.get(&span.start).map_or(Seen::Whole, |words| Seen::Words(words)),
+        span if sent.is_gone(span) => SentContent::Gone,
+        span if sent.replaced(span).is_none() => SentContent::Whole,
+        span => cuts.get(&span.start).map_or(SentContent::Whole, |words| SentContent::Words(words)),
     };
     measured.classic = Some(classic(rules, conversation, body, anchor, added, seen));
     if policy.deciding().is_some() {
@@ -59,7 +59,7 @@ impl Estimate {
 /// What is sent and did not come: the summary that begins the history, and queued words. Of a request
 /// that grows from a call, words that are said for the first time.
 fn added(
-    rules: &Rules,
+    rules: &ClassicRules,
     request: &PlanRequest<'_>,
     sent: &Overlay,
     known: &RecordedDecisions,
@@ -78,7 +78,7 @@ fn added(
 }
 
 /// The messages of a summary, as they stand in a body.
-fn summary_weight(rules: &Rules, dialect: Dialect, raw: &str) -> f64 {
+fn summary_weight(rules: &ClassicRules, dialect: Dialect, raw: &str) -> f64 {
     let (target, member) = match dialect {
         Dialect::Anthropic => ("/v1/messages", "messages"),
         Dialect::OpenaiChat => ("/v1/chat/completions", "messages"),
@@ -87,5 +87,5 @@ fn summary_weight(rules: &Rules, dialect: Dialect, raw: &str) -> f64 {
     };
     let body = format!("{{\"{member}\":[{raw}]}}");
     let read = dialect::read(dialect, target, body.as_bytes());
-    rules.weigh(body.as_bytes(), &read.messages, &|_: &dialect::Part| Seen::Whole)
+    rules.weigh(body.as_bytes(), &read.messages, &|_: &dialect::Part| SentContent::Whole)
 }

@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::context::{Estimate, Method};
+use crate::context::{Estimate, EstimateMethod};
 use crate::dialect::Usage;
 
 /// Why the input of an exchange could not be known before it was reported; a metric label.
@@ -28,7 +28,7 @@ impl HiddenInput {
             () if usage.hosted_tools => Some(Self::HostedTools),
             () if usage.cleared.is_some() || usage.aside.is_some() => Some(Self::ProviderEdit),
             () if usage.last_call.is_some() => Some(Self::HostedTools),
-            () if estimate.method == Method::Held && !grows => Some(Self::Continuation),
+            () if estimate.method == EstimateMethod::Held && !grows => Some(Self::Continuation),
             () => None,
         }
     }
@@ -48,13 +48,13 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::context::scene::{Scene, messages};
+    use crate::context::scene::{SessionFixture, messages};
     use crate::dialect::LastCall;
-    use crate::dialect::editing::Cleared;
+    use crate::dialect::editing::ClearingReport;
 
     #[test]
     fn input_that_nobody_here_could_see_is_told_by_its_cause() {
-        let scene = Scene::of("claude-opus-4-6", &messages("u"));
+        let scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
         let turn = scene.turn(&scene.reply(&json!([{"type": "text", "text": "Aye."}])));
         let estimate = Estimate { tokens: 100, new: 100, ..turn.estimate.unwrap() };
         let of = |change: fn(&mut Usage)| {
@@ -65,11 +65,11 @@ mod tests {
         use HiddenInput::{Continuation, HostedTools, ProviderEdit};
         assert_eq!(of(|_| {}), None);
         assert_eq!(of(|usage| usage.hosted_tools = true), Some(HostedTools));
-        assert_eq!(of(|usage| usage.cleared = Some(Cleared::default())), Some(ProviderEdit));
+        assert_eq!(of(|usage| usage.cleared = Some(ClearingReport::default())), Some(ProviderEdit));
         assert_eq!(of(|usage| usage.aside = Some(9)), Some(ProviderEdit));
         assert_eq!(of(|usage| usage.last_call = Some(LastCall::default())), Some(HostedTools));
         let held = |new| {
-            let estimate = Estimate { method: Method::Held, new, ..estimate.clone() };
+            let estimate = Estimate { method: EstimateMethod::Held, new, ..estimate.clone() };
             HiddenInput::of(&Usage::default(), &estimate)
         };
         // With a turn to grow from, what is held is known.

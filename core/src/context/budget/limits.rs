@@ -15,7 +15,7 @@ use crate::context::policy::{PruneGate, SummaryEngine};
 /// Tokens at which something begins in the window of a request, under the policy in force.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Limits {
+pub struct WindowLimits {
     /// Tokens that may be filled: the window less what is held free for the answer.
     pub usable: u64,
     /// Past it old tool results are cut. 0: with every call. `None`: fullness cuts none, as where nobody knows
@@ -36,10 +36,10 @@ pub struct Limits {
     pub buffer: Option<u64>,
 }
 
-/// What is held free where nothing is compacted by itself, tokens: a person's own command needs it.
+/// What is held free where nothing is compacted by itself, tokens: a user's own command needs it.
 const MANUAL_BUFFER: u64 = 500;
 
-impl Limits {
+impl WindowLimits {
     /// Of `request`. `decides`: whether anything new is decided for its thread.
     pub fn of(request: &PlanRequest<'_>, decides: bool) -> Self {
         let (policy, window) = (request.policy, request.model.window);
@@ -73,7 +73,7 @@ impl Limits {
     /// Each with its share of a window.
     pub(super) fn points(&self, window: u64) -> Thresholds {
         let point = |tokens: Option<u64>| {
-            tokens.map(|tokens| Point { tokens, percent: percent(tokens, window) })
+            tokens.map(|tokens| WindowPoint { tokens, percent: percent(tokens, window) })
         };
         Thresholds {
             pruning: point(self.pruning),
@@ -93,18 +93,18 @@ pub(super) fn percent(tokens: u64, window: u64) -> f64 {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Thresholds {
     /// Past it old tool results are cut; at 0 with every call.
-    pub pruning: Option<Point>,
+    pub pruning: Option<WindowPoint>,
     /// From it on a summary is written in the background.
-    pub preparing: Option<Point>,
+    pub preparing: Option<WindowPoint>,
     /// From it on a summary takes the place of the history's beginning.
-    pub compacting: Option<Point>,
+    pub compacting: Option<WindowPoint>,
     /// Past it the provider refuses.
-    pub refusing: Option<Point>,
+    pub refusing: Option<WindowPoint>,
 }
 
 /// A point of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Point {
+pub struct WindowPoint {
     /// Tokens.
     pub tokens: u64,
     /// The same in percent of the window.
@@ -121,10 +121,10 @@ impl fmt::Display for Thresholds {
             ("Refusing:", self.refusing),
         ] {
             match point {
-                Some(Point { tokens: 0, .. }) if name == "Pruning:" => {
+                Some(WindowPoint { tokens: 0, .. }) if name == "Pruning:" => {
                     writeln!(f, "  {name:<14} with every call")?;
                 }
-                Some(Point { tokens, percent }) => {
+                Some(WindowPoint { tokens, percent }) => {
                     writeln!(f, "  {name:<14} {:>7} tokens ({percent:.1}%)", grouped(tokens))?;
                 }
                 None => {}
@@ -137,11 +137,11 @@ impl fmt::Display for Thresholds {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::context::scene::{Scene, messages};
+    use crate::context::scene::{SessionFixture, messages};
 
     /// A window of 10,000 of which 2,000 are held free.
-    fn scene() -> Scene {
-        let mut scene = Scene::of("claude-opus-4-6", &messages("u"));
+    fn scene() -> SessionFixture {
+        let mut scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
         (scene.model.window, scene.reserve) = (10_000, 2_000);
         scene.policy.prune.gate = vec![PruneGate::Pressure];
         scene.policy.prune.pressure = 0.5;
@@ -151,10 +151,10 @@ mod tests {
         scene
     }
 
-    fn limits(change: fn(&mut Scene), decides: bool) -> Limits {
+    fn limits(change: fn(&mut SessionFixture), decides: bool) -> WindowLimits {
         let mut scene = scene();
         change(&mut scene);
-        Limits::of(&scene.request(), decides)
+        WindowLimits::of(&scene.request(), decides)
     }
 
     #[test]
@@ -167,17 +167,18 @@ mod tests {
         );
         let at_once = limits(|scene| scene.policy.compact.prepare = 1.0, true);
         assert_eq!((at_once.preparing, at_once.compacting), (None, Some(7_200)));
-        let pruning = |gate: fn(&mut Scene)| limits(gate, true).pruning;
+        let pruning = |gate: fn(&mut SessionFixture)| limits(gate, true).pruning;
         assert_eq!(pruning(|scene| scene.policy.prune.gate = vec![PruneGate::Always]), Some(0));
         assert_eq!(pruning(|scene| scene.policy.prune.gate = vec![PruneGate::ColdCache]), None);
         assert_eq!(limits(|scene| scene.policy.compact.show_buffer = false, true).buffer, None);
     }
 
-    /// Where nothing is decided, or nobody knows the window, nothing begins; a person's own command needs some room.
+    /// Where nothing is decided, or nobody knows the window, nothing begins; a user's own command needs some room.
     #[test]
     fn nothing_begins_where_nothing_is_decided() {
-        let of =
-            |limits: Limits| (limits.pruning, limits.preparing, limits.compacting, limits.buffer);
+        let of = |limits: WindowLimits| {
+            (limits.pruning, limits.preparing, limits.compacting, limits.buffer)
+        };
         let nothing = (None, None, None, Some(500));
         assert_eq!(of(limits(|_| {}, false)), nothing);
         let unknown = limits(|scene| scene.model.known = false, true);

@@ -3,7 +3,7 @@
 //! What was reported is shared among the parts; their words only say how. Pure.
 
 use super::{SketchPart, Tokenizer, sum};
-use crate::context::Place;
+use crate::context::PromptSection;
 use crate::dialect::models::Family;
 use crate::dialect::{PartKind, Reply};
 
@@ -20,7 +20,7 @@ pub fn reply(reply: &Reply, tokenizer: Tokenizer) -> Vec<SketchPart> {
     let keyed = runs.into_iter().map(|(key, run)| {
         let said = run.into_iter().filter(|_| counts);
         let tokens = said.fold(0, |sum: u32, part| sum.saturating_add(counter.said(part)));
-        SketchPart { key, tokens, place: Place::History }
+        SketchPart { key, tokens, place: PromptSection::History }
     });
     let mut parts: Vec<SketchPart> = keyed.collect();
     if let Some(context) = reply.usage.context() {

@@ -5,12 +5,12 @@ use serde_json::{Value, json};
 use super::*;
 use crate::context::plan::DecisionReason;
 use crate::context::policy::SummaryAuthor;
-use crate::context::scene::{Scene, messages, thinking};
+use crate::context::scene::{SessionFixture, messages, thinking};
 use crate::context::{CompactionRecord, Fact, QueuedMessage, inject, reasoning};
 use crate::dialect::Usage;
 
 /// What the request at hand costs as it is sent, measured from the turn it grew from.
-fn measured(scene: &Scene) -> MeasuredEstimate {
+fn measured(scene: &SessionFixture) -> MeasuredEstimate {
     let (plan, placed) = (scene.plan(), scene.placed());
     let sketch = placed.parent.as_ref().and_then(|parent| scene.ledger.sketch(parent));
     let anchor = placed.parent.as_deref().zip(sketch.as_deref());
@@ -21,13 +21,13 @@ fn measured(scene: &Scene) -> MeasuredEstimate {
         &scene.model,
         anchor.map(|(turn, sketch)| Anchor { turn, sketch }),
         Tokenizer::whole(scene.model.family),
-        &Learned::new(scene.model.family),
+        &EstimatorState::new(scene.model.family),
     )
 }
 
 /// A request that follows on one answer.
-fn followed(name: &'static str) -> Scene {
-    let mut scene = Scene::of(name, &messages("u"));
+fn followed(name: &'static str) -> SessionFixture {
+    let mut scene = SessionFixture::of(name, &messages("u"));
     scene.answered(&json!([{"type": "text", "text": "Said 1."}]));
     scene.send(&messages("uau"));
     scene
@@ -60,7 +60,7 @@ fn words_of_others_cost_what_they_are_counted_as() {
     scene.send(&messages("uauau"));
     let later = measured(&scene);
     assert!(later.parts.iter().any(|part| part.key == key));
-    assert_eq!((texts(&later), later.estimate.method), (1, Method::Anchored));
+    assert_eq!((texts(&later), later.estimate.method), (1, EstimateMethod::Anchored));
     assert!(later.estimate.new < before.estimate.new + tokens, "{:?}", later.estimate);
 }
 
@@ -95,7 +95,7 @@ fn a_summary_costs_what_it_is_counted_as() {
     let after = measured(&scene);
     assert_eq!(
         (before.estimate.method, after.estimate.method),
-        (Method::Anchored, Method::Compacted)
+        (EstimateMethod::Anchored, EstimateMethod::Compacted)
     );
     assert_eq!((before.contents.summaries, after.contents.summaries), (0, 70));
     assert_eq!(after.estimate.new, before.estimate.new + 70);
@@ -106,13 +106,13 @@ fn a_summary_costs_what_it_is_counted_as() {
     scene.answered(&json!([{"type": "text", "text": "Said 5."}]));
     scene.send(&messages("uauauau"));
     let later = measured(&scene);
-    assert_eq!((later.estimate.method, later.contents.summaries), (Method::Anchored, 70));
+    assert_eq!((later.estimate.method, later.contents.summaries), (EstimateMethod::Anchored, 70));
 }
 
 /// What is put back costs what the reply's reasoning cost, piece by piece, at its place.
 #[test]
 fn reasoning_that_is_put_back_costs_what_it_cost() {
-    let mut scene = Scene::of("claude-opus-4-6", &messages("u"));
+    let mut scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
     let content = json!([thinking(1), thinking(2), messages("uc")[1]["content"][0]]);
     scene.answered(&content);
     scene.send(&messages("ucr"));
@@ -122,27 +122,27 @@ fn reasoning_that_is_put_back_costs_what_it_cost() {
     let after = measured(&scene);
     let turn = scene.placed().parent.unwrap();
     let thoughts: Vec<&SketchPart> =
-        after.parts.iter().filter(|part| part.place == Place::Reasoning).collect();
+        after.parts.iter().filter(|part| part.place == PromptSection::Reasoning).collect();
     let all: u64 = thoughts.iter().map(|part| u64::from(part.tokens)).sum();
     assert_eq!((thoughts.len(), all), (2, reasoning_of(&turn)));
     assert!(all > 0 && thoughts[0].tokens.abs_diff(thoughts[1].tokens) <= 1, "{thoughts:?}");
     assert_eq!(after.estimate.tokens - before.estimate.tokens, all);
     assert_eq!(after.estimate.breakdown.reasoning, all);
-    // Once the person has spoken it is of turns before.
-    let place = |letters: &str, sends: bool| -> Vec<Place> {
+    // Once the user has spoken it is of turns before.
+    let place = |letters: &str, sends: bool| -> Vec<PromptSection> {
         let mut all: Value = messages(letters);
         if sends {
             all[1]["content"] = json!([thinking(1), all[1]["content"][0]]);
         }
-        let measured = measured(&Scene::of("claude-opus-4-6", &all));
+        let measured = measured(&SessionFixture::of("claude-opus-4-6", &all));
         let parts = measured.parts.iter().map(|part| part.place);
-        parts.filter(|place| *place != Place::History).collect()
+        parts.filter(|place| *place != PromptSection::History).collect()
     };
     assert_eq!(place("ucr", false), []);
-    assert_eq!(place("ucr", true), [Place::Reasoning]);
-    assert_eq!(place("ucra", true), [Place::Reasoning]);
-    assert_eq!(place("ucrau", true), [Place::OldReasoning]);
-    assert_eq!(place("ucru", true), [Place::SteeredReasoning]);
+    assert_eq!(place("ucr", true), [PromptSection::Reasoning]);
+    assert_eq!(place("ucra", true), [PromptSection::Reasoning]);
+    assert_eq!(place("ucrau", true), [PromptSection::OldReasoning]);
+    assert_eq!(place("ucru", true), [PromptSection::SteeredReasoning]);
 }
 
 #[test]

@@ -13,7 +13,7 @@ use crate::dialect::{Part, PartKind, Role};
 /// Tokens of what can be told apart, estimated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Sections {
+pub struct SectionTokens {
     /// The part of `tools` that comes from MCP servers (`mcp__*`).
     #[serde(skip_serializing_if = "is_zero")]
     pub mcp_tools: u64,
@@ -36,7 +36,7 @@ fn is_zero(tokens: &u64) -> bool {
 /// How a reminder begins, as a string literal.
 const REMINDER: &[u8] = b"\"<system-reminder>";
 
-impl Sections {
+impl SectionTokens {
     /// Adds a part of so many tokens where it is of a section.
     pub(super) fn add(&mut self, part: &Part, body: &[u8], tokens: u32) {
         if let Some(section) = self.of(part, body) {

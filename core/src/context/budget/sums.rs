@@ -3,16 +3,16 @@
 //! Parts that stayed cancel out, whatever they were believed to cost. Counts no text.
 
 use super::{Anchor, sum};
-use crate::context::{Breakdown, Place, SketchPart, Turn};
-use crate::tokens::learn::Guess;
+use crate::context::{Breakdown, PromptSection, SketchPart, Turn};
+use crate::tokens::learn::CostPrediction;
 use crate::tokens::retention::{ByRetention, ReasoningRetention};
 
 /// Sums of parts, tokens.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Sums {
+pub(super) struct TokenSums {
     /// All but reasoning, the structure around what is new not counted.
     pub(super) words: u64,
-    /// Reasoning after the person's last words.
+    /// Reasoning after the user's last words.
     pub(super) reasoning: u64,
     /// Reasoning before them, of the turn that goes on.
     pub(super) steered: u64,
@@ -27,7 +27,7 @@ pub(super) struct Sums {
     pub(super) new: u64,
 }
 
-impl Sums {
+impl TokenSums {
     pub(super) fn of(parts: &[SketchPart]) -> Self {
         parts.iter().fold(Self::default(), |mut sums, part| {
             sums.add(part);
@@ -37,14 +37,14 @@ impl Sums {
 
     pub(super) fn add(&mut self, part: &SketchPart) {
         let sum = match part.place {
-            Place::Reasoning => &mut self.reasoning,
-            Place::SteeredReasoning => &mut self.steered,
-            Place::OldReasoning => &mut self.old,
-            Place::System
-            | Place::Tools
-            | Place::SystemItem
-            | Place::ToolsItem
-            | Place::History => &mut self.words,
+            PromptSection::Reasoning => &mut self.reasoning,
+            PromptSection::SteeredReasoning => &mut self.steered,
+            PromptSection::OldReasoning => &mut self.old,
+            PromptSection::System
+            | PromptSection::Tools
+            | PromptSection::SystemItem
+            | PromptSection::ToolsItem
+            | PromptSection::History => &mut self.words,
         };
         *sum += u64::from(part.tokens);
     }
@@ -55,16 +55,16 @@ impl Sums {
     }
 
     /// What is read, for each habit.
-    pub(super) fn by_habit(&self) -> ByRetention<(ReasoningRetention, u64)> {
-        ReasoningRetention::ALL.map(|habit| {
-            let (thoughts, around) = match habit {
+    pub(super) fn by_retention(&self) -> ByRetention<(ReasoningRetention, u64)> {
+        ReasoningRetention::ALL.map(|retention| {
+            let (thoughts, around) = match retention {
                 ReasoningRetention::Keeps => (self.thoughts(), self.around_read),
                 ReasoningRetention::Loops => (self.reasoning + self.steered, self.around_read),
                 ReasoningRetention::Turns => (self.reasoning, self.around_read),
                 ReasoningRetention::Drops => (0, 0),
             };
             let words = self.words.saturating_add_signed(self.around);
-            (habit, words.saturating_add(thoughts).saturating_add(around))
+            (retention, words.saturating_add(thoughts).saturating_add(around))
         })
     }
 }
@@ -74,7 +74,7 @@ pub(super) const FEW: u64 = 64;
 
 /// Reasoning that may leave between two calls, tokens.
 pub(super) fn thoughts(anchor: &Anchor<'_>) -> u64 {
-    reasoning_of(anchor.turn).saturating_add(Sums::of(anchor.sketch).thoughts())
+    reasoning_of(anchor.turn).saturating_add(TokenSums::of(anchor.sketch).thoughts())
 }
 
 /// What was reported, and what came and left since: the parts that stayed cancel out. `left`: tokens of
@@ -82,11 +82,11 @@ pub(super) fn thoughts(anchor: &Anchor<'_>) -> u64 {
 /// counted wrong by.
 pub(super) fn grown(
     anchor: &Anchor<'_>,
-    (habit, all): (ReasoningRetention, u64),
+    (retention, all): (ReasoningRetention, u64),
     left: u64,
     clears_past: Option<u64>,
 ) -> u64 {
-    let before = Sums::of(anchor.sketch).by_habit()[habit as usize].1;
+    let before = TokenSums::of(anchor.sketch).by_retention()[retention as usize].1;
     let reported = whole(anchor);
     let wrong = miscounted(reported, before, left);
     let whole = reported.saturating_add(all).saturating_sub(before).saturating_add_signed(-wrong);
@@ -96,25 +96,37 @@ pub(super) fn grown(
 /// A guess with a floor, and a band as wide as what it stands on is unsure. What left was counted, not
 /// measured: a response schema that was counted for more than it cost takes more with it than there was.
 /// `head_left`: tokens of system prompt and tools that left, as they were counted.
-pub(super) fn floored(guess: Guess, anchor: &Anchor<'_>, now: &Sums, head_left: u64) -> Guess {
-    let at = guess.habit as usize;
-    let (all, before) = (now.by_habit()[at].1, Sums::of(anchor.sketch).by_habit()[at].1);
+pub(super) fn floored(
+    guess: CostPrediction,
+    anchor: &Anchor<'_>,
+    now: &TokenSums,
+    head_left: u64,
+) -> CostPrediction {
+    let at = guess.retention as usize;
+    let (all, before) =
+        (now.by_retention()[at].1, TokenSums::of(anchor.sketch).by_retention()[at].1);
     // What is sent now, if all of it was counted wrong as the whole was.
     let reported = u128::from(whole(anchor).min(before));
     let share = (u128::from(all) * reported / u128::from(before.max(1))) as u64;
     let unsure = head_left / 2;
     let (low, high) = (guess.low.saturating_sub(unsure), guess.high.saturating_add(unsure));
     if guess.tokens >= share / 2 {
-        return Guess { low: low.max(share / 4).min(guess.tokens), high, ..guess };
+        return CostPrediction { low: low.max(share / 4).min(guess.tokens), high, ..guess };
     }
-    let by_habit = guess.by_habit.map(|tokens| tokens.max(share));
-    Guess { tokens: share, by_habit, low: share / 4, high: high.max(all).max(share), ..guess }
+    let by_retention = guess.by_retention.map(|tokens| tokens.max(share));
+    CostPrediction {
+        tokens: share,
+        by_retention,
+        low: share / 4,
+        high: high.max(all).max(share),
+        ..guess
+    }
 }
 
 /// Tokens of the history that is gone, as the provider counts: `left`, as they were counted, with their share
 /// of what the whole was counted wrong by.
-pub(super) fn went(anchor: &Anchor<'_>, habit: ReasoningRetention, left: u64) -> u64 {
-    let before = Sums::of(anchor.sketch).by_habit()[habit as usize].1;
+pub(super) fn went(anchor: &Anchor<'_>, retention: ReasoningRetention, left: u64) -> u64 {
+    let before = TokenSums::of(anchor.sketch).by_retention()[retention as usize].1;
     left.saturating_add_signed(miscounted(whole(anchor), before, left))
 }
 
@@ -174,17 +186,17 @@ fn cleared_of(turn: &Turn) -> u64 {
 }
 
 /// Where the tokens are; reasoning as far as it is read.
-pub(super) fn places(parts: &[SketchPart], habit: ReasoningRetention) -> Breakdown {
-    let sums = Sums::of(parts);
+pub(super) fn places(parts: &[SketchPart], retention: ReasoningRetention) -> Breakdown {
+    let sums = TokenSums::of(parts);
     let at = |place| {
         let there = parts.iter().filter(|part| part.place == place);
         there.map(|part| u64::from(part.tokens)).sum()
     };
     Breakdown {
-        system: at(Place::System) + at(Place::SystemItem),
-        tools: at(Place::Tools) + at(Place::ToolsItem),
-        messages: at(Place::History),
-        reasoning: match habit {
+        system: at(PromptSection::System) + at(PromptSection::SystemItem),
+        tools: at(PromptSection::Tools) + at(PromptSection::ToolsItem),
+        messages: at(PromptSection::History),
+        reasoning: match retention {
             ReasoningRetention::Keeps => sums.thoughts(),
             ReasoningRetention::Loops => sums.reasoning + sums.steered,
             ReasoningRetention::Turns => sums.reasoning,

@@ -1,11 +1,11 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::context::{Counting, Outcome, Position};
-use crate::dialect::editing::{Cleared, Editing};
+use crate::context::{CountingMethod, Outcome, Position};
+use crate::dialect::editing::{ClearingReport, ContextEditing};
 use crate::dialect::key::Chain;
 use crate::dialect::models::Catalogue;
-use crate::dialect::reading::{Framing, Reading};
+use crate::dialect::reading::{Framing, ResponseReader};
 use crate::dialect::{self, Dialect, Purpose, Usage};
 
 /// A request of Anthropic's dialect, measured.
@@ -41,7 +41,7 @@ impl Case {
             &model,
             anchor,
             Tokenizer::whole(model.family),
-            &Learned::new(model.family),
+            &EstimatorState::new(model.family),
         )
     }
 
@@ -49,21 +49,21 @@ impl Case {
     fn answered(&self, content: &str, usage: Usage) -> Before {
         let measured = self.measure(None);
         let model = self.model();
-        let mut reading = Reading::new(Dialect::Anthropic, 200, Framing::Json, 1 << 20);
+        let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Json, 1 << 20);
         reading.push(format!(r#"{{"id":"msg","content":[{content}]}}"#).as_bytes());
         let mut said = reading.finish(true);
         said.usage = usage.clone();
         let turn = Turn {
             request: "before".into(),
-            standing: Position {
+            position: Position {
                 thread: "t".into(),
                 parent: None,
                 chain: Chain::START,
                 last: None,
                 system: PartKey(0),
                 tools: PartKey(0),
-                lane: None,
-                aside: None,
+                client_thread: None,
+                suspended: None,
             },
             after: Chain::START,
             done: Default::default(),
@@ -84,7 +84,7 @@ impl Case {
             reserve: 16_000,
             sketch: measured.sketch.clone(),
             reply: reply(&said, Tokenizer::whole(model.family)),
-            marks: Vec::new(),
+            anchor_keys: Vec::new(),
             provider_request_id: None,
             repeated_calls: None,
             carry: None,
@@ -149,13 +149,13 @@ fn sections_are_told_apart() {
     check_sum(&measured);
     // Without any of it nothing is said.
     let bare = Case::new("S", TOOL, &user("How deep is she?")).measure(None);
-    assert_eq!(bare.estimate.breakdown.sections, Sections::default());
+    assert_eq!(bare.estimate.breakdown.sections, SectionTokens::default());
 }
 
 #[test]
 fn no_call_yet_is_a_full_estimate_and_says_so() {
     let measured = Case::new("You are calm.", TOOL, &user("How deep is she?")).measure(None);
-    assert_eq!(measured.estimate.method, Method::Estimated);
+    assert_eq!(measured.estimate.method, EstimateMethod::Estimated);
     assert_eq!(measured.estimate.new, measured.estimate.tokens);
     assert!(measured.estimate.breakdown.system > 0 && measured.estimate.breakdown.tools > 0);
     check_sum(&measured);
@@ -167,7 +167,7 @@ fn the_next_call_is_the_last_one_with_its_reply_and_what_is_new() {
     let next = [user("How deep?"), model(WORDS), user("And unloaded?")].join(",");
     let measured = Case::new("S", TOOL, &next).measure(Some(&before));
     let estimate = &measured.estimate;
-    assert_eq!(estimate.method, Method::Anchored);
+    assert_eq!(estimate.method, EstimateMethod::Anchored);
     assert_eq!(estimate.tokens, 52_000 + estimate.new - estimate.gone);
     assert!((1..20).contains(&estimate.new) && estimate.gone == 0, "{estimate:?}");
     assert_eq!(measured.sketch.base.as_deref(), Some("before"));
@@ -179,14 +179,15 @@ fn the_next_call_is_the_last_one_with_its_reply_and_what_is_new() {
 #[test]
 fn what_the_provider_cleared_stays_cleared_while_it_is_asked_to() {
     let told = Usage {
-        cleared: Some(Cleared { tool_uses: 9, input_tokens: 60_000 }),
+        cleared: Some(ClearingReport { tool_uses: 9, input_tokens: 60_000 }),
         ..usage(50_000, 2_000)
     };
     let before = Case::new("S", TOOL, &user("How deep?")).answered(WORDS, told);
     let next = [user("How deep?"), model(WORDS), user("And unloaded?")].join(",");
     let asked = |past: Option<u64>, of: &'static str| {
         let mut case = Case::new("S", TOOL, &next).of(of);
-        let editing = past.map(|trigger| Editing { trigger, keep: 3, at_least: 0, except: vec![] });
+        let editing =
+            past.map(|trigger| ContextEditing { trigger, keep: 3, at_least: 0, except: vec![] });
         if let Some(edit) = editing.and_then(|editing| editing.ask(case.body.as_bytes())) {
             case.body.insert_str(edit.at.start, std::str::from_utf8(&edit.with).unwrap());
         }
@@ -253,7 +254,7 @@ fn what_leaves_takes_its_share_of_the_error_along() {
     let rest = [user("(cleared)"), model(WORDS), user("go"), model(WORDS), user("on")].join(",");
     let rest = Case::new("S", "", &rest);
     let (grown, alone) = (rest.measure(Some(&before)).estimate, rest.measure(None).estimate);
-    assert_eq!(grown.method, Method::Anchored);
+    assert_eq!(grown.method, EstimateMethod::Anchored);
     assert!(grown.tokens.abs_diff(alone.tokens) < 60, "{grown:?} {alone:?}");
 }
 
@@ -275,7 +276,7 @@ fn the_system_prompt_or_the_tools_changed() {
     let same = Case::new("Short.", TOOL, &next).measure(Some(&before)).estimate.tokens;
     let system = "A much longer system prompt than there was. ".repeat(20);
     let longer = Case::new(&system, TOOL, &next).measure(Some(&before)).estimate;
-    assert!(longer.tokens > same + 150 && longer.method == Method::Anchored, "{longer:?}");
+    assert!(longer.tokens > same + 150 && longer.method == EstimateMethod::Anchored, "{longer:?}");
     let without = Case::new("Short.", "", &next).measure(Some(&before)).estimate;
     assert!(without.tokens < same && without.gone > 0, "{without:?}");
 }
@@ -303,7 +304,7 @@ fn an_anchored_estimate_is_never_nothing_where_a_schema_leaves() {
     let next = Case { body: format!(r#"{{"model":"m","messages":[{next}]}}"#), ..first };
     let estimate = next.measure(Some(&before)).estimate;
     let actual = next.measure(None).estimate.tokens;
-    assert_eq!(estimate.method, Method::Anchored);
+    assert_eq!(estimate.method, EstimateMethod::Anchored);
     assert!(estimate.tokens > 0, "{estimate:?}");
     let (low, high) = estimate.band().unwrap();
     assert!((low..=high).contains(&actual) && low > 0, "{actual} in {low}..={high}");
@@ -330,7 +331,7 @@ fn a_model_of_the_same_tokenizer_keeps_the_anchor() {
     let before = Case::new("S", "", &user("hi")).answered(WORDS, usage(9_000, 10));
     let next = [user("hi"), model(WORDS), user("go")].join(",");
     let within = Case::new("S", "", &next).of("claude-sonnet-4-5").measure(Some(&before)).estimate;
-    assert_eq!(within.method, Method::Anchored);
+    assert_eq!(within.method, EstimateMethod::Anchored);
 }
 
 #[test]
@@ -342,7 +343,7 @@ fn a_model_of_another_tokenizer_rescales_the_whole() {
     let next = Case::new("S", "", &user(&text)).of("claude-opus-4-8");
     let alone = next.measure(None).estimate.tokens;
     let across = next.measure(Some(&before));
-    assert_eq!(across.estimate.method, Method::Estimated);
+    assert_eq!(across.estimate.method, EstimateMethod::Estimated);
     assert!(across.estimate.tokens.abs_diff(alone * 2) <= alone / 20, "{:?}", across.estimate);
     assert_eq!(across.sketch.base, None, "another tokenizer's sketch is no base");
 }
@@ -392,13 +393,16 @@ fn an_aborted_call_anchors_by_the_input_that_it_told_at_the_start() {
     // What came of the reply counts as it is counted, not as one token.
     let said = sum(&before.turn.reply);
     assert!(said > 3, "{said}");
-    assert_eq!((estimate.method, estimate.tokens), (Method::Anchored, 1_000 + said + estimate.new));
+    assert_eq!(
+        (estimate.method, estimate.tokens),
+        (EstimateMethod::Anchored, 1_000 + said + estimate.new)
+    );
     let view = ContextView::after(&before.turn);
     let basis = view.basis.unwrap();
     assert_eq!((basis.input, basis.output, basis.cut), (1_000, said, true));
     assert!(view.to_string().contains("tokens (estimated, the reply was cut)"), "{view}");
     before.turn.usage.input = None;
-    assert_eq!(measured(&before).method, Method::Estimated);
+    assert_eq!(measured(&before).method, EstimateMethod::Estimated);
     assert!(ContextView::after(&before.turn).to_string().contains("(estimated)\n"));
 }
 
@@ -427,7 +431,7 @@ fn hosted_tools_are_measured_by_the_last_call() {
 fn what_the_provider_holds_is_not_known() {
     let body = r#"{"messages":[],"thread":{"type":"continue","previous_message_id":"m"}}"#;
     let case = Case { body: body.into(), model: "claude-opus-4-5" };
-    assert_eq!(case.measure(None).estimate.method, Method::Held);
+    assert_eq!(case.measure(None).estimate.method, EstimateMethod::Held);
 }
 
 /// Of parallel calls in a stream some report the first alone; what was said is sent again all the same.
@@ -476,7 +480,7 @@ fn responses(body: &str, before: Option<&Before>) -> MeasuredEstimate {
     let model = Catalogue::default().model("gpt-5", "");
     let anchor = before.map(|before| Anchor { turn: &before.turn, sketch: &before.sketch });
     let sent = Overlay::default();
-    let learned = Learned::new(model.family);
+    let learned = EstimatorState::new(model.family);
     measure(&read, body.as_bytes(), &sent, &model, anchor, Tokenizer::whole(model.family), &learned)
 }
 
@@ -492,8 +496,11 @@ fn history_that_the_provider_holds_is_measured_from_its_turn() {
     let result = r#"{"previous_response_id":"msg","instructions":"Be calm.","input":[
         {"type":"function_call_output","call_id":"c","output":"three"}]}"#;
     let [words, result] = [words, result].map(|body| responses(body, Some(&before)));
-    assert_eq!((words.estimate.method, result.estimate.method), (Method::Held, Method::Held));
-    // The person's words begin a turn: GPT-5 reads its old reasoning no more.
+    assert_eq!(
+        (words.estimate.method, result.estimate.method),
+        (EstimateMethod::Held, EstimateMethod::Held)
+    );
+    // The user's words begin a turn: GPT-5 reads its old reasoning no more.
     assert!((9_095..9_115).contains(&words.estimate.tokens), "{:?}", words.estimate);
     assert!((9_700..9_720).contains(&result.estimate.tokens), "{:?}", result.estimate);
     assert_eq!(words.estimate.tokens, 9_700 + words.estimate.new - words.estimate.gone);
@@ -585,7 +592,7 @@ proptest! {
                 let anchor = Some(Anchor { turn: &before.turn, sketch: &before.sketch });
                 for anchor in [None, anchor] {
                     let tokenizer = Tokenizer::whole(model.family);
-                    let learned = Learned::new(model.family);
+                    let learned = EstimatorState::new(model.family);
                     let sent = Overlay::default();
                     check_sum(&measure(&read, body, &sent, &model, anchor, tokenizer, &learned));
                 }
@@ -609,7 +616,7 @@ fn a_context_after_a_turn_leaves_out_reasoning_that_cannot_come_back() {
     assert_eq!((aborted.total, aborted.basis), (estimated, None));
 }
 
-/// A picture of this size in the person's message; there are no pixels.
+/// A picture of this size in the user's message; there are no pixels.
 fn pictured(width: u32, height: u32) -> String {
     use base64::Engine as _;
     let mut png = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR".to_vec();
@@ -632,17 +639,17 @@ fn what_cannot_be_counted_says_so() {
     };
     let width = |estimate: &Estimate| estimate.guess.high - estimate.guess.low;
     let plain = grown(&user("And how deep?"));
-    assert_eq!((plain.counting, plain.method), (Counting::Ratio, Method::Anchored));
+    assert_eq!((plain.counting, plain.method), (CountingMethod::Ratio, EstimateMethod::Anchored));
 
     let base64 = grown(&user(&"mFq3Zk9+/Xw7".repeat(5 << 20 >> 3)));
-    assert_eq!(base64.counting, Counting::Length);
+    assert_eq!(base64.counting, CountingMethod::Length);
     assert!(width(&base64) * 4 > base64.new, "{base64:?}");
 
     let honest = grown(&pictured(1280, 800));
-    assert_eq!((honest.counting, honest.new), (Counting::Ratio, 1334 + 2));
+    assert_eq!((honest.counting, honest.new), (CountingMethod::Ratio, 1334 + 2));
     for (width_told, height_told) in [(u32::MAX, u32::MAX), (400_000, 3), (0, 900)] {
         let lies = grown(&pictured(width_told, height_told));
-        assert_eq!(lies.counting, Counting::Length);
+        assert_eq!(lies.counting, CountingMethod::Length);
         assert!(lies.new < 4_800 && width(&lies) > 2 * width(&honest), "{lies:?}");
     }
 }

@@ -8,13 +8,13 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::HiddenInput;
-use super::contents::Contents;
-use super::limits::{Limits, Point, Thresholds, percent};
+use super::contents::MessageTokens;
+use super::limits::{Thresholds, WindowLimits, WindowPoint, percent};
 use super::line::{grouped, line};
 use crate::context::overflow::OverflowReport;
 use crate::context::plan::{ChangeCounts, RewriteSummary};
 use crate::context::policy::{Mode, SummaryAuthor};
-use crate::context::{Breakdown, Estimate, Method, ProviderCount, Turn};
+use crate::context::{Breakdown, Estimate, EstimateMethod, ProviderCount, Turn};
 use crate::dialect::LastCall;
 
 /// One context, measured.
@@ -32,18 +32,18 @@ pub struct ContextView {
     /// Total in percent of the window.
     pub percent: f64,
     /// How the total was made; `None` where it is what the provider reported.
-    pub method: Option<Method>,
+    pub method: Option<EstimateMethod>,
     /// Where the tokens are; the sum is `total`.
     pub breakdown: Breakdown,
     /// What the messages are made of; the sum is `breakdown.messages`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub contents: Option<Contents>,
+    pub contents: Option<MessageTokens>,
     /// Prompt tokens of tools that ran at the provider in the last call (Gemini): input that is paid for
     /// and does not stay in the context.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tool_use_prompt: Option<u64>,
     /// What the total was calculated from; `None` without a call that reported its usage.
-    pub basis: Option<Basis>,
+    pub basis: Option<EstimateBasis>,
     /// The last estimate against what was reported, percent: above 0 where it was too high.
     pub last_error_percent: Option<f64>,
     /// Why the last call's input could not be known beforehand: its estimate is compared with nothing.
@@ -104,7 +104,7 @@ pub struct RewriteView {
 
 /// What a total was calculated from: `input + output + new − gone`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Basis {
+pub struct EstimateBasis {
     /// Input of the last call, as reported.
     pub input: u64,
     /// Its output, as reported; of a reply that was cut what came of it, estimated.
@@ -126,7 +126,7 @@ impl ContextView {
         let basis = turn.context().map(|LastCall { input, output }| {
             let before = input.saturating_add(output);
             let (new, gone) = (total.saturating_sub(before), before.saturating_sub(total));
-            Basis { input, output, cut: turn.usage.lower_bound, new, gone }
+            EstimateBasis { input, output, cut: turn.usage.lower_bound, new, gone }
         });
         let known = estimated.map(|estimate| estimate.breakdown).unwrap_or_default();
         let reasoning = turn.carry.as_ref().map_or(known.reasoning, |carry| carry.reasoning);
@@ -147,7 +147,7 @@ impl ContextView {
 
     /// The same with the points at which things begin, where they are known.
     #[must_use]
-    pub fn with(self, limits: Option<Limits>) -> Self {
+    pub fn with(self, limits: Option<WindowLimits>) -> Self {
         let Some(limits) = limits else { return self };
         let free = match limits.buffer {
             Some(buffer) => self.window.saturating_sub(buffer).saturating_sub(self.total),
@@ -164,7 +164,7 @@ impl ContextView {
 
     /// The same with what its messages are made of, where that is known.
     #[must_use]
-    pub fn made_of(self, contents: Option<&Contents>) -> Self {
+    pub fn made_of(self, contents: Option<&MessageTokens>) -> Self {
         let Breakdown { messages, reasoning, .. } = self.breakdown;
         let contents = contents.filter(|contents| !contents.is_nothing()).cloned();
         Self { contents: contents.map(|it| it.fit(messages, reasoning)), ..self }
@@ -177,7 +177,7 @@ impl ContextView {
             let percent = percent(usable, self.window);
             thresholds.preparing = None;
             thresholds.compacting =
-                thresholds.compacting.map(|_| Point { tokens: usable, percent });
+                thresholds.compacting.map(|_| WindowPoint { tokens: usable, percent });
         }
         self
     }
@@ -190,11 +190,11 @@ impl ContextView {
         anchor: Option<&Turn>,
         done: &RewriteSummary,
     ) -> Self {
-        let anchored = anchor.filter(|_| estimate.method != Method::Estimated);
+        let anchored = anchor.filter(|_| estimate.method != EstimateMethod::Estimated);
         let basis = anchored.and_then(|turn| {
             let LastCall { input, output } = turn.context()?;
             let (new, gone) = (estimate.new, estimate.gone);
-            Some(Basis { input, output, cut: turn.usage.lower_bound, new, gone })
+            Some(EstimateBasis { input, output, cut: turn.usage.lower_bound, new, gone })
         });
         Self {
             method: Some(estimate.method),
@@ -255,7 +255,7 @@ fn error_percent(turn: &Turn) -> Option<f64> {
 impl fmt::Display for ContextView {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Without a call to calculate from all is estimated, and after a summary that no call has read.
-        let estimated = self.basis.is_none() || self.method == Some(Method::Compacted);
+        let estimated = self.basis.is_none() || self.method == Some(EstimateMethod::Compacted);
         let parts = &self.breakdown;
         writeln!(
             f,

@@ -15,7 +15,7 @@ pub fn read(usage: &Usage) -> Option<u64> {
 
 /// The first message that is kept where the last share `keep` of the history should be, by length
 /// (Gemini CLI: 0.3). Everything before it gives way to a summary; 0: nothing can. The cut is before
-/// words of the person, so that calls and their results stay together; after the end only where the
+/// words of the user, so that calls and their results stay together; after the end only where the
 /// model has finished.
 pub fn cut_point(conversation: &Conversation, body: &[u8], keep: f64) -> usize {
     let messages = &conversation.messages;
@@ -40,7 +40,7 @@ pub fn is_worth_it(before: u64, after: u64) -> bool {
     0 < after && after < before
 }
 
-/// The person speaks, and answers no call.
+/// The user speaks, and answers no call.
 fn is_asked(message: &Message) -> bool {
     message.role == Role::User && !holds(message, PartKind::ToolResult)
 }

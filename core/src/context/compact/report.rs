@@ -113,7 +113,7 @@ impl Compactions {
 
 /// The exchanges that a turn grew from, itself among them.
 fn line<'l>(ledger: &'l Ledger, turn: &'l Turn) -> HashSet<&'l str> {
-    let parent = |turn: &&'l Turn| Some(&**ledger.turn(turn.standing.parent.as_deref()?)?);
+    let parent = |turn: &&'l Turn| Some(&**ledger.turn(turn.position.parent.as_deref()?)?);
     let turns = std::iter::successors(Some(turn), parent);
     let mut line = HashSet::default();
     // What was seen before is a circle: the facts contradict each other.

@@ -6,8 +6,8 @@ use super::*;
 use crate::context::ledger::Ledger;
 use crate::context::policy::{self, Mode, Policy};
 use crate::context::scene::{self, messages};
-use crate::context::{Place, Turn, lineage};
-use crate::dialect::models::{Binding, Catalogue, Model};
+use crate::context::{PromptSection, Turn, lineage};
+use crate::dialect::models::{Catalogue, Model, ReasoningBinding};
 use crate::dialect::{self, Conversation};
 use crate::tokens::Tokenizer;
 
@@ -24,7 +24,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// One message a letter: the person's words (`u`), the model's (`a`), a call (`c`), two at once (`d`), and
+    /// One message a letter: the user's words (`u`), the model's (`a`), a call (`c`), two at once (`d`), and
     /// results of those that are open (`r`).
     fn of(letters: &str, compact: policy::CompactPolicy) -> Self {
         let (mut open, mut messages) = (Vec::new(), Vec::new());
@@ -89,8 +89,9 @@ impl Scene {
 
     fn choice(&self, by: SummaryAuthor) -> Option<CutPoint> {
         let parts = self.conversation.parts().filter_map(|part| part.key);
-        let parts: Vec<SketchPart> =
-            parts.map(|key| SketchPart { key, tokens: EACH, place: Place::History }).collect();
+        let parts: Vec<SketchPart> = parts
+            .map(|key| SketchPart { key, tokens: EACH, place: PromptSection::History })
+            .collect();
         choose(&self.request(), &self.known(), &parts, by)
     }
 }
@@ -108,7 +109,7 @@ fn keeping(keep_messages: u64, keep_tokens: u64) -> policy::CompactPolicy {
 #[test]
 fn a_history_is_cut_at_a_turn_where_all_pairs_are_closed() {
     for (letters, messages, tokens, cut) in [
-        // With the person's words where that leaves no more than is kept, else with a step.
+        // With the user's words where that leaves no more than is kept, else with a step.
         ("uauauauau", 3, 9_000, Some(6)),
         ("uauauauau", 2, 9_000, Some(8)),
         ("uacracrac", 1, 9_000, Some(7)),
@@ -178,7 +179,7 @@ fn a_provider_cuts_between_roles() {
     assert_eq!(scene.choice(SummaryAuthor::Provider).unwrap().cut, 5);
 }
 
-/// The numbers of the person's messages that are quoted beside a summary.
+/// The numbers of the user's messages that are quoted beside a summary.
 fn quoted(letters: &str, policy: policy::CompactPolicy) -> Vec<usize> {
     let scene = Scene::of(letters, policy);
     let choice = scene.choice(SummaryAuthor::Summary).unwrap();
@@ -275,9 +276,9 @@ fn a_summary_is_due_by_its_marks_and_only_where_nothing_else_helps() {
         CompactionNeed::No,
         CompactionNeed::Must,
     ];
-    let (mut compacts, mut aside) = (scene.known(), scene.known());
-    (compacts.client_compacts, aside.rests) = (true, true);
-    assert_eq!((of(&compacts), of(&aside)), (alone, alone));
+    let (mut compacts, mut suspended) = (scene.known(), scene.known());
+    (compacts.client_compacts, suspended.rests) = (true, true);
+    assert_eq!((of(&compacts), of(&suspended)), (alone, alone));
     let unknown = Scene {
         model: Model { known: false, ..scene.model.clone() },
         ..Scene::of("uau", keeping(1, 1))
@@ -310,8 +311,9 @@ fn a_request_that_a_summary_makes_fit_is_known_before_it_is_written() {
     let policy = |engine| policy::CompactPolicy { engine, ..keeping(3, 9_000) };
     let fits = |scene: &Scene, mode, tokens| {
         let parts = scene.conversation.parts().filter_map(|part| part.key);
-        let parts: Vec<SketchPart> =
-            parts.map(|key| SketchPart { key, tokens: EACH, place: Place::History }).collect();
+        let parts: Vec<SketchPart> = parts
+            .map(|key| SketchPart { key, tokens: EACH, place: PromptSection::History })
+            .collect();
         would_fit(&PlanRequest { mode, ..scene.request() }, &scene.known(), &parts, tokens)
     };
     // Six parts of 100 go, and a summary of a quarter of them comes.
@@ -329,7 +331,7 @@ fn a_request_that_a_summary_makes_fit_is_known_before_it_is_written() {
     // An open loop that demands its reasoning goes first.
     let mut bound = Scene::of("uauauauacr", policy(SummaryEngine::Summary));
     assert!(fits(&bound, Mode::Active, 10_000));
-    (bound.model.binding, bound.echo) = (Binding::Prefix, EchoRule::Demanded);
+    (bound.model.binding, bound.echo) = (ReasoningBinding::Prefix, EchoRule::Demanded);
     assert!(!fits(&bound, Mode::Active, 10_000));
 }
 
@@ -341,7 +343,7 @@ fn a_summary_waits_for_the_end_of_a_loop_that_demands_its_reasoning() {
         scene.model.binding = binding;
         at_most(&PlanRequest { echo, ..scene.request() })
     };
-    use Binding::{Free, Prefix};
+    use ReasoningBinding::{Free, Prefix};
     assert_eq!(most("ucr", EchoRule::Demanded, Prefix), CompactionNeed::Swap);
     assert_eq!(most("ucru", EchoRule::Demanded, Prefix), CompactionNeed::Must);
     assert_eq!(most("ucr", EchoRule::Wanted, Prefix), CompactionNeed::Must);
@@ -360,7 +362,7 @@ fn a_quarter_of_the_window_is_held_free_where_the_reserve_is_senseless() {
 #[test]
 fn a_summary_is_due_by_the_last_call_where_policy_watches_that() {
     let watching = |watches| {
-        let mut scene = scene::Scene::of("claude-sonnet-4-5", &messages("uau"));
+        let mut scene = scene::SessionFixture::of("claude-sonnet-4-5", &messages("uau"));
         scene.model.window = 10_000;
         scene.policy.compact = policy::CompactPolicy {
             watches,
@@ -370,7 +372,7 @@ fn a_summary_is_due_by_the_last_call_where_policy_watches_that() {
         };
         scene
     };
-    let of = |scene: &scene::Scene, read: u64, tokens| {
+    let of = |scene: &scene::SessionFixture, read: u64, tokens| {
         let known = scene.grown_from(|turn| turn.usage.input = Some(read));
         due(&scene.request(), &known, tokens)
     };
@@ -388,7 +390,7 @@ fn a_summary_is_due_by_the_last_call_where_policy_watches_that() {
     assert_eq!(of(&full, 1, 10_000), No);
 }
 
-fn written(scene: &scene::Scene, cut: usize) -> CompactionRecord {
+fn written(scene: &scene::SessionFixture, cut: usize) -> CompactionRecord {
     let (about, near) = scene.known().at_cut(cut).unwrap();
     CompactionRecord {
         about,
@@ -414,7 +416,7 @@ fn written(scene: &scene::Scene, cut: usize) -> CompactionRecord {
 #[test]
 fn the_call_before_a_summary_says_nothing_of_what_is_sent_now() {
     let settled = |at, request: &'static str, ended| {
-        let mut scene = scene::Scene::of("claude-sonnet-4-5", &messages("uauau"));
+        let mut scene = scene::SessionFixture::of("claude-sonnet-4-5", &messages("uauau"));
         scene.policy.compact.watches = ThresholdBasis::LastCall;
         let one = CompactionRecord { at, request: scene.request().id.into(), ..written(&scene, 2) };
         scene.ledger.add(Fact::Compact(Box::new(one)));
@@ -434,7 +436,7 @@ fn the_call_before_a_summary_says_nothing_of_what_is_sent_now() {
 #[test]
 fn who_writes_is_policys_choice_as_far_as_the_provider_can() {
     let of = |engine, name: &'static str, told, refused| {
-        let mut scene = scene::Scene::of(name, &messages("uau"));
+        let mut scene = scene::SessionFixture::of(name, &messages("uau"));
         scene.policy.compact.engine = engine;
         writers(&scene.request(), refused, told)
     };
@@ -454,7 +456,7 @@ fn who_writes_is_policys_choice_as_far_as_the_provider_can() {
     assert_eq!(of(SummaryEngine::Summary, claude, false, false), [Summary]);
     let other = |dialect, path: &str, name, told| {
         let body = serde_json::json!({"model": name, "input": "Look.", "messages": []});
-        let mut scene = scene::Scene::read(dialect, path, name, &body);
+        let mut scene = scene::SessionFixture::read(dialect, path, name, &body);
         scene.policy.compact.engine = SummaryEngine::Auto;
         writers(&scene.request(), false, told)
     };
@@ -470,8 +472,9 @@ fn a_history_is_summarised_in_pieces_of_whole_steps() {
     let of = |letters, cut, room| {
         let scene = Scene::of(letters, keeping(1, 1));
         let parts = scene.conversation.parts().filter_map(|part| part.key);
-        let parts: Vec<SketchPart> =
-            parts.map(|key| SketchPart { key, tokens: EACH, place: Place::History }).collect();
+        let parts: Vec<SketchPart> = parts
+            .map(|key| SketchPart { key, tokens: EACH, place: PromptSection::History })
+            .collect();
         let (request, known) = (scene.request(), scene.known());
         let pieces = pieces(&request, &known, &parts, cut, room);
         let weighed = pieces.iter().map(|piece| weigh(&request, &known, &parts, *piece));
@@ -489,7 +492,7 @@ fn a_history_is_summarised_in_pieces_of_whole_steps() {
 /// What a summary stands for is not summarised again: it is one step, and weighs as much as the summary.
 #[test]
 fn what_was_summarised_weighs_as_its_summary() {
-    let mut scene = scene::Scene::of("claude-sonnet-4-5", &messages("uauauau"));
+    let mut scene = scene::SessionFixture::of("claude-sonnet-4-5", &messages("uauauau"));
     let one = CompactionRecord { request: scene.request().id.into(), ..written(&scene, 2) };
     scene.ledger.add(Fact::Compact(Box::new(one)));
     let (known, parts) = (scene.known(), scene.parts(|_| EACH));
@@ -511,7 +514,7 @@ fn calls_without_ids_are_open_until_as_many_results_came() {
         said("user", json!([result])), said("model", json!([{"text": "Aye."}])),
         said("user", json!([{"text": "And?"}]))]});
     let path = "/v1beta/models/gemini-2.5-pro:generateContent";
-    let scene = scene::Scene::read(Dialect::Gemini, path, "gemini-2.5-pro", &body);
+    let scene = scene::SessionFixture::read(Dialect::Gemini, path, "gemini-2.5-pro", &body);
     let weights = MessageWeights::of(&scene.request(), &scene.known(), &[]);
     assert_eq!(weights.open, [false, false, true, true, false, false]);
 }
@@ -519,7 +522,7 @@ fn calls_without_ids_are_open_until_as_many_results_came() {
 /// For whoever summarises them, results that are too large are cut to head and tail, unless they are cut already.
 #[test]
 fn results_too_large_to_be_summarised_are_shortened() {
-    let scene = scene::Scene::of("claude-sonnet-4-5", &messages("ucrcrcra"));
+    let scene = scene::SessionFixture::of("claude-sonnet-4-5", &messages("ucrcrcra"));
     let tokens = |message| if message == 4 { 200 } else { 900 };
     let shortened = |known: &RecordedDecisions, from, through, most| {
         let parts = scene.parts(tokens);
@@ -559,7 +562,7 @@ fn results_too_large_to_be_summarised_are_shortened() {
 #[test]
 fn a_summary_is_taken_into_use_with_what_it_makes_void() {
     let of = |name, letters: &str, due, change: fn(&mut CompactionRecord)| {
-        let mut scene = scene::Scene::of(name, &messages(letters));
+        let mut scene = scene::SessionFixture::of(name, &messages(letters));
         (scene.now, scene.mode) = (9, Mode::Shadow);
         let mut one = CompactionRecord { shadow: true, ..written(&scene, 2) };
         change(&mut one);
@@ -582,7 +585,7 @@ fn a_summary_is_taken_into_use_with_what_it_makes_void() {
     assert_eq!(of(bound, "uaucr", Swap, plain), Ok((Threshold, 0)), "nothing is void");
     assert_eq!(of(free, "uautr", Swap, plain), Ok((Threshold, 0)));
     // Of several the latest cut, of equals the first that was written.
-    let mut scene = scene::Scene::of(free, &messages("uauauau"));
+    let mut scene = scene::SessionFixture::of(free, &messages("uauauau"));
     for (cut, at) in [(2, 1), (4, 7), (4, 8)] {
         let after = (at == 8).then_some(3);
         scene.ledger.add(Fact::Summary(Box::new(CompactionRecord {
@@ -596,7 +599,7 @@ fn a_summary_is_taken_into_use_with_what_it_makes_void() {
     assert_eq!(one.about, scene.known().at_cut(4).unwrap().0);
     // What a provider wrote carries what it had read, as long as that is what was sent.
     let carried = |sent| {
-        let mut scene = scene::Scene::of(bound, &messages("uautrau"));
+        let mut scene = scene::SessionFixture::of(bound, &messages("uautrau"));
         let carries = crate::context::ForwardedHistory { sent, ..scene.known().carried(2) };
         let one = CompactionRecord { carries: Some(carries), ..written(&scene, 2) };
         scene.ledger.add(Fact::Summary(Box::new(one)));
@@ -604,13 +607,13 @@ fn a_summary_is_taken_into_use_with_what_it_makes_void() {
         let Some(Fact::Compact(one)) = facts.first() else { panic!("{facts:?}") };
         (one.carries.is_some(), facts.len())
     };
-    let read = scene::Scene::of(bound, &messages("uautrau")).known().carried(2).sent;
+    let read = scene::SessionFixture::of(bound, &messages("uautrau")).known().carried(2).sent;
     assert_eq!((carried(read), carried(Chain(7))), ((true, 1), (false, 2)));
 }
 
 #[test]
 fn a_cut_that_gives_up_too_little_is_not_worth_a_summary() {
-    let scene = scene::Scene::of("claude-sonnet-4-5", &messages("uauau"));
+    let scene = scene::SessionFixture::of("claude-sonnet-4-5", &messages("uauau"));
     let choice = |last: u32, cut| {
         let parts = scene.parts(|message| if message == 4 { last } else { EACH });
         let weights = MessageWeights::of(&scene.request(), &scene.known(), &parts);
@@ -623,7 +626,7 @@ fn a_cut_that_gives_up_too_little_is_not_worth_a_summary() {
         assert_eq!(choice(EACH, nothing), None, "{nothing}");
     }
     assert!(choice(EACH, 4).is_some());
-    let mut held = scene::Scene::of("claude-sonnet-4-5", &messages("uauau"));
+    let mut held = scene::SessionFixture::of("claude-sonnet-4-5", &messages("uauau"));
     assert!(can(&held.request()) && may(&held.request()));
     held.conversation.purpose = Purpose::Side;
     assert!(!can(&held.request()));

@@ -11,8 +11,8 @@ use super::Ledger;
 use crate::context::decisions::{Decidable, Decisions};
 use crate::context::repair::RepairDecision;
 use crate::context::{
-    CompactionRecord, Cut, Fact, Millis, ReasoningAction, ReasoningDecision, RevocationRetry,
-    Revoked, Suspended, Turn,
+    CompactionRecord, Cut, Fact, Millis, ReasoningAction, ReasoningDecision, Revocation,
+    RevocationRetry, Suspension, Turn,
 };
 use crate::dialect::PartKey;
 
@@ -27,13 +27,13 @@ impl Ledger {
         self.compacts.all().filter(move |one| one.shadow == shadow)
     }
 
-    /// Those that are in use in a thread that was set `aside` then.
+    /// Those that are in use in a thread that was `suspended` then.
     pub fn compacts_holding(
         &self,
         shadow: bool,
-        aside: Option<Millis>,
+        suspended: Option<Millis>,
     ) -> impl Iterator<Item = &Arc<CompactionRecord>> {
-        self.all_that_hold(&self.compacts, shadow, aside)
+        self.all_that_hold(&self.compacts, shadow, suspended)
     }
 
     /// The summaries that were written, in no order.
@@ -41,46 +41,46 @@ impl Ledger {
         self.summaries.all().filter(move |one| one.shadow == shadow)
     }
 
-    /// Those that a thread which was set `aside` then can use.
+    /// Those that a thread which was `suspended` then can use.
     pub fn summaries_holding(
         &self,
         shadow: bool,
-        aside: Option<Millis>,
+        suspended: Option<Millis>,
     ) -> impl Iterator<Item = &Arc<CompactionRecord>> {
         let may_be_used = move |one: &CompactionRecord| {
-            let (_, used) = self.last(&self.compacts, one.place().0, shadow, aside);
+            let (_, used) = self.last(&self.compacts, one.place().0, shadow, suspended);
             used.is_none_or(|used| !self.is_void(&**used))
         };
-        self.summaries.holding(shadow, aside).filter(move |one| may_be_used(one))
+        self.summaries.holding(shadow, suspended).filter(move |one| may_be_used(one))
     }
 
-    /// What was cut from a result, in a thread that was set `aside` then.
-    pub fn cut(&self, about: u128, shadow: bool, aside: Option<Millis>) -> Option<&Arc<Cut>> {
-        self.holding(&self.cuts, about, shadow, aside)
+    /// What was cut from a result, in a thread that was `suspended` then.
+    pub fn cut(&self, about: u128, shadow: bool, suspended: Option<Millis>) -> Option<&Arc<Cut>> {
+        self.holding(&self.cuts, about, shadow, suspended)
     }
 
-    /// Everything that is cut in a thread that was set `aside` then, in no order.
-    pub fn cuts_holding(&self, aside: Option<Millis>) -> impl Iterator<Item = &Arc<Cut>> {
-        self.all_that_hold(&self.cuts, false, aside)
+    /// Everything that is cut in a thread that was `suspended` then, in no order.
+    pub fn cuts_holding(&self, suspended: Option<Millis>) -> impl Iterator<Item = &Arc<Cut>> {
+        self.all_that_hold(&self.cuts, false, suspended)
     }
 
-    /// What was decided about reasoning, in a thread that was set `aside` then.
+    /// What was decided about reasoning, in a thread that was `suspended` then.
     pub fn echo(
         &self,
         about: u128,
         shadow: bool,
-        aside: Option<Millis>,
+        suspended: Option<Millis>,
     ) -> Option<&Arc<ReasoningDecision>> {
-        self.holding(&self.echoes, about, shadow, aside)
+        self.holding(&self.echoes, about, shadow, suspended)
     }
 
-    /// Reasoning of clients that is taken out, in a thread that was set `aside` then.
+    /// Reasoning of clients that is taken out, in a thread that was `suspended` then.
     pub fn taken_out(
         &self,
         shadow: bool,
-        aside: Option<Millis>,
+        suspended: Option<Millis>,
     ) -> impl Iterator<Item = &Arc<ReasoningDecision>> {
-        let holding = self.all_that_hold(&self.echoes, shadow, aside);
+        let holding = self.all_that_hold(&self.echoes, shadow, suspended);
         holding.filter(|echo| echo.does == ReasoningAction::Out)
     }
 
@@ -93,23 +93,24 @@ impl Ledger {
 
     /// When a rewrite was last refused that a request of `thread`, grown from `parent`, has to mind: one
     /// of the turns that it grew from, or one that grew from there in the same thread.
-    pub fn set_aside(&self, thread: &str, parent: Option<&Turn>) -> Option<Millis> {
+    pub fn suspended_since(&self, thread: &str, parent: Option<&Turn>) -> Option<Millis> {
         let from = parent.map(|turn| &*turn.request);
-        let beside =
-            |aside: &&Suspended| *aside.thread == *thread && aside.parent.as_deref() == from;
-        let beside = self.asides.iter().filter(beside).map(|aside| aside.at).max();
-        beside.max(parent.and_then(|turn| turn.standing.aside))
+        let beside = |suspended: &&Suspension| {
+            *suspended.thread == *thread && suspended.parent.as_deref() == from
+        };
+        let beside = self.suspensions.iter().filter(beside).map(|suspended| suspended.at).max();
+        beside.max(parent.and_then(|turn| turn.position.suspended))
     }
 
     /// What took a decision back.
-    fn taker(&self, one: &impl Decidable) -> Option<&Revoked> {
+    fn taker(&self, one: &impl Decidable) -> Option<&Revocation> {
         let about = PartKey(one.place().0);
         let taken = self.taken_back.get(one.request())?;
         taken.iter().find(|taken| taken.about.contains(&about))
     }
 
     /// Everything that was taken back, in no order.
-    pub fn all_taken_back(&self) -> impl Iterator<Item = &Revoked> {
+    pub fn all_taken_back(&self) -> impl Iterator<Item = &Revocation> {
         self.taken_back.values().flatten()
     }
 
@@ -124,12 +125,12 @@ impl Ledger {
         all: &'l Decisions<T>,
         about: u128,
         shadow: bool,
-        aside: Option<Millis>,
+        suspended: Option<Millis>,
     ) -> (Option<Millis>, Option<&'l Arc<T>>) {
-        let first = all.get(about, shadow, aside);
-        match first.and_then(|first| self.taker(&**first)).and_then(Revoked::epoch) {
+        let first = all.get(about, shadow, suspended);
+        match first.and_then(|first| self.taker(&**first)).and_then(Revocation::epoch) {
             Some(epoch) => (Some(epoch), all.get(about, shadow, Some(epoch))),
-            None => (aside, first),
+            None => (suspended, first),
         }
     }
 
@@ -139,30 +140,30 @@ impl Ledger {
         all: &'l Decisions<T>,
         about: u128,
         shadow: bool,
-        aside: Option<Millis>,
+        suspended: Option<Millis>,
     ) -> Option<&'l Arc<T>> {
-        self.last(all, about, shadow, aside).1.filter(|last| !self.is_void(&***last))
+        self.last(all, about, shadow, suspended).1.filter(|last| !self.is_void(&***last))
     }
 
     fn all_that_hold<'l, T: Decidable>(
         &'l self,
         all: &'l Decisions<T>,
         shadow: bool,
-        aside: Option<Millis>,
+        suspended: Option<Millis>,
     ) -> impl Iterator<Item = &'l Arc<T>> {
-        let first = all.holding(shadow, aside);
-        first.filter_map(move |first| self.holding(all, first.place().0, shadow, aside))
+        let first = all.holding(shadow, suspended);
+        first.filter_map(move |first| self.holding(all, first.place().0, shadow, suspended))
     }
 
-    /// A new decision for a request that was set `aside` then, if it ever was: it stands after what took
+    /// A new decision for a request that was `suspended` then, if it ever was: it stands after what took
     /// back the one before it.
-    pub fn anew(&self, fact: Fact, aside: Option<Millis>) -> Fact {
+    pub fn after_suspension(&self, fact: Fact, suspended: Option<Millis>) -> Fact {
         let after = match &fact {
-            Fact::Cut(cut) => self.last(&self.cuts, cut.place().0, cut.shadow, aside).0,
-            Fact::Echo(echo) => self.last(&self.echoes, echo.place().0, echo.shadow, aside).0,
+            Fact::Cut(cut) => self.last(&self.cuts, cut.place().0, cut.shadow, suspended).0,
+            Fact::Echo(echo) => self.last(&self.echoes, echo.place().0, echo.shadow, suspended).0,
             Fact::Repair(one) => self.last(&self.repairs, one.place().0, false, None).0,
-            Fact::Compact(one) => self.last(&self.compacts, one.place().0, one.shadow, aside).0,
-            _ => aside,
+            Fact::Compact(one) => self.last(&self.compacts, one.place().0, one.shadow, suspended).0,
+            _ => suspended,
         };
         fact.after(after)
     }
@@ -178,13 +179,13 @@ impl Ledger {
         }
     }
 
-    /// What was taken back for good in a thread that was set `aside` then: what that is kept by.
-    pub fn given_up(&self, shadow: bool, aside: Option<Millis>) -> HashSet<u128> {
+    /// What was taken back for good in a thread that was `suspended` then: what that is kept by.
+    pub fn given_up(&self, shadow: bool, suspended: Option<Millis>) -> HashSet<u128> {
         if self.taken_back.is_empty() {
             return HashSet::default();
         }
-        let cuts = self.void(&self.cuts, shadow, aside);
-        let echoes = self.void(&self.echoes, shadow, aside);
+        let cuts = self.void(&self.cuts, shadow, suspended);
+        let echoes = self.void(&self.echoes, shadow, suspended);
         cuts.chain(echoes).chain(self.void(&self.repairs, shadow, None)).collect()
     }
 
@@ -192,11 +193,11 @@ impl Ledger {
         &'l self,
         all: &'l Decisions<T>,
         shadow: bool,
-        aside: Option<Millis>,
+        suspended: Option<Millis>,
     ) -> impl Iterator<Item = u128> + 'l {
-        let abouts = all.holding(shadow, aside).map(|first| first.place().0);
+        let abouts = all.holding(shadow, suspended).map(|first| first.place().0);
         abouts.filter(move |about| {
-            let (_, last) = self.last(all, *about, shadow, aside);
+            let (_, last) = self.last(all, *about, shadow, suspended);
             last.is_some_and(|last| self.is_void(&**last))
         })
     }
@@ -207,11 +208,11 @@ impl Ledger {
     pub fn rests(&self, thread: &str, parent: Option<&Turn>) -> bool {
         let from = parent.map(|turn| &*turn.request);
         let mut resting =
-            self.all_taken_back().filter(|taken| taken.anew == RevocationRetry::Cold).peekable();
+            self.all_taken_back().filter(|taken| taken.retry == RevocationRetry::Cold).peekable();
         if resting.peek().is_none() {
             return false;
         }
-        let before = |turn: &&Turn| Some(&**self.turn(turn.standing.parent.as_deref()?)?);
+        let before = |turn: &&Turn| Some(&**self.turn(turn.position.parent.as_deref()?)?);
         // No line is longer.
         let line = std::iter::successors(parent, before).take(self.turns.len());
         let line: HashSet<&str> = line.map(|turn| &*turn.request).collect();
@@ -243,9 +244,9 @@ mod tests {
         }))
     }
 
-    fn taken_back(request: &str, anew: RevocationRetry) -> Revoked {
+    fn taken_back(request: &str, retry: RevocationRetry) -> Revocation {
         let (request, thread) = (request.into(), "thread".into());
-        Revoked { request, thread, parent: None, at: 2, about: vec![PartKey(1)], anew }
+        Revocation { request, thread, parent: None, at: 2, about: vec![PartKey(1)], retry }
     }
 
     #[test]

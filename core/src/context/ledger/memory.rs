@@ -3,8 +3,8 @@
 use serde_json::json;
 
 use super::*;
-use crate::context::scene::{Scene, messages};
-use crate::context::{Millis, Place, ReasoningAction, Replacement, plan};
+use crate::context::scene::{SessionFixture, messages};
+use crate::context::{Millis, PromptSection, ReasoningAction, Replacement, plan};
 
 const HELD: usize = 1 << 16;
 
@@ -31,7 +31,7 @@ fn check(more: usize, times: usize) {
 }
 
 fn turn() -> Turn {
-    let scene = Scene::of("claude-opus-4-6", &messages("u"));
+    let scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
     let turn = scene.turn(&scene.reply(&json!([{"type": "text", "text": "Aye."}])));
     Turn { sketch: Sketch::default(), response: None, ..turn }
 }
@@ -49,13 +49,13 @@ fn a_turn_counts_for_what_it_holds() {
     // What a turn is found by is kept twice.
     with(2, |turn| turn.request = long());
     with(2, |turn| turn.response = Some(long()));
-    with(2, |turn| turn.standing.parent = Some(long()));
-    with(1, |turn| turn.standing.lane = Some(long()));
-    with(1, |turn| turn.standing.thread = long());
+    with(2, |turn| turn.position.parent = Some(long()));
+    with(1, |turn| turn.position.client_thread = Some(long()));
+    with(1, |turn| turn.position.thread = long());
     with(1, |turn| turn.upstream = long());
     with(1, |turn| turn.model = long());
     with(1, |turn| turn.sketch.base = Some(long()));
-    let part = || SketchPart { key: PartKey(1), tokens: 1, place: Place::History };
+    let part = || SketchPart { key: PartKey(1), tokens: 1, place: PromptSection::History };
     let count = HELD / size_of::<SketchPart>() + 1;
     let grows = |turn: Turn| of(turn) - base;
     let sketch = Sketch { added: vec![part(); count], ..Sketch::default() };
@@ -67,8 +67,8 @@ fn a_turn_counts_for_what_it_holds() {
     told.done.steps = vec![step; HELD / size_of::<plan::PlanStep>() + 1];
     check(grows(told), 1);
     // Each mark is a way to find it, too.
-    let marks = grows(Turn { marks: vec![PartKey(7); 1000], ..turn() });
-    assert!((1000 * (16 + 48)..1000 * 400).contains(&marks), "{marks}");
+    let anchor_keys = grows(Turn { anchor_keys: vec![PartKey(7); 1000], ..turn() });
+    assert!((1000 * (16 + 48)..1000 * 400).contains(&anchor_keys), "{anchor_keys}");
 }
 
 fn queued(id: &str, number: u32, at: Millis) -> QueuedMessage {
@@ -81,11 +81,11 @@ fn said(id: &str, number: u32) -> InjectedMessage {
         thread: "t".into(),
         number,
         after: PartKey(1),
-        joint: None,
+        boundary: None,
         text: "Mind.".into(),
         tokens: 2,
         queued: 1,
-        aside: None,
+        suspended: None,
     };
     InjectedMessage { id: id.into(), at: 1, fate: InjectionState::Taken(Box::new(place)) }
 }
@@ -141,7 +141,7 @@ fn words_are_told_in_the_order_in_which_they_were_queued() {
 /// What decisions take is a part of the whole.
 #[test]
 fn decisions_are_counted_apart() {
-    let scene = Scene::of("claude-opus-4-6", &messages("ucrau"));
+    let scene = SessionFixture::of("claude-opus-4-6", &messages("ucrau"));
     let cut = Cut {
         after: None,
         about: PartKey(1),
@@ -205,7 +205,8 @@ fn decisions_are_counted_apart() {
 /// Past its bound the oldest quarter goes; what grew from that is made whole, so that it stays an anchor.
 #[test]
 fn the_oldest_quarter_of_a_long_session_is_forgotten() {
-    let part = |n: usize| SketchPart { key: PartKey(n as u128), tokens: 1, place: Place::History };
+    let part =
+        |n: usize| SketchPart { key: PartKey(n as u128), tokens: 1, place: PromptSection::History };
     let mut ledger = Ledger::default();
     let base = turn();
     let add = |ledger: &mut Ledger, n: usize| {
@@ -215,7 +216,7 @@ fn the_oldest_quarter_of_a_long_session_is_forgotten() {
             added: vec![part(n)],
         };
         let mut turn = Turn { request: n.to_string().into(), sketch, ..base.clone() };
-        turn.standing.thread = if n.is_multiple_of(2) { "even".into() } else { "odd".into() };
+        turn.position.thread = if n.is_multiple_of(2) { "even".into() } else { "odd".into() };
         turn.usage = Usage { input: Some(1), output: Some(2), ..Usage::default() };
         ledger.add(Fact::Turn(Box::new(turn)));
     };
@@ -237,7 +238,7 @@ fn the_oldest_quarter_of_a_long_session_is_forgotten() {
     assert_eq!(sketch(TURNS - 1).unwrap(), [part(0), part(1), part(TURNS - 1)]);
     let threads: Vec<_> =
         ledger.threads().into_iter().map(|(id, turns)| (id, turns.len())).collect();
-    let own = base.standing.thread.clone();
+    let own = base.position.thread.clone();
     assert_eq!(threads, [("even".into(), left / 2), ("odd".into(), left / 2), (own, 1)]);
     let totals = ledger.totals();
     assert_eq!((totals.input, totals.output), (left as u64 + 900, 2 * left as u64 + 100));

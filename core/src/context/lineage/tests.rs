@@ -1,8 +1,8 @@
 use super::*;
-use crate::context::ledger::marks;
-use crate::context::{Fact, Place, Sketch, SketchPart};
+use crate::context::ledger::anchor_keys;
+use crate::context::{Fact, PromptSection, Sketch, SketchPart};
 use crate::dialect::models::Family;
-use crate::dialect::reading::{Framing, Reading};
+use crate::dialect::reading::{Framing, ResponseReader};
 use crate::dialect::{self, Dialect, Usage};
 
 /// A session played turn by turn, as the proxy would.
@@ -23,22 +23,22 @@ impl Play {
         body: &str,
         answer: &str,
         outcome: Outcome,
-        lane: Option<&str>,
+        client_thread: Option<&str>,
     ) -> Placement {
         self.count += 1;
         let request = format!("req-{}", self.count);
         let conversation = dialect::read(Dialect::Anthropic, "/v1/messages", body.as_bytes());
-        let placed = place(&self.ledger, &conversation, &request, lane);
+        let placed = place(&self.ledger, &conversation, &request, client_thread);
         let sent = conversation.parts().filter_map(|part| part.key);
-        let mut reading = Reading::new(Dialect::Anthropic, 200, Framing::Json, 1 << 20);
+        let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Json, 1 << 20);
         let id = format!("msg_{}", self.count);
         reading.push(format!(r#"{{"id":"{id}","content":[{answer}],"stop_reason":"end_turn","usage":{{"input_tokens":9,"output_tokens":1}}}}"#).as_bytes());
         let reply = reading.finish(true);
-        let sketched = |key| SketchPart { key, tokens: 1, place: Place::History };
+        let sketched = |key| SketchPart { key, tokens: 1, place: PromptSection::History };
         self.ledger.add(Fact::Turn(Box::new(Turn {
             request: request.into(),
-            after: reply.chain_after(placed.standing.chain),
-            standing: placed.standing.clone(),
+            after: reply.chain_after(placed.position.chain),
+            position: placed.position.clone(),
             done: Default::default(),
             response: reply.id.clone(),
             at: 0,
@@ -57,7 +57,7 @@ impl Play {
             reserve: 0,
             sketch: Sketch { added: sent.map(sketched).collect(), ..Sketch::default() },
             reply: reply.parts.iter().filter_map(|part| part.key).map(sketched).collect(),
-            marks: marks(&reply),
+            anchor_keys: anchor_keys(&reply),
             provider_request_id: None,
             repeated_calls: None,
             carry: None,
@@ -93,7 +93,7 @@ fn result(id: &str) -> String {
 }
 
 fn parent(placed: &Placement) -> Option<&str> {
-    placed.standing.parent.as_deref()
+    placed.position.parent.as_deref()
 }
 
 #[test]
@@ -107,8 +107,8 @@ fn a_conversation_stays_on_its_thread() {
         (first.growth, second.growth, third.growth),
         (Growth::Begins, Growth::Grows, Growth::Grows)
     );
-    assert_eq!(second.standing.thread, first.standing.thread);
-    assert_eq!(third.standing.thread, first.standing.thread);
+    assert_eq!(second.position.thread, first.position.thread);
+    assert_eq!(third.position.thread, first.position.thread);
     assert_eq!(parent(&third), Some("req-2"));
 }
 
@@ -117,11 +117,11 @@ fn conversations_that_begin_alike_do_not_mix() {
     let mut play = Play::default();
     let a = play.say(&user("hi"), &words("A"));
     let b = play.say(&user("hi"), &words("B"));
-    assert_ne!(a.standing.thread, b.standing.thread);
+    assert_ne!(a.position.thread, b.position.thread);
     let a2 = play.say(&[user("hi"), model("A"), user("go")].join(","), &words("A2"));
     let b2 = play.say(&[user("hi"), model("B"), user("go")].join(","), &words("B2"));
-    assert_eq!(a2.standing.thread, a.standing.thread);
-    assert_eq!(b2.standing.thread, b.standing.thread);
+    assert_eq!(a2.position.thread, a.position.thread);
+    assert_eq!(b2.position.thread, b.position.thread);
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn a_title_call_is_a_thread_of_its_own_and_anchors_nothing() {
     let title = play.send(&title, &words("Greeting"), Outcome::Complete, None);
     let main = play.say(&user("hi"), &words("A"));
     assert_eq!(main.growth, Growth::Begins);
-    assert_ne!(main.standing.thread, title.standing.thread);
+    assert_ne!(main.position.thread, title.position.thread);
 }
 
 #[test]
@@ -142,8 +142,9 @@ fn a_side_call_on_top_of_the_history_forks() {
     let other = body(&messages, "You suggest.", r#","tools":[{"name":"s"}]"#);
     let side = play.send(&other, &words("x"), Outcome::Complete, None);
     assert_eq!((side.growth, parent(&side)), (Growth::Forks, Some("req-1")));
-    let lane = play.send(&body(&messages, "You are calm.", ""), "", Outcome::Complete, Some("sub"));
-    assert_ne!(lane.standing.thread, main.standing.thread);
+    let client_thread =
+        play.send(&body(&messages, "You are calm.", ""), "", Outcome::Complete, Some("sub"));
+    assert_ne!(client_thread.position.thread, main.position.thread);
 }
 
 #[test]
@@ -153,7 +154,7 @@ fn a_changed_system_prompt_or_tool_list_alone_stays() {
     let messages = [user("hi"), model("A"), user("go")].join(",");
     let system =
         play.send(&body(&messages, "You are brisk.", ""), &words("B"), Outcome::Complete, None);
-    assert_eq!(system.standing.thread, main.standing.thread);
+    assert_eq!(system.position.thread, main.position.thread);
 }
 
 #[test]
@@ -163,10 +164,10 @@ fn rewinds_and_forks_find_their_turn() {
     play.say(&[user("one"), model("1"), user("two")].join(","), &words("2"));
     let rewound = play.say(&[user("one"), model("1"), user("other")].join(","), &words("3"));
     assert_eq!((rewound.growth, parent(&rewound)), (Growth::Forks, Some("req-1")));
-    assert_ne!(rewound.standing.thread, first.standing.thread);
+    assert_ne!(rewound.position.thread, first.position.thread);
     let on = [user("one"), model("1"), user("other"), model("3"), user("more")].join(",");
     let on = play.say(&on, &words("4"));
-    assert_eq!(on.standing.thread, rewound.standing.thread);
+    assert_eq!(on.position.thread, rewound.position.thread);
 }
 
 #[test]
@@ -175,7 +176,7 @@ fn a_retry_after_a_failure_stays() {
     let request = body(&user("hi"), "You are calm.", "");
     let first = play.send(&request, "", Outcome::UpstreamFailed, None);
     let again = play.send(&request, &words("A"), Outcome::Complete, None);
-    assert_eq!((again.growth, &again.standing.thread), (Growth::Retries, &first.standing.thread));
+    assert_eq!((again.growth, &again.position.thread), (Growth::Retries, &first.position.thread));
 }
 
 #[test]
@@ -185,11 +186,11 @@ fn a_client_that_resumes_with_its_partial_answer_stays() {
     let first = play.send(&request, &words("Half an ans"), Outcome::UpstreamFailed, None);
     let resumed = [user("hi"), model("Half an ans"), user("Resume directly")].join(",");
     let resumed = play.say(&resumed, &words("wer"));
-    assert_eq!((resumed.growth, &resumed.standing.thread), (Growth::Grows, &first.standing.thread));
+    assert_eq!((resumed.growth, &resumed.position.thread), (Growth::Grows, &first.position.thread));
     let mut play = Play::default();
     let first = play.send(&request, &words("Half an ans"), Outcome::UpstreamFailed, None);
     let resumed = play.say(&[user("hi"), model("Half"), user("Resume")].join(","), &words("wer"));
-    assert_eq!(resumed.standing.thread, first.standing.thread);
+    assert_eq!(resumed.position.thread, first.position.thread);
 }
 
 #[test]
@@ -204,7 +205,7 @@ fn a_client_that_alters_its_first_message_stays() {
     let third = [user("Today. hi"), model(ANSWER), user("go"), called, result("toolu_1")];
     let third = play.say(&third.join(","), &words("done"));
     assert_eq!((third.growth, parent(&third)), (Growth::Grows, Some("req-2")));
-    assert_eq!(third.standing.thread, first.standing.thread);
+    assert_eq!(third.position.thread, first.position.thread);
 }
 
 /// Short words are said twice: two parts in a row prove nothing, three do with the same instructions and tools,
@@ -249,7 +250,7 @@ fn the_longest_run_of_parts_tells_the_parent() {
     assert_eq!(parent(&other), Some("req-3"));
 }
 
-/// A joint nearer to the end counts before one that proves as much further up, and the person's words are none.
+/// A boundary nearer to the end counts before one that proves as much further up, and the user's words are none.
 #[test]
 fn the_newest_joint_tells_the_parent() {
     const FIRST: &str = "The draught of this ship is three metres and a half, fully loaded.";
@@ -269,7 +270,7 @@ fn a_client_that_drops_the_words_beside_a_call_stays() {
     let first = play.say(&user("hi"), &format!("{},{}", words("I look."), call("toolu_1")));
     let dropped = format!(r#"{{"role":"assistant","content":[{}]}}"#, call("toolu_1"));
     let second = play.say(&[user("hi"), dropped, result("toolu_1")].join(","), &words("done"));
-    assert_eq!(second.standing.thread, first.standing.thread);
+    assert_eq!(second.position.thread, first.position.thread);
     assert_eq!(second.growth, Growth::Grows);
 }
 
@@ -281,11 +282,11 @@ fn what_the_provider_holds_chains_by_id() {
     let mut go_on =
         || play.send(&body(&user("go"), "", more), &words("B"), Outcome::Complete, None);
     let held = go_on();
-    assert_eq!((held.growth, &held.standing.thread), (Growth::Grows, &first.standing.thread));
-    assert_eq!(held.standing.system, first.standing.system, "what is not sent again is held");
+    assert_eq!((held.growth, &held.position.thread), (Growth::Grows, &first.position.thread));
+    assert_eq!(held.position.system, first.position.system, "what is not sent again is held");
     let another = go_on();
     assert_eq!((another.growth, parent(&another)), (Growth::Forks, Some("req-1")));
-    assert_ne!(another.standing.thread, first.standing.thread);
+    assert_ne!(another.position.thread, first.position.thread);
     // A response that is not known, and words that are: which turn came before is a guess.
     let stray = more.replace("msg_1", "msg_lost");
     let again = body(&[user("hi"), model("A"), user("and?")].join(","), "", &stray);
@@ -317,7 +318,7 @@ fn an_aborted_call_is_an_anchor_where_it_told_its_input() {
 fn sketches_are_put_together_from_their_differences() {
     let mut play = Play::default();
     play.say(&user("one"), &words("1"));
-    let part = |n: u128| SketchPart { key: PartKey(n), tokens: 1, place: Place::History };
+    let part = |n: u128| SketchPart { key: PartKey(n), tokens: 1, place: PromptSection::History };
     let mut turn = Turn::clone(play.ledger.turn("req-1").unwrap());
     for (id, base, kept, added) in [
         ("a", None, 0, vec![part(1), part(2), part(3)]),
@@ -344,18 +345,18 @@ fn of_turns_that_ended_alike_the_nearest_is_the_parent() {
     let base = Turn::clone(play.ledger.turn("req-1").unwrap());
     let conversation = body(&user("one"), "You are calm.", "");
     let conversation = dialect::read(Dialect::Anthropic, "/v1/messages", conversation.as_bytes());
-    let here = standing(&conversation, Some("main"));
+    let here = position(&conversation, Some("main"));
     let turn = |request: &str, change: fn(&mut Turn)| {
         let mut turn = Turn { request: request.into(), ..base.clone() };
-        turn.standing.lane = Some("main".into());
+        turn.position.client_thread = Some("main".into());
         change(&mut turn);
         Arc::new(turn)
     };
     let best = turn("best", |_| {});
     let others = [
         turn("beside", |turn| turn.purpose = Purpose::Side),
-        turn("lane", |turn| turn.standing.lane = None),
-        turn("head", |turn| turn.standing.system = PartKey(7)),
+        turn("lane", |turn| turn.position.client_thread = None),
+        turn("head", |turn| turn.position.system = PartKey(7)),
         turn("broken", |turn| turn.outcome = Outcome::UpstreamFailed),
     ];
     let of = |turns: &[&Arc<Turn>]| {
@@ -398,12 +399,12 @@ fn what_follows_a_bare_warm_up_is_found_by_its_words() {
     let base = || Turn::clone(play.ledger.turn("req-1").unwrap());
     let of = |change: fn(&mut Turn)| {
         let mut turn = base();
-        (turn.purpose, turn.standing.chain) = (Purpose::WarmUp, Chain::START);
+        (turn.purpose, turn.position.chain) = (Purpose::WarmUp, Chain::START);
         change(&mut turn);
         is_bare(&turn)
     };
     assert!(of(|_| {}));
     assert!(!of(|turn| turn.purpose = Purpose::Turn));
-    assert!(!of(|turn| turn.standing.parent = Some("r".into())));
-    assert!(!of(|turn| turn.standing.chain = Chain(7)), "it brought words");
+    assert!(!of(|turn| turn.position.parent = Some("r".into())));
+    assert!(!of(|turn| turn.position.chain = Chain(7)), "it brought words");
 }

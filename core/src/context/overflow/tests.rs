@@ -1,11 +1,11 @@
 use super::*;
-use crate::context::{Breakdown, Place, Turn};
+use crate::context::{Breakdown, PromptSection, Turn};
 use crate::dialect::{PartKey, ProviderError, ReplyPart};
-use crate::tokens::learn::Guess;
+use crate::tokens::learn::CostPrediction;
 
-fn estimate(tokens: u64, method: Method) -> Estimate {
+fn estimate(tokens: u64, method: EstimateMethod) -> Estimate {
     let breakdown = Breakdown { messages: tokens, ..Breakdown::default() };
-    let guess = Guess { tokens, ..Guess::default() };
+    let guess = CostPrediction { tokens, ..CostPrediction::default() };
     Estimate {
         tokens,
         method,
@@ -26,7 +26,7 @@ fn sign(reply: &Reply, estimate: &Estimate) -> Option<OverflowSign> {
 
 #[test]
 fn what_a_reply_shows_is_seen() {
-    let small = estimate(100, Method::Anchored);
+    let small = estimate(100, EstimateMethod::Anchored);
     let error = |kind: &str, message: &str| Reply {
         error: Some(ProviderError { kind: Some(kind.into()), message: Some(message.into()) }),
         ..Reply::default()
@@ -39,13 +39,13 @@ fn what_a_reply_shows_is_seen() {
     assert_eq!((seen.sign, seen.said), (OverflowSign::InReply, said));
     assert_eq!(sign(&error("rate_limit_exceeded", "Rate limit reached"), &small), None);
     let stopped = |stop| Reply { stop: Some(stop), ..Reply::default() };
-    assert_eq!(sign(&stopped(Stop::WindowFull), &small), Some(OverflowSign::WindowFull));
-    assert_eq!(sign(&stopped(Stop::MaxTokens), &small), Some(OverflowSign::Empty));
-    let mut thought = stopped(Stop::MaxTokens);
+    assert_eq!(sign(&stopped(StopReason::WindowFull), &small), Some(OverflowSign::WindowFull));
+    assert_eq!(sign(&stopped(StopReason::MaxTokens), &small), Some(OverflowSign::Empty));
+    let mut thought = stopped(StopReason::MaxTokens);
     thought.parts.push(ReplyPart::of(PartKind::Reasoning));
     assert_eq!(sign(&thought, &small), None, "thinking took it all");
     assert_eq!(
-        shown(&stopped(Stop::WindowFull), Purpose::WarmUp, &OverflowEvidence::default()),
+        shown(&stopped(StopReason::WindowFull), Purpose::WarmUp, &OverflowEvidence::default()),
         None
     );
 }
@@ -53,14 +53,14 @@ fn what_a_reply_shows_is_seen() {
 fn read(input: u64) -> Reply {
     Reply {
         usage: Usage { input: Some(input), output: Some(9), ..Usage::default() },
-        stop: Some(Stop::End),
+        stop: Some(StopReason::End),
         ..Reply::default()
     }
 }
 
 /// So many tokens in one part.
 fn parts(tokens: u32) -> Vec<SketchPart> {
-    vec![SketchPart { key: PartKey(1), tokens, place: Place::History }]
+    vec![SketchPart { key: PartKey(1), tokens, place: PromptSection::History }]
 }
 
 /// A call that read `input` of `sent` tokens.
@@ -79,7 +79,7 @@ fn turn(input: u64) -> Turn {
 /// What was read of `sent` tokens after `before` were read of `sent_before`.
 fn capped((sent, input): (u32, u64), (sent_before, before): (u32, u64)) -> bool {
     let (turn, sketch) = (turn(before), parts(sent_before));
-    let estimate = estimate(before + u64::from(sent - sent_before), Method::Anchored);
+    let estimate = estimate(before + u64::from(sent - sent_before), EstimateMethod::Anchored);
     let parts = parts(sent);
     let evidence = OverflowEvidence {
         estimate: Some(&estimate),
@@ -95,7 +95,7 @@ fn capped((sent, input): (u32, u64), (sent_before, before): (u32, u64)) -> bool 
 #[test]
 fn the_provider_cut_the_history_only_where_a_limit_explains_it() {
     // However low a tokenizer counts, alone it is no evidence.
-    for method in [Method::Anchored, Method::Estimated, Method::Compacted] {
+    for method in [EstimateMethod::Anchored, EstimateMethod::Estimated, EstimateMethod::Compacted] {
         assert_eq!(sign(&read(4_096), &estimate(40_000, method)), None, "{method:?}");
     }
     // The same cap twice, while the thread grew.
@@ -108,7 +108,7 @@ fn the_provider_cut_the_history_only_where_a_limit_explains_it() {
     let mut cleared = read(4_096);
     cleared.usage.hosted_tools = true;
     let (turn, before, now) = (turn(4_096), parts(12_000), parts(20_000));
-    let estimate = estimate(12_096, Method::Anchored);
+    let estimate = estimate(12_096, EstimateMethod::Anchored);
     let anchor = Some(Anchor { turn: &turn, sketch: &before });
     let sums = PartSums::of(&now, anchor);
     let known = OverflowEvidence { estimate: Some(&estimate), sums, ..<_>::default() };
@@ -120,7 +120,7 @@ fn the_provider_cut_the_history_only_where_a_limit_explains_it() {
 #[test]
 fn a_known_window_that_was_too_small_explains_it() {
     let sums = PartSums::of(&parts(20_000), None);
-    let sent = estimate(20_000, Method::Estimated);
+    let sent = estimate(20_000, EstimateMethod::Estimated);
     let within = |window| {
         let evidence =
             OverflowEvidence { estimate: Some(&sent), sums, window, ..OverflowEvidence::default() };
@@ -129,7 +129,7 @@ fn a_known_window_that_was_too_small_explains_it() {
     assert!(within(Some(4_096)) && within(Some(8_192)));
     assert!(!within(None) && !within(Some(32_768)) && !within(Some(2_048)));
     let held = OverflowEvidence {
-        estimate: Some(&estimate(20_000, Method::Held)),
+        estimate: Some(&estimate(20_000, EstimateMethod::Held)),
         sums,
         window: Some(4_096),
         ..OverflowEvidence::default()
@@ -165,18 +165,19 @@ fn a_message_that_contradicts_the_estimate_wildly_is_not_believed() {
     };
     let words = sent(r#""Look.""#);
     let of = |window, input| Overflow { window, input };
-    let is_wild = |said: Overflow| contradicts(&said, &estimate(100, Method::Anchored), &words);
+    let is_wild =
+        |said: Overflow| contradicts(&said, &estimate(100, EstimateMethod::Anchored), &words);
     assert!(!is_wild(of(Some(200), Some(850))) && is_wild(of(Some(200), Some(851))));
     assert!(!is_wild(of(Some(850), None)) && is_wild(of(Some(851), None)));
     assert!(!is_wild(of(None, None)), "it says nothing");
     let said = of(None, Some(9_999));
     let unseen = |method, sent| contradicts(&said, &estimate(100, method), sent);
-    assert!(unseen(Method::Anchored, &words) && !unseen(Method::Held, &words));
+    assert!(unseen(EstimateMethod::Anchored, &words) && !unseen(EstimateMethod::Held, &words));
     let held = Some(crate::dialect::HeldHistory::After("r".into()));
     let held = Conversation { held, ..words.clone() };
-    assert!(!unseen(Method::Anchored, &held));
+    assert!(!unseen(EstimateMethod::Anchored, &held));
     let picture = r#"[{"type":"image","source":{"type":"url","url":"https://a/b.png"}}]"#;
-    assert!(!unseen(Method::Anchored, &sent(picture)), "nobody here knows its size");
+    assert!(!unseen(EstimateMethod::Anchored, &sent(picture)), "nobody here knows its size");
 }
 
 #[test]

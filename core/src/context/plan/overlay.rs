@@ -45,8 +45,8 @@ impl Overlay {
     }
 
     /// The chain of what is forwarded before the keyed part of this number.
-    pub fn before(&self, spot: usize) -> Chain {
-        self.chains.get(spot).copied().unwrap_or(Chain::START)
+    pub fn before(&self, index: usize) -> Chain {
+        self.chains.get(index).copied().unwrap_or(Chain::START)
     }
 
     /// Whether it is what came.

@@ -41,7 +41,7 @@ struct KeyedPart {
 /// Everything known of one request.
 #[derive(Clone, Debug, Default)]
 pub struct RecordedDecisions {
-    spots: Vec<KeyedPart>,
+    keyed_parts: Vec<KeyedPart>,
     /// The chain of system prompt and tools.
     head: Chain,
     cuts: HashMap<u128, Arc<Cut>>,
@@ -66,7 +66,7 @@ pub struct RecordedDecisions {
     /// The turn it grew from.
     pub parent: Option<Arc<Turn>>,
     /// A rewrite of its thread was refused then: what was decided before is not repeated.
-    pub aside: Option<Millis>,
+    pub suspended: Option<Millis>,
     /// Decisions of its thread were refused: nothing new is decided until its cache is cold.
     pub rests: bool,
     /// The summary that is in use, with the first message that stays.
@@ -76,7 +76,7 @@ pub struct RecordedDecisions {
     /// Its client was seen to compact by itself.
     pub client_compacts: bool,
     /// Words that were said in it: the number of the keyed part that they follow.
-    said: Vec<(usize, Arc<InjectedMessage>)>,
+    injected: Vec<(usize, Arc<InjectedMessage>)>,
     /// Words that wait to be said, in order, if this is the request to say them in.
     pub(in crate::context) waiting: Vec<Arc<QueuedMessage>>,
     /// Its thread.
@@ -93,16 +93,16 @@ impl RecordedDecisions {
     ) -> Self {
         let mut known = Self {
             parent: placed.parent.clone(),
-            aside: placed.standing.aside,
-            rests: placed.standing.aside.is_some()
-                || ledger.rests(&placed.standing.thread, placed.parent.as_deref()),
+            suspended: placed.position.suspended,
+            rests: placed.position.suspended.is_some()
+                || ledger.rests(&placed.position.thread, placed.parent.as_deref()),
             client_compacts: ledger.client_compacts(),
             waiting: inject::waiting(ledger, placed),
-            thread: placed.standing.thread.clone(),
+            thread: placed.position.thread.clone(),
             request: placed.request.clone(),
             ..Self::bare(conversation)
         };
-        let branch = Branch::of(ledger, placed, &known.spots, shadow);
+        let branch = Branch::of(ledger, placed, &known.keyed_parts, shadow);
         known.find_summaries(ledger, conversation, shadow, &branch);
         if ledger.knows_reasoning() {
             known.find_replies(ledger, conversation);
@@ -110,63 +110,64 @@ impl RecordedDecisions {
         }
         if ledger.has_decided(shadow) {
             known.find_decisions(ledger, shadow, &branch, conversation.model.as_deref());
-            known.given_up = ledger.given_up(shadow, known.aside);
+            known.given_up = ledger.given_up(shadow, known.suspended);
             known.given_up.extend(branch.given_up());
             known.find_ends(ledger, conversation, &branch);
         }
         if !shadow {
             known.find_repairs(ledger, &branch);
-            ledger.taken().into_iter().for_each(|(said, _)| known.find_said(said));
-            let Self { said, spots, .. } = &mut known;
-            said.retain(|(place, said)| branch.has_said(said, spots[*place].key));
+            ledger.taken().into_iter().for_each(|(injected, _)| known.find_said(injected));
+            let Self { injected, keyed_parts, .. } = &mut known;
+            injected.retain(|(place, injected)| branch.has_said(injected, keyed_parts[*place].key));
         }
         known
     }
 
     /// Of a conversation of which nothing is known.
     pub(super) fn bare(conversation: &Conversation) -> Self {
-        Self { head: head(conversation), spots: spots(conversation), ..Self::default() }
+        Self { head: head(conversation), keyed_parts: keyed_parts(conversation), ..Self::default() }
     }
 
     /// The place of words that were said, if this request has it.
-    fn find_said(&mut self, said: &Arc<InjectedMessage>) {
-        let Some(taken) = said.taken() else { return };
-        if taken.aside != self.aside {
+    fn find_said(&mut self, injected: &Arc<InjectedMessage>) {
+        let Some(taken) = injected.taken() else { return };
+        if taken.suspended != self.suspended {
             return;
         }
-        let place = self.spots.iter().rposition(|spot| spot.about == taken.after.0);
-        let Some(place) = place.or_else(|| self.joined(taken.joint?)) else { return };
-        self.said.push((place, said.clone()));
+        let place = self.keyed_parts.iter().rposition(|keyed| keyed.about == taken.after.0);
+        let Some(place) = place.or_else(|| self.joined(taken.boundary?)) else { return };
+        self.injected.push((place, injected.clone()));
         // In order of the parts they follow, and of being queued.
         let order = |of: &InjectedMessage| of.taken().map(|taken| taken.number);
-        self.said.sort_by_key(|(place, said)| (*place, order(said)));
+        self.injected.sort_by_key(|(place, injected)| (*place, order(injected)));
     }
 
     /// The part that stands after the one it stood after before; `None` unless there is one alone.
-    fn joined(&self, joint: PartKey) -> Option<usize> {
-        let mut found = (1..self.spots.len()).filter(|place| self.joint(*place) == Some(joint));
+    fn joined(&self, boundary: PartKey) -> Option<usize> {
+        let mut found =
+            (1..self.keyed_parts.len()).filter(|place| self.boundary(*place) == Some(boundary));
         found.next().filter(|_| found.next().is_none())
     }
 
     /// A keyed part and the one before it.
-    fn joint(&self, place: usize) -> Option<PartKey> {
-        let before = self.spots.get(place.checked_sub(1)?)?.key;
-        Some(PartKey(BoundaryHash::of(before, self.spots.get(place)?.key).0))
+    fn boundary(&self, place: usize) -> Option<PartKey> {
+        let before = self.keyed_parts.get(place.checked_sub(1)?)?.key;
+        Some(PartKey(BoundaryHash::of(before, self.keyed_parts.get(place)?.key).0))
     }
 
     /// Where words can be said now: after the newest part, if the model has not answered it. Its
-    /// place, what decisions about it are kept by, and its joint.
+    /// place, what decisions about it are kept by, and its boundary.
     pub(in crate::context) fn end(&self) -> Option<((usize, usize), u128, Option<PartKey>)> {
-        let heard = |spot: &KeyedPart| spot.role != Role::System;
-        let place = self.spots.iter().rposition(heard)?;
-        let spot = self.spots[place];
-        let open = matches!(spot.role, Role::User | Role::Tool);
-        open.then(|| (spot.at, spot.about, self.joint(place)))
+        let heard = |keyed: &KeyedPart| keyed.role != Role::System;
+        let place = self.keyed_parts.iter().rposition(heard)?;
+        let keyed = self.keyed_parts[place];
+        let open = matches!(keyed.role, Role::User | Role::Tool);
+        open.then(|| (keyed.at, keyed.about, self.boundary(place)))
     }
 
     /// Whether words stand in this request.
     pub(in crate::context) fn is_said(&self, id: &str) -> bool {
-        self.said.iter().any(|(_, said)| *said.id == *id)
+        self.injected.iter().any(|(_, injected)| *injected.id == *id)
     }
 
     /// Words that follow the part at a place.
@@ -174,8 +175,8 @@ impl RecordedDecisions {
         &self,
         at: (usize, usize),
     ) -> impl Iterator<Item = &InjectedMessage> {
-        let here = self.said.iter().filter(move |(place, _)| self.spots[*place].at == at);
-        here.map(|(_, said)| &**said)
+        let here = self.injected.iter().filter(move |(place, _)| self.keyed_parts[*place].at == at);
+        here.map(|(_, injected)| &**injected)
     }
 
     /// Words that follow a part of a message, in order.
@@ -183,8 +184,9 @@ impl RecordedDecisions {
         &self,
         message: usize,
     ) -> impl Iterator<Item = &InjectedMessage> {
-        let here = self.said.iter().filter(move |(place, _)| self.spots[*place].at.0 == message);
-        here.map(|(_, said)| &**said)
+        let here =
+            self.injected.iter().filter(move |(place, _)| self.keyed_parts[*place].at.0 == message);
+        here.map(|(_, injected)| &**injected)
     }
 
     /// Words that are said in this request: the place they follow, and all that follow it, in order.
@@ -192,9 +194,12 @@ impl RecordedDecisions {
         &self,
     ) -> impl Iterator<Item = ((usize, usize), Vec<&InjectedMessage>)> {
         let from = self.kept_from();
-        let groups = self.said.chunk_by(|one, two| one.0 == two.0);
+        let groups = self.injected.chunk_by(|one, two| one.0 == two.0);
         let groups = groups.map(|group| {
-            (self.spots[group[0].0].at, group.iter().map(|(_, said)| &**said).collect())
+            (
+                self.keyed_parts[group[0].0].at,
+                group.iter().map(|(_, injected)| &**injected).collect(),
+            )
         });
         // What a summary stands for is not said again.
         groups.filter(move |(at, _): &(_, Vec<&InjectedMessage>)| at.0 >= from)
@@ -207,36 +212,37 @@ impl RecordedDecisions {
         branch: &Branch<'_>,
         model: Option<&str>,
     ) {
-        let aside = self.aside;
+        let suspended = self.suspended;
         let mut cuts = Vec::new();
-        for (index, spot) in self.spots.iter().enumerate() {
-            let nth = [(spot.about, CutCount::Once), (again(spot.about), CutCount::Twice)];
+        for (index, keyed) in self.keyed_parts.iter().enumerate() {
+            let nth = [(keyed.about, CutCount::Once), (again(keyed.about), CutCount::Twice)];
             for (about, nth) in nth {
-                let Some(cut) = ledger.cut(about, shadow, aside) else { break };
+                let Some(cut) = ledger.cut(about, shadow, suspended) else { break };
                 cuts.push((index, nth, cut));
             }
-            let Some(echo) = ledger.echo(spot.about, shadow, aside) else { continue };
+            let Some(echo) = ledger.echo(keyed.about, shadow, suspended) else { continue };
             if branch.is_of_model(echo, model) {
                 self.of_its_model.insert(echo.about);
             }
-            self.echoes.insert(spot.about, echo.clone());
+            self.echoes.insert(keyed.about, echo.clone());
         }
-        let keys = cuts.iter().map(|(index, ..)| self.spots[*index].key).collect();
-        let forms = branch.forms(&self.spots, &keys);
+        let keys = cuts.iter().map(|(index, ..)| self.keyed_parts[*index].key).collect();
+        let forms = branch.forms(&self.keyed_parts, &keys);
         let held = cuts
             .into_iter()
             .filter(|(index, nth, cut)| branch.has_cut(cut, *nth, forms.get(index).copied()));
         self.cuts.extend(held.map(|(_, _, cut)| (cut.about.0, cut.clone())));
         for returned in &self.replies {
             let about = returned.reasoning.after.0;
-            let echo = ledger.echo(about, shadow, aside);
+            let echo = ledger.echo(about, shadow, suspended);
             let echo = echo.filter(|echo| branch.has_back(echo, &returned.reasoning));
             self.echoes.extend(echo.map(|echo| (about, echo.clone())));
         }
         // What a client sends itself is known by its bytes, which are not at hand here.
         let replies = self.replies.iter().map(|returned| &*returned.reasoning);
-        let elsewhere = branch.not_out(ledger.taken_out(shadow, aside), replies);
-        let out = ledger.taken_out(shadow, aside).filter(|echo| !elsewhere.contains(&echo.about));
+        let elsewhere = branch.not_out(ledger.taken_out(shadow, suspended), replies);
+        let out =
+            ledger.taken_out(shadow, suspended).filter(|echo| !elsewhere.contains(&echo.about));
         self.echoes.extend(out.map(|echo| (echo.about.0, echo.clone())));
     }
 
@@ -282,9 +288,9 @@ impl RecordedDecisions {
                     self.add_repair(Arc::new(*repair));
                 }
                 Fact::Compact(compact) => self.uses(*compact),
-                Fact::Said(said) => {
-                    if self.said.iter().all(|(_, known)| known.id != said.id) {
-                        self.find_said(&Arc::new(*said));
+                Fact::Said(injected) => {
+                    if self.injected.iter().all(|(_, known)| known.id != injected.id) {
+                        self.find_said(&Arc::new(*injected));
                     }
                 }
                 Fact::Turn(_)
@@ -347,7 +353,7 @@ impl RecordedDecisions {
 
     /// Whether nothing was decided that could change the request.
     pub fn decides_nothing(&self) -> bool {
-        let is_empty = self.cuts.is_empty() && self.echoes.is_empty() && self.said.is_empty();
+        let is_empty = self.cuts.is_empty() && self.echoes.is_empty() && self.injected.is_empty();
         is_empty && self.compact.is_none() && self.repairs.is_empty()
     }
 
@@ -398,18 +404,18 @@ impl RecordedDecisions {
     }
 
     /// What a part is known by, cut as it is.
-    fn cut_key(&self, spot: &KeyedPart) -> PartKey {
-        match self.cut(spot.about) {
-            Some(cut) if cut.about.0 == spot.about => spot.key.cut(),
-            Some(_) => spot.key.cut().cut(),
-            None => spot.key,
+    fn cut_key(&self, keyed: &KeyedPart) -> PartKey {
+        match self.cut(keyed.about) {
+            Some(cut) if cut.about.0 == keyed.about => keyed.key.cut(),
+            Some(_) => keyed.key.cut().cut(),
+            None => keyed.key,
         }
     }
 
     /// What decisions about the part at a place are kept by; `None` for parts without a key.
     pub fn about(&self, at: (usize, usize)) -> Option<u128> {
-        let found = self.spots.binary_search_by_key(&at, |spot| spot.at).ok()?;
-        Some(self.spots[found].about)
+        let found = self.keyed_parts.binary_search_by_key(&at, |keyed| keyed.at).ok()?;
+        Some(self.keyed_parts[found].about)
     }
 
     /// Whether a decision about a part was made for the model that this request asks.
@@ -420,14 +426,15 @@ impl RecordedDecisions {
     /// The cuts of this request's results: place, what the part is known by then, cut.
     pub fn cuts_here(&self) -> impl Iterator<Item = ((usize, usize), PartKey, &Cut)> {
         let (none, from) = (self.cuts.is_empty(), self.kept_from());
-        let spots = self.spots.iter().filter(move |spot| !none && spot.at.0 >= from);
-        spots.filter_map(|spot| Some((spot.at, self.cut_key(spot), self.cut(spot.about)?)))
+        let keyed_parts = self.keyed_parts.iter().filter(move |keyed| !none && keyed.at.0 >= from);
+        keyed_parts
+            .filter_map(|keyed| Some((keyed.at, self.cut_key(keyed), self.cut(keyed.about)?)))
     }
 
     pub(super) fn stand_ins(&self) -> impl Iterator<Item = ((usize, usize), &ReasoningDecision)> {
         let (none, from) = (self.echoes.is_empty(), self.kept_from());
-        let spots = self.spots.iter().filter(move |spot| !none && spot.at.0 >= from);
-        spots.filter_map(|spot| Some((spot.at, &**self.echoes.get(&spot.about)?)))
+        let keyed_parts = self.keyed_parts.iter().filter(move |keyed| !none && keyed.at.0 >= from);
+        keyed_parts.filter_map(|keyed| Some((keyed.at, &**self.echoes.get(&keyed.about)?)))
     }
 
     /// Whether a decision of the exchange `of`, kept by `about`, is new to the exchange `here`.
@@ -438,21 +445,21 @@ impl RecordedDecisions {
 
     /// What is forwarded as far as cuts make it: chains, and no overlay yet.
     pub(in crate::context) fn sent(&self) -> Overlay {
-        let mut chains = Vec::with_capacity(self.spots.len() + 1);
+        let mut chains = Vec::with_capacity(self.keyed_parts.len() + 1);
         let mut chain = self.head;
         chains.push(chain);
-        let gone = self.spots.partition_point(|spot| spot.at.0 < self.kept_from());
+        let gone = self.keyed_parts.partition_point(|keyed| keyed.at.0 < self.kept_from());
         if let Some((_, compact)) = self.compact().filter(|_| gone > 0) {
             chains.resize(gone, chain);
             let carried = compact.carries.filter(|it| it.head == self.head);
             chain = carried.map_or_else(|| chain.then(compact.key()), |it| it.sent);
             chains.push(chain);
         }
-        let mut said = self.said.iter().skip_while(|(after, _)| *after < gone).peekable();
-        for (place, spot) in self.spots.iter().enumerate().skip(gone) {
-            chain = chain.then(if self.cuts.is_empty() { spot.key } else { self.cut_key(spot) });
-            while let Some((_, said)) = said.next_if(|(after, _)| *after == place) {
-                chain = chain.then(said.key());
+        let mut injected = self.injected.iter().skip_while(|(after, _)| *after < gone).peekable();
+        for (place, keyed) in self.keyed_parts.iter().enumerate().skip(gone) {
+            chain = chain.then(if self.cuts.is_empty() { keyed.key } else { self.cut_key(keyed) });
+            while let Some((_, injected)) = injected.next_if(|(after, _)| *after == place) {
+                chain = chain.then(injected.key());
             }
             chains.push(chain);
         }
@@ -470,12 +477,12 @@ fn head(conversation: &Conversation) -> Chain {
     parts.filter_map(|part| part.key).fold(Chain::START, Chain::then)
 }
 
-fn spots(conversation: &Conversation) -> Vec<KeyedPart> {
+fn keyed_parts(conversation: &Conversation) -> Vec<KeyedPart> {
     // Gemini's ids are the clients' own making and no identity.
     let ids_count = conversation.dialect != Dialect::Gemini;
     let mut own: HashMap<&str, bool> = HashMap::default();
     let mut chain = Chain::START;
-    let mut spots = Vec::new();
+    let mut keyed_parts = Vec::new();
     for (message, of) in conversation.messages.iter().enumerate() {
         for (index, part) in of.parts.iter().enumerate() {
             let Some(key) = part.key else { continue };
@@ -487,8 +494,8 @@ fn spots(conversation: &Conversation) -> Vec<KeyedPart> {
                 *own.entry(id).or_insert_with(|| ledger::is_own(id, name))
             });
             let about = about(key, chain, is_own);
-            spots.push(KeyedPart { at: (message, index), key, about, role: part.role });
+            keyed_parts.push(KeyedPart { at: (message, index), key, about, role: part.role });
         }
     }
-    spots
+    keyed_parts
 }

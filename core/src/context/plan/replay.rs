@@ -8,7 +8,7 @@ use super::{
 };
 use crate::context::policy::EchoRule;
 use crate::context::{ReasoningAction, ReasoningDecision, reasoning};
-use crate::dialect::rewrite::{self, Block};
+use crate::dialect::rewrite::{self, ReasoningInsert};
 use crate::dialect::{Dialect, Part, PartKey, PartKind, Span};
 use crate::wire::splice::{self, Edit};
 
@@ -80,7 +80,7 @@ fn cuts(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
             if part.kind == PartKind::Image {
                 return rewrite::cut_picture(request.conversation, request.body, at, &words);
             }
-            let change = rewrite::Cut { text: &words, keep_media: cut.keep_media };
+            let change = rewrite::CutContent { text: &words, keep_media: cut.keep_media };
             rewrite::cut(request.conversation, request.body, at, &change)
         });
         if edits.is_empty() {
@@ -182,7 +182,7 @@ fn stand_in(request: &PlanRequest<'_>, at: (usize, usize), raw: &str) -> Vec<Edi
     match conversation.dialect {
         Dialect::Gemini => rewrite::seal(conversation, request.body, at, raw).into_iter().collect(),
         Dialect::Anthropic | Dialect::OpenaiChat | Dialect::OpenaiResponses => {
-            let block = Block { before: at.1, raw };
+            let block = ReasoningInsert { before: at.1, raw };
             rewrite::put_back(conversation, request.body, at.0, &[block])
         }
     }
@@ -198,15 +198,15 @@ fn put_back(
 ) {
     let conversation = request.conversation;
     let missing = returned.missing(request);
-    let mut blocks: Vec<(usize, Block<'_>)> = Vec::new();
+    let mut blocks: Vec<(usize, ReasoningInsert<'_>)> = Vec::new();
     for thought in &missing.blocks {
         let Some((message, part)) = returned.place(conversation, thought) else { continue };
-        blocks.push((message, Block { before: part, raw: &thought.raw }));
+        blocks.push((message, ReasoningInsert { before: part, raw: &thought.raw }));
     }
     let mut rest = &blocks[..];
     while let Some((message, _)) = rest.first() {
         let run = rest.iter().take_while(|(other, _)| other == message).count();
-        let group: Vec<Block<'_>> = rest[..run].iter().map(|(_, block)| *block).collect();
+        let group: Vec<ReasoningInsert<'_>> = rest[..run].iter().map(|(_, block)| *block).collect();
         let edits = rewrite::put_back(conversation, request.body, *message, &group);
         let at = (*message, group[0].before);
         plan.steps.push(step_of(request, known, Change::PutBack, at, echo, &edits));

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::{Change, Decision, DecisionReason, PlanStep};
 use crate::context::overflow::OverflowReport;
 use crate::context::policy::Mode;
-use crate::dialect::refusal::Cause;
+use crate::dialect::refusal::RefusalCause;
 use crate::dialect::repair::RepairCause;
 
 /// What was done to a request; kept with its turn.
@@ -47,11 +47,11 @@ pub struct RewriteSummary {
     /// The provider refused the request as it was rewritten, naming this; the original was sent in
     /// its place.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub resent: Option<Cause>,
+    pub resent: Option<RefusalCause>,
     /// The provider refused what was decided for the request, naming this; that was taken back, and the
     /// request sent as those before it were.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub taken_back: Option<Cause>,
+    pub taken_back: Option<RefusalCause>,
     /// The provider refused the request for these, and took it with them changed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub healed: Vec<RepairCause>,
@@ -306,7 +306,7 @@ mod tests {
         assert_eq!((done.tokens_removed, done.tokens_added), (890 + 490, 0));
         assert!(done.is_sent() && !done.is_nothing());
         assert!(!RewriteSummary { mode: Mode::Shadow, ..done.clone() }.is_sent());
-        assert!(!RewriteSummary { resent: Some(Cause::Structure), ..done }.is_sent());
+        assert!(!RewriteSummary { resent: Some(RefusalCause::Structure), ..done }.is_sent());
     }
 
     #[test]

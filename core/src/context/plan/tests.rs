@@ -5,10 +5,10 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::context::policy::SummaryAuthor;
-use crate::context::scene::{Scene, messages, thinking};
+use crate::context::scene::{SessionFixture, messages, thinking};
 use crate::context::{
     CompactionRecord, Cut, Fact, InjectedMessage, QueuedMessage, ReasoningAction,
-    ReasoningDecision, Replacement, RevocationRetry, Revoked, Suspended, compact, inject,
+    ReasoningDecision, Replacement, Revocation, RevocationRetry, Suspension, compact, inject,
     reasoning,
 };
 use crate::dialect::Usage;
@@ -20,7 +20,7 @@ const GONE: &str = "It went.";
 const NONE: [usize; 0] = [];
 
 /// The request as it is sent.
-fn sent(scene: &Scene) -> Value {
+fn sent(scene: &SessionFixture) -> Value {
     let plan = scene.plan();
     assert!(!plan.conflict, "{:?}", plan.steps);
     let slices = splice(&Bytes::copy_from_slice(&scene.body), plan.edits).unwrap();
@@ -28,7 +28,7 @@ fn sent(scene: &Scene) -> Value {
 }
 
 /// The decision of the request at hand that a result gives way.
-fn cut(scene: &Scene, message: usize, why: DecisionReason) -> Fact {
+fn cut(scene: &SessionFixture, message: usize, why: DecisionReason) -> Fact {
     Fact::Cut(Box::new(Cut {
         after: None,
         about: PartKey(scene.about(message)),
@@ -44,17 +44,21 @@ fn cut(scene: &Scene, message: usize, why: DecisionReason) -> Fact {
 }
 
 /// The messages whose results gave way.
-fn cut_in(scene: &Scene) -> Vec<usize> {
+fn cut_in(scene: &SessionFixture) -> Vec<usize> {
     let sent = sent(scene);
     let messages = sent["messages"].as_array().unwrap().iter().enumerate();
     messages.filter(|(_, one)| one.to_string().contains(GONE)).map(|(at, _)| at).collect()
 }
 
 /// A session of which each request is answered as `letters` say; the last is at hand.
-fn session(name: &'static str, letters: &str, at: impl Fn(usize, &mut Scene)) -> Scene {
+fn session(
+    name: &'static str,
+    letters: &str,
+    at: impl Fn(usize, &mut SessionFixture),
+) -> SessionFixture {
     let all = messages(letters);
     let upto = |count: usize| all.as_array().unwrap()[..count].iter().cloned().collect::<Value>();
-    let mut scene = Scene::of(name, &upto(1));
+    let mut scene = SessionFixture::of(name, &upto(1));
     for (number, letter) in letters.chars().enumerate().filter(|(_, it)| "acwt".contains(*it)) {
         if number > 1 {
             scene.send(&upto(number));
@@ -68,12 +72,12 @@ fn session(name: &'static str, letters: &str, at: impl Fn(usize, &mut Scene)) ->
     scene
 }
 
-fn plain(letters: &str) -> Scene {
+fn plain(letters: &str) -> SessionFixture {
     session(FREE, letters, |_, _| {})
 }
 
 /// A session whose request before the message `number` cut a result.
-fn with_cut(letters: &str, number: usize, result: usize, why: DecisionReason) -> Scene {
+fn with_cut(letters: &str, number: usize, result: usize, why: DecisionReason) -> SessionFixture {
     session(FREE, letters, |at, scene| {
         if at == number {
             let fact = cut(scene, result, why);
@@ -134,7 +138,7 @@ fn shadow_mode_decides_apart() {
     let mut scene = plain("ucrau");
     scene.mode = Mode::Shadow;
     scene.ledger.add(cut(&scene, 2, PRESSURE));
-    let cuts = |scene: &Scene| scene.known().cuts_here().count();
+    let cuts = |scene: &SessionFixture| scene.known().cuts_here().count();
     assert_eq!(cuts(&scene), 1);
     scene.mode = Mode::Active;
     assert_eq!(cuts(&scene), 0);
@@ -148,14 +152,14 @@ fn a_refused_decision_is_void() {
     let decided = cut(&scene, 2, PRESSURE);
     scene.ledger.add(decided.clone());
     let about = vec![PartKey(scene.about(2))];
-    let revoked = |scene: &Scene, anew| {
-        Fact::TakenBack(Box::new(Revoked {
+    let revoked = |scene: &SessionFixture, retry| {
+        Fact::TakenBack(Box::new(Revocation {
             request: scene.request().id.into(),
-            thread: scene.placed().standing.thread,
-            parent: scene.placed().standing.parent,
+            thread: scene.placed().position.thread,
+            parent: scene.placed().position.parent,
             at: 2,
             about: about.clone(),
-            anew,
+            retry,
         }))
     };
     assert_eq!(cut_in(&scene), [2]);
@@ -163,8 +167,8 @@ fn a_refused_decision_is_void() {
     assert_eq!(cut_in(&scene), NONE);
     assert!(scene.known().may_decide(&decided) && !scene.known().rests);
     scene.send(&messages("ucrau"));
-    let anew = scene.ledger.anew(cut(&scene, 2, PRESSURE), None);
-    scene.ledger.add(anew);
+    let repeated = scene.ledger.after_suspension(cut(&scene, 2, PRESSURE), None);
+    scene.ledger.add(repeated);
     assert_eq!(cut_in(&scene), [2], "decided anew");
     let mut never = plain("ucrau");
     never.ledger.add(cut(&never, 2, PRESSURE));
@@ -174,17 +178,17 @@ fn a_refused_decision_is_void() {
     cold.ledger.add(cut(&cold, 2, PRESSURE));
     cold.ledger.add(revoked(&cold, RevocationRetry::Cold));
     assert!(cold.known().rests && cold.known().may_decide(&decided));
-    let mut aside = plain("ucrau");
-    aside.ledger.add(cut(&aside, 2, PRESSURE));
-    let standing = aside.placed().standing;
-    aside.ledger.add(Fact::Aside(Box::new(Suspended {
+    let mut suspended = plain("ucrau");
+    suspended.ledger.add(cut(&suspended, 2, PRESSURE));
+    let position = suspended.placed().position;
+    suspended.ledger.add(Fact::Aside(Box::new(Suspension {
         request: "refused".into(),
-        thread: standing.thread,
-        parent: standing.parent,
+        thread: position.thread,
+        parent: position.parent,
         at: 9,
     })));
-    let known = aside.known();
-    assert_eq!((known.aside, known.rests, known.cuts_here().count()), (Some(9), true, 0));
+    let known = suspended.known();
+    assert_eq!((known.suspended, known.rests, known.cuts_here().count()), (Some(9), true, 0));
 }
 
 /// A result that was trimmed can be cleared: its second cut stands beside the first.
@@ -252,7 +256,7 @@ fn births_are_taken_over_by_what_is_sent_again() {
 }
 
 /// The summary of the first two messages, as the request at hand took it into use.
-fn summary(scene: &Scene, cut: usize) -> CompactionRecord {
+fn summary(scene: &SessionFixture, cut: usize) -> CompactionRecord {
     let (about, near) = scene.known().at_cut(cut).unwrap();
     CompactionRecord {
         about,
@@ -275,7 +279,7 @@ fn summary(scene: &Scene, cut: usize) -> CompactionRecord {
     }
 }
 
-fn compacts(scene: &mut Scene, cut: usize) {
+fn compacts(scene: &mut SessionFixture, cut: usize) {
     let one = summary(scene, cut);
     scene.ledger.add(Fact::Compact(Box::new(one)));
 }
@@ -371,7 +375,7 @@ fn a_written_summary_is_taken_into_use_once() {
     assert_eq!(later.kept_from(), 0, "nothing of it is another branch's");
 }
 
-fn compact_of(scene: &Scene) -> Result<Vec<Fact>, DecisionReason> {
+fn compact_of(scene: &SessionFixture) -> Result<Vec<Fact>, DecisionReason> {
     compact::propose(&scene.request(), &scene.known(), compact::CompactionNeed::Swap)
 }
 
@@ -399,7 +403,7 @@ fn a_summary_is_found_by_what_stands_before_its_cut() {
 #[test]
 fn only_a_call_of_its_own_or_long_words_mark_a_cut() {
     let own = |words: &str, cut| {
-        let scene = Scene::of(
+        let scene = SessionFixture::of(
             FREE,
             &json!([{"role": "user", "content": "Hm. ".repeat(40)},
             {"role": "assistant", "content": words}, {"role": "user", "content": "Go on."},
@@ -422,14 +426,14 @@ fn reasoning_is_put_back_again_in_its_branch() {
     let all = messages("ucrcr");
     let upto = |count: usize| all.as_array().unwrap()[..count].iter().cloned().collect::<Value>();
     let with = |number: usize| json!([thinking(number), all[number]["content"][0]]);
-    let mut scene = Scene::of(BOUND, &upto(1));
+    let mut scene = SessionFixture::of(BOUND, &upto(1));
     scene.answered(&with(1));
     scene.send(&upto(3));
     let decided = reasoning::propose(&scene.request(), &scene.known()).0;
     let [Fact::Echo(echo)] = &decided[..] else { panic!("{decided:?}") };
     assert_eq!(echo.does, ReasoningAction::Back);
     decided.iter().for_each(|fact| scene.ledger.add(fact.clone()));
-    let thinks = |scene: &Scene| {
+    let thinks = |scene: &SessionFixture| {
         let sent = sent(scene);
         let all = sent["messages"].as_array().unwrap().iter().enumerate();
         let thinks = |one: &Value| one["content"][0]["type"] == "thinking";
@@ -466,7 +470,7 @@ fn reasoning_that_was_taken_out_stays_out() {
     for number in [1, 3] {
         all[number]["content"] = json!([thinking(number), {"type": "text", "text": "Aye."}]);
     }
-    let mut scene = Scene::of(FREE, &all);
+    let mut scene = SessionFixture::of(FREE, &all);
     scene.policy.reasoning.strip_from_context = crate::context::policy::StripPolicy::AllButLast;
     let (facts, _) = reasoning::propose(&scene.request(), &scene.known());
     facts.into_iter().for_each(|fact| scene.ledger.add(fact));
@@ -495,7 +499,7 @@ fn queued_words_are_said_once_and_stay() {
     for number in [1, 2] {
         scene.ledger.add(Fact::Queued(Box::new(queued(number))));
     }
-    let proposed = |scene: &Scene| inject::propose(&scene.request(), &scene.known());
+    let proposed = |scene: &SessionFixture| inject::propose(&scene.request(), &scene.known());
     let said = proposed(&scene);
     assert_eq!(said.len(), 2);
     said.iter().for_each(|fact| scene.ledger.add(fact.clone()));
@@ -503,7 +507,7 @@ fn queued_words_are_said_once_and_stay() {
     assert_eq!(inject::taken(&said, "other"), [] as [Box<str>; 0]);
     assert_eq!(inject::untaken(&said, scene.request().id).len(), 2);
     assert!(proposed(&scene).is_empty(), "nothing waits any more");
-    let words = |scene: &Scene| {
+    let words = |scene: &SessionFixture| {
         let sent = sent(scene).to_string();
         ["Mind 1.", "Mind 2."].map(|words| sent.matches(words).count())
     };
@@ -525,7 +529,8 @@ fn queued_words_are_said_once_and_stay() {
     let steps = scene.plan().steps;
     assert!(steps.iter().all(|step| step.decision == Decision::Replayed), "{steps:?}");
     // Of a request that nobody answered they wait again.
-    let waits = |scene: &Scene, in_vain| inject::again(&scene.known(), "r9", 5, in_vain).len();
+    let waits =
+        |scene: &SessionFixture, in_vain| inject::again(&scene.known(), "r9", 5, in_vain).len();
     assert_eq!(waits(&scene, false), 0, "they stand further up");
     scene.send(&messages("uau"));
     assert_eq!((waits(&scene, false), waits(&scene, true)), (2, 2));
@@ -552,11 +557,11 @@ fn what_the_provider_holds_is_sent_as_it_came() {
     assert!(plan.edits.is_empty() && plan.sent.is_as_it_came() && !plan.conflict);
 }
 
-/// What a turn of the person's begins with, and whether the model waits for results.
+/// What a turn of the user's begins with, and whether the model waits for results.
 #[test]
 fn a_loop_is_open_while_calls_wait_for_the_model() {
     let of = |letters: &str| {
-        let scene = Scene::of(FREE, &messages(letters));
+        let scene = SessionFixture::of(FREE, &messages(letters));
         let request = scene.request();
         (request.turn_begins(), request.is_in_loop())
     };
@@ -568,12 +573,12 @@ fn a_loop_is_open_while_calls_wait_for_the_model() {
     let mut all = messages("ucr");
     let picture = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}});
     all[2]["content"].as_array_mut().unwrap().push(picture);
-    let scene = Scene::of(FREE, &all);
+    let scene = SessionFixture::of(FREE, &all);
     assert!(scene.request().is_in_loop(), "pictures come with results");
     let request = scene.request();
     assert_eq!([0, 1, 2, 3].map(|at| request.is_models(at)), [false, true, false, false]);
     assert_eq!(PlanRequest { reserve: 1_000, ..request }.usable(), scene.model.window - 1_000);
-    let bound = |name| Scene::of(name, &messages("u")).request().is_bound();
+    let bound = |name| SessionFixture::of(name, &messages("u")).request().is_bound();
     assert!(bound(BOUND) && !bound(FREE));
 }
 
@@ -585,8 +590,8 @@ fn a_stand_in_goes_where_it_is_demanded() {
             "function": {"name": "ls", "arguments": "{}"}}]},
         {"role": "tool", "tool_call_id": "c1", "content": "a"}]});
     let path = "/v1/chat/completions";
-    let mut scene = Scene::read(Dialect::OpenaiChat, path, "kimi-k2.5", &body);
-    let proposed = |scene: &Scene| reasoning::propose(&scene.request(), &scene.known()).0;
+    let mut scene = SessionFixture::read(Dialect::OpenaiChat, path, "kimi-k2.5", &body);
+    let proposed = |scene: &SessionFixture| reasoning::propose(&scene.request(), &scene.known()).0;
     assert!(proposed(&scene).is_empty());
     scene.echo = EchoRule::Demanded;
     let facts = proposed(&scene);
@@ -602,7 +607,7 @@ fn a_stand_in_goes_where_it_is_demanded() {
     assert_eq!(scene.plan().steps[0].change, Change::StandIn);
     scene.conversation.thinks = Some(false);
     assert!(proposed(&scene).is_empty());
-    let mut deepseek = Scene::read(Dialect::OpenaiChat, path, "deepseek-chat", &body);
+    let mut deepseek = SessionFixture::read(Dialect::OpenaiChat, path, "deepseek-chat", &body);
     deepseek.echo = EchoRule::Demanded;
     let facts = proposed(&deepseek);
     assert!(format!("{facts:?}").contains(r#"{\"reasoning_content\":\"\"}"#), "{facts:?}");

@@ -3,7 +3,7 @@
 //! The gates are about cost; here the alternative is a request that is refused. What policy keeps by
 //! name stays, what it protects for being new is protected less. Pure; proposes facts as its parent.
 
-use super::{Candidate, LEAST_TRIMMED, PruneCandidates, RequestCost, SMALLEST};
+use super::{CutCandidate, LEAST_TRIMMED, PruneCandidates, RequestCost, SMALLEST};
 use crate::context::plan::{DecisionReason, PlanRequest, RecordedDecisions};
 use crate::context::policy::PrunePolicy;
 use crate::context::{Fact, repair};
@@ -87,7 +87,7 @@ fn shortened(
     let least = share.max(LEAST_TRIMMED);
     let too_large = found.newborn.iter().filter(|(.., tokens)| *tokens > least);
     let cuts = too_large.filter_map(|newborn| {
-        let result = Candidate::trimmed(*newborn, request.body, share, &mut counter)?;
+        let result = CutCandidate::trimmed(*newborn, request.body, share, &mut counter)?;
         (result.saves > 0).then(|| result.cut(request, DecisionReason::TooLarge))
     });
     cuts.collect()

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::context::policy::Mode;
-use crate::context::scene::{Scene, messages};
+use crate::context::scene::{SessionFixture, messages};
 use crate::dialect::Dialect;
 use crate::dialect::models::Price;
 
@@ -25,12 +25,12 @@ fn eased() -> PrunePolicy {
     }
 }
 
-fn scene(letters: &str, prune: PrunePolicy) -> Scene {
+fn scene(letters: &str, prune: PrunePolicy) -> SessionFixture {
     of(FREE, &messages(letters), prune)
 }
 
-fn of(name: &'static str, messages: &Value, prune: PrunePolicy) -> Scene {
-    let mut scene = Scene::of(name, messages);
+fn of(name: &'static str, messages: &Value, prune: PrunePolicy) -> SessionFixture {
+    let mut scene = SessionFixture::of(name, messages);
     scene.policy.prune = prune;
     scene
 }
@@ -45,7 +45,7 @@ struct Found {
     reasoning_after: bool,
 }
 
-fn found_in(scene: &Scene, known: &RecordedDecisions) -> Found {
+fn found_in(scene: &SessionFixture, known: &RecordedDecisions) -> Found {
     let parts = scene.parts(|_| EACH);
     let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
     let request = scene.request();
@@ -58,7 +58,7 @@ fn found_in(scene: &Scene, known: &RecordedDecisions) -> Found {
     }
 }
 
-fn old(scene: &Scene) -> Vec<usize> {
+fn old(scene: &SessionFixture) -> Vec<usize> {
     found_in(scene, &scene.known()).old
 }
 
@@ -157,13 +157,13 @@ fn nothing_is_cut_before_a_summary_of_the_providers() {
     assert_eq!(with(call)(true), [5, 2], "a tool of that name");
 }
 
-fn trim_of(scene: &Scene, message: usize) -> Replacement {
+fn trim_of(scene: &SessionFixture, message: usize) -> Replacement {
     let part = &scene.conversation.messages[message].parts[0];
     let words = trim::words(part, &scene.body);
-    Replacement::Trim(Trim::new(&words, 1000, 300).unwrap())
+    Replacement::Trim(TrimRange::new(&words, 1000, 300).unwrap())
 }
 
-fn cut(scene: &Scene, message: usize, why: DecisionReason) -> Fact {
+fn cut(scene: &SessionFixture, message: usize, why: DecisionReason) -> Fact {
     let content = match why {
         DecisionReason::TooLarge => trim_of(scene, message),
         _ => Replacement::Text("gone".into()),
@@ -182,7 +182,7 @@ fn cut(scene: &Scene, message: usize, why: DecisionReason) -> Fact {
     }))
 }
 
-fn with_cut(scene: &Scene, message: usize, why: DecisionReason) -> RecordedDecisions {
+fn with_cut(scene: &SessionFixture, message: usize, why: DecisionReason) -> RecordedDecisions {
     let mut known = scene.known();
     known.add([cut(scene, message, why)]);
     known
@@ -247,7 +247,7 @@ fn a_placeholder_that_is_no_smaller_stands_for_nothing() {
     assert_eq!(saves(after + 1), Some((u64::from(after), 1)));
 }
 
-/// Pictures within a result go with it, where policy lets them; those beside it are the person's, and stay.
+/// Pictures within a result go with it, where policy lets them; those beside it are the user's, and stay.
 #[test]
 fn pictures_in_a_result_are_counted_with_it_where_they_go_too() {
     let picture = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}});
@@ -287,7 +287,7 @@ fn what_stands_behind_the_oldest_cut_is_counted() {
             {"role": "model", "parts": [call(1, seals[0])]}, {"role": "user", "parts": [result(1)]},
             {"role": "model", "parts": [call(2, seals[1])]}, {"role": "user", "parts": [result(2)]}]});
         let path = "/v1beta/models/gemini-3-pro:generateContent";
-        let mut scene = Scene::read(Dialect::Gemini, path, "gemini-3-pro", &body);
+        let mut scene = SessionFixture::read(Dialect::Gemini, path, "gemini-3-pro", &body);
         scene.policy.prune = eased();
         let found = found_in(&scene, &scene.known());
         (found.old, found.reasoning_after)
@@ -355,7 +355,7 @@ fn what_lives_for_an_hour_takes_longer_to_pay_back() {
 
 /// Why the old ones are cut, or are not.
 fn gate(
-    scene: &Scene,
+    scene: &SessionFixture,
     known: &RecordedDecisions,
     tokens: u64,
 ) -> Result<Option<DecisionReason>, DecisionReason> {
@@ -537,7 +537,7 @@ fn one_line_tells_of_the_batch_that_waits() {
 fn nothing_is_cut_beside_the_conversation() {
     let mut scene = scene("ucra", eased());
     let parts = scene.parts(|_| EACH);
-    let proposed = |scene: &Scene| {
+    let proposed = |scene: &SessionFixture| {
         let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
         propose(&scene.request(), &scene.known(), cost).0.len()
     };
@@ -550,7 +550,7 @@ fn nothing_is_cut_beside_the_conversation() {
 }
 
 /// What a new result costs, and what the request costs; trimmed to how much, where it is.
-fn trimmed(scene: &Scene, own: u32, tokens: u64) -> Option<Cut> {
+fn trimmed(scene: &SessionFixture, own: u32, tokens: u64) -> Option<Cut> {
     let last = scene.conversation.messages.len() - 1;
     let parts = scene.parts(|message| if message == last { own } else { EACH });
     let cost = RequestCost { tokens, parts: &parts, rules: None };
@@ -573,7 +573,7 @@ fn a_new_result_past_policys_limit_is_trimmed() {
     assert!(trimmed(&small, 200, 700).is_some());
 }
 
-/// Without a limit, that is left which fits; what the person compacts, or what is small, is not to blame.
+/// Without a limit, that is left which fits; what the user compacts, or what is small, is not to blame.
 #[test]
 fn a_new_result_that_does_not_fit_is_trimmed_to_what_does() {
     let mut scene = scene("ucr", eased());

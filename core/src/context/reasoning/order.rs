@@ -10,7 +10,7 @@ use crate::wire::json::Document;
 
 /// What may stand before the oldest piece that stays.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Need {
+enum OrderConstraint {
     /// Nothing stays yet: anything.
     Free,
     /// This piece, or none.
@@ -31,15 +31,15 @@ pub fn chosen(
         return chosen;
     }
     let mut foreign = foreign(request, known);
-    let mut need = Need::Free;
+    let mut need = OrderConstraint::Free;
     for (index, returned) in known.replies.iter().enumerate().rev() {
         let begins = returned.begins();
         while foreign.last().is_some_and(|at| *at > begins) {
             foreign.pop();
-            need = Need::Unknown;
+            need = OrderConstraint::Unknown;
         }
         let missing = returned.missing(request);
-        let order = Need::Exactly(returned.reasoning.order);
+        let order = OrderConstraint::Exactly(returned.reasoning.order);
         let keeps_some = missing.blocks.len() < returned.reasoning.blocks.len();
         if missing.is_nothing() || keeps_some && missing.is_partial() {
             need = order;
@@ -49,13 +49,13 @@ pub fn chosen(
         } else if keeps_some || returned.parts.is_empty() {
             // The client kept some of it, or what it sends is another's: what it is worth is the provider's
             // to say.
-            (chosen[index], need) = (false, Need::Unknown);
+            (chosen[index], need) = (false, OrderConstraint::Unknown);
         } else if chosen[index] {
             let last = returned.reasoning.blocks.last().and_then(|block| seal(&block.raw));
             let leads_on = match need {
-                Need::Free => true,
-                Need::Exactly(before) => before.is_some() && before == last,
-                Need::Unknown => false,
+                OrderConstraint::Free => true,
+                OrderConstraint::Exactly(before) => before.is_some() && before == last,
+                OrderConstraint::Unknown => false,
             };
             (chosen[index], need) = if leads_on { (true, order) } else { (false, need) };
         }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::context::CompactionRecord;
 use crate::context::policy::{ReasoningPolicy, SummaryAuthor};
-use crate::context::scene::{Scene, messages, thinking};
+use crate::context::scene::{SessionFixture, messages, thinking};
 use crate::dialect::Usage;
 
 /// Pairs, before a signature knew its piece of the words.
@@ -37,7 +37,7 @@ const BOUND: &str = "claude-opus-5-5";
 
 /// A session in which the model thought before each of its words and calls, and the request that follows. `letters`
 /// as in [`messages`]; `sends`: whether its client sends the thinking of the message with this number.
-fn session(name: &'static str, letters: &str, sends: impl Fn(usize) -> bool) -> Scene {
+fn session(name: &'static str, letters: &str, sends: impl Fn(usize) -> bool) -> SessionFixture {
     let all = messages(letters);
     let history = |upto: usize| -> Value {
         let message = |(number, one): (usize, &Value)| {
@@ -49,7 +49,7 @@ fn session(name: &'static str, letters: &str, sends: impl Fn(usize) -> bool) -> 
         };
         all.as_array().unwrap()[..upto].iter().enumerate().map(message).collect()
     };
-    let mut scene = Scene::of(name, &history(1));
+    let mut scene = SessionFixture::of(name, &history(1));
     for (number, one) in all.as_array().unwrap().iter().enumerate() {
         if one["role"] == "assistant" {
             if number > 1 {
@@ -72,12 +72,14 @@ fn thought(number: usize, message: &Value) -> Value {
 }
 
 /// What is decided of reasoning, and what is decided against, each with why.
-fn proposed(scene: &Scene) -> (Vec<(ReasoningAction, DecisionReason)>, Vec<DecisionReason>) {
+fn proposed(
+    scene: &SessionFixture,
+) -> (Vec<(ReasoningAction, DecisionReason)>, Vec<DecisionReason>) {
     of(scene, &scene.known())
 }
 
 fn of(
-    scene: &Scene,
+    scene: &SessionFixture,
     known: &RecordedDecisions,
 ) -> (Vec<(ReasoningAction, DecisionReason)>, Vec<DecisionReason>) {
     let (facts, refused) = propose(&scene.request(), known);
@@ -120,7 +122,7 @@ fn older_reasoning_is_put_back_where_nothing_rests_on_its_absence() {
 
 #[test]
 fn reasoning_goes_back_to_the_model_and_the_upstream_that_made_it() {
-    let refused = |change: fn(&mut Scene)| {
+    let refused = |change: fn(&mut SessionFixture)| {
         let mut scene = session(FREE, "ucr", DROPS);
         change(&mut scene);
         let (decided, refused) = proposed(&scene);
@@ -158,11 +160,11 @@ fn policy_keeps_what_is_dropped_away() {
     };
     use DecisionReason::Policy;
     let nothing = (vec![], vec![]);
-    assert_eq!(of("uau", Reinject::Off, StripPolicy::None), nothing);
-    assert_eq!(of("uau", Reinject::Auto, StripPolicy::All), (vec![], vec![Policy]));
+    assert_eq!(of("uau", ReinjectPolicy::Off, StripPolicy::None), nothing);
+    assert_eq!(of("uau", ReinjectPolicy::Auto, StripPolicy::All), (vec![], vec![Policy]));
     // In the turn that goes on it is wanted all the same.
     let back = (vec![(ReasoningAction::Back, DecisionReason::Birth)], vec![]);
-    assert_eq!(of("ucr", Reinject::Auto, StripPolicy::All), back);
+    assert_eq!(of("ucr", ReinjectPolicy::Auto, StripPolicy::All), back);
 }
 
 /// A call beside the conversation sets nothing that its thread would rest on; a thread that rests waits until its
@@ -208,14 +210,14 @@ fn policy_takes_out_what_the_provider_lets_go() {
 #[test]
 fn what_policy_takes_out_and_puts_back_next_is_foretold() {
     let may_go = |name, echo, goes_on| {
-        let mut scene = Scene::of(name, &messages("u"));
+        let mut scene = SessionFixture::of(name, &messages("u"));
         scene.echo = echo;
         may_go_next(&scene.request(), goes_on)
     };
     assert!(may_go(FREE, EchoRule::Wanted, false) && !may_go(FREE, EchoRule::Wanted, true));
     assert!(!may_go(FREE, EchoRule::Demanded, false) && !may_go(BOUND, EchoRule::Wanted, false));
     let back = |reinject, echo, thinks, strip_from_context, goes_on| {
-        let mut scene = Scene::of(FREE, &messages("u"));
+        let mut scene = SessionFixture::of(FREE, &messages("u"));
         (scene.echo, scene.conversation.thinks) = (echo, thinks);
         let reasoning = &mut scene.policy.reasoning;
         (reasoning.reinject, reasoning.strip_from_context) = (reinject, strip_from_context);
@@ -223,12 +225,12 @@ fn what_policy_takes_out_and_puts_back_next_is_foretold() {
     };
     use EchoRule::{Demanded, Unwanted, Wanted};
     use StripPolicy::{All, None as Nothing};
-    let auto = Reinject::Auto;
+    let auto = ReinjectPolicy::Auto;
     for goes_on in [false, true] {
         assert!(back(auto, Wanted, None, Nothing, goes_on));
         assert!(back(auto, Wanted, Some(true), Nothing, goes_on));
         assert!(back(auto, Demanded, None, All, goes_on), "demanded whatever policy leaves out");
-        assert!(!back(Reinject::Off, Wanted, None, Nothing, goes_on));
+        assert!(!back(ReinjectPolicy::Off, Wanted, None, Nothing, goes_on));
         assert!(!back(auto, Unwanted, None, Nothing, goes_on));
         assert!(!back(auto, Wanted, Some(false), Nothing, goes_on));
     }
@@ -237,7 +239,7 @@ fn what_policy_takes_out_and_puts_back_next_is_foretold() {
 }
 
 /// A session whose first two messages a summary stands for.
-fn summarised(name: &'static str, sends: fn(usize) -> bool) -> Scene {
+fn summarised(name: &'static str, sends: fn(usize) -> bool) -> SessionFixture {
     let mut scene = session(name, "uauau", sends);
     let (about, near) = scene.known().at_cut(2).unwrap();
     let compact = CompactionRecord {
@@ -282,9 +284,10 @@ fn bound_reasoning_behind_a_summary_goes_where_its_client_sends_it() {
     assert_eq!(of(&scene, &known).0, [out]);
     let made_behind = scene.known().replies[0].reasoning.prefix;
     let mut known = scene.known();
-    let sent = known.sent().before(known.replies[0].spot);
+    let sent = known.sent().before(known.replies[0].index);
     assert_ne!(made_behind, sent);
-    let again = Reasoning { prefix: sent, ..Reasoning::clone(&known.replies[0].reasoning) };
+    let again =
+        ReasoningRecord { prefix: sent, ..ReasoningRecord::clone(&known.replies[0].reasoning) };
     known.replies[0].reasoning = Arc::new(again);
     assert_eq!(of(&scene, &known).0, [], "it was made behind the summary");
 }
@@ -338,7 +341,7 @@ fn raw(seal: Option<&str>) -> ReplyPart {
     ReplyPart { raw: Some("{}".into()), ..piece(PartKind::Reasoning, "Hm.", seal, None) }
 }
 
-fn recorded(dialect: Dialect, parts: Vec<ReplyPart>) -> Option<Reasoning> {
+fn recorded(dialect: Dialect, parts: Vec<ReplyPart>) -> Option<ReasoningRecord> {
     let made = ReplyOrigin {
         dialect,
         after: Chain(1),
@@ -435,7 +438,7 @@ fn a_call_of_geminis_without_a_signature_gets_a_stand_in() {
         .collect();
     let path = "/v1beta/models/gemini-3-pro:generateContent";
     let body = json!({"contents": contents});
-    let mut scene = Scene::read(Dialect::Gemini, path, "gemini-3-pro", &body);
+    let mut scene = SessionFixture::read(Dialect::Gemini, path, "gemini-3-pro", &body);
     scene.echo = EchoRule::Demanded;
     let known = scene.known();
     let facts = propose(&scene.request(), &known).0;
@@ -459,7 +462,7 @@ fn a_message_with_calls_gets_a_stand_in_where_nothing_is_known() {
         {"role": "user", "content": "Go on."}]});
     let of = |echo, thinks| {
         let path = "/v1/chat/completions";
-        let mut scene = Scene::read(Dialect::OpenaiChat, path, "deepseek-v4", &body);
+        let mut scene = SessionFixture::read(Dialect::OpenaiChat, path, "deepseek-v4", &body);
         (scene.echo, scene.conversation.thinks) = (echo, thinks);
         let known = scene.known();
         let facts = propose(&scene.request(), &known).0;
@@ -485,10 +488,10 @@ fn chats_reasoning_may_leave_an_open_loop_that_does_not_want_it() {
     let of = |echo, goes_on| {
         let body = json!({"messages": [{"role": "user", "content": "Look."}]});
         let path = "/v1/chat/completions";
-        let mut scene = Scene::read(Dialect::OpenaiChat, path, "glm-5", &body);
+        let mut scene = SessionFixture::read(Dialect::OpenaiChat, path, "glm-5", &body);
         scene.echo = echo;
         // What is bound elsewhere is bound to nothing here.
-        scene.model.binding = crate::dialect::models::Binding::Prefix;
+        scene.model.binding = crate::dialect::models::ReasoningBinding::Prefix;
         may_go_next(&scene.request(), goes_on)
     };
     assert!(of(EchoRule::Wanted, false) && !of(EchoRule::Wanted, true));

@@ -6,7 +6,7 @@
 use super::{PlanRequest, RecordedDecisions, decided};
 use crate::context::Fact;
 use crate::context::plan::Plan;
-use crate::dialect::repair::{Detail, OutputLimit, Refusal, Repair};
+use crate::dialect::repair::{OutputLimit, Refusal, RefusalDetail, Repair};
 use crate::wire::json::Document;
 use crate::wire::splice;
 
@@ -22,9 +22,9 @@ pub(super) fn propose(request: &PlanRequest<'_>, refusal: &Refusal) -> Option<Fa
     let OutputLimit(asked) =
         OutputLimit::of(request.conversation.dialect, document.root(request.body)?)?;
     let repair = match refusal.detail? {
-        Detail::ModelLimit => Repair::MaxTokens { most: limit },
-        Detail::ModelLimitExclusive => Repair::MaxTokens { most: limit - 1 },
-        Detail::Window => Repair::OutputFits { window: limit },
+        RefusalDetail::ModelLimit => Repair::MaxTokens { most: limit },
+        RefusalDetail::ModelLimitExclusive => Repair::MaxTokens { most: limit - 1 },
+        RefusalDetail::Window => Repair::OutputFits { window: limit },
         _ => return None,
     };
     let lowers = match repair {

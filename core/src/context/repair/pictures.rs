@@ -2,10 +2,10 @@
 //! oldest, where there is too much of them, else the newest, because those before it were accepted.
 
 use super::thoughts::meets;
-use super::{Fact, Subject, decided};
+use super::{Fact, RefusedRequest, decided};
 use crate::context::plan::PlanRequest;
-use crate::dialect::repair::path::Place;
-use crate::dialect::repair::{Detail, Repair};
+use crate::dialect::repair::path::PathTarget;
+use crate::dialect::repair::{RefusalDetail, Repair};
 use crate::dialect::{Part, PartKey, PartKind};
 use crate::tokens::media::size;
 
@@ -16,20 +16,20 @@ const SPARE: u64 = 10;
 const SHARE: usize = 4;
 
 /// Decisions that put words in place of media.
-pub(super) fn propose(subject: &Subject<'_>, place: Option<&Place>) -> Vec<Fact> {
-    let request = subject.request;
-    let known = subject.known;
+pub(super) fn propose(refused: &RefusedRequest<'_>, place: Option<&PathTarget>) -> Vec<Fact> {
+    let request = refused.request;
+    let known = refused.known;
     let is_left = |part: &&Part| part.key.is_some_and(|key| !known.has_words_for(request, key));
     let is_media = |part: &&Part| {
         matches!(part.kind, PartKind::Image | PartKind::Document) && part.media.is_some()
     };
     let all: Vec<&Part> = request.conversation.parts().filter(is_media).filter(is_left).collect();
-    let named = place.map(|place| named(subject, place, &all)).unwrap_or_default();
+    let named = place.map(|place| named(refused, place, &all)).unwrap_or_default();
     if place.is_some() && named.is_empty() {
         return Vec::new();
     }
     let mut chosen: Vec<&Part> = named.clone();
-    chosen.extend(breaking(subject, &all, named.first().copied()));
+    chosen.extend(breaking(refused, &all, named.first().copied()));
     if chosen.is_empty() {
         chosen.extend(all.last());
     }
@@ -38,29 +38,33 @@ pub(super) fn propose(subject: &Subject<'_>, place: Option<&Place>) -> Vec<Fact>
     for part in chosen {
         let Some(key) = part.key.filter(|key| !keys.contains(key)) else { continue };
         keys.push(key);
-        let text = words(request, part, subject.refusal.detail).into();
+        let text = words(request, part, refused.refusal.detail).into();
         facts.push(decided(request, Repair::Media { part: key, text }));
     }
     facts
 }
 
 /// The client's media at the place that is named.
-fn named<'p>(subject: &Subject<'_>, place: &Place, all: &[&'p Part]) -> Vec<&'p Part> {
-    let sent = crate::dialect::read(subject.request.conversation.dialect, "/", subject.sent);
+fn named<'p>(refused: &RefusedRequest<'_>, place: &PathTarget, all: &[&'p Part]) -> Vec<&'p Part> {
+    let sent = crate::dialect::read(refused.request.conversation.dialect, "/", refused.sent);
     let there = sent.parts().filter(|part| part.media.is_some() && meets(part.span, place.span));
     let there: Vec<PartKey> = there.filter_map(|part| part.key).collect();
     all.iter().filter(|part| part.key.is_some_and(|key| there.contains(&key))).copied().collect()
 }
 
 /// Media that break the limit that is told.
-fn breaking<'p>(subject: &Subject<'_>, all: &[&'p Part], named: Option<&Part>) -> Vec<&'p Part> {
-    let (body, refusal) = (subject.request.body, subject.refusal);
+fn breaking<'p>(
+    refused: &RefusedRequest<'_>,
+    all: &[&'p Part],
+    named: Option<&Part>,
+) -> Vec<&'p Part> {
+    let (body, refusal) = (refused.request.body, refused.refusal);
     let bytes = |part: &Part| data(part, body).len() as u64;
     let all_that = |breaks: &dyn Fn(&Part) -> bool| {
         all.iter().filter(|part| breaks(part)).copied().collect::<Vec<_>>()
     };
     match (refusal.detail, refusal.limit) {
-        (Some(Detail::Bytes), Some(limit)) => {
+        (Some(RefusalDetail::Bytes), Some(limit)) => {
             // Some count what is sent, some what that is decoded to.
             let is_plain = named.zip(refusal.count).is_some_and(|(part, count)| {
                 bytes(part).abs_diff(count) > (bytes(part) / 4 * 3).abs_diff(count)
@@ -69,16 +73,16 @@ fn breaking<'p>(subject: &Subject<'_>, all: &[&'p Part], named: Option<&Part>) -
                 if is_plain { bytes(part) / 4 * 3 > limit } else { bytes(part) > limit }
             })
         }
-        (Some(Detail::Pixels), Some(limit)) => all_that(&|part| {
+        (Some(RefusalDetail::Pixels), Some(limit)) => all_that(&|part| {
             let side = part.media.as_ref().and_then(|media| size(media.data?.of(body)));
             side.is_some_and(|size| size.width.max(size.height) as u64 > limit)
         }),
-        (Some(Detail::Count), limit) => {
+        (Some(RefusalDetail::Count), limit) => {
             let limit = limit.unwrap_or(all.len() as u64).min(all.len() as u64);
             let stay = limit.saturating_sub((limit / SPARE).max(1));
             all[..all.len().saturating_sub(stay as usize)].to_vec()
         }
-        (Some(Detail::Request), _) => {
+        (Some(RefusalDetail::Request), _) => {
             let whole: u64 = all.iter().map(|part| bytes(part)).sum();
             let (mut gone, goal) = (0, whole / SHARE as u64);
             let goes = |part: &&&Part| {
@@ -88,8 +92,8 @@ fn breaking<'p>(subject: &Subject<'_>, all: &[&'p Part], named: Option<&Part>) -
             };
             all.iter().take_while(goes).copied().collect()
         }
-        (Some(Detail::Format), _) => all_that(&|part| !is_what_it_says(part, body)),
-        (Some(Detail::Unsupported), _) => all.to_vec(),
+        (Some(RefusalDetail::Format), _) => all_that(&|part| !is_what_it_says(part, body)),
+        (Some(RefusalDetail::Unsupported), _) => all.to_vec(),
         _ => Vec::new(),
     }
 }
@@ -133,7 +137,7 @@ fn data<'b>(part: &Part, body: &'b [u8]) -> &'b [u8] {
 }
 
 /// What stood there, in words.
-fn words(request: &PlanRequest<'_>, part: &Part, detail: Option<Detail>) -> String {
+fn words(request: &PlanRequest<'_>, part: &Part, detail: Option<RefusalDetail>) -> String {
     let what = if part.kind == PartKind::Image { "An image" } else { "A document" };
     let mut about = Vec::new();
     let media = part.media.as_ref();
@@ -145,12 +149,12 @@ fn words(request: &PlanRequest<'_>, part: &Part, detail: Option<Detail>) -> Stri
         about.push(format!("{} KB", bytes.div_ceil(1000)));
     }
     let why = match detail {
-        Some(Detail::Bytes) => "it is too large",
-        Some(Detail::Pixels) => "it has too many pixels",
-        Some(Detail::Count) => "there are too many of them",
-        Some(Detail::Format) => "it cannot be read",
-        Some(Detail::Unsupported) => "this model reads none",
-        Some(Detail::Request) => "the request is too large with it",
+        Some(RefusalDetail::Bytes) => "it is too large",
+        Some(RefusalDetail::Pixels) => "it has too many pixels",
+        Some(RefusalDetail::Count) => "there are too many of them",
+        Some(RefusalDetail::Format) => "it cannot be read",
+        Some(RefusalDetail::Unsupported) => "this model reads none",
+        Some(RefusalDetail::Request) => "the request is too large with it",
         _ => "the provider does not take it",
     };
     let about = if about.is_empty() { String::new() } else { format!(" ({})", about.join(", ")) };

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::dialect::Span;
-use crate::dialect::refusal::Cause;
+use crate::dialect::refusal::RefusalCause;
 
 /// Anthropic's ratios at 10 dollars a million: a read costs a tenth, a write a quarter more.
 const PRICE: Price = Price { input: 10.0, output: 50.0, cache_read: 1.0, cache_write: 12.5 };
@@ -30,9 +30,9 @@ fn exchanged<'a>(
     done: &'a RewriteSummary,
     usage: &'a Usage,
     before: Option<&'a Usage>,
-) -> JudgedExchange<'a> {
+) -> SavingsInput<'a> {
     let (dialect, price, window) = (Dialect::Anthropic, Some(PRICE), 200_000);
-    JudgedExchange { done, usage, counted: None, estimate: None, before, window, price, dialect }
+    SavingsInput { done, usage, counted: None, estimate: None, before, window, price, dialect }
 }
 
 fn near(is: f64, wanted: f64) {
@@ -94,10 +94,8 @@ fn what_other_sessions_keep_in_the_cache_is_no_history() {
         let done =
             RewriteSummary::of(&[cut(DecisionReason::ColdCache, decision, 30_000)], Mode::Active);
         let usage = usage(72_000, 20_000, 52_000);
-        let judged = JudgedExchange {
-            estimate: estimate.as_ref(),
-            ..exchanged(&done, &usage, Some(&before))
-        };
+        let judged =
+            SavingsInput { estimate: estimate.as_ref(), ..exchanged(&done, &usage, Some(&before)) };
         judged.saved().money.unwrap()
     };
     for decision in [Decision::New, Decision::Replayed] {
@@ -146,7 +144,7 @@ fn what_was_not_sent_saves_nothing() {
     let shadow = saved(&done, &usage(102_000, 100_000, 2_000), Some(&before));
     assert_eq!((shadow.removed, shadow.in_shadow, shadow.reprocessed), (0, 30_000, 0));
     near(shadow.money.unwrap().net(), 0.0);
-    let done = RewriteSummary { mode: Mode::Active, resent: Some(Cause::Structure), ..done };
+    let done = RewriteSummary { mode: Mode::Active, resent: Some(RefusalCause::Structure), ..done };
     let resent = saved(&done, &usage(102_000, 100_000, 2_000), Some(&before));
     assert_eq!((resent.removed, resent.in_shadow, resent.reprocessed), (0, 0, 0));
 }
@@ -160,7 +158,7 @@ fn automatic_caches_hold_the_whole_prompt() {
         RewriteSummary::of(&[cut(DecisionReason::Always, Decision::New, 30_000)], Mode::Active);
     let price = Some(Price { cache_write: 0.0, ..PRICE });
     let dialect = Dialect::OpenaiChat;
-    let saved = JudgedExchange { price, dialect, ..exchanged(&done, &now, Some(&before)) }.saved();
+    let saved = SavingsInput { price, dialect, ..exchanged(&done, &now, Some(&before)) }.saved();
     assert_eq!(saved.reprocessed, 100_000 - 30_000 - 20_480);
     near(saved.money.unwrap().broken, 49_520.0 * 9.0 / 1e6);
 }
@@ -198,7 +196,7 @@ fn a_sample_checks_the_claim() {
     let (sent, mut counted) =
         (usage(72_000, 0, 0), ProviderCount { as_it_came: true, tokens: 101_500 });
     let of = |done: &RewriteSummary, sent: &Usage, counted| {
-        JudgedExchange { counted, ..exchanged(done, sent, None) }.saved()
+        SavingsInput { counted, ..exchanged(done, sent, None) }.saved()
     };
     let mut savings = Savings::default();
     savings.add(&of(&done, &sent, Some(counted)));
@@ -261,13 +259,13 @@ fn turn(done: RewriteSummary, estimate: Option<Estimate>, usage: Usage) -> Turn 
 fn estimate(tokens: u64, new: u64, went: u64) -> Option<Estimate> {
     Some(Estimate {
         tokens,
-        method: Method::Anchored,
-        counting: crate::tokens::Counting::default(),
+        method: EstimateMethod::Anchored,
+        counting: crate::tokens::CountingMethod::default(),
         new,
         gone: went,
         went,
         breakdown: crate::context::Breakdown::default(),
-        guess: crate::context::Guess::default(),
+        guess: crate::context::CostPrediction::default(),
     })
 }
 
@@ -285,7 +283,7 @@ fn a_claim_is_corrected_by_the_next_count() {
     let grown = turn(first.clone(), estimate(76_000, 2_000, 26_000), usage(78_000, 0, 0));
     let first_turn = measured(grown.clone(), None);
     near(ratio(&first_turn), 0.8);
-    assert_eq!(JudgedExchange::of(&first_turn, None, Some(PRICE)).saved().removed, 24_000);
+    assert_eq!(SavingsInput::of(&first_turn, None, Some(PRICE)).saved().removed, 24_000);
     // Where the new part was counted so much too low before, that is not the cut's doing.
     let plain = turn(RewriteSummary::default(), estimate(99_000, 1_000, 0), usage(100_000, 0, 0));
     near(ratio(&measured(grown, Some(&plain))), 26.0 / 30.0);

@@ -5,19 +5,19 @@
 
 use super::compaction_key;
 use crate::dialect::cache::CacheMiss;
-use crate::dialect::editing::Cleared;
-use crate::dialect::key::{Arguments, Keyer};
+use crate::dialect::editing::ClearingReport;
+use crate::dialect::key::{Keyer, ToolArguments};
 use crate::dialect::note::note_once;
 use crate::dialect::reading::{MOST_KEPT, error_in};
-use crate::dialect::{LastCall, Note, PartKind, Reply, ReplyPart, Role, Stop, Usage};
+use crate::dialect::{LastCall, Note, PartKind, Reply, ReplyPart, Role, StopReason, Usage};
 use crate::wire::json::{Kind, Value, first, members};
 
 /// What a stream has told so far.
 #[derive(Default)]
-pub struct Stream {
+pub struct ReplyStream {
     /// Open and finished blocks by the stream's index, in order of their start.
-    blocks: Vec<Block>,
-    usage: Counted,
+    blocks: Vec<StreamBlock>,
+    usage: UsageFields,
     keyer: Keyer,
     /// A stop reason was seen, so usage is final even where `message_stop` is missing.
     stopped: bool,
@@ -25,7 +25,7 @@ pub struct Stream {
     pub(in crate::dialect) kept: usize,
 }
 
-struct Block {
+struct StreamBlock {
     index: u64,
     part: ReplyPart,
     /// The provider runs this tool.
@@ -43,7 +43,7 @@ struct Block {
 
 /// Anthropic's own fields, before normalising.
 #[derive(Default)]
-struct Counted {
+struct UsageFields {
     input: Option<u64>,
     created: Option<u64>,
     created_long: Option<u64>,
@@ -54,10 +54,10 @@ struct Counted {
     aside: Option<u64>,
     hosted: bool,
     miss: Option<CacheMiss>,
-    cleared: Option<Cleared>,
+    cleared: Option<ClearingReport>,
 }
 
-impl Stream {
+impl ReplyStream {
     /// The next event. The data's own `type` decides; the `event:` line only repeats it.
     pub fn event(&mut self, _name: &str, value: Value<'_>, reply: &mut Reply) {
         let [kind, index, delta] = value.members(["type", "index", "delta"]);
@@ -69,7 +69,7 @@ impl Stream {
             Some("ping") => {}
             Some("message_delta") => {
                 self.stop(delta.and_then(|delta| delta.get("stop_reason")), reply);
-                self.usage.cleared = Cleared::of(value).or(self.usage.cleared);
+                self.usage.cleared = ClearingReport::of(value).or(self.usage.cleared);
                 self.count(value.get("usage"), reply);
             }
             Some("message_stop") => reply.complete = true,
@@ -80,7 +80,7 @@ impl Stream {
 
     /// A whole body: a message, or the answer to a counting call.
     pub fn body(&mut self, value: Value<'_>, reply: &mut Reply) {
-        let message = Message::of(value);
+        let message = MessageMembers::of(value);
         if message.kind.and_then(|kind| kind.text()).as_deref() == Some("error") {
             reply.error = Some(error_in(value));
         } else if message.content.is_some() {
@@ -134,23 +134,23 @@ impl Stream {
             *self = Self { keyer: std::mem::take(&mut self.keyer), ..Self::default() };
             reply.stop = None;
         }
-        let message = Message::of(value);
+        let message = MessageMembers::of(value);
         self.begin(&message, value, reply);
         self.count(message.usage, reply);
     }
 
     /// A message, `value`, as it stands at the start of a stream, or whole.
-    fn begin(&mut self, message: &Message<'_>, value: Value<'_>, reply: &mut Reply) {
+    fn begin(&mut self, message: &MessageMembers<'_>, value: Value<'_>, reply: &mut Reply) {
         reply.id = message.id.and_then(|id| id.text()).map(Into::into);
         reply.model = message.model.and_then(|model| model.text()).map(Into::into);
         for (index, block) in message.content.iter().flat_map(Value::items).enumerate() {
-            self.blocks.push(Block { ended: true, ..block_of(index as u64, block) });
+            self.blocks.push(StreamBlock { ended: true, ..block_of(index as u64, block) });
         }
         if let Some(transformations) = message.input_transformations {
             withheld(transformations, reply);
         }
         self.usage.miss = message.diagnostics.and_then(|_| CacheMiss::in_message(value));
-        self.usage.cleared = message.context_management.and_then(|_| Cleared::of(value));
+        self.usage.cleared = message.context_management.and_then(|_| ClearingReport::of(value));
     }
 
     /// Whether so many bytes more may be kept. Past the limit words are dropped; usage is still read.
@@ -190,7 +190,7 @@ impl Stream {
         let (Some(block), Some(delta)) = (block, delta) else {
             return note_once(&mut reply.notes, Note::UnknownEvent);
         };
-        let delta = Delta::of(delta);
+        let delta = DeltaMembers::of(delta);
         if is_rewritten(block, &delta) {
             block.part.text.clear();
         }
@@ -226,13 +226,13 @@ impl Stream {
         let Some(reason) = reason.and_then(|reason| reason.text()) else { return };
         self.stopped = true;
         reply.stop = Some(match reason.as_ref() {
-            "end_turn" | "stop_sequence" => Stop::End,
-            "tool_use" => Stop::ToolUse,
-            "max_tokens" => Stop::MaxTokens,
-            "model_context_window_exceeded" => Stop::WindowFull,
-            "refusal" => Stop::Refused,
-            "pause_turn" | "compaction" => Stop::Paused,
-            _ => Stop::Other,
+            "end_turn" | "stop_sequence" => StopReason::End,
+            "tool_use" => StopReason::ToolUse,
+            "max_tokens" => StopReason::MaxTokens,
+            "model_context_window_exceeded" => StopReason::WindowFull,
+            "refusal" => StopReason::Refused,
+            "pause_turn" | "compaction" => StopReason::Paused,
+            _ => StopReason::Other,
         });
     }
 
@@ -246,7 +246,7 @@ impl Stream {
 
 members! {
     /// What is read of a message.
-    Message {
+    MessageMembers {
         kind = "type",
         id,
         model,
@@ -261,7 +261,7 @@ members! {
 
 members! {
     /// What is read of a delta.
-    Delta {
+    DeltaMembers {
         kind = "type",
         text,
         partial_json,
@@ -274,7 +274,7 @@ members! {
 
 members! {
     /// What is read of its usage.
-    Reported {
+    UsageMembers {
         input_tokens,
         output_tokens,
         cache_creation,
@@ -286,11 +286,11 @@ members! {
     }
 }
 
-impl Counted {
+impl UsageFields {
     /// Every non-null field overwrites (`docs/protocols.md` 1.4).
     fn merge(&mut self, usage: Value<'_>) {
         const SPLIT: [&str; 2] = ["ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens"];
-        let usage = Reported::of(usage);
+        let usage = UsageMembers::of(usage);
         let number = |value: Option<Value<'_>>| value.and_then(|number| number.as_u64());
         let split = usage.cache_creation.map(|split| split.members(SPLIT)).unwrap_or_default();
         let [short, long] = split.map(number);
@@ -314,7 +314,7 @@ impl Counted {
     fn iterations(&mut self, iterations: Value<'_>) {
         let (mut messages, mut aside) = (0, 0u64);
         for each in iterations.items() {
-            let mut one = Counted::default();
+            let mut one = UsageFields::default();
             one.merge(each);
             let usage = one.normalised();
             match each.get_text("type").as_deref() {
@@ -354,7 +354,7 @@ impl Counted {
 
 members! {
     /// What is read of a block.
-    Shown {
+    BlockMembers {
         kind = "type",
         text,
         thinking,
@@ -370,8 +370,8 @@ members! {
 }
 
 /// A block as it starts, or whole.
-fn block_of(index: u64, block: Value<'_>) -> Block {
-    let shown = Shown::of(block);
+fn block_of(index: u64, block: Value<'_>) -> StreamBlock {
+    let shown = BlockMembers::of(block);
     let kind = shown.kind.and_then(|kind| kind.text()).unwrap_or_default();
     let mut part = ReplyPart::of(match kind.as_ref() {
         "text" => PartKind::Text,
@@ -396,17 +396,17 @@ fn block_of(index: u64, block: Value<'_>) -> Block {
     };
     let hosted = matches!(kind.as_ref(), "server_tool_use" | "mcp_tool_use");
     let (compaction, grown, ended) = (kind == "compaction", false, false);
-    Block { index, part, hosted, compaction, whole, grown, ended }
+    StreamBlock { index, part, hosted, compaction, whole, grown, ended }
 }
 
 /// The finished part, and whether it says that a tool ran at the provider.
-fn finished(block: Block, keyer: &mut Keyer) -> (ReplyPart, bool) {
-    let Block { mut part, hosted, compaction, whole, grown, .. } = block;
+fn finished(block: StreamBlock, keyer: &mut Keyer) -> (ReplyPart, bool) {
+    let StreamBlock { mut part, hosted, compaction, whole, grown, .. } = block;
     part.key = match part.kind {
         PartKind::Text => keyer.text(Role::Assistant, &part.text),
         PartKind::ToolCall => {
             let name = part.name.as_deref().unwrap_or_default();
-            keyer.tool_call(part.id.as_deref(), name, Arguments::Text(&part.text))
+            keyer.tool_call(part.id.as_deref(), name, ToolArguments::Text(&part.text))
         }
         PartKind::Reasoning => None,
         PartKind::Opaque if compaction => compaction_key(keyer, &part.text),
@@ -430,7 +430,7 @@ fn finished(block: Block, keyer: &mut Keyer) -> (ReplyPart, bool) {
 }
 
 /// Whether a tool call that began with its input whole is now written by deltas.
-fn is_rewritten(block: &Block, delta: &Delta<'_>) -> bool {
+fn is_rewritten(block: &StreamBlock, delta: &DeltaMembers<'_>) -> bool {
     let begun = !block.grown && block.part.kind == PartKind::ToolCall;
     begun && says_something(delta.partial_json)
 }

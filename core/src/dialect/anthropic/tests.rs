@@ -1,6 +1,6 @@
 use super::*;
-use crate::dialect::reading::{Framing, Reading};
-use crate::dialect::{LastCall, Reply, Stop};
+use crate::dialect::reading::{Framing, ResponseReader};
+use crate::dialect::{LastCall, Reply, StopReason};
 
 const REQUEST: &str = r#"{
  "model": "claude-opus-4-5", "stream": true, "max_tokens": 64,
@@ -133,7 +133,7 @@ fn broken_requests_are_read_as_nothing() {
 }
 
 fn reply_of(stream: &str) -> Reply {
-    let mut reading = Reading::new(Dialect::Anthropic, 200, Framing::Events, 1 << 20);
+    let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Events, 1 << 20);
     reading.push(stream.as_bytes());
     reading.finish(true)
 }
@@ -159,7 +159,7 @@ fn a_stream_is_assembled_by_index() {
         r#"{"type":"message_stop"}   "#,
     ]));
     assert!(reply.complete && reply.notes.is_empty());
-    assert_eq!(reply.stop, Some(Stop::ToolUse));
+    assert_eq!(reply.stop, Some(StopReason::ToolUse));
     let usage = &reply.usage;
     assert_eq!((usage.input, usage.output, usage.reasoning), (Some(124), Some(30), Some(9)));
     assert_eq!((usage.cache_read, usage.cache_write), (Some(100), Some(20)));
@@ -185,7 +185,7 @@ fn iterations_tell_the_context_and_what_was_billed_aside() {
     let body = r#"{"id":"m","type":"message","content":[{"type":"compaction","content":"sum"}],"stop_reason":"end_turn","usage":{"input_tokens":10,"output_tokens":5,"iterations":[
       {"type":"compaction","input_tokens":900,"output_tokens":100},
       {"type":"message","input_tokens":4,"cache_read_input_tokens":6,"output_tokens":5}]}}"#;
-    let mut reading = Reading::new(Dialect::Anthropic, 200, Framing::Unknown, 1 << 20);
+    let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Unknown, 1 << 20);
     reading.push(body.as_bytes());
     let usage = reading.finish(true).usage;
     assert_eq!(usage.aside, Some(1000));
@@ -195,10 +195,10 @@ fn iterations_tell_the_context_and_what_was_billed_aside() {
 #[test]
 fn hosted_tools_make_a_poor_anchor() {
     let body = r#"{"id":"m","type":"message","content":[{"type":"server_tool_use","id":"s","name":"web_search","input":{"q":1}},{"type":"web_search_tool_result","tool_use_id":"s","content":[]}],"stop_reason":"pause_turn","usage":{"input_tokens":10,"output_tokens":5,"server_tool_use":{"web_search_requests":0}}}"#;
-    let mut reading = Reading::new(Dialect::Anthropic, 200, Framing::Unknown, 1 << 20);
+    let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Unknown, 1 << 20);
     reading.push(body.as_bytes());
     let reply = reading.finish(true);
-    assert!(reply.usage.hosted_tools && reply.stop == Some(Stop::Paused));
+    assert!(reply.usage.hosted_tools && reply.stop == Some(StopReason::Paused));
     let sent = r#"{"messages":[{"role":"assistant","content":[{"type":"server_tool_use","id":"s","name":"web_search","input":{"q":1}},{"type":"web_search_tool_result","tool_use_id":"s","content":[]}]}]}"#;
     let keys: Vec<_> = read(sent.as_bytes()).parts().map(|part| part.key).collect();
     assert_eq!(reply.parts.iter().map(|part| part.key).collect::<Vec<_>>(), keys);
@@ -209,13 +209,13 @@ fn errors_and_counts() {
     let error = r#"{"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}"#;
     let reply = reply_of(&stream(&[START, error]));
     assert_eq!(reply.error.unwrap().kind.as_deref(), Some("overloaded_error"));
-    let mut reading = Reading::new(Dialect::Anthropic, 200, Framing::Unknown, 1 << 20);
+    let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Unknown, 1 << 20);
     reading.push(br#"{"input_tokens":42}"#);
     assert_eq!(reading.finish(true).counted, Some(42));
-    let mut reading = Reading::new(Dialect::Anthropic, 529, Framing::Unknown, 1 << 20);
+    let mut reading = ResponseReader::new(Dialect::Anthropic, 529, Framing::Unknown, 1 << 20);
     reading.push(error.as_bytes());
     assert!(reading.finish(true).error.is_some());
-    let mut reading = Reading::new(Dialect::Anthropic, 502, Framing::Unknown, 1 << 20);
+    let mut reading = ResponseReader::new(Dialect::Anthropic, 502, Framing::Unknown, 1 << 20);
     reading.push(b"<html>Bad gateway</html>");
     assert_eq!(reading.finish(true).notes, [Note::NotJson]);
 }
@@ -272,7 +272,7 @@ fn withheld_reasoning_is_noted() {
         let start = START.replace(r#""content":[]"#, &extra);
         assert_eq!(reply_of(&stream(&[&start])).notes, notes);
         let body = format!(r#"{{"id":"m",{extra},"stop_reason":"end_turn"}}"#);
-        let mut reading = Reading::new(Dialect::Anthropic, 200, Framing::Unknown, 1 << 20);
+        let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Unknown, 1 << 20);
         reading.push(body.as_bytes());
         assert_eq!(reading.finish(true).notes, notes);
     }
@@ -281,23 +281,23 @@ fn withheld_reasoning_is_noted() {
 /// `diagnostics` as the SDK's types have it; `null` while the answer is pending.
 #[test]
 fn why_the_cache_was_missed_is_read() {
-    use crate::dialect::cache::{CacheMiss, MissCause};
+    use crate::dialect::cache::{CacheMiss, CacheMissCause};
     let told = |cause, tokens| Some(CacheMiss { cause, tokens });
     for (reason, expected) in [
         (
             r#"{"type":"messages_changed","cache_missed_input_tokens":1200}"#,
-            told(MissCause::Messages, Some(1200)),
+            told(CacheMissCause::Messages, Some(1200)),
         ),
-        (r#"{"type":"tools_changed"}"#, told(MissCause::Tools, None)),
-        (r#"{"type":"unavailable"}"#, told(MissCause::Unavailable, None)),
-        (r#"{"type":"weather"}"#, told(MissCause::Other, None)),
+        (r#"{"type":"tools_changed"}"#, told(CacheMissCause::Tools, None)),
+        (r#"{"type":"unavailable"}"#, told(CacheMissCause::Unavailable, None)),
+        (r#"{"type":"weather"}"#, told(CacheMissCause::Other, None)),
         ("null", None),
     ] {
         let extra = format!(r#""diagnostics":{{"cache_miss_reason":{reason}}},"content":[]"#);
         let start = START.replace(r#""content":[]"#, &extra);
         assert_eq!(reply_of(&stream(&[&start])).usage.cache_miss, expected, "{reason}");
         let body = format!(r#"{{"id":"m",{extra},"usage":{{"input_tokens":1}}}}"#);
-        let mut reading = Reading::new(Dialect::Anthropic, 200, Framing::Unknown, 1 << 20);
+        let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Unknown, 1 << 20);
         reading.push(body.as_bytes());
         assert_eq!(reading.finish(true).usage.cache_miss, expected, "{reason}");
     }
@@ -320,7 +320,7 @@ fn a_summary_by_the_provider_is_found_again() {
 fn cache_writes_are_summed_where_only_their_split_is_told() {
     let usage = r#"{"input_tokens":1,"cache_creation":{"ephemeral_5m_input_tokens":20,"ephemeral_1h_input_tokens":3}}"#;
     let body = format!(r#"{{"content":[],"stop_reason":"end_turn","usage":{usage}}}"#);
-    let mut reading = Reading::new(Dialect::Anthropic, 200, Framing::Unknown, 1 << 20);
+    let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Unknown, 1 << 20);
     reading.push(body.as_bytes());
     let usage = reading.finish(true).usage;
     assert_eq!(
@@ -337,7 +337,7 @@ fn numbers_beyond_all_reason_do_not_overflow() {
     let body = format!(
         r#"{{"content":[],"usage":{{{one},"iterations":[{{"type":"compaction",{one}}},{{"type":"compaction",{one}}}]}}}}"#
     );
-    let mut reading = Reading::new(Dialect::Anthropic, 200, Framing::Unknown, 1 << 20);
+    let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Unknown, 1 << 20);
     reading.push(body.as_bytes());
     let usage = reading.finish(true).usage;
     assert_eq!((usage.input, usage.total(), usage.aside), (Some(max), Some(max), Some(max)));
@@ -351,7 +351,7 @@ fn a_reply_without_end_is_not_kept_without_end() {
         r#"{{"type":"content_block_delta","index":0,"delta":{{"type":"text_delta","text":"{word}"}}}}"#
     );
     for (count, notes) in [(31, vec![]), (40, vec![Note::TooLong])] {
-        let mut reading = Reading::new(Dialect::Anthropic, 200, Framing::Events, 2 << 20);
+        let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Events, 2 << 20);
         let block =
             r#"{"type":"content_block_start","index":0,"content_block":{"type":"text","text":""}}"#;
         reading.push(stream(&[START, block]).as_bytes());
@@ -380,7 +380,7 @@ fn a_hosted_tools_answer_is_one_part() {
     let request = format!(r#"{{"messages":[{{"role":"assistant","content":[{blocks}]}}]}}"#);
     let read = read(request.as_bytes());
     assert_eq!(kinds(&read), [PartKind::ToolCall, PartKind::ToolResult, PartKind::ToolResult]);
-    let mut reading = Reading::new(Dialect::Anthropic, 200, Framing::Json, 1 << 20);
+    let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Json, 1 << 20);
     let body = format!(r#"{{"content":[{blocks}],"stop_reason":"end_turn"}}"#);
     reading.push(body.as_bytes());
     let after = reading.finish(true).chain_after(crate::dialect::Chain::START);

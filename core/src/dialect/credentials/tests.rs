@@ -12,7 +12,7 @@ fn headers(pairs: &[(&str, &str)]) -> HeaderMap {
 }
 
 fn of(pairs: &[(&str, &str)], target: &str) -> Tenant {
-    Credentials::default().tenant(&KEY, &headers(pairs), target)
+    CredentialRules::default().tenant(&KEY, &headers(pairs), target)
 }
 
 #[test]
@@ -34,7 +34,7 @@ fn the_tenant_is_the_credential_and_nothing_else() {
     assert_ne!(of(&[("x-api-key", "sk-2")], "/"), secret);
     assert_ne!(of(&[("x-api-key", "sk-1"), ("authorization", "Bearer sk-2")], "/"), secret);
     let elsewhere =
-        Credentials::default().tenant(&[8; 32], &headers(&[("x-api-key", "sk-1")]), "/");
+        CredentialRules::default().tenant(&[8; 32], &headers(&[("x-api-key", "sk-1")]), "/");
     assert_ne!(elsewhere, secret);
 }
 
@@ -51,7 +51,7 @@ fn every_known_place_of_a_credential_tells_tenants_apart() {
     }
     let path = |key: &str| of(&[], &format!("/{key}/v1/messages"));
     assert_ne!(path("sk-0123456789abcdef"), path("sk-0123456789abcdeg"));
-    let more = Credentials::new(&[HeaderName::from_static("x-corp-user")], None);
+    let more = CredentialRules::new(&[HeaderName::from_static("x-corp-user")], None);
     let of = |user: &str| more.tenant(&KEY, &headers(&[("x-corp-user", user)]), "/");
     assert_ne!(of("anna"), of("bert"));
 }
@@ -114,7 +114,7 @@ fn an_access_key_id_alone_is_nobody() {
 #[test]
 fn the_client_token_is_found_taken_out_and_counts_for_nobody() {
     let token = "a-token-of-some-length";
-    let list = Credentials::new(&[HeaderName::from_static("x-corp-user")], Some(token));
+    let list = CredentialRules::new(&[HeaderName::from_static("x-corp-user")], Some(token));
     let bearer = format!("Bearer {token}");
     for (pairs, target) in [
         (&[("x-plimsoll-token", token)][..], "/"),
@@ -142,7 +142,7 @@ fn the_client_token_is_found_taken_out_and_counts_for_nobody() {
     let own = of(&[("x-api-key", "sk-1")], "/");
     let both = headers(&[("x-api-key", "sk-1"), ("x-plimsoll-token", token)]);
     assert_eq!(list.tenant(&KEY, &both, "/"), own);
-    assert!(!Credentials::default().has_token(&headers(&[("x-plimsoll-token", "")]), "/?key="));
+    assert!(!CredentialRules::default().has_token(&headers(&[("x-plimsoll-token", "")]), "/?key="));
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn credentials_in_addresses_are_hidden() {
 
 #[test]
 fn parameters_are_taken_out_and_the_rest_stays() {
-    let list = Credentials::default();
+    let list = CredentialRules::default();
     for (target, rest) in [
         ("/v1/models?key=c", "/v1/models"),
         ("/v1/models?alt=sse&key=c&x=%2F", "/v1/models?alt=sse&x=%2F"),
@@ -179,7 +179,7 @@ proptest! {
     #[test]
     fn never_panics(target in ".{0,60}", value in proptest::collection::vec(any::<u8>(), 0..60)) {
         let _ = redact(&target);
-        let list = Credentials::new(&[], Some("t"));
+        let list = CredentialRules::new(&[], Some("t"));
         let _ = list.without(&target, true);
         if let Ok(value) = http::HeaderValue::from_bytes(&value) {
             let names = ["authorization", "cookie", "x-plimsoll-token", "x-corp-key"];

@@ -34,13 +34,13 @@ fn value_of(piece: Value<'_>) -> Option<Json> {
     }
 }
 
-enum Step {
+enum ArgumentStep {
     Member(String),
     Item(usize),
 }
 
 /// `$.a.b[0]['c d']` in steps.
-fn steps(path: &str) -> Option<Vec<Step>> {
+fn steps(path: &str) -> Option<Vec<ArgumentStep>> {
     let mut rest = path.strip_prefix('$').unwrap_or(path);
     let mut steps = Vec::new();
     while !rest.is_empty() {
@@ -51,8 +51,8 @@ fn steps(path: &str) -> Option<Vec<Step>> {
             let (inside, after) = inner.split_once(']')?;
             let name = inside.strip_prefix(['\'', '"']).and_then(|n| n.strip_suffix(['\'', '"']));
             steps.push(match name {
-                Some(name) => Step::Member(name.to_owned()),
-                None => Step::Item(inside.parse().ok()?),
+                Some(name) => ArgumentStep::Member(name.to_owned()),
+                None => ArgumentStep::Item(inside.parse().ok()?),
             });
             rest = after;
         } else {
@@ -61,22 +61,22 @@ fn steps(path: &str) -> Option<Vec<Step>> {
             if end == 0 {
                 return None;
             }
-            steps.push(Step::Member(name[..end].to_owned()));
+            steps.push(ArgumentStep::Member(name[..end].to_owned()));
             rest = &name[end..];
         }
     }
     Some(steps)
 }
 
-fn descend(place: &mut Json, step: Step) -> Option<&mut Json> {
+fn descend(place: &mut Json, step: ArgumentStep) -> Option<&mut Json> {
     match step {
-        Step::Member(name) => {
+        ArgumentStep::Member(name) => {
             if place.is_null() {
                 *place = Json::Object(Map::new());
             }
             Some(place.as_object_mut()?.entry(name).or_insert(Json::Null))
         }
-        Step::Item(index) => {
+        ArgumentStep::Item(index) => {
             if place.is_null() {
                 *place = Json::Array(Vec::new());
             }

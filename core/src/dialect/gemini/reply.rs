@@ -6,23 +6,25 @@
 
 use serde_json::{Value as Json, json};
 
-use super::usage::Counted;
-use super::{Data, arguments, data, file_media, hosted_key, hosted_words, inline_media, signature};
-use crate::dialect::key::{Arguments, Keyer};
+use super::usage::UsageFields;
+use super::{
+    PartData, arguments, data, file_media, hosted_key, hosted_words, inline_media, signature,
+};
+use crate::dialect::key::{Keyer, ToolArguments};
 use crate::dialect::note::note_once;
 use crate::dialect::reading::{MOST_KEPT, error_in};
-use crate::dialect::{Note, PartKind, Reply, ReplyPart, Role, Stop, Usage};
+use crate::dialect::{Note, PartKind, Reply, ReplyPart, Role, StopReason, Usage};
 use crate::wire::json::{Kind, Value, first, members};
 
 /// What a stream has told so far.
 #[derive(Default)]
-pub struct Stream {
+pub struct ReplyStream {
     /// The candidate that is read where there are several: the first one seen.
     candidate: Option<u64>,
     parts: Vec<ReplyPart>,
     /// The last part is a call whose arguments are still coming.
     open: Option<Json>,
-    usage: Counted,
+    usage: UsageFields,
     keyer: Keyer,
     /// Bytes of parts taken in so far.
     pub(in crate::dialect) kept: usize,
@@ -30,11 +32,11 @@ pub struct Stream {
     finished: bool,
 }
 
-impl Stream {
+impl ReplyStream {
     /// The next frame or array element; Code Assist wraps it in `response`.
     pub fn event(&mut self, _name: &str, value: Value<'_>, reply: &mut Reply) {
         let value = unwrapped(value);
-        let answer = Answer::of(value);
+        let answer = ResponseMembers::of(value);
         if first([answer.error]).is_some() {
             reply.error = Some(error_in(value));
         } else if !answer.is_known() {
@@ -46,7 +48,7 @@ impl Stream {
     /// A whole body: an answer, or that of a counting call.
     pub fn body(&mut self, value: Value<'_>, reply: &mut Reply) {
         let value = unwrapped(value);
-        let answer = Answer::of(value);
+        let answer = ResponseMembers::of(value);
         let counted = value.get_any(&["totalTokens", "total_tokens"]);
         if let Some(count) = counted.and_then(|count| count.as_u64()) {
             reply.counted = Some(count);
@@ -87,8 +89,8 @@ impl Stream {
         }
         reply.parts.append(&mut self.parts);
         let has_calls = reply.parts.iter().any(|part| part.kind == PartKind::ToolCall);
-        if reply.stop == Some(Stop::End) && has_calls {
-            reply.stop = Some(Stop::ToolUse);
+        if reply.stop == Some(StopReason::End) && has_calls {
+            reply.stop = Some(StopReason::ToolUse);
         }
         reply.usage = self.usage.normalised(&mut reply.notes);
         reply.usage.lower_bound = !self.finished && self.usage.is_known();
@@ -113,7 +115,7 @@ impl Stream {
         }
     }
 
-    fn answer(&mut self, answer: &Answer<'_>, reply: &mut Reply) {
+    fn answer(&mut self, answer: &ResponseMembers<'_>, reply: &mut Reply) {
         let word = |word: Option<Value<'_>>| Some(word?.text()?.into());
         let id = first([answer.id, answer.snake_id]);
         reply.id = reply.id.take().or_else(|| word(id));
@@ -125,7 +127,7 @@ impl Stream {
         let feedback = first([answer.feedback, answer.snake_feedback]);
         if feedback.is_some_and(|f| f.get_any(&["blockReason", "block_reason"]).is_some()) {
             self.finished = true;
-            reply.stop = Some(Stop::Refused);
+            reply.stop = Some(StopReason::Refused);
         }
         if let Some(usage) = first([answer.usage, answer.snake_usage]) {
             self.usage.merge(usage);
@@ -161,24 +163,26 @@ impl Stream {
     fn part(&mut self, value: Value<'_>, reply: &mut Reply) {
         let sealed = signature(value).and_then(|s| s.text()).filter(|seal| !seal.is_empty());
         let mut part = match data(value) {
-            Data::Text(text) => return self.words(PartKind::Text, text, sealed.as_deref(), value),
-            Data::Thought(Some(text)) => {
+            PartData::Text(text) => {
+                return self.words(PartKind::Text, text, sealed.as_deref(), value);
+            }
+            PartData::Thought(Some(text)) => {
                 return self.words(PartKind::Reasoning, text, sealed.as_deref(), value);
             }
-            Data::Thought(None) => ReplyPart {
+            PartData::Thought(None) => ReplyPart {
                 raw: Some(String::from_utf8_lossy(value.raw()).into()),
                 ..ReplyPart::of(PartKind::Reasoning)
             },
-            Data::Call(call) => return self.call(call, sealed.as_deref(), reply),
-            Data::Inline(inline) => {
+            PartData::Call(call) => return self.call(call, sealed.as_deref(), reply),
+            PartData::Inline(inline) => {
                 let (kind, _, key) = inline_media(&mut self.keyer, Role::Assistant, inline);
                 ReplyPart { key, ..ReplyPart::of(kind) }
             }
-            Data::File(file) => {
+            PartData::File(file) => {
                 let (kind, _, key) = file_media(&mut self.keyer, Role::Assistant, file);
                 ReplyPart { key, ..ReplyPart::of(kind) }
             }
-            Data::Hosted(hosted) => {
+            PartData::Hosted(hosted) => {
                 let words = hosted_words(hosted);
                 let text = words.and_then(|words| words.text());
                 let raw = || String::from_utf8_lossy(hosted.raw());
@@ -186,7 +190,7 @@ impl Stream {
                 let key = hosted_key(&mut self.keyer, hosted);
                 ReplyPart { text, key, ..ReplyPart::of(PartKind::Opaque) }
             }
-            Data::Response(_) | Data::Unknown => {
+            PartData::Response(_) | PartData::Unknown => {
                 note_once(&mut reply.notes, Note::UnknownPart);
                 let text = String::from_utf8_lossy(value.raw()).into_owned();
                 let key = self.keyer.value(PartKind::Opaque, Role::Assistant, value);
@@ -263,13 +267,13 @@ impl Stream {
             part.text = open.to_string();
         }
         let name = part.name.as_deref().unwrap_or_default();
-        part.key = self.keyer.tool_call(None, name, Arguments::Text(&part.text));
+        part.key = self.keyer.tool_call(None, name, ToolArguments::Text(&part.text));
     }
 }
 
 members! {
     /// What is read of an answer, in either key style.
-    Answer {
+    ResponseMembers {
         candidates,
         error,
         usage = "usageMetadata",
@@ -283,7 +287,7 @@ members! {
     }
 }
 
-impl Answer<'_> {
+impl ResponseMembers<'_> {
     fn is_known(&self) -> bool {
         let Self { candidates, usage, snake_usage, feedback, snake_feedback, .. } = *self;
         let Self { id, snake_id, model, snake_model, .. } = *self;
@@ -297,11 +301,11 @@ fn unwrapped(value: Value<'_>) -> Value<'_> {
 }
 
 /// Finish reasons by name; `None` for the one that says nothing.
-fn stop(reason: &str) -> Option<Stop> {
+fn stop(reason: &str) -> Option<StopReason> {
     Some(match reason {
         "" | "FINISH_REASON_UNSPECIFIED" => return None,
-        "STOP" => Stop::End,
-        "MAX_TOKENS" => Stop::MaxTokens,
+        "STOP" => StopReason::End,
+        "MAX_TOKENS" => StopReason::MaxTokens,
         "SAFETY"
         | "RECITATION"
         | "LANGUAGE"
@@ -311,25 +315,25 @@ fn stop(reason: &str) -> Option<Stop> {
         | "MODEL_ARMOR"
         | "IMAGE_SAFETY"
         | "IMAGE_PROHIBITED_CONTENT"
-        | "IMAGE_RECITATION" => Stop::Refused,
+        | "IMAGE_RECITATION" => StopReason::Refused,
         "MALFORMED_FUNCTION_CALL"
         | "UNEXPECTED_TOOL_CALL"
         | "TOO_MANY_TOOL_CALLS"
         | "MISSING_THOUGHT_SIGNATURE"
-        | "MALFORMED_RESPONSE" => Stop::Failed,
-        "CONTINUATION" => Stop::Paused,
-        _ => Stop::Other,
+        | "MALFORMED_RESPONSE" => StopReason::Failed,
+        "CONTINUATION" => StopReason::Paused,
+        _ => StopReason::Other,
     })
 }
 
 /// Finish reasons by number, as protobuf recorders write them. From 5 on AI Studio and Vertex differ,
 /// but 6 to 8 are refusals in both.
-fn numbered(reason: u64) -> Option<Stop> {
+fn numbered(reason: u64) -> Option<StopReason> {
     Some(match reason {
         0 => return None,
-        1 => Stop::End,
-        2 => Stop::MaxTokens,
-        3 | 4 | 6..=8 => Stop::Refused,
-        _ => Stop::Other,
+        1 => StopReason::End,
+        2 => StopReason::MaxTokens,
+        3 | 4 | 6..=8 => StopReason::Refused,
+        _ => StopReason::Other,
     })
 }

@@ -1,6 +1,6 @@
 use super::*;
-use crate::dialect::reading::{Framing, Reading};
-use crate::dialect::{Chain, LastCall, Reply, Stop, Usage};
+use crate::dialect::reading::{Framing, ResponseReader};
+use crate::dialect::{Chain, LastCall, Reply, StopReason, Usage};
 
 fn request(contents: &str) -> Conversation {
     read("", format!(r#"{{"contents":[{contents}]}}"#).as_bytes())
@@ -13,7 +13,7 @@ fn last(conversation: &Conversation) -> Chain {
 /// Reads a response; fails where a cut changes it or a strict prefix is complete.
 fn response(bytes: &[u8]) -> Reply {
     let read = |bytes: &[u8], size: usize, whole: bool| {
-        let mut reading = Reading::new(Dialect::Gemini, 200, Framing::Unknown, 1 << 20);
+        let mut reading = ResponseReader::new(Dialect::Gemini, 200, Framing::Unknown, 1 << 20);
         bytes.chunks(size.max(1)).for_each(|chunk| reading.push(chunk));
         assert!(!reading.is_complete(), "nothing tells the end but the end");
         reading.finish(whole)
@@ -241,7 +241,7 @@ fn a_stream_and_its_replay_have_the_same_chain() {
             (ToolCall, "{}", None),
         ]
     );
-    assert_eq!((reply.stop, reply.complete), (Some(Stop::ToolUse), true));
+    assert_eq!((reply.stop, reply.complete), (Some(StopReason::ToolUse), true));
     assert_eq!(reply.parts[0].raw.as_deref(), Some(r#"{"text":"I think","thought":true}"#));
     let replay = |words: &str| {
         request(&format!(
@@ -375,16 +375,16 @@ fn totals_that_do_not_add_up_are_noted() {
 #[test]
 fn endings_by_name_and_number() {
     for (reason, expected, complete) in [
-        (r#""STOP""#, Some(Stop::End), true),
-        ("1", Some(Stop::End), true),
-        ("2", Some(Stop::MaxTokens), true),
-        (r#""MAX_TOKENS""#, Some(Stop::MaxTokens), true),
-        (r#""SAFETY""#, Some(Stop::Refused), true),
-        ("8", Some(Stop::Refused), true),
-        (r#""MALFORMED_FUNCTION_CALL""#, Some(Stop::Failed), true),
-        (r#""MISSING_THOUGHT_SIGNATURE""#, Some(Stop::Failed), true),
-        (r#""CONTINUATION""#, Some(Stop::Paused), true),
-        (r#""NEW_REASON""#, Some(Stop::Other), true),
+        (r#""STOP""#, Some(StopReason::End), true),
+        ("1", Some(StopReason::End), true),
+        ("2", Some(StopReason::MaxTokens), true),
+        (r#""MAX_TOKENS""#, Some(StopReason::MaxTokens), true),
+        (r#""SAFETY""#, Some(StopReason::Refused), true),
+        ("8", Some(StopReason::Refused), true),
+        (r#""MALFORMED_FUNCTION_CALL""#, Some(StopReason::Failed), true),
+        (r#""MISSING_THOUGHT_SIGNATURE""#, Some(StopReason::Failed), true),
+        (r#""CONTINUATION""#, Some(StopReason::Paused), true),
+        (r#""NEW_REASON""#, Some(StopReason::Other), true),
         (r#""FINISH_REASON_UNSPECIFIED""#, None, false),
         ("0", None, false),
         ("null", None, false),
@@ -401,7 +401,7 @@ fn endings_by_name_and_number() {
     assert_eq!((reply.parts.len(), reply.usage.output), (0, Some(30)));
     let blocked = r#"{"promptFeedback":{"blockReason":"SAFETY"},"usageMetadata":{"promptTokenCount":4,"totalTokenCount":4}}"#;
     let reply = frames(&[blocked]);
-    assert_eq!((reply.stop, reply.complete), (Some(Stop::Refused), true));
+    assert_eq!((reply.stop, reply.complete), (Some(StopReason::Refused), true));
     assert_eq!((reply.usage.input, reply.usage.output), (Some(4), Some(0)));
 }
 
@@ -466,7 +466,7 @@ fn a_reply_without_end_is_not_kept_without_end() {
     let size = (1 << 20) - r#"{"text":""}"#.len();
     let piece = parts(&format!(r#"{{"text":"{}"}}"#, "x".repeat(size)));
     let piece = format!("data: {piece}\n\n").into_bytes();
-    let mut reading = Reading::new(Dialect::Gemini, 200, Framing::Events, 2 << 20);
+    let mut reading = ResponseReader::new(Dialect::Gemini, 200, Framing::Events, 2 << 20);
     (0..33).for_each(|_| reading.push(&piece));
     reading.push(format!("data: {STOP}\n\n").as_bytes());
     let reply = reading.finish(true);

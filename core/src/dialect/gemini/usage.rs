@@ -9,7 +9,7 @@ use crate::wire::json::{Value, first, members};
 
 /// Google's own fields, before normalising. Tokens.
 #[derive(Default)]
-pub(super) struct Counted {
+pub(super) struct UsageFields {
     prompt: Option<u64>,
     tool_use: Option<u64>,
     candidates: Option<u64>,
@@ -20,7 +20,7 @@ pub(super) struct Counted {
 
 members! {
     /// What is read of a report, in either key style.
-    Reported {
+    UsageMembers {
         prompt = "promptTokenCount",
         snake_prompt = "prompt_token_count",
         tool_use = "toolUsePromptTokenCount",
@@ -36,7 +36,7 @@ members! {
     }
 }
 
-impl Counted {
+impl UsageFields {
     /// Whether anything was reported.
     pub(super) fn is_known(&self) -> bool {
         self.prompt.is_some() || self.total.is_some()
@@ -44,7 +44,7 @@ impl Counted {
 
     /// A `usageMetadata` object.
     pub(super) fn merge(&mut self, usage: Value<'_>) {
-        let said = Reported::of(usage);
+        let said = UsageMembers::of(usage);
         let keep = |to: &mut Option<u64>, spellings: [Option<Value<'_>>; 2]| {
             *to = first(spellings).and_then(|number| number.as_u64()).or(*to);
         };

@@ -3,8 +3,8 @@
 use super::*;
 
 fn read(status: u16, body: &str, request: &str) -> LessonMatch {
-    let refusal = Refusal { status, body: body.as_bytes() };
-    taught(&refusal, &Quotable { body: request.as_bytes(), words: Vec::new() })
+    let refusal = RefusalBody { status, body: body.as_bytes() };
+    taught(&refusal, &QuotableText { body: request.as_bytes(), words: Vec::new() })
 }
 
 fn anthropic(message: &str) -> String {
@@ -79,8 +79,8 @@ fn words_that_stand_in_the_request_teach_nothing_wherever_they_stand() {
     for word in
         [SAID, "/v1beta/models/prompt%20is%20too%20long:%2010000+tokens%20%3E%209000%20maximum:x"]
     {
-        let refusal = Refusal { status: 400, body: refusal.as_bytes() };
-        let request = Quotable { body: b"{}", words: vec![word] };
+        let refusal = RefusalBody { status: 400, body: refusal.as_bytes() };
+        let request = QuotableText { body: b"{}", words: vec![word] };
         assert_eq!(taught(&refusal, &request).window(), None, "{word}");
     }
 }
@@ -153,7 +153,7 @@ fn an_error_in_a_reply_teaches_as_one_in_place_of_it() {
         kind: Some("context_length_exceeded".into()),
         message: Some("This model's maximum context length is 9000 tokens.".into()),
     };
-    assert_eq!(taught_in_reply(&error, 200, &Quotable::default()).window(), Some(9000));
+    assert_eq!(taught_in_reply(&error, 200, &QuotableText::default()).window(), Some(9000));
 }
 
 #[test]

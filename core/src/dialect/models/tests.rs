@@ -8,7 +8,8 @@ fn model(name: &str) -> Model {
 
 #[test]
 fn the_file_can_be_read() {
-    let file: File = toml::from_str(include_str!("../../../../config/models.toml")).unwrap();
+    let file: CatalogueFile =
+        toml::from_str(include_str!("../../../../config/models.toml")).unwrap();
     assert!(file.models.len() > 150, "{}", file.models.len());
     for (name, model) in file.models.iter().chain(&file.families) {
         assert_eq!(**name, *name.to_lowercase(), "looked up in lower case");

@@ -17,7 +17,7 @@ const SEALS: [&str; 3] = ["reasoning_opaque", "reasoning_signature", "reasoning_
 
 /// What a reply has thought so far.
 #[derive(Default)]
-pub(super) struct Thoughts {
+pub(super) struct ReplyReasoning {
     /// By the order of [`PLAIN`]; an empty text was received too.
     plain: [Option<String>; 3],
     seals: Vec<(&'static str, String)>,
@@ -29,7 +29,7 @@ pub(super) struct Thoughts {
     extra: Option<(Box<str>, Box<str>)>,
 }
 
-impl Thoughts {
+impl ReplyReasoning {
     /// Bytes of text, once: look-alikes send the same under several names.
     pub(super) fn bytes(&self) -> usize {
         let plain = self.plain.iter().flatten().map(String::len).max();

@@ -4,27 +4,27 @@
 //! when a finish reason was seen and the body ended whole. Tool calls are put together however a
 //! server spreads them; reasoning is kept as the one field received.
 
-use super::reasoning::Thoughts;
-use super::usage::Counted;
+use super::reasoning::ReplyReasoning;
+use super::usage::UsageFields;
 use super::{known, signature, think};
-use crate::dialect::key::{Arguments, Keyer};
+use crate::dialect::key::{Keyer, ToolArguments};
 use crate::dialect::note::note_once;
 use crate::dialect::reading::{MOST_KEPT, error_in};
-use crate::dialect::{Note, PartKind, Reply, ReplyPart, Role, Stop, Usage};
+use crate::dialect::{Note, PartKind, Reply, ReplyPart, Role, StopReason, Usage};
 use crate::wire::json::{Document, Kind, Value, first, members};
 
 /// What a stream has told so far.
 #[derive(Default)]
-pub struct Stream {
+pub struct ReplyStream {
     /// The choice that is read where there are several: the first one seen.
     choice: Option<u64>,
     words: String,
     refusal: String,
     /// Id and transcript of spoken words.
     audio: Option<(Box<str>, String)>,
-    thoughts: Thoughts,
-    calls: Vec<Call>,
-    usage: Counted,
+    thoughts: ReplyReasoning,
+    calls: Vec<StreamCall>,
+    usage: UsageFields,
     keyer: Keyer,
     /// Bytes of deltas taken in so far.
     pub(in crate::dialect) kept: usize,
@@ -33,7 +33,7 @@ pub struct Stream {
 }
 
 /// A tool call being put together.
-struct Call {
+struct StreamCall {
     index: Option<u64>,
     id: Option<Box<str>>,
     name: Option<Box<str>>,
@@ -41,16 +41,24 @@ struct Call {
     sealed: Option<Box<str>>,
 }
 
-impl Stream {
+impl ReplyStream {
     /// The next chunk. `name` is `error` for a bare `error:` line and for `event: error`.
     pub fn event(&mut self, name: &str, value: Value<'_>, reply: &mut Reply) {
-        let answer = Answer::of(value);
+        let answer = ResponseMembers::of(value);
         if !answer.has_choices() && (name == "error" || is_error(value)) {
             reply.error = Some(error_in(value));
             return;
         }
-        let Answer { choices, usage, id, error, x_groq, timings, prompt_filter_results, .. } =
-            answer;
+        let ResponseMembers {
+            choices,
+            usage,
+            id,
+            error,
+            x_groq,
+            timings,
+            prompt_filter_results,
+            ..
+        } = answer;
         let telling = [choices, usage, id, error, x_groq, timings, prompt_filter_results];
         if first(telling).is_none() {
             note_once(&mut reply.notes, Note::UnknownEvent);
@@ -60,7 +68,7 @@ impl Stream {
 
     /// A whole body.
     pub fn body(&mut self, value: Value<'_>, reply: &mut Reply) {
-        let answer = Answer::of(value);
+        let answer = ResponseMembers::of(value);
         if answer.has_choices() {
             self.answer(&answer, value, reply);
         } else if is_error(value) {
@@ -87,12 +95,12 @@ impl Stream {
         }
         let has_calls = reply.parts.iter().any(|part| part.kind == PartKind::ToolCall);
         if reply.stop.is_none() && reply.complete && reply.error.is_none() {
-            reply.stop = Some(Stop::End); // Snowflake's finish reason is always empty
+            reply.stop = Some(StopReason::End); // Snowflake's finish reason is always empty
         }
-        if reply.stop == Some(Stop::End) && has_calls {
-            reply.stop = Some(Stop::ToolUse); // forced tool choice ends with `stop`
-        } else if reply.stop == Some(Stop::End) && !self.refusal.is_empty() {
-            reply.stop = Some(Stop::Refused);
+        if reply.stop == Some(StopReason::End) && has_calls {
+            reply.stop = Some(StopReason::ToolUse); // forced tool choice ends with `stop`
+        } else if reply.stop == Some(StopReason::End) && !self.refusal.is_empty() {
+            reply.stop = Some(StopReason::Refused);
         }
         reply.usage = self.usage.normalised(&mut reply.notes);
         reply.usage.lower_bound = !ended && self.usage.is_known();
@@ -112,7 +120,7 @@ impl Stream {
     }
 
     /// A chunk, or a body, that stands at `value`: both have the same members.
-    fn answer(&mut self, answer: &Answer<'_>, value: Value<'_>, reply: &mut Reply) {
+    fn answer(&mut self, answer: &ResponseMembers<'_>, value: Value<'_>, reply: &mut Reply) {
         if self.finished && known(answer.id).is_some_and(|id| reply.id.as_deref() != Some(&id)) {
             self.start_again(answer.choices, reply);
         }
@@ -150,7 +158,8 @@ impl Stream {
     }
 
     fn choice(&mut self, choice: Value<'_>, reply: &mut Reply) {
-        let Choice { index, delta, message, usage, error, finish_reason } = Choice::of(choice);
+        let ChoiceMembers { index, delta, message, usage, error, finish_reason } =
+            ChoiceMembers::of(choice);
         let index = index.and_then(|index| index.as_u64()).unwrap_or(0);
         if *self.choice.get_or_insert(index) != index {
             return;
@@ -178,8 +187,8 @@ impl Stream {
     }
 
     fn said(&mut self, said: Value<'_>) {
-        let Said { content, refusal, audio, tool_calls, function_call, executed_tools } =
-            Said::of(said);
+        let MessageMembers { content, refusal, audio, tool_calls, function_call, executed_tools } =
+            MessageMembers::of(said);
         match content {
             Some(content) if content.kind() == Kind::Array => {
                 content.items().for_each(|block| self.block(block));
@@ -243,7 +252,13 @@ impl Stream {
             None if id.is_none() && name.is_none() && arguments.is_empty() => return,
             None => {
                 let arguments = String::new();
-                self.calls.push(Call { index, id: None, name: None, arguments, sealed: None });
+                self.calls.push(StreamCall {
+                    index,
+                    id: None,
+                    name: None,
+                    arguments,
+                    sealed: None,
+                });
                 self.calls.len() - 1
             }
         };
@@ -265,7 +280,7 @@ impl Stream {
         name: Option<&str>,
         arguments: &str,
     ) -> Option<usize> {
-        let same = |call: &Call| match (index, call.index, id, call.id.as_deref()) {
+        let same = |call: &StreamCall| match (index, call.index, id, call.id.as_deref()) {
             (Some(index), Some(other), _, _) => index == other,
             (_, _, Some(id), Some(other)) => id == other,
             _ => true,
@@ -303,10 +318,10 @@ impl Stream {
 
 members! {
     /// What is read of a chunk or a body.
-    Answer { id, model, choices, usage, error, x_groq, timings, prompt_filter_results }
+    ResponseMembers { id, model, choices, usage, error, x_groq, timings, prompt_filter_results }
 }
 
-impl Answer<'_> {
+impl ResponseMembers<'_> {
     fn has_choices(&self) -> bool {
         first([self.choices]).is_some()
     }
@@ -314,17 +329,17 @@ impl Answer<'_> {
 
 members! {
     /// What is read of a choice.
-    Choice { index, delta, message, usage, error, finish_reason }
+    ChoiceMembers { index, delta, message, usage, error, finish_reason }
 }
 
 members! {
     /// What is read of a delta or message, beside its reasoning.
-    Said { content, refusal, audio, tool_calls, function_call, executed_tools }
+    MessageMembers { content, refusal, audio, tool_calls, function_call, executed_tools }
 }
 
-fn finished(call: Call, keyer: &mut Keyer) -> ReplyPart {
+fn finished(call: StreamCall, keyer: &mut Keyer) -> ReplyPart {
     let name = call.name.as_deref().unwrap_or_default();
-    let key = keyer.tool_call(call.id.as_deref(), name, Arguments::Text(&call.arguments));
+    let key = keyer.tool_call(call.id.as_deref(), name, ToolArguments::Text(&call.arguments));
     ReplyPart {
         text: call.arguments,
         id: call.id,
@@ -336,18 +351,20 @@ fn finished(call: Call, keyer: &mut Keyer) -> ReplyPart {
 }
 
 /// Every word for an ending that was seen or is documented (`docs/protocols.md` 2.1, 4.3).
-fn stop(reason: &str) -> Stop {
+fn stop(reason: &str) -> StopReason {
     match reason {
         "stop" | "end_turn" | "eos" | "eos_token" | "stop_sequence" | "complete" | "COMPLETE"
-        | "STOP" | "end" => Stop::End,
-        "tool_calls" | "function_call" | "tool_use" | "tool_call" => Stop::ToolUse,
-        "length" | "max_tokens" | "max_output_tokens" | "MAX_TOKENS" => Stop::MaxTokens,
-        "model_context_window_exceeded" | "model_length" | "context_length" => Stop::WindowFull,
+        | "STOP" | "end" => StopReason::End,
+        "tool_calls" | "function_call" | "tool_use" | "tool_call" => StopReason::ToolUse,
+        "length" | "max_tokens" | "max_output_tokens" | "MAX_TOKENS" => StopReason::MaxTokens,
+        "model_context_window_exceeded" | "model_length" | "context_length" => {
+            StopReason::WindowFull
+        }
         "content_filter" | "content-filter" | "refusal" | "safety" | "SAFETY" | "sensitive"
-        | "recitation" => Stop::Refused,
-        "pause_turn" | "compaction" => Stop::Paused,
-        "error" | "abort" | "network_error" | "insufficient_system_resource" => Stop::Failed,
-        _ => Stop::Other,
+        | "recitation" => StopReason::Refused,
+        "pause_turn" | "compaction" => StopReason::Paused,
+        "error" | "abort" | "network_error" | "insufficient_system_resource" => StopReason::Failed,
+        _ => StopReason::Other,
     }
 }
 

@@ -1,6 +1,6 @@
 use super::*;
-use crate::dialect::reading::{Framing, Reading};
-use crate::dialect::{Chain, Reply, ReplyPart, Stop, Usage};
+use crate::dialect::reading::{Framing, ResponseReader};
+use crate::dialect::{Chain, Reply, ReplyPart, StopReason, Usage};
 
 fn request(messages: &str) -> Conversation {
     read("", format!(r#"{{"messages":[{messages}]}}"#).as_bytes())
@@ -13,7 +13,7 @@ fn bytes_of(chunks: &[&str]) -> Vec<u8> {
 /// Reads a stream; fails where a cut changes it or a strict prefix is complete.
 fn stream(bytes: &[u8]) -> Reply {
     let read = |bytes: &[u8], size: usize, whole: bool| {
-        let mut reading = Reading::new(Dialect::OpenaiChat, 200, Framing::Events, 1 << 20);
+        let mut reading = ResponseReader::new(Dialect::OpenaiChat, 200, Framing::Events, 1 << 20);
         bytes.chunks(size.max(1)).for_each(|chunk| reading.push(chunk));
         reading.finish(whole)
     };
@@ -32,7 +32,7 @@ fn chunks(chunks: &[&str]) -> Reply {
 }
 
 fn body(text: &str) -> Reply {
-    let mut reading = Reading::new(Dialect::OpenaiChat, 200, Framing::Json, 1 << 20);
+    let mut reading = ResponseReader::new(Dialect::OpenaiChat, 200, Framing::Json, 1 << 20);
     reading.push(text.as_bytes());
     reading.finish(true)
 }
@@ -253,7 +253,11 @@ fn a_stream_and_its_replay_have_the_same_chain() {
     use PartKind::{Reasoning, Text, ToolCall};
     assert_eq!(said(&reply), [(Reasoning, "I think"), (Text, "yes"), (ToolCall, r#"{"a":1}"#)]);
     assert_eq!(reply.parts[0].raw.as_deref(), Some(r#"{"reasoning_content":"I think"}"#));
-    assert_eq!((reply.stop, reply.complete), (Some(Stop::ToolUse), true), "`stop` with calls");
+    assert_eq!(
+        (reply.stop, reply.complete),
+        (Some(StopReason::ToolUse), true),
+        "`stop` with calls"
+    );
     assert_eq!(reply.usage, Usage::default(), "unknown, not 0");
     let replay = request(
         r#"{"role":"assistant","content":"yes","reasoning_content":"I think","tool_calls":[
@@ -332,7 +336,7 @@ fn reasoning_is_kept_as_the_field_received() {
 
 #[test]
 fn reasoning_that_was_cut_cannot_be_sent_back() {
-    let mut reading = Reading::new(Dialect::OpenaiChat, 200, Framing::Events, 1 << 20);
+    let mut reading = ResponseReader::new(Dialect::OpenaiChat, 200, Framing::Events, 1 << 20);
     reading.push(&bytes_of(&[&delta(r#"{"reasoning_content":"hal"}"#)]));
     let reply = reading.finish(false);
     assert_eq!(said(&reply), [(PartKind::Reasoning, "hal")]);
@@ -446,26 +450,26 @@ fn legacy_calls_and_signatures_on_calls_are_read() {
 #[test]
 fn every_word_for_an_ending_is_known() {
     for (word, expected) in [
-        ("stop", Stop::End),
-        ("eos", Stop::End),
-        ("end_turn", Stop::End),
-        ("length", Stop::MaxTokens),
-        ("function_call", Stop::ToolUse),
-        ("content_filter", Stop::Refused),
-        ("model_context_window_exceeded", Stop::WindowFull),
-        ("insufficient_system_resource", Stop::Failed),
-        ("error", Stop::Failed),
-        ("whatever", Stop::Other),
+        ("stop", StopReason::End),
+        ("eos", StopReason::End),
+        ("end_turn", StopReason::End),
+        ("length", StopReason::MaxTokens),
+        ("function_call", StopReason::ToolUse),
+        ("content_filter", StopReason::Refused),
+        ("model_context_window_exceeded", StopReason::WindowFull),
+        ("insufficient_system_resource", StopReason::Failed),
+        ("error", StopReason::Failed),
+        ("whatever", StopReason::Other),
     ] {
         let finish =
             format!(r#"{{"choices":[{{"index":0,"delta":{{}},"finish_reason":"{word}"}}]}}"#);
         assert_eq!(chunks(&[&finish, "[DONE]"]).stop, Some(expected), "{word}");
     }
     let empty = r#"{"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":""}]}"#;
-    assert_eq!(chunks(&[empty, "[DONE]"]).stop, Some(Stop::End), "Snowflake says no more");
+    assert_eq!(chunks(&[empty, "[DONE]"]).stop, Some(StopReason::End), "Snowflake says no more");
     assert_eq!(chunks(&[empty]).stop, None);
     let reply = deltas(&[r#"{"refusal":"I can"}"#, r#"{"refusal":"not"}"#]);
-    assert_eq!((said(&reply)[0].1, reply.stop), ("I cannot", Some(Stop::Refused)));
+    assert_eq!((said(&reply)[0].1, reply.stop), ("I cannot", Some(StopReason::Refused)));
 }
 
 #[test]
@@ -474,7 +478,7 @@ fn a_stream_without_done_is_complete_when_it_finished_and_ended_whole() {
     assert!(stream(&finished).complete);
     let unfinished = bytes_of(&[&delta(r#"{"content":"x"}"#)]);
     assert!(!stream(&unfinished).complete);
-    let mut reading = Reading::new(Dialect::OpenaiChat, 200, Framing::Events, 1 << 20);
+    let mut reading = ResponseReader::new(Dialect::OpenaiChat, 200, Framing::Events, 1 << 20);
     reading.push(&finished);
     assert!(!reading.is_complete(), "[DONE] may still come");
     reading.push(b"data: [DONE]\n\n");
@@ -517,7 +521,7 @@ fn cumulative_usage_counts_once_and_a_cut_leaves_a_lower_bound() {
     };
     let all = [chunk(1), chunk(2), chunk(3)];
     let mut bytes = bytes_of(&[&all[0], &all[1], &all[2]]);
-    let mut reading = Reading::new(Dialect::OpenaiChat, 200, Framing::Events, 1 << 20);
+    let mut reading = ResponseReader::new(Dialect::OpenaiChat, 200, Framing::Events, 1 << 20);
     reading.push(&bytes);
     let cut = reading.finish(false).usage;
     assert_eq!((cut.input, cut.output, cut.lower_bound), (Some(10), Some(3), true));
@@ -700,7 +704,7 @@ fn a_body_is_read_like_a_stream() {
         "usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5}}"#,
     );
     assert_eq!(said(&reply), [(PartKind::Reasoning, "r"), (PartKind::ToolCall, "{\"a\":")]);
-    assert_eq!((reply.stop, reply.complete), (Some(Stop::ToolUse), true));
+    assert_eq!((reply.stop, reply.complete), (Some(StopReason::ToolUse), true));
     let spoken = body(
         r#"{"choices":[{"message":{"content":null,"audio":{"id":"audio_1","data":"aGk=","transcript":"hello"}},"finish_reason":"stop"}]}"#,
     );
@@ -720,7 +724,7 @@ fn a_reply_without_end_is_not_kept_without_end() {
     let piece = bytes_of(&[&delta(&format!(r#"{{"content":"{}"}}"#, "x".repeat(size)))]);
     let usage =
         r#"{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5}}"#;
-    let mut reading = Reading::new(Dialect::OpenaiChat, 200, Framing::Events, 2 << 20);
+    let mut reading = ResponseReader::new(Dialect::OpenaiChat, 200, Framing::Events, 2 << 20);
     (0..33).for_each(|_| reading.push(&piece));
     reading.push(&bytes_of(&[usage, FINISH, "[DONE]"]));
     let reply = reading.finish(true);

@@ -12,7 +12,7 @@ const FEW: u64 = 4;
 
 /// The provider's own fields, before normalising. Tokens.
 #[derive(Default)]
-pub(super) struct Counted {
+pub(super) struct UsageFields {
     prompt: Option<u64>,
     completion: Option<u64>,
     total: Option<u64>,
@@ -26,7 +26,7 @@ pub(super) struct Counted {
 
 members! {
     /// What is read of a report, in all its spellings.
-    Reported {
+    UsageMembers {
         prompt_tokens,
         input_tokens,
         completion_tokens,
@@ -54,7 +54,7 @@ members! {
 
 members! {
     /// What is read of a prompt's details.
-    Details {
+    UsageDetailMembers {
         cached_tokens,
         cache_write_tokens,
         cache_creation_tokens,
@@ -63,7 +63,7 @@ members! {
     }
 }
 
-impl Counted {
+impl UsageFields {
     /// Whether anything was reported.
     pub(super) fn is_known(&self) -> bool {
         self.prompt.is_some() || self.completion.is_some()
@@ -71,7 +71,7 @@ impl Counted {
 
     /// A `usage` object, wherever it stood.
     pub(super) fn merge<'d>(&mut self, usage: Value<'d>) {
-        let usage = Reported::of(usage);
+        let usage = UsageMembers::of(usage);
         let number = |value: Option<Value<'_>>| value.and_then(|number| number.as_u64());
         // Several spellings at once say the same; where one of them is 0, it was not filled in.
         let most =
@@ -94,7 +94,7 @@ impl Counted {
             usage.reasoning_tokens,
         ])
         .or(self.reasoning);
-        let details = usage.prompt_tokens_details.map(Details::of).unwrap_or_default();
+        let details = usage.prompt_tokens_details.map(UsageDetailMembers::of).unwrap_or_default();
         self.cached = most(&[
             details.cached_tokens,
             within(usage.prompt_token_details, "cached_tokens"),

@@ -5,12 +5,12 @@
 //! provider ran by itself are opaque: they are no call that anybody has to answer, and they have no
 //! key, because clients thin them out or leave them out.
 
-use crate::dialect::key::{Arguments, Keyer};
+use crate::dialect::key::{Keyer, ToolArguments};
 use crate::dialect::{Chain, Media, Part, PartKey, PartKind, Role};
 use crate::wire::json::{Kind, Value, first};
 
 /// One item, read.
-pub(super) struct Item {
+pub(super) struct ResponseItem {
     pub(super) role: Role,
     pub(super) parts: Vec<Part>,
     /// The provider ran a tool for it, inside the same response.
@@ -22,7 +22,7 @@ pub(super) struct Item {
 }
 
 /// Reads one item.
-pub(super) fn read(item: Value<'_>, keyer: &mut Keyer) -> Item {
+pub(super) fn read(item: Value<'_>, keyer: &mut Keyer) -> ResponseItem {
     let kind = item.get_text("type");
     let kind = kind.as_deref().unwrap_or("message");
     let part = match kind {
@@ -51,7 +51,7 @@ pub(super) fn read(item: Value<'_>, keyer: &mut Keyer) -> Item {
                 part.key = lasting(item, keyer);
             }
             let unknown = texts.is_none();
-            return Item {
+            return ResponseItem {
                 role: part.role,
                 parts: vec![part],
                 hosted: !unknown,
@@ -62,7 +62,7 @@ pub(super) fn read(item: Value<'_>, keyer: &mut Keyer) -> Item {
     };
     let hosted = kind == "image_generation_call"
         || kind.starts_with("tool_search_") && part.kind == PartKind::Opaque;
-    Item { role: part.role, parts: vec![part], hosted, unknown: false, refused: false }
+    ResponseItem { role: part.role, parts: vec![part], hosted, unknown: false, refused: false }
 }
 
 /// Reasoning that the provider keeps, named by its id; the history around it is all there.
@@ -86,14 +86,15 @@ const HOSTED: &[(&str, &[&str])] = &[
     ("configuration_update", &["tools", "instructions"]),
 ];
 
-fn message(item: Value<'_>, keyer: &mut Keyer) -> Item {
+fn message(item: Value<'_>, keyer: &mut Keyer) -> ResponseItem {
     let [role, content] = item.members(["role", "content"]);
     let role = match role.and_then(|role| role.text()).as_deref() {
         Some("assistant") => Role::Assistant,
         Some("system" | "developer") => Role::System,
         _ => Role::User,
     };
-    let mut read = Item { role, parts: Vec::new(), hosted: false, unknown: false, refused: false };
+    let mut read =
+        ResponseItem { role, parts: Vec::new(), hosted: false, unknown: false, refused: false };
     match content {
         Some(content) if content.kind() == Kind::String => {
             read.parts.push(Part::text(role, content, keyer));
@@ -185,9 +186,9 @@ fn call(item: Value<'_>, name: Option<&str>, keyer: &mut Keyer) -> Part {
     part.texts = input.iter().map(Value::span).collect();
     let text = input.and_then(|input| input.text());
     let arguments = match (input, &text) {
-        (_, Some(text)) => Arguments::Text(text),
-        (Some(value), None) => Arguments::Value(value),
-        (None, None) => Arguments::Text(""),
+        (_, Some(text)) => ToolArguments::Text(text),
+        (Some(value), None) => ToolArguments::Value(value),
+        (None, None) => ToolArguments::Text(""),
     };
     let name = part.name.as_deref().unwrap_or_default();
     part.key = keyer.tool_call(part.id.as_deref().map(own_id), name, arguments);
@@ -204,7 +205,7 @@ fn own_id(id: &str) -> &str {
 }
 
 /// A tool's answer; pictures and files in it become parts of their own.
-fn result(item: Value<'_>, keyer: &mut Keyer) -> Item {
+fn result(item: Value<'_>, keyer: &mut Keyer) -> ResponseItem {
     let role = Role::Tool;
     let mut part = Part::at(PartKind::ToolResult, role, item);
     part.id = item.get_any(&["call_id", "id"]).and_then(|id| id.text()).map(Into::into);
@@ -224,7 +225,7 @@ fn result(item: Value<'_>, keyer: &mut Keyer) -> Item {
     part.texts = texts.iter().map(Value::span).collect();
     part.key = keyer.tool_result(part.id.as_deref().map(own_id).unwrap_or_default(), texts);
     parts.insert(0, part);
-    Item { role, parts, hosted: false, unknown: false, refused: false }
+    ResponseItem { role, parts, hosted: false, unknown: false, refused: false }
 }
 
 /// Results whose output may be any words: those of the provider's own tools have a form.

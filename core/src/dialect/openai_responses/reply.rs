@@ -12,14 +12,14 @@ use crate::dialect::cache::CacheMiss;
 use crate::dialect::key::Keyer;
 use crate::dialect::note::note_once;
 use crate::dialect::reading::{MOST_KEPT, error_in};
-use crate::dialect::{Note, Part, PartKind, Reply, ReplyPart, Role, Span, Stop, Usage};
+use crate::dialect::{Note, Part, PartKind, Reply, ReplyPart, Role, Span, StopReason, Usage};
 use crate::wire::json::{Value, first, members, text_of};
 
 /// What a stream has told so far.
 #[derive(Default)]
-pub struct Stream {
+pub struct ReplyStream {
     /// Items in the order they were met.
-    slots: Vec<Slot>,
+    slots: Vec<OutputItem>,
     keyer: Keyer,
     /// Bytes of words taken in so far, in deltas and items.
     pub(in crate::dialect) kept: usize,
@@ -39,7 +39,7 @@ pub struct Stream {
 
 /// One item of the output.
 #[derive(Default)]
-struct Slot {
+struct OutputItem {
     index: Option<u64>,
     id: Option<Box<str>>,
     /// The item as it was last shown: kind, name, call id.
@@ -47,25 +47,25 @@ struct Slot {
     /// It arrived whole.
     done: bool,
     /// What deltas wrote, by place: content or summary, and its number there.
-    grown: BTreeMap<(Lane, u64), String>,
+    grown: BTreeMap<(DeltaTarget, u64), String>,
 }
 
 /// What a delta writes to.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Lane {
+enum DeltaTarget {
     Summary,
     Reasoning,
     Text,
     Arguments,
 }
 
-impl Stream {
+impl ReplyStream {
     /// The next event. The data's own `type` decides; some servers send it in the `event:` line only.
     pub fn event(&mut self, name: &str, value: Value<'_>, reply: &mut Reply) {
         let kind = value.get_text("type");
         let kind = kind.as_deref().unwrap_or(name);
-        if let Some((lane, whole)) = lane_of(kind) {
-            return self.write(lane, whole, value);
+        if let Some((target, whole)) = target_of(kind) {
+            return self.write(target, whole, value);
         }
         match kind {
             "response.created" => {
@@ -84,14 +84,14 @@ impl Stream {
             | "response.cancelled" => self.end(kind, value, reply),
             "error" => {
                 reply.error = Some(error_in(value));
-                reply.stop = Some(Stop::Failed);
+                reply.stop = Some(StopReason::Failed);
                 reply.complete = true;
             }
             "keepalive" | "ping" | "response.steer" => {}
             _ if is_passing(kind) => {}
             _ if value.get_any(&["error"]).is_some() => {
                 reply.error = Some(error_in(value));
-                reply.stop = Some(Stop::Failed);
+                reply.stop = Some(StopReason::Failed);
                 reply.complete = true;
             }
             _ => note_once(&mut reply.notes, Note::UnknownEvent),
@@ -108,7 +108,7 @@ impl Stream {
             reply.complete = true;
         } else if value.get_any(&["error"]).is_some() {
             reply.error = Some(error_in(value));
-            reply.stop = Some(Stop::Failed);
+            reply.stop = Some(StopReason::Failed);
             reply.complete = true;
         } else {
             note_once(&mut reply.notes, Note::UnknownShape);
@@ -141,7 +141,7 @@ impl Stream {
 
     /// Bytes of text so far.
     pub fn said_bytes(&self) -> usize {
-        self.slots.iter().map(Slot::bytes).sum()
+        self.slots.iter().map(OutputItem::bytes).sum()
     }
 
     fn begin_again(&mut self, reply: &mut Reply) {
@@ -206,11 +206,11 @@ impl Stream {
     }
 
     /// A piece of text, or (`whole`) all of it again.
-    fn write(&mut self, lane: Lane, whole: bool, value: Value<'_>) {
-        let written = Written::of(value);
+    fn write(&mut self, target: DeltaTarget, whole: bool, value: Value<'_>) {
+        let written = DeltaMembers::of(value);
         let place = first([written.content_index, written.summary_index]);
         let place = place.and_then(|place| place.as_u64()).unwrap_or(0);
-        let Written { delta, text, refusal, arguments, input, code, .. } = written;
+        let DeltaMembers { delta, text, refusal, arguments, input, code, .. } = written;
         let text = first([delta, text, refusal, arguments, input, code]);
         let Some(text) = text.and_then(|text| text.text()) else { return };
         let index = written.output_index.and_then(|index| index.as_u64());
@@ -222,7 +222,7 @@ impl Stream {
             return;
         }
         let Some(slot) = self.slots.get_mut(at).filter(|slot| !slot.done) else { return };
-        let grown = slot.grown.entry((lane, place)).or_default();
+        let grown = slot.grown.entry((target, place)).or_default();
         if whole {
             grown.clear();
         }
@@ -241,7 +241,7 @@ impl Stream {
     }
 
     fn open(&mut self, index: Option<u64>) -> usize {
-        self.slots.push(Slot { index, ..Slot::default() });
+        self.slots.push(OutputItem { index, ..OutputItem::default() });
         self.slots.len() - 1
     }
 
@@ -257,7 +257,7 @@ impl Stream {
 
     /// The response object, at the end of a stream or as a body.
     fn respond(&mut self, value: Value<'_>, reply: &mut Reply) {
-        let response = Response::of(value);
+        let response = ResponseMembers::of(value);
         identify(response.id, response.model, reply);
         self.status = response.status.and_then(|status| status.text()).map(Into::into);
         let reason = response.incomplete_details.and_then(|details| details.get("reason"));
@@ -291,7 +291,7 @@ impl Stream {
                 Some(at) if self.slots[at].done => {}
                 Some(at) => self.fill(at, item, true),
                 None if self.slots.iter().all(|slot| slot.index.is_some()) => {
-                    self.slots.push(Slot { index, ..Slot::default() });
+                    self.slots.push(OutputItem { index, ..OutputItem::default() });
                     self.fill(self.slots.len() - 1, item, true);
                 }
                 None => {}
@@ -300,7 +300,7 @@ impl Stream {
     }
 
     fn usage(&self, usage: Value<'_>, reply: &mut Reply) -> Usage {
-        let usage = Reported::of(usage);
+        let usage = UsageMembers::of(usage);
         let number = |value: Option<Value<'_>>| value.and_then(|number| number.as_u64());
         let input = number(usage.input_tokens).or_else(|| number(usage.prompt_tokens));
         let mut output = number(usage.output_tokens).or_else(|| number(usage.completion_tokens));
@@ -326,25 +326,25 @@ impl Stream {
         }
     }
 
-    fn stop(&self, reply: &Reply) -> Option<Stop> {
+    fn stop(&self, reply: &Reply) -> Option<StopReason> {
         let calls = || reply.parts.iter().any(|part| part.kind == PartKind::ToolCall);
         Some(match (self.status.as_deref(), self.reason.as_deref()) {
-            (Some("failed"), _) => Stop::Failed,
-            (Some("incomplete"), Some("max_output_tokens")) => Stop::MaxTokens,
-            (Some("incomplete"), Some("content_filter")) => Stop::Refused,
-            (Some("incomplete" | "cancelled"), _) => Stop::Other,
+            (Some("failed"), _) => StopReason::Failed,
+            (Some("incomplete"), Some("max_output_tokens")) => StopReason::MaxTokens,
+            (Some("incomplete"), Some("content_filter")) => StopReason::Refused,
+            (Some("incomplete" | "cancelled"), _) => StopReason::Other,
             (Some("queued" | "in_progress"), _) => return None,
-            _ if reply.error.is_some() => Stop::Failed,
-            _ if calls() => Stop::ToolUse,
-            _ if self.refused => Stop::Refused,
-            _ => Stop::End,
+            _ if reply.error.is_some() => StopReason::Failed,
+            _ if calls() => StopReason::ToolUse,
+            _ if self.refused => StopReason::Refused,
+            _ => StopReason::End,
         })
     }
 }
 
 members! {
     /// What is read of an event that writes words.
-    Written {
+    DeltaMembers {
         output_index,
         item_id,
         content_index,
@@ -360,7 +360,7 @@ members! {
 
 members! {
     /// What is read of a response.
-    Response {
+    ResponseMembers {
         id,
         model,
         status,
@@ -375,7 +375,7 @@ members! {
 
 members! {
     /// What is read of its usage.
-    Reported {
+    UsageMembers {
         input_tokens,
         prompt_tokens,
         output_tokens,
@@ -386,7 +386,7 @@ members! {
     }
 }
 
-impl Slot {
+impl OutputItem {
     /// Bytes of text: those of the item where it is whole, else what deltas wrote.
     fn bytes(&self) -> usize {
         match self.done {
@@ -406,16 +406,16 @@ impl Slot {
         }
         let mut parts = Vec::new();
         let mut shown = self.shown.into_iter().next();
-        for ((lane, _), text) in self.grown {
-            let mut part = ReplyPart::of(lane.kind());
-            part.key = match lane {
-                Lane::Text => keyer.text(Role::Assistant, &text),
-                Lane::Summary | Lane::Reasoning | Lane::Arguments => None,
+        for ((target, _), text) in self.grown {
+            let mut part = ReplyPart::of(target.kind());
+            part.key = match target {
+                DeltaTarget::Text => keyer.text(Role::Assistant, &text),
+                DeltaTarget::Summary | DeltaTarget::Reasoning | DeltaTarget::Arguments => None,
             };
             if let Some(shown) = shown.take() {
                 part.id = shown.id;
                 part.name = shown.name;
-                part.kind = if lane == Lane::Arguments { shown.kind } else { part.kind };
+                part.kind = if target == DeltaTarget::Arguments { shown.kind } else { part.kind };
             }
             part.text = text;
             parts.push(part);
@@ -424,7 +424,7 @@ impl Slot {
     }
 }
 
-impl Lane {
+impl DeltaTarget {
     fn kind(self) -> PartKind {
         match self {
             Self::Summary | Self::Reasoning => PartKind::Reasoning,
@@ -442,7 +442,7 @@ fn forget_wholeness(part: &mut ReplyPart) {
 }
 
 /// Where an event writes text, and whether it repeats all of it.
-fn lane_of(kind: &str) -> Option<(Lane, bool)> {
+fn target_of(kind: &str) -> Option<(DeltaTarget, bool)> {
     let kind = kind.strip_prefix("response.")?;
     let (what, how) = kind.rsplit_once('.')?;
     let whole = match how {
@@ -450,17 +450,17 @@ fn lane_of(kind: &str) -> Option<(Lane, bool)> {
         "done" => true,
         _ => return None,
     };
-    let lane = match what {
-        "output_text" | "refusal" => Lane::Text,
-        "reasoning_summary_text" => Lane::Summary,
-        "reasoning_text" => Lane::Reasoning,
+    let target = match what {
+        "output_text" | "refusal" => DeltaTarget::Text,
+        "reasoning_summary_text" => DeltaTarget::Summary,
+        "reasoning_text" => DeltaTarget::Reasoning,
         "function_call_arguments"
         | "custom_tool_call_input"
         | "mcp_call_arguments"
-        | "code_interpreter_call_code" => Lane::Arguments,
+        | "code_interpreter_call_code" => DeltaTarget::Arguments,
         _ => return None,
     };
-    Some((lane, whole))
+    Some((target, whole))
 }
 
 /// Events that say nothing which `output_item.done` does not say.

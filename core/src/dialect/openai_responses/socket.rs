@@ -5,28 +5,28 @@
 //! connection: what is not understood is passed over.
 
 use crate::dialect::reading::Framing;
-use crate::dialect::{Conversation, Dialect, Reading, Reply};
+use crate::dialect::{Conversation, Dialect, Reply, ResponseReader};
 use crate::wire::json::Document;
 
 /// Most requests that wait for their reply at once; of more, the oldest is given up.
 const MAX_OPEN: usize = 16;
 
 /// One connection.
-pub struct Socket {
+pub struct SocketReader {
     limit: usize,
-    open: Vec<Open>,
+    open: Vec<OpenRequest>,
     next: u64,
 }
 
 /// A request without its reply yet.
-struct Open {
+struct OpenRequest {
     number: u64,
     /// Several conversations can share a connection.
     stream_id: Option<Box<str>>,
-    reading: Reading,
+    reading: ResponseReader,
 }
 
-impl Socket {
+impl SocketReader {
     /// A connection on which nothing was said. `limit`: most bytes kept of one message.
     pub fn new(limit: usize) -> Self {
         Self { limit, open: Vec::new(), next: 0 }
@@ -37,7 +37,7 @@ impl Socket {
         self.request_by(message, super::read)
     }
 
-    /// [`Socket::request`], with the conversation read by `read`.
+    /// [`SocketReader::request`], with the conversation read by `read`.
     pub fn request_by<T>(
         &mut self,
         message: &[u8],
@@ -52,8 +52,9 @@ impl Socket {
         }
         let number = self.next;
         self.next += 1;
-        let reading = Reading::new(Dialect::OpenaiResponses, 200, Framing::Events, self.limit);
-        self.open.push(Open { number, stream_id, reading });
+        let reading =
+            ResponseReader::new(Dialect::OpenaiResponses, 200, Framing::Events, self.limit);
+        self.open.push(OpenRequest { number, stream_id, reading });
         Some((number, read(message)))
     }
 

@@ -1,19 +1,19 @@
 use super::*;
-use crate::dialect::reading::{Framing, Reading};
-use crate::dialect::{Chain, PartKey, PartKind, Reply, Stop};
+use crate::dialect::reading::{Framing, ResponseReader};
+use crate::dialect::{Chain, PartKey, PartKind, Reply, StopReason};
 
 fn input(items: &str) -> Conversation {
     read(format!(r#"{{"input":[{items}]}}"#).as_bytes())
 }
 
 fn reply(stream: &str) -> Reply {
-    let mut reading = Reading::new(Dialect::OpenaiResponses, 200, Framing::Events, 1 << 20);
+    let mut reading = ResponseReader::new(Dialect::OpenaiResponses, 200, Framing::Events, 1 << 20);
     reading.push(stream.as_bytes());
     reading.finish(true)
 }
 
 fn body(text: &str) -> Reply {
-    let mut reading = Reading::new(Dialect::OpenaiResponses, 200, Framing::Unknown, 1 << 20);
+    let mut reading = ResponseReader::new(Dialect::OpenaiResponses, 200, Framing::Unknown, 1 << 20);
     reading.push(text.as_bytes());
     reading.finish(true)
 }
@@ -386,7 +386,10 @@ fn items_come_from_done_events() {
         assert_eq!((reasoning.text.as_str(), reasoning.sealed.as_deref()), ("hm", Some("gAAA")));
         assert!(reasoning.raw.as_deref().unwrap().starts_with(r#"{"id":"rs_b","#));
         assert_eq!(reply.parts[2].text, r#"{"cmd":"ls"}"#);
-        assert_eq!((reply.complete, reply.stop, reply.notes.len()), (true, Some(Stop::ToolUse), 0));
+        assert_eq!(
+            (reply.complete, reply.stop, reply.notes.len()),
+            (true, Some(StopReason::ToolUse), 0)
+        );
         assert_eq!(reply.chain_after(Chain::START), input(BACK).chains().last().unwrap());
         let usage = &reply.usage;
         assert_eq!((usage.input, usage.output, usage.reasoning), (Some(100), Some(20), Some(12)));
@@ -406,12 +409,14 @@ fn invariant_10_every_cut_gives_the_same_and_every_prefix_is_incomplete() {
     let stream = events(&data);
     let whole = reply(&stream);
     for cut in 0..stream.len() {
-        let mut reading = Reading::new(Dialect::OpenaiResponses, 200, Framing::Events, 1 << 20);
+        let mut reading =
+            ResponseReader::new(Dialect::OpenaiResponses, 200, Framing::Events, 1 << 20);
         reading.push(&stream.as_bytes()[..cut]);
         assert!(!reading.is_complete() || cut >= stream.len() - 1, "{cut}");
         reading.push(&stream.as_bytes()[cut..]);
         assert_eq!(reading.finish(true), whole);
-        let mut reading = Reading::new(Dialect::OpenaiResponses, 200, Framing::Events, 1 << 20);
+        let mut reading =
+            ResponseReader::new(Dialect::OpenaiResponses, 200, Framing::Events, 1 << 20);
         reading.push(&stream.as_bytes()[..cut]);
         let part = reading.finish(false);
         assert!(part.error.is_none() && part.usage.output.is_none_or(|_| part.complete), "{cut}");
@@ -421,7 +426,8 @@ fn invariant_10_every_cut_gives_the_same_and_every_prefix_is_incomplete() {
 #[test]
 fn a_stream_that_was_cut_leaves_what_was_said() {
     let reply_of = |count: usize| {
-        let mut reading = Reading::new(Dialect::OpenaiResponses, 200, Framing::Events, 1 << 20);
+        let mut reading =
+            ResponseReader::new(Dialect::OpenaiResponses, 200, Framing::Events, 1 << 20);
         reading.push(events(&STREAM[..count]).as_bytes());
         reading.finish(false)
     };
@@ -467,7 +473,7 @@ fn servers_that_number_nothing_or_everything_alike() {
 fn only_the_last_event_holds_the_output() {
     let last = completed(&format!("[{BACK}]"));
     let reply = reply(&events(&[CREATED, &last]));
-    assert_eq!((reply.parts.len(), reply.stop), (3, Some(Stop::ToolUse)));
+    assert_eq!((reply.parts.len(), reply.stop), (3, Some(StopReason::ToolUse)));
     assert_eq!(reply.chain_after(Chain::START), input(BACK).chains().last().unwrap());
 }
 
@@ -477,29 +483,29 @@ fn every_ending_is_known() {
         reply(&events(&[CREATED, &format!(r#"{{"type":"{kind}","response":{{{rest}}}}}"#)]))
     };
     for (kind, rest, stop) in [
-        ("response.completed", r#""status":"completed""#, Stop::End),
-        ("response.completed", "", Stop::End),
+        ("response.completed", r#""status":"completed""#, StopReason::End),
+        ("response.completed", "", StopReason::End),
         (
             "response.incomplete",
             r#""status":"incomplete","incomplete_details":{"reason":"max_output_tokens"}"#,
-            Stop::MaxTokens,
+            StopReason::MaxTokens,
         ),
         (
             "response.incomplete",
             r#""status":"incomplete","incomplete_details":{"reason":"content_filter"}"#,
-            Stop::Refused,
+            StopReason::Refused,
         ),
         (
             "response.incomplete",
             r#""status":"incomplete","incomplete_details":{"reason":"steered"}"#,
-            Stop::Other,
+            StopReason::Other,
         ),
         (
             "response.failed",
             r#""status":"failed","usage":null,"error":{"code":"context_length_exceeded","message":"m"}"#,
-            Stop::Failed,
+            StopReason::Failed,
         ),
-        ("response.cancelled", r#""status":"cancelled""#, Stop::Other),
+        ("response.cancelled", r#""status":"cancelled""#, StopReason::Other),
     ] {
         let reply = end(kind, rest);
         assert_eq!((reply.complete, reply.stop), (true, Some(stop)), "{kind} {rest}");
@@ -538,7 +544,7 @@ fn errors_in_a_stream() {
             (Some(kind), Some("m")),
             "{data}"
         );
-        assert_eq!((reply.complete, reply.stop), (true, Some(Stop::Failed)));
+        assert_eq!((reply.complete, reply.stop), (true, Some(StopReason::Failed)));
     }
 }
 
@@ -548,7 +554,7 @@ fn look_alikes() {
     let item = r#"{"item":{"type":"message","role":"assistant","content":[{"type":"output_text","text":"x"}]}}"#;
     let named =
         reply(&format!("event: response.output_item.done\ndata: {item}\n\ndata: [DONE]\n\n"));
-    assert_eq!((named.complete, named.parts.len(), named.stop), (true, 1, Some(Stop::End)));
+    assert_eq!((named.complete, named.parts.len(), named.stop), (true, 1, Some(StopReason::End)));
     let odd = reply(&events(&[r#"{"type":"response.mystery"}"#, "7", "{"]));
     assert_eq!(odd.notes, [Note::UnknownEvent, Note::BrokenEvent]);
     // Reasoning left out of the output.
@@ -560,19 +566,19 @@ fn look_alikes() {
 /// `prompt_cache_diagnostics` as the SDK's types have it.
 #[test]
 fn why_the_cache_was_missed_is_read() {
-    use crate::dialect::cache::{CacheMiss, MissCause};
+    use crate::dialect::cache::{CacheMiss, CacheMissCause};
     let told = |cause, tokens| Some(CacheMiss { cause, tokens });
     for (said, expected) in [
         (
             r#"{"type":"cache_miss","reason":"input_changed","cache_missed_tokens":900}"#,
-            told(MissCause::Messages, Some(900)),
+            told(CacheMissCause::Messages, Some(900)),
         ),
         (
             r#"{"type":"cache_miss","reason":"verbosity_changed","cache_missed_tokens":1}"#,
-            told(MissCause::Settings, Some(1)),
+            told(CacheMissCause::Settings, Some(1)),
         ),
-        (r#"{"type":"cache_miss","reason":"weather"}"#, told(MissCause::Other, None)),
-        (r#"{"type":"comparison_response_not_found"}"#, told(MissCause::NotFound, None)),
+        (r#"{"type":"cache_miss","reason":"weather"}"#, told(CacheMissCause::Other, None)),
+        (r#"{"type":"comparison_response_not_found"}"#, told(CacheMissCause::NotFound, None)),
         (r#"{"type":"cache_hit"}"#, None),
         ("null", None),
     ] {
@@ -588,7 +594,10 @@ fn bodies() {
     let whole = body(&format!(
         r#"{{"id":"resp_1","object":"response","status":"completed","output":[{BACK}],{USAGE},"input_transformations":[{{"type":"reasoning","action":"removed","reason":"prefix_mismatch"}}]}}"#
     ));
-    assert_eq!((whole.complete, whole.stop, whole.parts.len()), (true, Some(Stop::ToolUse), 3));
+    assert_eq!(
+        (whole.complete, whole.stop, whole.parts.len()),
+        (true, Some(StopReason::ToolUse), 3)
+    );
     assert_eq!((whole.usage.total(), whole.notes), (Some(120), vec![Note::InputWithheld]));
     assert_eq!(body(r#"{"object":"response.input_tokens","input_tokens":77}"#).counted, Some(77));
     let compacted = body(&format!(
@@ -600,7 +609,7 @@ fn bodies() {
     let queued = body(r#"{"status":"queued","output":[],"usage":null}"#);
     assert_eq!((queued.complete, queued.stop, queued.usage.input), (true, None, None));
     let refusal = r#"{"output":[{"type":"message","role":"assistant","content":[{"type":"refusal","refusal":"No."}]}]}"#;
-    assert_eq!(body(refusal).stop, Some(Stop::Refused));
+    assert_eq!(body(refusal).stop, Some(StopReason::Refused));
     assert_eq!(body(r#"{"output":[{"type":"hologram"}]}"#).notes, [Note::UnknownPart]);
     let error = body(r#"{"code":"invalid-argument","error":"Incorrect API key"}"#).error.unwrap();
     assert_eq!(
@@ -661,7 +670,8 @@ fn a_reply_without_end_is_not_kept_without_end() {
     ) + "\n\n";
     let last = events(&[&completed("[]")]);
     for (count, notes, kept) in [(32, &[][..], 32 << 20), (40, &[Note::TooLong], 32 << 20)] {
-        let mut reading = Reading::new(Dialect::OpenaiResponses, 200, Framing::Events, 2 << 20);
+        let mut reading =
+            ResponseReader::new(Dialect::OpenaiResponses, 200, Framing::Events, 2 << 20);
         (0..count).for_each(|_| reading.push(delta.as_bytes()));
         reading.push(last.as_bytes());
         let reply = reading.finish(true);
@@ -672,7 +682,7 @@ fn a_reply_without_end_is_not_kept_without_end() {
 
 #[test]
 fn a_connection_carries_many_replies() {
-    let mut socket = Socket::new(1 << 20);
+    let mut socket = SocketReader::new(1 << 20);
     let create = |rest: &str| format!(r#"{{"type":"response.create","model":"m"{rest}}}"#);
     let warm = socket.request(create(r#","generate":false,"input":[]"#).as_bytes()).unwrap();
     assert_eq!((warm.0, warm.1.purpose), (0, Purpose::WarmUp));
@@ -698,7 +708,7 @@ fn a_connection_carries_many_replies() {
 
 #[test]
 fn lanes_of_one_connection_do_not_mix_and_are_bounded() {
-    let mut socket = Socket::new(1 << 20);
+    let mut socket = SocketReader::new(1 << 20);
     for lane in ["a", "b"] {
         let frame = format!(r#"{{"type":"response.create","stream_id":"{lane}","input":"x"}}"#);
         socket.request(frame.as_bytes()).unwrap();

@@ -1,20 +1,20 @@
 use super::*;
-use crate::dialect::Stop;
+use crate::dialect::StopReason;
 
 fn read(dialect: Dialect, status: u16, framing: Framing, body: &[u8]) -> Reply {
-    let mut reading = Reading::new(dialect, status, framing, 1 << 12);
+    let mut reading = ResponseReader::new(dialect, status, framing, 1 << 12);
     reading.push(body);
     let whole = reading.finish(true);
     for size in [1, 2, 5] {
-        let mut reading = Reading::new(dialect, status, framing, 1 << 12);
+        let mut reading = ResponseReader::new(dialect, status, framing, 1 << 12);
         body.chunks(size).for_each(|chunk| reading.push(chunk));
         assert_eq!(reading.finish(true), whole, "by {size}");
     }
     for (first, second) in (0..body.len()).map(|at| body.split_at(at)) {
-        let mut reading = Reading::new(dialect, status, framing, 1 << 12);
+        let mut reading = ResponseReader::new(dialect, status, framing, 1 << 12);
         [first, second].into_iter().for_each(|piece| reading.push(piece));
         assert_eq!(reading.finish(true), whole, "cut at {}", first.len());
-        let mut reading = Reading::new(dialect, status, framing, 1 << 12);
+        let mut reading = ResponseReader::new(dialect, status, framing, 1 << 12);
         reading.push(first);
         let (is_stream, prefix) = (reading.is_stream(), reading.finish(false));
         assert!(!is_stream || whole.complete || !prefix.complete, "complete at {}", first.len());
@@ -32,7 +32,7 @@ const STREAM: &str = "event: message_start\ndata: {\"type\":\"message_start\",\"
 fn a_stream_is_a_stream_however_it_is_spelt() {
     let expected = read(Dialect::Anthropic, 200, Framing::Events, STREAM.as_bytes());
     assert!(expected.complete && expected.usage.total() == Some(5));
-    assert_eq!(expected.stop, Some(Stop::End));
+    assert_eq!(expected.stop, Some(StopReason::End));
     let split = STREAM.replace("\"usage\"", "\ndata: \"usage\"");
     assert_ne!(split, STREAM);
     for spelt in [
@@ -174,7 +174,7 @@ fn one_event_may_be_a_megabyte() {
         1,
     );
     for size in [stream.len(), 4096, 1021] {
-        let mut reading = Reading::new(Dialect::Anthropic, 200, Framing::Events, 2 << 20);
+        let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Events, 2 << 20);
         stream.as_bytes().chunks(size).for_each(|chunk| reading.push(chunk));
         let reply = reading.finish(true);
         assert_eq!((reply.parts[0].text.len(), reply.complete), (text.len(), true));
@@ -183,7 +183,7 @@ fn one_event_may_be_a_megabyte() {
 
 #[test]
 fn a_clients_leave_is_told_by_the_terminal_event() {
-    let mut reading = Reading::new(Dialect::Anthropic, 200, Framing::Events, 1 << 12);
+    let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Events, 1 << 12);
     let (before, last) = STREAM.split_at(STREAM.len() - 1);
     reading.push(before.as_bytes());
     assert!(!reading.is_complete());

@@ -3,14 +3,14 @@
 //! No message goes: its neighbours may be of one role, and calls may rest on it.
 
 use super::{history, is_blank};
-use crate::dialect::rewrite::{Room, edit, first_member, literal, room, runs};
+use crate::dialect::rewrite::{Removal, edit, first_member, literal, room, runs};
 use crate::dialect::{Dialect, Span};
 use crate::wire::json::{Kind, Value};
 use crate::wire::splice::Edit;
 
 /// The changes after which nothing is empty.
 pub(super) fn edits(dialect: Dialect, root: Value<'_>, body: &[u8], text: &str) -> Vec<Edit> {
-    let mut pass = Pass { dialect, body, text, edits: Vec::new() };
+    let mut pass = EmptyTextPass { dialect, body, text, edits: Vec::new() };
     if dialect == Dialect::Anthropic
         && let Some(system) = root.get("system").filter(|system| system.kind() == Kind::Array)
         && system.items().next().is_some()
@@ -30,14 +30,14 @@ pub(super) fn edits(dialect: Dialect, root: Value<'_>, body: &[u8], text: &str) 
     pass.edits
 }
 
-struct Pass<'a> {
+struct EmptyTextPass<'a> {
     dialect: Dialect,
     body: &'a [u8],
     text: &'a str,
     edits: Vec<Edit>,
 }
 
-impl Pass<'_> {
+impl EmptyTextPass<'_> {
     fn message(&mut self, message: Value<'_>) {
         if message.kind() != Kind::Object {
             return;
@@ -75,7 +75,7 @@ impl Pass<'_> {
             return self.put(list, &format!("[{}]", self.block()));
         }
         for run in runs(self.body, empty.iter().map(Value::span).collect()) {
-            if let Some(Room::Shared(at)) = room(self.body, run) {
+            if let Some(Removal::Shared(at)) = room(self.body, run) {
                 self.edits.push(edit(at, ""));
             }
         }

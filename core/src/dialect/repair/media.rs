@@ -2,7 +2,7 @@
 //!
 //! The block keeps its place and its cache marker. Must not decide which one.
 
-use crate::dialect::rewrite::{Room, edit, room, within, words};
+use crate::dialect::rewrite::{Removal, edit, room, within, words};
 use crate::dialect::{Conversation, Dialect, Part, PartKind};
 use crate::wire::json::{Document, Kind};
 use crate::wire::splice::Edit;
@@ -16,7 +16,7 @@ pub fn edits(conversation: &Conversation, body: &[u8], part: &Part, text: &str) 
     let document = Document::read(raw).ok()?;
     let block = document.root(raw).filter(|block| block.kind() == Kind::Object)?;
     let shared = room(body, part.span)?;
-    if matches!(&shared, Room::Alone(list) if list.of(body).first() != Some(&b'[')) {
+    if matches!(&shared, Removal::Alone(list) if list.of(body).first() != Some(&b'[')) {
         return None;
     }
     // In an answer of Gemini's functions nothing but media may stand.
@@ -28,8 +28,8 @@ pub fn edits(conversation: &Conversation, body: &[u8], part: &Part, text: &str) 
         });
     if is_in_response {
         return Some(match shared {
-            Room::Shared(at) => edit(at, ""),
-            Room::Alone(at) => edit(at, "[]"),
+            Removal::Shared(at) => edit(at, ""),
+            Removal::Alone(at) => edit(at, "[]"),
         });
     }
     Some(edit(part.span, words(conversation.dialect, block, text)))

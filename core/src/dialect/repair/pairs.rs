@@ -13,7 +13,7 @@ use crate::wire::json::{Kind, Value};
 use crate::wire::splice::Edit;
 
 /// A message of Anthropic's, with what of it counts here.
-struct Message<'d> {
+struct MessageBlocks<'d> {
     span: Span,
     is_models: bool,
     content: Option<Value<'d>>,
@@ -22,11 +22,11 @@ struct Message<'d> {
 
 /// The changes after which every call of Anthropic's has one result, first in the next message.
 pub(super) fn anthropic(root: Value<'_>, text: &str) -> Vec<Edit> {
-    let messages: Vec<Message<'_>> = root
+    let messages: Vec<MessageBlocks<'_>> = root
         .get("messages")
         .into_iter()
         .flat_map(|list| list.items())
-        .map(|message| Message {
+        .map(|message| MessageBlocks {
             span: message.span(),
             is_models: message.get_text("role").as_deref() == Some("assistant"),
             content: message.get("content"),
@@ -115,7 +115,7 @@ fn result_for(result: Option<Value<'_>>, id: &str, own: &str, text: &str) -> Str
 }
 
 /// The user's message with these results first and no others; nothing where it is so.
-fn put(message: &Message<'_>, results: Vec<String>) -> Option<Edit> {
+fn put(message: &MessageBlocks<'_>, results: Vec<String>) -> Option<Edit> {
     let content = message.content?;
     let text = |value: Value<'_>| String::from_utf8_lossy(value.raw()).into_owned();
     if content.kind() == Kind::String {

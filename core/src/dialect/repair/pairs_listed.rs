@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use foldhash::{HashMap, HashSet};
 
 use crate::dialect::Span;
-use crate::dialect::rewrite::{Room, edit, insert, literal, room, runs};
+use crate::dialect::rewrite::{Removal, edit, insert, literal, room, runs};
 use crate::wire::json::{Kind, Value};
 use crate::wire::splice::Edit;
 
@@ -137,8 +137,8 @@ fn items<'d>(root: Value<'d>, name: &str) -> Vec<Value<'d>> {
 fn removed(body: &[u8], gone: Vec<Span>, least: &str) -> Vec<Edit> {
     let runs = runs(body, gone).into_iter();
     let edits = runs.filter_map(|run| match room(body, run)? {
-        Room::Shared(at) => Some(edit(at, "")),
-        Room::Alone(at) => Some(edit(at, format!("[{least}]"))),
+        Removal::Shared(at) => Some(edit(at, "")),
+        Removal::Alone(at) => Some(edit(at, format!("[{least}]"))),
     });
     edits.collect()
 }

@@ -7,7 +7,7 @@ use crate::wire::json::{Kind, Span, Value};
 
 /// A step of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum JsonPathStep {
     /// A member.
     Name(Box<str>),
     /// An item of a list.
@@ -16,11 +16,11 @@ pub enum Step {
 
 /// A path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Path(pub Vec<Step>);
+pub struct JsonPath(pub Vec<JsonPathStep>);
 
 /// A place that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct PathTarget {
     /// The deepest value on the path.
     pub span: Span,
     /// Its names, with `*` for numbers.
@@ -34,7 +34,7 @@ const ROOTS: [&str; 5] = ["messages", "input", "contents", "system", "tools"];
 /// More steps are no path.
 const MOST_STEPS: usize = 24;
 
-impl Path {
+impl JsonPath {
     /// The first place that a text names.
     pub fn first_in(text: &str) -> Option<Self> {
         let mut best: Option<(usize, Self)> = None;
@@ -68,8 +68,8 @@ impl Path {
             }
             let word = &rest[..end];
             steps.push(match word.parse() {
-                Ok(number) => Step::Number(number),
-                Err(_) => Step::Name(word.into()),
+                Ok(number) => JsonPathStep::Number(number),
+                Err(_) => JsonPathStep::Name(word.into()),
             });
             rest = &rest[end..];
             rest = rest.strip_prefix(']').unwrap_or(rest);
@@ -78,31 +78,31 @@ impl Path {
                 _ => break,
             }
         }
-        steps.iter().any(|step| matches!(step, Step::Number(_))).then_some(Self(steps))
+        steps.iter().any(|step| matches!(step, JsonPathStep::Number(_))).then_some(Self(steps))
     }
 
     /// Of the steps of a `loc` list.
     pub fn of_list(list: Value<'_>) -> Option<Self> {
         let step = |value: Value<'_>| match value.as_u64() {
-            Some(number) => Some(Step::Number(usize::try_from(number).ok()?)),
-            None => Some(Step::Name(value.text()?.into())),
+            Some(number) => Some(JsonPathStep::Number(usize::try_from(number).ok()?)),
+            None => Some(JsonPathStep::Name(value.text()?.into())),
         };
-        let mut steps: Vec<Step> = list.items().take(MOST_STEPS).filter_map(step).collect();
-        let begins = |step: &Step| matches!(step, Step::Name(name) if ROOTS.contains(&&**name));
+        let mut steps: Vec<JsonPathStep> = list.items().take(MOST_STEPS).filter_map(step).collect();
+        let begins = |step: &JsonPathStep| matches!(step, JsonPathStep::Name(name) if ROOTS.contains(&&**name));
         let start = steps.iter().position(begins)?;
         steps.drain(..start);
-        steps.iter().any(|step| matches!(step, Step::Number(_))).then_some(Self(steps))
+        steps.iter().any(|step| matches!(step, JsonPathStep::Number(_))).then_some(Self(steps))
     }
 
     /// What it names in a body; `None` where that is not there.
-    pub fn find(&self, root: Value<'_>) -> Option<Place> {
+    pub fn find(&self, root: Value<'_>) -> Option<PathTarget> {
         let (mut value, mut shape, mut is_whole) = (root, Vec::new(), true);
         for (at, step) in self.0.iter().enumerate() {
             let next = match step {
-                Step::Name(_) if is_tag(value, step, self.0.get(at + 1)) => None,
-                Step::Name(name) if value.kind() == Kind::Object => value.get(name),
-                Step::Name(_) => None,
-                Step::Number(number) => {
+                JsonPathStep::Name(_) if is_tag(value, step, self.0.get(at + 1)) => None,
+                JsonPathStep::Name(name) if value.kind() == Kind::Object => value.get(name),
+                JsonPathStep::Name(_) => None,
+                JsonPathStep::Number(number) => {
                     if value.kind() != Kind::Array {
                         return None;
                     }
@@ -112,19 +112,21 @@ impl Path {
             is_whole = next.is_some();
             let Some(next) = next else { continue };
             shape.push(match step {
-                Step::Name(name) => name.to_string(),
-                Step::Number(_) => "*".to_owned(),
+                JsonPathStep::Name(name) => name.to_string(),
+                JsonPathStep::Number(_) => "*".to_owned(),
             });
             value = next;
         }
         let is_found = shape.len() > 1;
-        is_found.then(|| Place { span: value.span(), shape: shape.join("."), is_whole })
+        is_found.then(|| PathTarget { span: value.span(), shape: shape.join("."), is_whole })
     }
 }
 
 /// Whether a name is a block's type, though a member is called so: what comes next is beside that member.
-fn is_tag(value: Value<'_>, step: &Step, next: Option<&Step>) -> bool {
-    let (Step::Name(name), Some(Step::Name(next))) = (step, next) else { return false };
+fn is_tag(value: Value<'_>, step: &JsonPathStep, next: Option<&JsonPathStep>) -> bool {
+    let (JsonPathStep::Name(name), Some(JsonPathStep::Name(next))) = (step, next) else {
+        return false;
+    };
     let inner = value.get(name);
     inner.is_some_and(|inner| inner.get(next).is_none()) && value.get(next).is_some()
 }
@@ -138,7 +140,7 @@ mod tests {
 
     fn found(text: &str) -> Option<(String, String, bool)> {
         let document = Document::read(BODY.as_bytes()).unwrap();
-        let place = Path::first_in(text)?.find(document.root(BODY.as_bytes()).unwrap())?;
+        let place = JsonPath::first_in(text)?.find(document.root(BODY.as_bytes()).unwrap())?;
         let bytes = place.span.of(BODY.as_bytes()).to_vec();
         Some((place.shape, String::from_utf8(bytes).unwrap(), place.is_whole))
     }
@@ -171,6 +173,6 @@ mod tests {
         for text in ["messages.7.content", "messages.0.content.3", "messages: at least one", "x"] {
             assert_eq!(found(text), None, "{text}");
         }
-        assert!(Path::first_in("my_messages.1.content").is_none());
+        assert!(JsonPath::first_in("my_messages.1.content").is_none());
     }
 }

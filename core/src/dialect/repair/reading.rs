@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use serde::Deserialize;
 
 use super::RepairCause;
-use super::path::Path;
+use super::path::JsonPath;
 use crate::dialect::overflow::{number, unescaped};
 use crate::wire::json::{Document, Value};
 
@@ -17,9 +17,9 @@ pub struct Refusal {
     /// What it is about.
     pub cause: RepairCause,
     /// What there is too much of.
-    pub detail: Option<Detail>,
+    pub detail: Option<RefusalDetail>,
     /// Where, as the provider names it.
-    pub place: Option<Path>,
+    pub place: Option<JsonPath>,
     /// The most that would be taken.
     pub limit: Option<u64>,
     /// How much there is.
@@ -31,7 +31,7 @@ pub struct Refusal {
 /// What there is too much of, or what is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Detail {
+pub enum RefusalDetail {
     /// Bytes of one picture or document.
     Bytes,
     /// Pixels of a picture's side.
@@ -80,7 +80,7 @@ pub fn read(answer: &RefusedAnswer<'_>) -> Option<Refusal> {
     if file.except.iter().any(|words| lower.contains(&**words)) {
         return None;
     }
-    let fits = |known: &&KnownRefusal| {
+    let fits = |known: &&RefusalPattern| {
         known.status.as_deref().unwrap_or(REFUSALS).contains(&answer.status)
     };
     let (known, said) = file
@@ -88,56 +88,56 @@ pub fn read(answer: &RefusedAnswer<'_>) -> Option<Refusal> {
         .iter()
         .filter(fits)
         .find_map(|known| Some((known, known.said(&lower, &text)?)))?;
-    let place = listed_place(answer.body).or_else(|| Path::first_in(&text));
-    let Said { limit, count, name } = said;
+    let place = listed_place(answer.body).or_else(|| JsonPath::first_in(&text));
+    let RefusalCaptures { limit, count, name } = said;
     Some(Refusal { cause: known.cause, detail: known.detail, place, limit, count, name })
 }
 
 /// The place of a fault that is told as a list of steps.
-fn listed_place(body: &[u8]) -> Option<Path> {
+fn listed_place(body: &[u8]) -> Option<JsonPath> {
     let document = Document::read(body).ok()?;
     let root = document.root(body)?;
     let faults = root.get("detail").or_else(|| root.get("message")?.get("detail"))?;
     let mut loc = faults.items().filter_map(|fault: Value<'_>| fault.get("loc"));
-    Path::of_list(loc.next()?)
+    JsonPath::of_list(loc.next()?)
 }
 
 /// The form of `config/refusals.toml`.
 #[derive(Deserialize)]
-struct File {
+struct RefusalFile {
     except: Vec<Box<str>>,
-    refusal: Vec<KnownRefusal>,
+    refusal: Vec<RefusalPattern>,
 }
 
 /// One way to refuse.
 #[derive(Deserialize)]
-struct KnownRefusal {
+struct RefusalPattern {
     cause: RepairCause,
-    detail: Option<Detail>,
+    detail: Option<RefusalDetail>,
     text: Box<str>,
     status: Option<Vec<u16>>,
 }
 
 /// What the words say.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Said {
+struct RefusalCaptures {
     limit: Option<u64>,
     count: Option<u64>,
     name: Option<Box<str>>,
 }
 
 /// What is built in; parsed on first use. A test holds that it can be.
-fn built_in() -> &'static File {
-    static FILE: OnceLock<File> = OnceLock::new();
+fn built_in() -> &'static RefusalFile {
+    static FILE: OnceLock<RefusalFile> = OnceLock::new();
     FILE.get_or_init(|| {
         toml::from_str(include_str!("../../../../config/refusals.toml"))
-            .unwrap_or_else(|_| File { except: Vec::new(), refusal: Vec::new() })
+            .unwrap_or_else(|_| RefusalFile { except: Vec::new(), refusal: Vec::new() })
     })
 }
 
-impl KnownRefusal {
+impl RefusalPattern {
     /// What is said at the first place where the words stand. `lower`: `text` in lower case.
-    fn said(&self, lower: &str, text: &str) -> Option<Said> {
+    fn said(&self, lower: &str, text: &str) -> Option<RefusalCaptures> {
         let first = self.text.split([' ', '{']).next().unwrap_or_default();
         let starts = memchr::memmem::find_iter(lower.as_bytes(), first.as_bytes());
         starts.filter_map(|start| fits(&self.text, lower.get(start..)?, text.get(start..)?)).next()
@@ -145,9 +145,9 @@ impl KnownRefusal {
 }
 
 /// What `words` say where `lower` begins with them.
-fn fits(words: &str, lower: &str, text: &str) -> Option<Said> {
+fn fits(words: &str, lower: &str, text: &str) -> Option<RefusalCaptures> {
     let (mut words, mut rest) = (words, lower);
-    let mut said = Said::default();
+    let mut said = RefusalCaptures::default();
     while let Some(next) = words.chars().next() {
         if next == '{' {
             let (name, after) = words[1..].split_once('}')?;
@@ -214,7 +214,7 @@ mod tests {
         )
         .unwrap();
         assert_eq!((image.limit, image.count), (Some(5_242_880), Some(6_521_204)));
-        assert_eq!(image.detail, Some(Detail::Bytes));
+        assert_eq!(image.detail, Some(RefusalDetail::Bytes));
         assert!(image.place.is_some());
         let item = said(
             400,

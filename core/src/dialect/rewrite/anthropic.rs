@@ -4,12 +4,16 @@
 //! it is the same (`docs/protocols.md` 1.2, 10.7). Must not know what a block says.
 
 use super::beside::edit;
-use super::{Block, Message, around, between, shifted};
+use super::{Message, ReasoningInsert, around, between, shifted};
 use crate::wire::json::{Kind, Value};
 use crate::wire::splice::Edit;
 
 /// Blocks between the blocks of a message.
-pub(super) fn put_back(message: &Message, root: Value<'_>, blocks: &[Block<'_>]) -> Vec<Edit> {
+pub(super) fn put_back(
+    message: &Message,
+    root: Value<'_>,
+    blocks: &[ReasoningInsert<'_>],
+) -> Vec<Edit> {
     let Some(content) = root.get("content") else { return Vec::new() };
     let at = shifted(content.span(), message.span.start);
     match content.kind() {

@@ -25,7 +25,7 @@ pub(in crate::dialect) fn literal(text: &str) -> String {
 }
 
 /// What is left beside items of a list, or members of an object, when they go.
-pub(in crate::dialect) enum Room {
+pub(in crate::dialect) enum Removal {
     /// Others stay: what goes, one comma included.
     Shared(Span),
     /// Nothing else is there: the list or object, brackets included.
@@ -48,14 +48,14 @@ pub(in crate::dialect) fn runs(body: &[u8], mut spans: Vec<Span>) -> Vec<Span> {
 /// What goes with a run of list items or object members (each from its key to its value's end).
 /// `None` where it is no such run. The comma before it goes rather than the one after, so that runs
 /// which are taken out one by one from the end of a list do not meet.
-pub(in crate::dialect) fn room(body: &[u8], run: Span) -> Option<Room> {
+pub(in crate::dialect) fn room(body: &[u8], run: Span) -> Option<Removal> {
     let (before, after) = (last_before(body, run.start)?, first_from(body, run.end)?);
     match (body[before], body[after]) {
-        (b',', b',' | b']' | b'}') => Some(Room::Shared(Span::new(before, run.end))),
+        (b',', b',' | b']' | b'}') => Some(Removal::Shared(Span::new(before, run.end))),
         (b'[' | b'{', b',') => {
-            Some(Room::Shared(Span::new(run.start, first_from(body, after + 1)?)))
+            Some(Removal::Shared(Span::new(run.start, first_from(body, after + 1)?)))
         }
-        (b'[', b']') | (b'{', b'}') => Some(Room::Alone(Span::new(before, after + 1))),
+        (b'[', b']') | (b'{', b'}') => Some(Removal::Alone(Span::new(before, after + 1))),
         _ => None,
     }
 }
@@ -98,8 +98,8 @@ pub(in crate::dialect) fn without_member(body: &[u8], value: Span) -> Option<Edi
     // A name holds no quote of its own unless it is escaped, and none of those we take away is.
     let open = body.get(..close)?.iter().rposition(|byte| *byte == b'"')?;
     match room(body, Span::new(open, value.end))? {
-        Room::Shared(at) => Some(edit(at, "")),
-        Room::Alone(at) => Some(edit(at, "{}")),
+        Removal::Shared(at) => Some(edit(at, "")),
+        Removal::Alone(at) => Some(edit(at, "{}")),
     }
 }
 

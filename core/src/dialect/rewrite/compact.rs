@@ -6,12 +6,12 @@
 
 use serde::de::IgnoredAny;
 
-use super::beside::{self, Room, edit, literal};
+use super::beside::{self, Removal, edit, literal};
 use super::{Conversation, Dialect, Span};
 use crate::wire::splice::Edit;
 
-/// The messages of a summary, as they stand in a body: the person's, with the words; then, where the
-/// history goes on with the person's own, a `boundary` of the model's, so that roles alternate.
+/// The messages of a summary, as they stand in a body: the user's, with the words; then, where the
+/// history goes on with the user's own, a `boundary` of the model's, so that roles alternate.
 pub fn continued(dialect: Dialect, words: &str, boundary: Option<&str>) -> String {
     let mut messages = message(dialect, "user", words);
     if let Some(boundary) = boundary {
@@ -60,8 +60,8 @@ pub fn end_before(conversation: &Conversation, body: &[u8], from: usize) -> Opti
 
 fn taken(body: &[u8], runs: Vec<Span>) -> Option<Vec<Edit>> {
     let taken = runs.into_iter().map(|run| match beside::room(body, run)? {
-        Room::Shared(at) => Some(edit(at, "")),
-        Room::Alone(_) => None,
+        Removal::Shared(at) => Some(edit(at, "")),
+        Removal::Alone(_) => None,
     });
     taken.collect()
 }

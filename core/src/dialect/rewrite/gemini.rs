@@ -3,8 +3,8 @@
 //! A response stays an object (`docs/protocols.md` 5.2), a failure stays one; a signature goes back on
 //! the part it came with (`docs/protocols.md` 5.4). Both key styles.
 
-use super::beside::{Room, edit, literal, room, runs, set};
-use super::{Block, Message, Part, PartKind, Span, around, between, shifted};
+use super::beside::{Removal, edit, literal, room, runs, set};
+use super::{Message, Part, PartKind, ReasoningInsert, Span, around, between, shifted};
 use crate::wire::json::{Document, Kind, Value};
 use crate::wire::splice::Edit;
 
@@ -24,7 +24,7 @@ pub(super) fn cut(part: &Part, body: &[u8], content: Span, text: &str, drops: bo
             shifted(Span::new(key.span().start, value.span().end), part.span.start)
         });
         for run in runs(body, members.collect()) {
-            if let Some(Room::Shared(at)) = room(body, run) {
+            if let Some(Removal::Shared(at)) = room(body, run) {
                 edits.push(edit(at, ""));
             }
         }
@@ -33,7 +33,11 @@ pub(super) fn cut(part: &Part, body: &[u8], content: Span, text: &str, drops: bo
 }
 
 /// Thoughts between the parts of a content.
-pub(super) fn put_back(message: &Message, root: Value<'_>, blocks: &[Block<'_>]) -> Vec<Edit> {
+pub(super) fn put_back(
+    message: &Message,
+    root: Value<'_>,
+    blocks: &[ReasoningInsert<'_>],
+) -> Vec<Edit> {
     let Some(parts) = root.get_any(&["parts"]) else { return Vec::new() };
     let at = shifted(parts.span(), message.span.start);
     match parts.kind() {

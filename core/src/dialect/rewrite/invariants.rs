@@ -7,15 +7,16 @@
 mod seen;
 
 use super::{
-    Block, Cut, cut, cut_picture, is_object, put_back, says_something, seal, take_out, within,
+    CutContent, ReasoningInsert, cut, cut_picture, is_object, put_back, says_something, seal,
+    take_out, within,
 };
 use crate::dialect::{Dialect, Part, PartKind, Role, Span};
 use crate::wire::json::{Document, Kind, Value};
-use seen::{ReadRequest, agree, without};
+use seen::{RequestSnapshot, agree, without};
 
 /// How many changes were made and found to be lawful.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tried {
+pub struct InvariantCounts {
     /// Results that were cut.
     pub cut: usize,
     /// Pieces of reasoning that were put back.
@@ -26,7 +27,7 @@ pub struct Tried {
     pub taken_out: usize,
 }
 
-impl std::ops::AddAssign for Tried {
+impl std::ops::AddAssign for InvariantCounts {
     fn add_assign(&mut self, other: Self) {
         self.cut += other.cut;
         self.put_back += other.put_back;
@@ -47,9 +48,9 @@ pub fn fuzz(bytes: &[u8]) {
 }
 
 /// Makes every change at every place of a request, each alone.
-pub fn one_by_one(dialect: Dialect, target: &str, body: &[u8]) -> Tried {
-    let request = ReadRequest::read(dialect, target, body);
-    let mut tried = Tried::default();
+pub fn one_by_one(dialect: Dialect, target: &str, body: &[u8]) -> InvariantCounts {
+    let request = RequestSnapshot::read(dialect, target, body);
+    let mut tried = InvariantCounts::default();
     for (message, of) in request.read.messages.iter().enumerate() {
         for at in (0..of.parts.len()).map(|part| (message, part)) {
             tried.cut += usize::from(request.cut(at, false)) + usize::from(request.cut(at, true));
@@ -70,10 +71,10 @@ pub fn one_by_one(dialect: Dialect, target: &str, body: &[u8]) -> Tried {
 
 /// Cuts every result, puts reasoning back before all that the model said, and takes out all that
 /// came with the request, in one splice.
-pub fn together(dialect: Dialect, target: &str, body: &[u8]) -> Tried {
-    let request = ReadRequest::read(dialect, target, body);
-    let (mut tried, mut edits) = (Tried::default(), Vec::new());
-    let (mut gone, mut expected) = (request.empty(), request.faces());
+pub fn together(dialect: Dialect, target: &str, body: &[u8]) -> InvariantCounts {
+    let request = RequestSnapshot::read(dialect, target, body);
+    let (mut tried, mut edits) = (InvariantCounts::default(), Vec::new());
+    let (mut gone, mut expected) = (request.empty(), request.snapshots());
     let mut vanished = Vec::new();
     for message in 0..request.read.messages.len() {
         for at in request.results(message) {
@@ -84,7 +85,7 @@ pub fn together(dialect: Dialect, target: &str, body: &[u8]) -> Tried {
         }
         let mut has_back = false;
         if let Some(before) = request.first_said(message) {
-            let block = Block { before, raw: samples(dialect)[0] };
+            let block = ReasoningInsert { before, raw: samples(dialect)[0] };
             let back = put_back(&request.read, &request.body, message, &[block]);
             has_back = !back.is_empty();
             tried.put_back += usize::from(has_back);
@@ -103,24 +104,27 @@ pub fn together(dialect: Dialect, target: &str, body: &[u8]) -> Tried {
             vanished.extend(goes_whole.then_some(message));
         }
     }
-    for face in &mut expected {
-        vanished.iter().rev().for_each(|gone| face.moves_up(*gone));
+    for snapshot in &mut expected {
+        vanished.iter().rev().for_each(|gone| snapshot.moves_up(*gone));
     }
     let after = request.after(edits);
-    let (law, own) = (after.those(|it| after.is_law(it)), request.those(|it| request.is_law(it)));
+    let (inserted, own) =
+        (after.those(|it| after.is_inserted(it)), request.those(|it| request.is_inserted(it)));
     if own.is_empty() {
-        assert_eq!(law.len(), tried.put_back, "as much reasoning as was put back");
-        let mut faces = without(after.faces(), &[law, after.empty()].concat());
+        assert_eq!(inserted.len(), tried.put_back, "as much reasoning as was put back");
+        let mut snapshots = without(after.snapshots(), &[inserted, after.empty()].concat());
         let expected = without(expected, &gone);
-        for (face, _) in faces.iter_mut().zip(&expected).filter(|(_, it)| it.bytes.is_none()) {
-            face.give_way();
+        for (snapshot, _) in
+            snapshots.iter_mut().zip(&expected).filter(|(_, it)| it.bytes.is_none())
+        {
+            snapshot.give_way();
         }
-        agree(&request.ordered(faces), &request.ordered(expected));
+        agree(&request.ordered(snapshots), &request.ordered(expected));
     }
     tried
 }
 
-const NO_MEDIA: Cut<'static> = Cut { text: WORDS, keep_media: false };
+const NO_MEDIA: CutContent<'static> = CutContent { text: WORDS, keep_media: false };
 
 /// The words that a cut leaves.
 const WORDS: &str = "cut \"here\" \\ \u{1f409}\n";
@@ -149,11 +153,11 @@ fn samples(dialect: Dialect) -> &'static [&'static str] {
 /// The seal in samples.
 const SEAL: &str = "dGhlIGxhdw==";
 
-impl ReadRequest<'_> {
+impl RequestSnapshot<'_> {
     /// Whether a part is a sample.
-    fn is_law(&self, part: &Part) -> bool {
-        let law = |it: &&[u8]| matches!(*it, br#""the law""# | br#""dGhlIGxhdw==""#);
-        part.kind == PartKind::Reasoning && self.literals(part).iter().any(law)
+    fn is_inserted(&self, part: &Part) -> bool {
+        let is_ours = |it: &&[u8]| matches!(*it, br#""the law""# | br#""dGhlIGxhdw==""#);
+        part.kind == PartKind::Reasoning && self.literals(part).iter().any(is_ours)
     }
 
     /// Results of a message that can be cut, and stand in no other.
@@ -184,7 +188,7 @@ impl ReadRequest<'_> {
     }
 
     fn cut(&self, at: (usize, usize), keep_media: bool) -> bool {
-        let cutting = Cut { keep_media, ..NO_MEDIA };
+        let cutting = CutContent { keep_media, ..NO_MEDIA };
         let edits = cut(&self.read, &self.body, at, &cutting);
         assert_eq!(edits.is_empty(), self.part(at).content.is_none());
         if edits.is_empty() {
@@ -195,11 +199,11 @@ impl ReadRequest<'_> {
         let words: String = now.texts.iter().map(|span| after.words_at(*span)).collect();
         assert_eq!(words, WORDS);
         assert!(now.content.is_some(), "it may be cut again");
-        let (mut faces, mut expected) = (after.faces(), self.faces());
-        faces[number].give_way();
+        let (mut snapshots, mut expected) = (after.snapshots(), self.snapshots());
+        snapshots[number].give_way();
         expected[number].give_way();
         let gone = if keep_media { Vec::new() } else { self.held(at) };
-        agree(&faces, &without(expected, &gone));
+        agree(&snapshots, &without(expected, &gone));
         true
     }
 
@@ -217,7 +221,7 @@ impl ReadRequest<'_> {
         );
         let words: String = now.texts.iter().map(|span| after.words_at(*span)).collect();
         assert_eq!(words, WORDS);
-        agree(&without(after.faces(), &[number]), &without(self.faces(), &[number]));
+        agree(&without(after.snapshots(), &[number]), &without(self.snapshots(), &[number]));
     }
 
     fn seal(&self, at: (usize, usize)) -> bool {
@@ -227,11 +231,11 @@ impl ReadRequest<'_> {
         assert!(self.read.chains().eq(after.read.chains()));
         // Empty words under a seal are a thought, and no end of a run of words.
         if says_something(self.part(at)) {
-            let (mut faces, mut expected) = (after.faces(), self.faces());
-            assert_ne!(faces[self.number(at)].bytes, expected[self.number(at)].bytes);
-            faces[self.number(at)].bytes = None;
+            let (mut snapshots, mut expected) = (after.snapshots(), self.snapshots());
+            assert_ne!(snapshots[self.number(at)].bytes, expected[self.number(at)].bytes);
+            snapshots[self.number(at)].bytes = None;
             expected[self.number(at)].bytes = None;
-            agree(&faces, &expected);
+            agree(&snapshots, &expected);
         }
         true
     }
@@ -246,7 +250,8 @@ impl ReadRequest<'_> {
         let mut count = 0;
         for before in 0..=of.parts.len() {
             let raws = samples(self.dialect()).iter();
-            let blocks: Vec<Block<'_>> = raws.map(|raw| Block { before, raw }).collect();
+            let blocks: Vec<ReasoningInsert<'_>> =
+                raws.map(|raw| ReasoningInsert { before, raw }).collect();
             for one in blocks.chunks(1) {
                 count += self.put_back(message, one);
             }
@@ -260,14 +265,14 @@ impl ReadRequest<'_> {
         count
     }
 
-    fn put_back(&self, message: usize, blocks: &[Block<'_>]) -> usize {
+    fn put_back(&self, message: usize, blocks: &[ReasoningInsert<'_>]) -> usize {
         let edits = put_back(&self.read, &self.body, message, blocks);
         if edits.is_empty() {
             return 0;
         }
         let after = self.after(edits);
-        let new = after.those(|part| after.is_law(part));
-        if !self.those(|part| self.is_law(part)).is_empty() {
+        let new = after.those(|part| after.is_inserted(part));
+        if !self.those(|part| self.is_inserted(part)).is_empty() {
             return blocks.len(); // ours cannot be told from its own
         }
         assert_eq!(new.len(), blocks.len());
@@ -276,8 +281,8 @@ impl ReadRequest<'_> {
             let first = self.number((message, self.outermost(message, blocks[0].before)));
             assert!(new.iter().copied().eq(first..first + blocks.len()), "{new:?} at {first}");
         }
-        let faces = without(after.faces(), &[new, after.empty()].concat());
-        agree(&faces, &without(self.faces(), &self.empty()));
+        let snapshots = without(after.snapshots(), &[new, after.empty()].concat());
+        agree(&snapshots, &without(self.snapshots(), &self.empty()));
         blocks.len()
     }
 
@@ -296,15 +301,17 @@ impl ReadRequest<'_> {
         let words: String = self.part(at).texts.iter().map(|span| self.words_at(*span)).collect();
         let tagged = format!("<think>the law</think>\n\n{words}");
         let raw = serde_json::json!({ "content": tagged }).to_string();
-        let edits = put_back(&self.read, &self.body, at.0, &[Block { before: 0, raw: &raw }]);
+        let edits =
+            put_back(&self.read, &self.body, at.0, &[ReasoningInsert { before: 0, raw: &raw }]);
         if edits.is_empty() {
             return false;
         }
         let after = self.after(edits);
-        let (mut faces, mut expected) = (after.faces(), self.faces());
-        let words = faces.iter_mut().chain(&mut expected).filter(|it| it.kind == PartKind::Text);
-        words.for_each(|face| face.bytes = None);
-        agree(&faces, &expected);
+        let (mut snapshots, mut expected) = (after.snapshots(), self.snapshots());
+        let words =
+            snapshots.iter_mut().chain(&mut expected).filter(|it| it.kind == PartKind::Text);
+        words.for_each(|snapshot| snapshot.bytes = None);
+        agree(&snapshots, &expected);
         true
     }
 
@@ -319,13 +326,13 @@ impl ReadRequest<'_> {
         }
         let after = self.after(edits);
         let gone: Vec<usize> = parts.iter().map(|part| self.number((message, *part))).collect();
-        let mut left = without(self.faces(), &gone);
+        let mut left = without(self.snapshots(), &gone);
         if self.goes_whole(message, parts) {
-            left.iter_mut().for_each(|face| face.moves_up(message));
-            agree(&after.faces(), &left);
+            left.iter_mut().for_each(|snapshot| snapshot.moves_up(message));
+            agree(&after.snapshots(), &left);
             return parts.len();
         }
-        agree(&self.ordered(after.faces()), &self.ordered(left));
+        agree(&self.ordered(after.snapshots()), &self.ordered(left));
         if !self.is(Dialect::OpenaiResponses) {
             after.is_whole(message);
         }
@@ -370,11 +377,12 @@ impl ReadRequest<'_> {
         let is_last = after.read.messages.len() == message;
         let place = if is_last { message.checked_sub(1) } else { Some(message) };
         let before = |taken: usize| if is_last { usize::MAX } else { parts[taken] - taken };
-        let blocks = raws.iter().enumerate().map(|(at, raw)| Block { before: before(at), raw });
-        let blocks: Vec<Block<'_>> = blocks.collect();
+        let blocks =
+            raws.iter().enumerate().map(|(at, raw)| ReasoningInsert { before: before(at), raw });
+        let blocks: Vec<ReasoningInsert<'_>> = blocks.collect();
         let Some(place) = place else { return };
         let again = after.after(put_back(&after.read, &after.body, place, &blocks));
-        agree(&self.ordered(again.faces()), &self.ordered(self.faces()));
+        agree(&self.ordered(again.snapshots()), &self.ordered(self.snapshots()));
     }
 
     /// Reasoning as the reply had it: the whole block, or the member that it is in Chat Completions.

@@ -5,14 +5,14 @@
 
 use memchr::memmem;
 
-use super::beside::{Room, edit, first_member, insert, literal, room, runs};
+use super::beside::{Removal, edit, first_member, insert, literal, room, runs};
 use super::{Part, Span, shifted, within};
 use crate::dialect::key::CACHE_MARKERS;
 use crate::wire::json::{Document, Kind, Value};
 use crate::wire::splice::Edit;
 
 /// What a tool answered.
-pub(super) struct Answer<'a> {
+pub(super) struct ToolAnswer<'a> {
     /// The result's part.
     pub(super) part: &'a Part,
     /// Where its content stands.
@@ -24,7 +24,7 @@ pub(super) struct Answer<'a> {
 }
 
 /// Replaces the content.
-pub(super) fn cut(answer: &Answer<'_>, body: &[u8], text: &str) -> Vec<Edit> {
+pub(super) fn cut(answer: &ToolAnswer<'_>, body: &[u8], text: &str) -> Vec<Edit> {
     let raw = answer.content.of(body);
     let keeps = !answer.kept.is_empty();
     let words = || vec![edit(answer.content, literal(text))];
@@ -35,7 +35,8 @@ pub(super) fn cut(answer: &Answer<'_>, body: &[u8], text: &str) -> Vec<Edit> {
     }
     let document = Document::read(raw).unwrap_or_default();
     let Some(root) = document.root(raw) else { return Vec::new() };
-    let items: Vec<Item<'_>> = root.items().map(|item| Item::of(item, answer, body)).collect();
+    let items: Vec<ListItem<'_>> =
+        root.items().map(|item| ListItem::of(item, answer, body)).collect();
     if keeps {
         return among(&items, answer, body, text);
     }
@@ -48,18 +49,18 @@ pub(super) fn cut(answer: &Answer<'_>, body: &[u8], text: &str) -> Vec<Edit> {
 }
 
 /// One item of a list.
-struct Item<'b> {
+struct ListItem<'b> {
     /// Where it stands in the body.
     span: Span,
     is_object: bool,
-    holds: Holds,
+    holds: ItemContent,
     /// Its cache marker: key and value as written.
     marker: Option<&'b str>,
 }
 
 /// What an item holds.
 #[derive(Clone, Copy, PartialEq)]
-enum Holds {
+enum ItemContent {
     /// A picture or a file.
     Media,
     /// Something that is not known.
@@ -70,8 +71,8 @@ enum Holds {
     Words,
 }
 
-impl<'b> Item<'b> {
-    fn of(item: Value<'_>, answer: &Answer<'_>, body: &'b [u8]) -> Self {
+impl<'b> ListItem<'b> {
+    fn of(item: Value<'_>, answer: &ToolAnswer<'_>, body: &'b [u8]) -> Self {
         let span = shifted(item.span(), answer.content.start);
         let texts = &answer.part.texts;
         let first = texts.partition_point(|text| text.start < span.start);
@@ -79,10 +80,10 @@ impl<'b> Item<'b> {
         let kept = answer.kept.partition_point(|part| part.span.start < span.start);
         let is_media = |part: &Part| part.span == span && part.media.is_some();
         let holds = match (texts.next(), texts.next()) {
-            (None, _) if answer.kept.get(kept).is_some_and(is_media) => Holds::Media,
-            (None, _) => Holds::Other,
-            (Some(one), None) if one.of(body).first() == Some(&b'"') => Holds::Literal(*one),
-            (Some(_), _) => Holds::Words,
+            (None, _) if answer.kept.get(kept).is_some_and(is_media) => ItemContent::Media,
+            (None, _) => ItemContent::Other,
+            (Some(one), None) if one.of(body).first() == Some(&b'"') => ItemContent::Literal(*one),
+            (Some(_), _) => ItemContent::Words,
         };
         let is_marker = |name: &&str| item.get_any(&[name]).is_some();
         let marker = CACHE_MARKERS.iter().find(|name| is_marker(name)).and_then(|name| {
@@ -94,14 +95,14 @@ impl<'b> Item<'b> {
     }
 
     fn has_words(&self) -> bool {
-        matches!(self.holds, Holds::Literal(_) | Holds::Words)
+        matches!(self.holds, ItemContent::Literal(_) | ItemContent::Words)
     }
 }
 
 /// The new words in the place of the first, or before all where there are none; other words go, and
 /// their markers move to the nearest words or picture before them.
-fn among(items: &[Item<'_>], answer: &Answer<'_>, body: &[u8], text: &str) -> Vec<Edit> {
-    let Some(first) = items.iter().position(Item::has_words) else {
+fn among(items: &[ListItem<'_>], answer: &ToolAnswer<'_>, body: &[u8], text: &str) -> Vec<Edit> {
+    let Some(first) = items.iter().position(ListItem::has_words) else {
         let words = format!("{},", block(answer.kind, text, None));
         return vec![insert(answer.content.start + 1, words)];
     };
@@ -111,7 +112,7 @@ fn among(items: &[Item<'_>], answer: &Answer<'_>, body: &[u8], text: &str) -> Ve
         if item.has_words() {
             markers[carrier] = item.marker.or(markers[carrier]);
             gone.push(item.span);
-        } else if item.holds == Holds::Media {
+        } else if item.holds == ItemContent::Media {
             carrier = at;
         }
     }
@@ -121,7 +122,7 @@ fn among(items: &[Item<'_>], answer: &Answer<'_>, body: &[u8], text: &str) -> Ve
         let marked = || marker.and_then(|marker| first_member(body, item.span.start, marker));
         match item.holds {
             _ if at != first => edits.extend(marked()),
-            Holds::Literal(words) if item.is_object || marker.is_none() => {
+            ItemContent::Literal(words) if item.is_object || marker.is_none() => {
                 edits.push(edit(words, literal(text)));
                 edits.extend(marked());
             }
@@ -129,7 +130,7 @@ fn among(items: &[Item<'_>], answer: &Answer<'_>, body: &[u8], text: &str) -> Ve
         }
     }
     for run in runs(body, gone) {
-        if let Some(Room::Shared(at)) = room(body, run) {
+        if let Some(Removal::Shared(at)) = room(body, run) {
             edits.push(edit(at, ""));
         }
     }

@@ -4,7 +4,7 @@
 //! (`docs/protocols.md` 4.2). Never replaces what the client sends by anything else than the same words.
 
 use super::beside::{edit, first_member, insert, literal, set};
-use super::{Block, Message, Part, PartKind, Role, Span, around, shifted, within};
+use super::{Message, Part, PartKind, ReasoningInsert, Role, Span, around, shifted, within};
 use crate::dialect::key::Keyer;
 use crate::dialect::openai_chat::think;
 use crate::wire::json::{Document, Kind, Value};
@@ -15,9 +15,10 @@ pub(super) fn put_back(
     message: &Message,
     root: Value<'_>,
     body: &[u8],
-    blocks: &[Block<'_>],
+    blocks: &[ReasoningInsert<'_>],
 ) -> Vec<Edit> {
-    let mut back = Back { message, root, body, names: Vec::new(), new: None, edits: Vec::new() };
+    let mut back =
+        MessageRestore { message, root, body, names: Vec::new(), new: None, edits: Vec::new() };
     let mut thinking: Vec<&str> = Vec::new();
     for block in blocks {
         let raw = block.raw.as_bytes();
@@ -41,7 +42,7 @@ pub(super) fn put_back(
 }
 
 /// What goes back into one message.
-struct Back<'a> {
+struct MessageRestore<'a> {
     message: &'a Message,
     root: Value<'a>,
     body: &'a [u8],
@@ -52,7 +53,7 @@ struct Back<'a> {
     edits: Vec<Edit>,
 }
 
-impl Back<'_> {
+impl MessageRestore<'_> {
     /// A member that is not there, or is `null`.
     fn member(&mut self, name: &str, value: &str) {
         if self.names.iter().any(|known| known == name) {
@@ -104,7 +105,7 @@ impl Back<'_> {
         match content.kind() {
             Kind::String if at.len() == 2 => self.edits.push(edit(at, format!("[{blocks}]"))),
             Kind::String => {
-                let first = Block { before: 0, raw: &blocks };
+                let first = ReasoningInsert { before: 0, raw: &blocks };
                 self.edits.extend(around(at, "{\"type\":\"text\",\"text\":", "}", &[first]));
             }
             Kind::Array if !self.message.parts.iter().any(is_there) => {

@@ -4,8 +4,8 @@
 //! them: sealed items go back with their id only beside one that has its own, and when one leaves,
 //! those it led to lose theirs.
 
-use super::beside::{Room, edit, first_member, insert, room, runs};
-use super::{Block, Conversation, Message, PartKind, Role, Span, shifted};
+use super::beside::{Removal, edit, first_member, insert, room, runs};
+use super::{Conversation, Message, PartKind, ReasoningInsert, Role, Span, shifted};
 use crate::wire::json::{Document, Kind, Value};
 use crate::wire::splice::Edit;
 
@@ -14,7 +14,7 @@ pub(super) fn put_back(
     message: &Message,
     item: Value<'_>,
     stored: bool,
-    blocks: &[Block<'_>],
+    blocks: &[ReasoningInsert<'_>],
 ) -> Vec<Edit> {
     let has_id = item.get_any(&["id"]).is_some();
     let (mut before, mut after) = (String::new(), String::new());
@@ -59,8 +59,8 @@ fn members(object: Value<'_>, name: &str, body: &[u8], offset: usize) -> Option<
     let named =
         named.map(|(key, value)| shifted(Span::new(key.span().start, value.span().end), offset));
     let gone = runs(body, named.collect()).into_iter().map(|run| match room(body, run)? {
-        Room::Shared(at) => Some(at),
-        Room::Alone(_) => None,
+        Removal::Shared(at) => Some(at),
+        Removal::Alone(_) => None,
     });
     gone.collect()
 }

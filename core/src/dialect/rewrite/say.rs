@@ -1,4 +1,4 @@
-//! Words of the person added to a request, after a part of what the person or a tool said.
+//! Words of the user added to a request, after a part of what the user or a tool said.
 //!
 //! In the same message where that can hold them, so that roles alternate as before; after a tool's
 //! answer that is a message of its own, as the next one. To the model it is the same whether the

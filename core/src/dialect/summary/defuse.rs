@@ -153,14 +153,14 @@ fn is_tag(rest: &str, before: Option<char>) -> bool {
     let inside = rest.trim_start_matches(|one: char| one == '/' || is_filler(one));
     let gap = &rest[..rest.len() - inside.len()];
     let is_name =
-        |one: &char| one.is_alphanumeric() || matches!(one, '_' | '-' | ':') || is_joint(*one);
+        |one: &char| one.is_alphanumeric() || matches!(one, '_' | '-' | ':') || is_joiner(*one);
     let name: String = inside.chars().take_while(is_name).take(NAME).collect();
     let after = inside[name.len()..].trim_start_matches(is_filler);
     // `a < user` is no tag, nor is `Vec<User>`.
     if gap.chars().all(is_filler) && !gap.is_empty() && !after.starts_with(['>', '＞', '﹥']) {
         return false;
     }
-    let name: String = name.chars().filter(|one| !is_joint(*one)).collect();
+    let name: String = name.chars().filter(|one| !is_joiner(*one)).collect();
     let dashed = name.to_lowercase().replace(['_', ':'], "-");
     let is_word = before.is_some_and(|it| it.is_alphanumeric() || it == '_');
     let is_code = is_word && gap.is_empty() && name.chars().all(char::is_alphanumeric);
@@ -199,7 +199,7 @@ fn spelled(text: &str, word: &str) -> Option<usize> {
     let mut expected = letters.next();
     for (at, one) in text.char_indices() {
         match expected {
-            _ if is_joint(one) => {}
+            _ if is_joiner(one) => {}
             Some(letter) if one.to_lowercase().eq([letter]) => expected = letters.next(),
             Some(_) => return None,
             None => return Some(at),
@@ -210,11 +210,11 @@ fn spelled(text: &str, word: &str) -> Option<usize> {
 
 /// What may stand between a bracket and a name, or around a role, and says nothing.
 fn is_filler(one: char) -> bool {
-    (one.is_whitespace() && !matches!(one, '\n' | '\r')) || is_joint(one)
+    (one.is_whitespace() && !matches!(one, '\n' | '\r')) || is_joiner(one)
 }
 
 /// What joins letters and emoji, and is not seen by itself; words of some languages need it.
-fn is_joint(one: char) -> bool {
+fn is_joiner(one: char) -> bool {
     matches!(one, '\u{200c}' | '\u{200d}' | '\u{fe0e}' | '\u{fe0f}')
 }
 

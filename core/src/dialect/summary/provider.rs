@@ -9,8 +9,8 @@ use bytes::Bytes;
 use memchr::memmem;
 use serde_json::json;
 
-use super::{NoSummary, put, replaced, spliced};
-use crate::dialect::reading::{Framing, Reading};
+use super::{SummaryRejection, put, replaced, spliced};
+use crate::dialect::reading::{Framing, ResponseReader};
 use crate::dialect::{Dialect, Usage, rewrite};
 use crate::wire::json::{Document, Value};
 
@@ -19,7 +19,7 @@ pub const BETA: &str = "compact-2026-09-04";
 
 /// What a provider wrote.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Written {
+pub struct ProviderSummary {
     /// The messages that stand in place of those that it read, as they stand in a body.
     pub raw: String,
     /// The words in it that can be read.
@@ -168,27 +168,27 @@ fn items(body: &Bytes) -> Option<Bytes> {
 /// What a provider answered to [`ask`], with a good status.
 ///
 /// # Errors
-/// Why it is no compaction; [`NoSummary::NotAsked`] where it answered something else.
-pub fn read(dialect: Dialect, body: &[u8]) -> Result<Written, NoSummary> {
-    let document = Document::read(body).map_err(|_| NoSummary::NotAsked)?;
-    let root = document.root(body).ok_or(NoSummary::NotAsked)?;
+/// Why it is no compaction; [`SummaryRejection::NotAsked`] where it answered something else.
+pub fn read(dialect: Dialect, body: &[u8]) -> Result<ProviderSummary, SummaryRejection> {
+    let document = Document::read(body).map_err(|_| SummaryRejection::NotAsked)?;
+    let root = document.root(body).ok_or(SummaryRejection::NotAsked)?;
     if root.get_any(&["error"]).is_some() {
-        return Err(NoSummary::Refused);
+        return Err(SummaryRejection::Refused);
     }
     let is_one = |item: &Value<'_>| item.get_text("type").as_deref() == Some("compaction");
     let name = if dialect == Dialect::Anthropic { "content" } else { "output" };
-    let list = root.get(name).ok_or(NoSummary::NotAsked)?;
-    let one = list.items().find(is_one).ok_or(NoSummary::NotAsked)?;
+    let list = root.get(name).ok_or(SummaryRejection::NotAsked)?;
+    let one = list.items().find(is_one).ok_or(SummaryRejection::NotAsked)?;
     let said = |name: &str| one.get_text(name).filter(|words| !words.trim().is_empty());
     let text = |value: Value<'_>| std::str::from_utf8(value.raw()).unwrap_or_default().to_owned();
     let (raw, words) = match dialect {
         Dialect::Anthropic => {
             // `content: null` is a compaction that failed.
-            let words = said("content").ok_or(NoSummary::Empty)?.into_owned();
+            let words = said("content").ok_or(SummaryRejection::Empty)?.into_owned();
             (format!(r#"{{"role":"assistant","content":[{}]}}"#, text(one)), words)
         }
         _ => {
-            said("encrypted_content").ok_or(NoSummary::Empty)?;
+            said("encrypted_content").ok_or(SummaryRejection::Empty)?;
             let all: Vec<String> = list.items().map(text).collect();
             let parts = list.items().filter_map(|item| item.get("content"));
             let parts = parts.flat_map(|content| content.items());
@@ -197,12 +197,12 @@ pub fn read(dialect: Dialect, body: &[u8]) -> Result<Written, NoSummary> {
         }
     };
     let is_sealed = dialect != Dialect::Anthropic;
-    let mut reading = Reading::new(dialect, 200, Framing::Json, body.len() + 1);
+    let mut reading = ResponseReader::new(dialect, 200, Framing::Json, body.len() + 1);
     reading.push(body);
     let mut usage = reading.finish(true).usage;
     usage.aside = None;
     iterations(root, &mut usage);
-    Ok(Written { raw, words, is_sealed, usage })
+    Ok(ProviderSummary { raw, words, is_sealed, usage })
 }
 
 /// What a compaction cost is not in the top level (`docs/protocols.md` 1.4).
@@ -308,16 +308,23 @@ mod tests {
         let anthropic = |body: &str| why(Dialect::Anthropic, body);
         assert_eq!(
             anthropic(r#"{"content":[{"type":"text","text":"I go on."}]}"#),
-            NoSummary::NotAsked
+            SummaryRejection::NotAsked
         );
         assert_eq!(
             anthropic(r#"{"content":[{"type":"compaction","content":null}]}"#),
-            NoSummary::Empty
+            SummaryRejection::Empty
         );
-        assert_eq!(anthropic(r#"{"type":"error","error":{"message":"no"}}"#), NoSummary::Refused);
+        assert_eq!(
+            anthropic(r#"{"type":"error","error":{"message":"no"}}"#),
+            SummaryRejection::Refused
+        );
         for nothing in ["", "<html>", "[]", "{}", "data: {}"] {
-            assert_eq!(anthropic(nothing), NoSummary::NotAsked, "{nothing}");
-            assert_eq!(why(Dialect::OpenaiResponses, nothing), NoSummary::NotAsked, "{nothing}");
+            assert_eq!(anthropic(nothing), SummaryRejection::NotAsked, "{nothing}");
+            assert_eq!(
+                why(Dialect::OpenaiResponses, nothing),
+                SummaryRejection::NotAsked,
+                "{nothing}"
+            );
         }
     }
 

@@ -6,8 +6,13 @@ use super::*;
 use crate::dialect::{ProviderError, ReplyPart};
 
 fn asked(dialect: Dialect, target: &str, body: &str) -> Json {
-    let question =
-        Question { words: "Say \"it\".", model: None, output: 4096, usage: true, marker: None };
+    let question = SummaryQuestion {
+        words: "Say \"it\".",
+        model: None,
+        output: 4096,
+        usage: true,
+        marker: None,
+    };
     let asked = ask(dialect, target, &Bytes::from(body.to_owned()), &question).unwrap();
     serde_json::from_slice(&asked).unwrap()
 }
@@ -38,8 +43,13 @@ fn the_cache_marker_stands_where_an_answered_request_ended() {
     assert_eq!(super::marker(&read, body.as_bytes(), 3), None);
     let ended = r#"{"model":"m","messages":[{"role":"user","content":"Hm."},{"role":"assistant","content":"So."}]}"#;
     let blocks = ended.replace(r#""Hm.""#, r#"[{"type":"text","text":"Hm."}]"#);
-    let question =
-        Question { words: "Say it.", model: None, output: 9, usage: true, marker: Some(&marker) };
+    let question = SummaryQuestion {
+        words: "Say it.",
+        model: None,
+        output: 9,
+        usage: true,
+        marker: Some(&marker),
+    };
     for body in [ended, &blocks] {
         let body = Bytes::from(body.to_owned());
         let asked = ask(Dialect::Anthropic, target, &body, &question).unwrap();
@@ -101,8 +111,12 @@ fn the_summary_is_taken_from_behind_its_analysis() {
     let said =
         "<analysis>\nFirst this, then that.\n</analysis>\n\n<summary>\nShe is deep.\n</summary>";
     let part = ReplyPart { text: said.into(), ..ReplyPart::of(PartKind::Text) };
-    let reply =
-        Reply { parts: vec![part], complete: true, stop: Some(Stop::End), ..Reply::default() };
+    let reply = Reply {
+        parts: vec![part],
+        complete: true,
+        stop: Some(StopReason::End),
+        ..Reply::default()
+    };
     assert_eq!(words(&reply, false), Ok("She is deep.".into()));
 }
 
@@ -112,7 +126,7 @@ fn only_words_are_a_summary() {
     let reply = |parts: Vec<ReplyPart>| Reply {
         parts,
         complete: true,
-        stop: Some(Stop::End),
+        stop: Some(StopReason::End),
         ..Reply::default()
     };
     assert_eq!(
@@ -120,21 +134,24 @@ fn only_words_are_a_summary() {
         Ok("All of it.".into())
     );
     assert_eq!(words(&reply(vec![text(" Plain. ")]), false), Ok("Plain.".into()));
-    assert_eq!(words(&reply(vec![text("<summary> </summary>")]), false), Err(NoSummary::Empty));
+    assert_eq!(
+        words(&reply(vec![text("<summary> </summary>")]), false),
+        Err(SummaryRejection::Empty)
+    );
     assert_eq!(
         words(&reply(vec![text("x"), ReplyPart::of(PartKind::ToolCall)]), false),
-        Err(NoSummary::ToolCall)
+        Err(SummaryRejection::ToolCall)
     );
     assert_eq!(
         words(&Reply { complete: false, ..reply(vec![text("x")]) }, false),
-        Err(NoSummary::Incomplete)
+        Err(SummaryRejection::Incomplete)
     );
-    let cut = Reply { stop: Some(Stop::MaxTokens), ..reply(vec![text("x")]) };
-    assert_eq!(words(&cut, false), Err(NoSummary::Incomplete));
+    let cut = Reply { stop: Some(StopReason::MaxTokens), ..reply(vec![text("x")]) };
+    assert_eq!(words(&cut, false), Err(SummaryRejection::Incomplete));
     assert_eq!(words(&cut, true), Ok("x".into()));
-    assert_eq!(words(&Reply { complete: false, ..cut }, true), Err(NoSummary::Incomplete));
+    assert_eq!(words(&Reply { complete: false, ..cut }, true), Err(SummaryRejection::Incomplete));
     let failed = Reply { error: Some(ProviderError::default()), ..reply(Vec::new()) };
-    assert_eq!(words(&failed, false), Err(NoSummary::Refused));
+    assert_eq!(words(&failed, false), Err(SummaryRejection::Refused));
 }
 
 /// A piece of a history that begins with a summary of what came before it.

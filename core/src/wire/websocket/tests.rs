@@ -6,13 +6,13 @@ use super::*;
 const LIMIT: usize = 1 << 16;
 
 fn unlimited() -> Box<dyn crate::wire::memory::Memory> {
-    Box::new(crate::wire::memory::AtMost(usize::MAX))
+    Box::new(crate::wire::memory::MemoryLimit(usize::MAX))
 }
 const KEEPS: Compression = Compression::Deflate { keeps_context: true };
 const FORGETS: Compression = Compression::Deflate { keeps_context: false };
 
-fn read_in(pieces: &[&[u8]], compression: Compression) -> (Vec<String>, Option<Fault>) {
-    let mut messages = Messages::new(LIMIT, compression, unlimited());
+fn read_in(pieces: &[&[u8]], compression: Compression) -> (Vec<String>, Option<FrameError>) {
+    let mut messages = MessageDecoder::new(LIMIT, compression, unlimited());
     let mut texts = Vec::new();
     for piece in pieces {
         messages.push(piece, |text| texts.push(String::from_utf8_lossy(text).into_owned()));
@@ -20,7 +20,7 @@ fn read_in(pieces: &[&[u8]], compression: Compression) -> (Vec<String>, Option<F
     (texts, messages.fault())
 }
 
-fn read(bytes: &[u8], compression: Compression) -> (Vec<String>, Option<Fault>) {
+fn read(bytes: &[u8], compression: Compression) -> (Vec<String>, Option<FrameError>) {
     read_in(&[bytes], compression)
 }
 
@@ -134,23 +134,23 @@ fn invariant_10_frames_may_be_cut_anywhere() {
 #[test]
 fn what_cannot_be_read_ends_the_reading() {
     for (bytes, fault) in [
-        (frame(0xc1, b"x", None), Fault::Reserved),
-        (frame(0xa1, b"x", None), Fault::Reserved),
-        (frame(0x83, b"x", None), Fault::Reserved),
-        (frame(0x8b, b"x", None), Fault::Reserved),
-        (frame(0xc9, b"x", None), Fault::Reserved),
-        (frame(0x80, b"x", None), Fault::Fragments),
-        ([frame(0x01, b"x", None), frame(0x81, b"x", None)].concat(), Fault::Fragments),
-        (frame(0x09, b"x", None), Fault::Length),
-        (frame(0x89, &[0; 126], None), Fault::Length),
-        (vec![0x81, 127, 0x80, 0, 0, 0, 0, 0, 0, 0], Fault::Length),
+        (frame(0xc1, b"x", None), FrameError::Reserved),
+        (frame(0xa1, b"x", None), FrameError::Reserved),
+        (frame(0x83, b"x", None), FrameError::Reserved),
+        (frame(0x8b, b"x", None), FrameError::Reserved),
+        (frame(0xc9, b"x", None), FrameError::Reserved),
+        (frame(0x80, b"x", None), FrameError::Fragments),
+        ([frame(0x01, b"x", None), frame(0x81, b"x", None)].concat(), FrameError::Fragments),
+        (frame(0x09, b"x", None), FrameError::Length),
+        (frame(0x89, &[0; 126], None), FrameError::Length),
+        (vec![0x81, 127, 0x80, 0, 0, 0, 0, 0, 0, 0], FrameError::Length),
     ] {
         let good = frame(0x81, b"good", None);
         let all = [good.clone(), bytes, good].concat();
         assert_eq!(read(&all, Compression::Plain), (vec!["good".to_owned()], Some(fault)));
     }
-    assert_eq!(read(&frame(0xc1, &[7; 9], None), KEEPS), (Vec::new(), Some(Fault::Deflate)));
-    assert_eq!(read(&frame(0x81, b"x", None), Compression::Unknown).1, Some(Fault::Reserved));
+    assert_eq!(read(&frame(0xc1, &[7; 9], None), KEEPS), (Vec::new(), Some(FrameError::Deflate)));
+    assert_eq!(read(&frame(0x81, b"x", None), Compression::Unknown).1, Some(FrameError::Reserved));
 }
 
 #[test]
@@ -158,14 +158,14 @@ fn limits_at_and_past() {
     let at = vec![b'a'; LIMIT];
     let past = vec![b'a'; LIMIT + 1];
     let last = frame(0x81, b"last", None);
-    let mut messages = Messages::new(LIMIT, Compression::Plain, unlimited());
+    let mut messages = MessageDecoder::new(LIMIT, Compression::Plain, unlimited());
     let mut lengths = Vec::new();
     for bytes in [frame(0x81, &at, None), frame(0x81, &past, None), last.clone()] {
         bytes.chunks(1000).for_each(|piece| messages.push(piece, |text| lengths.push(text.len())));
     }
     assert_eq!((lengths, messages.skipped(), messages.fault()), (vec![LIMIT, 4], 1, None));
 
-    for (text, fault) in [(at, None), (past, Some(Fault::TooLong))] {
+    for (text, fault) in [(at, None), (past, Some(FrameError::TooLong))] {
         let mut deflate = Compress::new(flate2::Compression::default(), false);
         let packed = frame(0xc1, &deflated(&mut deflate, &text), None);
         assert!(packed.len() < 500, "a small frame that grows");

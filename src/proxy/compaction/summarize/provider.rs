@@ -13,9 +13,9 @@ use crate::context::compact::{self, CutPoint, HistoryChunk, SummaryMessage};
 use crate::context::policy::SummaryAuthor;
 use crate::dialect::Usage;
 use crate::dialect::lesson::Lesson;
-use crate::dialect::overflow::{Answered, overflow};
-use crate::dialect::refusal::{self, Cause};
-use crate::dialect::summary::{NoSummary, provider};
+use crate::dialect::overflow::{ErrorResponse, overflow};
+use crate::dialect::refusal::{self, RefusalCause};
+use crate::dialect::summary::{SummaryRejection, provider};
 use crate::proxy::learning::lessons;
 use crate::proxy::offload::{OFF_THREAD, off_thread};
 use crate::wire::splice::splice;
@@ -27,12 +27,12 @@ impl SummaryJob {
         choice: &CutPoint,
         spent: &mut Usage,
     ) -> Result<CompactionRecord, SummaryError> {
-        let window = self.subject.model.window;
+        let window = self.prepared.model.window;
         let output = OUTPUT.min(window / 6);
         // Its share of the whole, as the whole is known to count.
         let all: u64 = self.parts.iter().map(|part| u64::from(part.tokens)).sum();
         let piece = HistoryChunk { from: 0, through: choice.cut };
-        let history = compact::weigh(&self.subject.request(), &self.known, &self.parts, piece);
+        let history = compact::weigh(&self.prepared.request(), &self.known, &self.parts, piece);
         let reads = head_tokens(&self.parts).saturating_add(history);
         let reads = self.tokens as f64 * reads as f64 / all.max(1) as f64;
         let reads = (reads as u64).saturating_add(output);
@@ -41,14 +41,15 @@ impl SummaryJob {
         }
         let body = self.body_before(choice, output).await.ok_or(SummaryError::Rejected)?;
         let answer = self.asked_provider(body).await?;
-        let dialect = self.subject.conversation.dialect;
+        let dialect = self.prepared.conversation.dialect;
         let written = match provider::read(dialect, &answer) {
             Ok(written) => written,
-            Err(NoSummary::NotAsked) => return self.offers_none().await,
+            Err(SummaryRejection::NotAsked) => return self.offers_none().await,
             Err(_) => return Err(SummaryError::Rejected),
         };
         add(spent, &written.usage);
-        if written.raw.len() as u64 > self.subject.policy.compact.max_bytes.saturating_mul(ENVELOPE)
+        if written.raw.len() as u64
+            > self.prepared.policy.compact.max_bytes.saturating_mul(ENVELOPE)
         {
             return Err(SummaryError::Rejected);
         }
@@ -63,27 +64,27 @@ impl SummaryJob {
     async fn body_before(&self, choice: &CutPoint, output: u64) -> Option<Bytes> {
         let piece = HistoryChunk { from: 0, through: choice.cut };
         let edits = self.edits_of(piece, None, None)?;
-        let subject = self.subject.clone();
+        let prepared = self.prepared.clone();
         // A provider's own instructions are better than ours, unless somebody has something to say.
         let says = self.focuses().next().is_some();
         let words = says.then(|| self.instruction());
-        let made = off_thread(subject.body.len().max(OFF_THREAD + 1), move || {
-            let slices = splice(&subject.body, edits).ok()?;
+        let made = off_thread(prepared.body.len().max(OFF_THREAD + 1), move || {
+            let slices = splice(&prepared.body, edits).ok()?;
             let body = Bytes::from(slices.concat());
-            provider::ask(subject.conversation.dialect, &body, words.as_deref(), output)
+            provider::ask(prepared.conversation.dialect, &body, words.as_deref(), output)
         });
         made.await.ok().flatten()
     }
 
     async fn asked_provider(&self, body: Bytes) -> Result<Bytes, SummaryError> {
-        let dialect = self.subject.conversation.dialect;
+        let dialect = self.prepared.conversation.dialect;
         let target = provider::target(dialect, &self.target());
         let mut parts = self.head.uri.clone().into_parts();
         parts.path_and_query = Some(target.parse().map_err(|_| SummaryError::Rejected)?);
         let uri = Uri::from_parts(parts).map_err(|_| SummaryError::Rejected)?;
         let response = self.sent(SummaryAuthor::Provider, None, uri, body).await?;
         let status = response.status();
-        let most = usize::try_from(self.subject.policy.compact.max_bytes).unwrap_or(usize::MAX);
+        let most = usize::try_from(self.prepared.policy.compact.max_bytes).unwrap_or(usize::MAX);
         let body = Limited::new(response.into_body(), most.saturating_mul(FRAMING));
         let read = body.collect().await.map_err(|_| SummaryError::Upstream)?.to_bytes();
         match status {
@@ -95,12 +96,12 @@ impl SummaryJob {
     /// A refusal teaches where it says that there is nothing of the kind.
     async fn refused<T>(&self, status: StatusCode, body: &[u8]) -> Result<T, SummaryError> {
         let host = self.head.uri.host().unwrap_or_default();
-        if overflow(&Answered { status: status.as_u16(), host, body }).is_some() {
+        if overflow(&ErrorResponse { status: status.as_u16(), host, body }).is_some() {
             return Err(SummaryError::TooLarge);
         }
         // Its own codes are about this request, or this moment.
         let is_about_this = memchr::memmem::find(body, b"\"compaction_").is_some();
-        let names_it = refusal::cause(body) == Cause::Compaction && !is_about_this;
+        let names_it = refusal::cause(body) == RefusalCause::Compaction && !is_about_this;
         match status.as_u16() {
             404 | 405 | 501 => {}
             400 | 422 if names_it => {}
@@ -109,8 +110,8 @@ impl SummaryJob {
         }
         // Its own words are remembered; in other words it holds for this question.
         let error = lessons::RefusalResponse::Refused { status: status.as_u16(), body };
-        let taught = lessons::taught(error, self.subject.quotable(), Some(&self.head)).await;
-        self.proxy.count_quoted(&self.subject.upstream, &taught);
+        let taught = lessons::taught(error, self.prepared.quotable(), Some(&self.head)).await;
+        self.proxy.count_quoted(&self.prepared.upstream, &taught);
         match taught.holds(Lesson::CompactionRefused) {
             true => self.offers_none().await,
             false => Err(SummaryError::NotOffered),
@@ -119,7 +120,7 @@ impl SummaryJob {
 
     /// Remembers that this upstream does not compact this model's context.
     async fn offers_none<T>(&self) -> Result<T, SummaryError> {
-        self.proxy.learn(&self.subject.source(), Lesson::CompactionRefused, None).await;
+        self.proxy.learn(&self.prepared.source(), Lesson::CompactionRefused, None).await;
         Err(SummaryError::NotOffered)
     }
 }

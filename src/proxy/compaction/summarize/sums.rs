@@ -2,12 +2,17 @@
 //!
 //! What none of the calls reports stays unknown.
 
-use crate::context::{Place, SketchPart};
+use crate::context::{PromptSection, SketchPart};
 use crate::dialect::Usage;
 
 /// What system prompt and tools cost.
 pub(in crate::proxy) fn head_tokens(parts: &[SketchPart]) -> u64 {
-    let head = [Place::System, Place::SystemItem, Place::Tools, Place::ToolsItem];
+    let head = [
+        PromptSection::System,
+        PromptSection::SystemItem,
+        PromptSection::Tools,
+        PromptSection::ToolsItem,
+    ];
     let parts = parts.iter().filter(|part| head.contains(&part.place));
     parts.map(|part| u64::from(part.tokens)).sum()
 }

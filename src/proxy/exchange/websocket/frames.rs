@@ -15,17 +15,17 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
 
 use crate::context::Outcome;
 use crate::dialect::error_kind::ErrorKind;
-use crate::dialect::openai_responses::Socket;
+use crate::dialect::openai_responses::SocketReader;
 use crate::dialect::{Dialect, Reply};
 use crate::proxy::exchange::client_request::ClientRequest;
 use crate::proxy::exchange_recorder::ExchangeRecorder;
 use crate::proxy::http::memory::{HeldMemory, MemoryShare};
 use crate::proxy::offload::{OFF_THREAD, long_work};
 use crate::proxy::plan::body_reader::RequestAnalysis;
-use crate::proxy::state::{Phase, Proxy};
-use crate::telemetry::{FailOpen, MemoryKind, Open};
+use crate::proxy::state::{Proxy, ServingPhase};
+use crate::telemetry::{FailOpen, GaugeGuard, MemoryKind};
 use crate::wire::memory::Memory as _;
-use crate::wire::websocket::{Fault, Messages, negotiated};
+use crate::wire::websocket::{FrameError, MessageDecoder, negotiated};
 
 /// Requests without a reply that are remembered; of more, the oldest is given up.
 const MAX_OPEN: usize = 16;
@@ -58,7 +58,7 @@ struct FrameObserverState {
 struct SocketConnection {
     proxy: Arc<Proxy>,
     memory: Arc<MemoryShare>,
-    phase: watch::Receiver<Phase>,
+    phase: watch::Receiver<ServingPhase>,
     /// The path, without its query.
     path: Box<str>,
     upstream: Option<Box<str>>,
@@ -70,8 +70,8 @@ struct SocketConnection {
 }
 
 struct MessageState {
-    up: Messages,
-    down: Messages,
+    up: MessageDecoder,
+    down: MessageDecoder,
     work: MessageReader,
 }
 
@@ -95,7 +95,7 @@ struct Backlog {
 
 /// What was said on a connection.
 struct SocketConversation {
-    socket: Socket,
+    socket: SocketReader,
     open: BTreeMap<u64, oneshot::Sender<(Reply, Outcome)>>,
     /// What the open replies take.
     replies: HeldMemory,
@@ -111,30 +111,30 @@ impl FrameObserver {
     pub(crate) fn new(
         asked: Arc<ClientRequest>,
         answered: &HeaderMap,
-        account: &ExchangeRecorder,
+        recorder: &ExchangeRecorder,
     ) -> Self {
-        let limit = account.proxy.config.limits.body_bytes;
+        let limit = recorder.proxy.config.limits.body_bytes;
         let lines = answered.get_all("sec-websocket-extensions").iter();
         let lines: Vec<&str> = lines.filter_map(|line| line.to_str().ok()).collect();
         let (up, down) = negotiated(&lines.join(","));
         let talk = SocketConversation {
-            socket: Socket::new(limit),
+            socket: SocketReader::new(limit),
             open: BTreeMap::new(),
-            replies: account.memory.guard(MemoryKind::Reply),
+            replies: recorder.memory.guard(MemoryKind::Reply),
         };
         let state = MessageState {
-            up: Messages::new(limit, up, account.memory.boxed(MemoryKind::Message)),
-            down: Messages::new(limit, down, account.memory.boxed(MemoryKind::Message)),
+            up: MessageDecoder::new(limit, up, recorder.memory.boxed(MemoryKind::Message)),
+            down: MessageDecoder::new(limit, down, recorder.memory.boxed(MemoryKind::Message)),
             work: MessageReader::Here(Box::new(talk)),
         };
         let connection = SocketConnection {
-            proxy: account.proxy.clone(),
-            memory: account.memory.clone(),
-            phase: account.phase.clone(),
-            path: account.event.path.clone(),
-            upstream: account.event.upstream.clone(),
-            provider_request_id: account.event.provider_request_id.clone(),
-            status: account.event.status,
+            proxy: recorder.proxy.clone(),
+            memory: recorder.memory.clone(),
+            phase: recorder.phase.clone(),
+            path: recorder.event.path.clone(),
+            upstream: recorder.event.upstream.clone(),
+            provider_request_id: recorder.event.provider_request_id.clone(),
+            status: recorder.event.status,
             places: Arc::new(Semaphore::new(MAX_READ)),
         };
         let (state, answered) = (Mutex::new(Ok(state)), Notify::new());
@@ -159,7 +159,7 @@ impl FrameObserver {
         let fault = up.fault().or(down.fault());
         match (read, fault) {
             (Ok(true), None) => {}
-            (Ok(false), None) | (Ok(_), Some(Fault::NoMemory)) => {
+            (Ok(false), None) | (Ok(_), Some(FrameError::NoMemory)) => {
                 *state = Err(Some(FailOpen::MemoryBudget));
             }
             (Ok(_), Some(_)) => *state = Err(None),
@@ -281,19 +281,19 @@ impl FrameObserverState {
         self.asked.reader(Dialect::OpenaiResponses, proxy, memory).analyse(body)
     }
 
-    /// The account of one request on the connection.
-    fn account(&self) -> ExchangeRecorder {
+    /// The recorder of one request on the connection.
+    fn recorder(&self) -> ExchangeRecorder {
         let connection = &self.connection;
         let SocketConnection { proxy, memory, phase, path, .. } = connection;
         let mut request = Request::new(());
         *request.uri_mut() = path.parse().unwrap_or_default();
-        let mut account = ExchangeRecorder::open(proxy, &request, memory, phase.clone());
-        account.event.upstream.clone_from(&connection.upstream);
-        account.event.provider_request_id.clone_from(&connection.provider_request_id);
-        account.event.dialect = self.asked.dialect;
-        account.event.status = connection.status;
-        account.event.streamed = true;
-        account
+        let mut recorder = ExchangeRecorder::open(proxy, &request, memory, phase.clone());
+        recorder.event.upstream.clone_from(&connection.upstream);
+        recorder.event.provider_request_id.clone_from(&connection.provider_request_id);
+        recorder.event.dialect = self.asked.dialect;
+        recorder.event.status = connection.status;
+        recorder.event.streamed = true;
+        recorder
     }
 }
 
@@ -334,18 +334,18 @@ impl SocketConversation {
             None => Err(FailOpen::AnalysisBudget),
         };
         let Some((number, read)) = self.socket.request_by(message, read) else { return };
-        let mut account = shared.account();
-        account.event.request_bytes = message.len() as u64;
+        let mut recorder = shared.recorder();
+        recorder.event.request_bytes = message.len() as u64;
         let Some(place) = place else {
-            return account.stood_aside(FailOpen::AnalysisBudget);
+            return recorder.stood_aside(FailOpen::AnalysisBudget);
         };
         if self.open.len() >= MAX_OPEN {
             self.open.pop_first();
         }
         let (answer, answered) = oneshot::channel();
         self.open.insert(number, answer);
-        let under_way = (place, account.proxy.telemetry.websocket_request());
-        tokio::spawn(kept(shared.asked.clone(), read, (account, under_way), answered));
+        let under_way = (place, recorder.proxy.telemetry.websocket_request());
+        tokio::spawn(kept(shared.asked.clone(), read, (recorder, under_way), answered));
     }
 
     fn answered(&mut self, message: &[u8], shared: &FrameObserverState) -> bool {
@@ -381,36 +381,36 @@ fn look_into(message: &[u8], connection: &SocketConnection) -> Option<HeldMemory
 async fn kept(
     asked: Arc<ClientRequest>,
     read: Result<RequestAnalysis, FailOpen>,
-    (mut account, _under_way): (ExchangeRecorder, (OwnedSemaphorePermit, Open)),
+    (mut recorder, _under_way): (ExchangeRecorder, (OwnedSemaphorePermit, GaugeGuard)),
     answered: oneshot::Receiver<(Reply, Outcome)>,
 ) {
-    let measure = match read {
+    let pending = match read {
         Ok(analysis) => {
-            account.noted(analysis.conversation.notes.iter().copied());
-            let placing = AssertUnwindSafe(asked.placed(analysis, None, &mut account));
+            recorder.noted(analysis.conversation.notes.iter().copied());
+            let placing = AssertUnwindSafe(asked.placed(analysis, None, &mut recorder));
             let placed = placing.catch_unwind().await;
-            placed.map_err(|_| account.stood_aside(FailOpen::Panicked)).unwrap_or_default().measure
+            placed.map_err(|_| recorder.stood_aside(FailOpen::Panicked)).unwrap_or_default().pending
         }
         Err(why) => {
-            account.stood_aside(why);
+            recorder.stood_aside(why);
             None
         }
     };
-    let proxy = account.proxy.clone();
-    let settle = measure.map(|measure| measure.open(&proxy).settle(proxy));
+    let proxy = recorder.proxy.clone();
+    let settle = pending.map(|pending| pending.open(&proxy).settle(proxy));
     // Given up: as if the client had left before anything came.
     let Ok((reply, outcome)) = answered.await else { return };
-    account.noted(reply.notes.iter().copied());
-    account.event.error_kind = reply.error.as_ref().map(ErrorKind::of);
-    account.event.outcome = match account.event.error_kind {
+    recorder.noted(reply.notes.iter().copied());
+    recorder.event.error_kind = reply.error.as_ref().map(ErrorKind::of);
+    recorder.event.outcome = match recorder.event.error_kind {
         Some(_) if outcome == Outcome::Complete => Outcome::UpstreamFailed,
         _ => outcome,
     };
-    account.event.usage = reply.usage.clone();
-    account.event.stop = reply.stop;
+    recorder.event.usage = reply.usage.clone();
+    recorder.event.stop = reply.stop;
     if let Some(settle) = settle
-        && let Some(why) = settle(&mut account.event, reply).await
+        && let Some(why) = settle(&mut recorder.event, reply).await
     {
-        account.stood_aside(why);
+        recorder.stood_aside(why);
     }
 }

@@ -17,7 +17,7 @@ use crate::context::Outcome;
 use crate::proxy::exchange_recorder::ExchangeRecorder;
 use crate::proxy::http::memory::MemoryShare;
 use crate::proxy::http::tunnel_timeouts::TunnelTimeouts;
-use crate::proxy::state::Phase;
+use crate::proxy::state::ServingPhase;
 
 /// Bytes moved at once, each way. WebSocket messages of agents are a few KB.
 const BUFFER: usize = 8 * 1024;
@@ -27,14 +27,14 @@ const BUFFER: usize = 8 * 1024;
 pub(crate) async fn carry(
     client: OnUpgrade,
     upstream: OnUpgrade,
-    mut account: ExchangeRecorder,
+    mut recorder: ExchangeRecorder,
     frames: Option<FrameObserver>,
 ) {
-    let mut phase = account.phase.clone();
+    let mut phase = recorder.phase.clone();
     let Ok((client, upstream)) = tokio::try_join!(client, upstream) else { return };
     let (from_client, to_client) = tokio::io::split(TokioIo::new(client));
     let (from_upstream, to_upstream) = tokio::io::split(TokioIo::new(upstream));
-    let timeouts = account.proxy.tunnel_timeouts;
+    let timeouts = recorder.proxy.tunnel_timeouts;
     let (mut up, mut down) = (0, 0);
     let looked = |way, bytes: &[u8]| {
         if let Some(frames) = &frames {
@@ -61,21 +61,21 @@ pub(crate) async fn carry(
         tokio::select! {
             ended = &mut both => ended.err().unwrap_or(Outcome::Complete),
             () = &mut drained => Outcome::Turned,
-            () = quiet(timeouts, &account.memory, &half_closed) => Outcome::Turned,
+            () = quiet(timeouts, &recorder.memory, &half_closed) => Outcome::Turned,
         }
     };
     let gave_up = frames.as_ref().and_then(|frames| frames.ended(outcome));
-    gave_up.into_iter().for_each(|why| account.stood_aside(why));
-    account.event.request_bytes = up;
-    account.event.response_bytes = down;
-    account.event.outcome = outcome;
+    gave_up.into_iter().for_each(|why| recorder.stood_aside(why));
+    recorder.event.request_bytes = up;
+    recorder.event.response_bytes = down;
+    recorder.event.outcome = outcome;
 }
 
 /// Ready when a drain may end this tunnel: at its deadline, or, where the tunnel is read, as soon
 /// as no request waits for its reply.
-async fn drained(phase: &mut watch::Receiver<Phase>, frames: Option<&FrameObserver>) {
-    let _ = phase.wait_for(|phase| *phase != Phase::Serving).await;
-    let breaking = async { drop(phase.wait_for(|phase| *phase == Phase::Breaking).await) };
+async fn drained(phase: &mut watch::Receiver<ServingPhase>, frames: Option<&FrameObserver>) {
+    let _ = phase.wait_for(|phase| *phase != ServingPhase::Serving).await;
+    let breaking = async { drop(phase.wait_for(|phase| *phase == ServingPhase::Breaking).await) };
     match frames {
         None => breaking.await,
         Some(frames) => tokio::select! {
@@ -89,8 +89,8 @@ async fn drained(phase: &mut watch::Receiver<Phase>, frames: Option<&FrameObserv
 async fn quiet(timeouts: TunnelTimeouts, memory: &MemoryShare, half_closed: &AtomicBool) {
     loop {
         let is_short = memory.budget().is_short_of_connections();
-        let patience = timeouts.patience(half_closed.load(Ordering::Relaxed), is_short);
-        if memory.progress().still() >= patience {
+        let timeout = timeouts.timeout(half_closed.load(Ordering::Relaxed), is_short);
+        if memory.progress().still() >= timeout {
             return;
         }
         tokio::time::sleep(timeouts.check).await;

@@ -38,16 +38,16 @@ impl PlannedRequest {
     pub(crate) async fn repaired(
         &self,
         proxy: &Proxy,
-        subject: &Arc<PreparedRequest>,
+        prepared: &Arc<PreparedRequest>,
         opened: &OpenedSession,
         refusal: &Refusal,
     ) -> Result<(Self, Vec<PartKey>), RefusalOutcome> {
         // Its edits went out with it.
-        let before = self.again(subject).await;
+        let before = self.again(prepared).await;
         let proposal = {
-            let (subject, known) = (subject.clone(), self.known.clone());
-            let (refusal, size) = (refusal.clone(), subject.body.len());
-            let propose = move || repair::propose(&subject.request(), &known, &refusal);
+            let (prepared, known) = (prepared.clone(), self.known.clone());
+            let (refusal, size) = (refusal.clone(), prepared.body.len());
+            let propose = move || repair::propose(&prepared.request(), &known, &refusal);
             off_thread(size, propose).await
         };
         let proposal = proposal.map_err(|_| RefusalOutcome::NoRepair)?;
@@ -57,11 +57,11 @@ impl PlannedRequest {
         if proposal.facts.is_empty() {
             return Err(RefusalOutcome::NoRepair);
         }
-        let saved = save(proxy, opened, proposal.facts, self.known.aside).await;
+        let saved = save(proxy, opened, proposal.facts, self.known.suspended).await;
         let saved = saved.map_err(|_| RefusalOutcome::NotKept)?;
         let decisions = repair::keys(&saved);
         let mut planned = before.clone();
-        planned.adds(subject, saved).await;
+        planned.adds(prepared, saved).await;
         match planned.edits == before.edits {
             true => Err(RefusalOutcome::NoRepair),
             false => Ok((planned, decisions)),

@@ -3,7 +3,7 @@ use std::future::poll_fn;
 use http::HeaderValue;
 
 use super::*;
-use crate::dialect::reading::Reading;
+use crate::dialect::reading::ResponseReader;
 
 const DIALECTS: [Dialect; 4] =
     [Dialect::Anthropic, Dialect::OpenaiChat, Dialect::OpenaiResponses, Dialect::Gemini];
@@ -41,7 +41,7 @@ async fn the_error_event_is_one_of_its_dialect() {
             panic!("{dialect:?}")
         };
         assert!(event.ends_with(b"\n\n"), "{dialect:?}");
-        let mut reading = Reading::new(dialect, 200, Framing::Events, 1 << 20);
+        let mut reading = ResponseReader::new(dialect, 200, Framing::Events, 1 << 20);
         reading.push(&event);
         let error = reading.finish(true).error.unwrap_or_else(|| panic!("{dialect:?}: {event:?}"));
         let message = error.message.unwrap();
@@ -95,7 +95,7 @@ fn the_end_of_an_event_is_known_in_any_pieces() {
         ("d", false),
     ] {
         for size in 1..=text.len().max(1) {
-            let mut tail = Tail::default();
+            let mut tail = SentTail::default();
             text.as_bytes().chunks(size).for_each(|piece| tail.passed(piece));
             assert_eq!(tail.is_end(), is_end, "{text:?} in pieces of {size}");
         }

@@ -50,26 +50,26 @@ struct Bench {
     feed: Option<mpsc::UnboundedSender<Step>>,
     told: tokio::sync::broadcast::Receiver<Arc<Exchange>>,
     /// Open while a drain would wait.
-    phase: watch::Sender<Phase>,
+    phase: watch::Sender<ServingPhase>,
 }
 
 impl Bench {
-    async fn new(doing: ResponseActions) -> Self {
-        Self::of(doing, None, 20).await
+    async fn new(actions: ResponseActions) -> Self {
+        Self::of(actions, None, 20).await
     }
 
-    async fn of(doing: ResponseActions, left: Option<usize>, commit_ms: u64) -> Self {
+    async fn of(actions: ResponseActions, left: Option<usize>, commit_ms: u64) -> Self {
         let telemetry = Telemetry::silent().unwrap();
         let told = telemetry.subscribe();
         let config = Arc::new(crate::proxy::tests::config(commit_ms));
         let ledgers = Arc::new(Ledgers::new(Arc::new(MemoryStore::default())));
         let matcher = Matcher::builder().build();
         let proxy = Proxy::through(config, ledgers, telemetry, matcher).await.unwrap();
-        let (phase, watching) = watch::channel(Phase::Serving);
+        let (phase, watching) = watch::channel(ServingPhase::Serving);
         let request = Request::post("/v1/messages?key=secret").body(()).unwrap();
-        let account = ExchangeRecorder::open(&proxy, &request, &proxy.memory.share(), watching);
+        let recorder = ExchangeRecorder::open(&proxy, &request, &proxy.memory.share(), watching);
         let (feed, steps) = mpsc::unbounded_channel();
-        let tap = Tap::new(Scripted { steps, left }, account, doing, Outcome::Complete);
+        let tap = Tap::new(Scripted { steps, left }, recorder, actions, Outcome::Complete);
         Self { tap, feed: Some(feed), told, phase }
     }
 
@@ -129,7 +129,7 @@ fn reading() -> ResponseActions {
 /// Reading, with a commit that ends when it is told to.
 fn committing() -> (ResponseActions, oneshot::Sender<Option<FailOpen>>) {
     let (done, wait) = oneshot::channel();
-    let settle: Settle =
+    let settle: SettleReply =
         Box::new(move |_, _| Box::pin(async { wait.await.unwrap_or(Some(FailOpen::Store)) }));
     (ResponseActions { settle: Some(settle), ..reading() }, done)
 }
@@ -189,8 +189,8 @@ async fn each_event_leaves_before_the_next_has_come() {
 
 #[tokio::test]
 async fn only_the_terminal_event_waits_for_the_commit() {
-    let (doing, done) = committing();
-    let mut bench = Bench::of(doing, None, 60_000).await;
+    let (actions, done) = committing();
+    let mut bench = Bench::of(actions, None, 60_000).await;
     bench.send(EVENTS[0]);
     bench.send(EVENTS[1]);
     assert_eq!(bench.text().await, EVENTS[0]);
@@ -208,8 +208,8 @@ async fn only_the_terminal_event_waits_for_the_commit() {
 
 #[tokio::test]
 async fn a_commit_that_is_late_does_not_hold_the_terminal_event() {
-    let (doing, done) = committing();
-    let mut bench = Bench::of(doing, None, 1).await;
+    let (actions, done) = committing();
+    let mut bench = Bench::of(actions, None, 1).await;
     EVENTS.iter().for_each(|event| bench.send(event));
     for event in &EVENTS {
         assert_eq!(bench.text().await, *event);
@@ -228,8 +228,8 @@ async fn a_commit_that_is_late_does_not_hold_the_terminal_event() {
 #[tokio::test]
 async fn the_end_of_a_body_without_a_terminal_event_waits_too() {
     for left in [None, Some(1)] {
-        let (doing, done) = committing();
-        let mut bench = Bench::of(doing, left, 60_000).await;
+        let (actions, done) = committing();
+        let mut bench = Bench::of(actions, left, 60_000).await;
         bench.send("data: {}\n\n");
         bench.end();
         if left.is_none() {
@@ -272,7 +272,7 @@ async fn invariant_6_a_client_that_leaves_ends_it_once() {
 #[tokio::test]
 async fn a_partial_turn_is_kept_when_the_client_leaves() {
     let (kept, keeping) = oneshot::channel();
-    let settle: Settle = Box::new(move |event, reply| {
+    let settle: SettleReply = Box::new(move |event, reply| {
         let _ = kept.send((event.outcome, reply.usage.input));
         Box::pin(std::future::ready(None))
     });
@@ -296,7 +296,7 @@ async fn a_stream_that_ends_without_its_terminal_event_was_cut() {
 #[tokio::test]
 async fn a_deadline_that_breaks_it_is_told_as_ours() {
     let bench = Bench::new(reading()).await;
-    bench.phase.send_replace(Phase::Breaking);
+    bench.phase.send_replace(ServingPhase::Breaking);
     assert_eq!(bench.told().outcome, Outcome::Turned);
 }
 
@@ -349,8 +349,8 @@ async fn what_is_hidden_is_not_a_frame_of_the_clients() {
 
 #[tokio::test]
 async fn what_has_come_already_is_taken_before_the_headers_leave_and_comes_first() {
-    let (doing, done) = committing();
-    let mut bench = Bench::of(doing, Some(2), 60_000).await;
+    let (actions, done) = committing();
+    let mut bench = Bench::of(actions, Some(2), 60_000).await;
     bench.tap.look_ahead().await; // nothing has come: nothing is waited for
     assert!(bench.now().is_none());
     bench.send(EVENTS[0]);

@@ -12,13 +12,13 @@ use super::*;
 
 /// Where somebody waits.
 #[derive(Default)]
-struct Seat {
-    told: Mutex<Answer>,
+struct WaiterSeat {
+    told: Mutex<SeatAnswer>,
     bell: Condvar,
 }
 
 #[derive(Default)]
-enum Answer {
+enum SeatAnswer {
     #[default]
     Nothing,
     Place(LaneId),
@@ -26,36 +26,36 @@ enum Answer {
     Left,
 }
 
-struct Table {
-    lanes: Mutex<Lanes<(), Arc<Seat>>>,
+struct LaneTable {
+    lanes: Mutex<Lanes<(), Arc<WaiterSeat>>>,
     /// Streams that the peer of every connection allows.
     allowed: usize,
 }
 
-impl Table {
+impl LaneTable {
     fn new(connections: usize, allowed: usize) -> Arc<Self> {
         let idle_time = Duration::from_secs(60);
-        let bounds = Bounds { connections, streams: 2, idle: 1, idle_time };
+        let bounds = LaneBounds { connections, streams: 2, idle: 1, idle_time };
         Arc::new(Self { lanes: Mutex::new(Lanes::new(bounds)), allowed })
     }
 
     /// Decides, and checks that no connection has more streams than it may.
-    fn decide<T>(&self, decide: impl FnOnce(&mut Lanes<(), Arc<Seat>>) -> T) -> T {
+    fn decide<T>(&self, decide: impl FnOnce(&mut Lanes<(), Arc<WaiterSeat>>) -> T) -> T {
         let mut lanes = self.lanes.lock().unwrap();
         let decided = decide(&mut lanes);
         assert!(lanes.live().iter().all(|live| *live <= self.allowed), "{:?}", lanes.live());
         decided
     }
 
-    fn perform(self: &Arc<Self>, moves: LaneActions<(), Arc<Seat>>) {
+    fn perform(self: &Arc<Self>, moves: LaneActions<(), Arc<WaiterSeat>>) {
         for (seat, place) in moves.placed {
             let LanePlacement::Stream(id, ()) = place else { panic!("nobody speaks HTTP/1.1") };
             let mut told = seat.told.lock().unwrap();
-            if matches!(*told, Answer::Left) {
+            if matches!(*told, SeatAnswer::Left) {
                 drop(told);
                 self.release(id);
             } else {
-                *told = Answer::Place(id);
+                *told = SeatAnswer::Place(id);
                 seat.bell.notify_one();
             }
         }
@@ -78,8 +78,8 @@ impl Table {
     }
 
     /// A place, or a seat to wait at.
-    fn ask(self: &Arc<Self>) -> Result<LaneId, (Ticket, Arc<Seat>)> {
-        let seat = Arc::new(Seat::default());
+    fn ask(self: &Arc<Self>) -> Result<LaneId, (Ticket, Arc<WaiterSeat>)> {
+        let seat = Arc::new(WaiterSeat::default());
         let asked = self.decide(|lanes| match lanes.take() {
             Some(LanePlacement::Stream(id, ())) => Ok(id),
             Some(LanePlacement::Http1) => panic!("nobody speaks HTTP/1.1"),
@@ -100,7 +100,7 @@ impl Table {
         let mut told = seat.told.lock().unwrap();
         loop {
             match *told {
-                Answer::Place(id) => return id,
+                SeatAnswer::Place(id) => return id,
                 _ => told = seat.bell.wait(told).unwrap(),
             }
         }
@@ -112,8 +112,8 @@ impl Table {
             Ok(id) => Some(id),
             Err((ticket, seat)) => {
                 self.decide(|lanes| lanes.leave(ticket));
-                match std::mem::replace(&mut *seat.told.lock().unwrap(), Answer::Left) {
-                    Answer::Place(id) => Some(id),
+                match std::mem::replace(&mut *seat.told.lock().unwrap(), SeatAnswer::Left) {
+                    SeatAnswer::Place(id) => Some(id),
                     _ => None,
                 }
             }
@@ -130,7 +130,7 @@ impl Table {
     }
 }
 
-fn run(table: &Arc<Table>, others: Vec<fn(&Arc<Table>)>) {
+fn run(table: &Arc<LaneTable>, others: Vec<fn(&Arc<LaneTable>)>) {
     let others = others.into_iter().map(|other| {
         let table = table.clone();
         thread::spawn(move || other(&table))
@@ -151,8 +151,8 @@ fn explore(model: impl Fn() + Sync + Send + 'static) {
 #[test]
 fn those_who_wait_for_a_stream_to_end_are_woken() {
     explore(|| {
-        let request: fn(&Arc<Table>) = |table| table.release(table.place());
-        run(&Table::new(1, 1), vec![request, request]);
+        let request: fn(&Arc<LaneTable>) = |table| table.release(table.place());
+        run(&LaneTable::new(1, 1), vec![request, request]);
     });
 }
 
@@ -160,7 +160,7 @@ fn those_who_wait_for_a_stream_to_end_are_woken() {
 fn a_client_that_leaves_takes_no_place_with_it() {
     explore(|| {
         run(
-            &Table::new(1, 1),
+            &LaneTable::new(1, 1),
             vec![|table| table.place_or_leave(), |table| table.place_or_leave()],
         );
     });
@@ -169,14 +169,14 @@ fn a_client_that_leaves_takes_no_place_with_it() {
 #[test]
 fn whoever_waits_for_a_connection_that_goes_away_gets_another_one() {
     explore(|| {
-        let goes_away: fn(&Arc<Table>) = |table| {
+        let goes_away: fn(&Arc<LaneTable>) = |table| {
             let id = table.place();
             let moves = table.decide(|lanes| lanes.retire(id));
             table.perform(moves);
             table.release(id);
         };
-        run(&Table::new(1, 1), vec![goes_away]);
-        run(&Table::new(2, 1), vec![goes_away]);
+        run(&LaneTable::new(1, 1), vec![goes_away]);
+        run(&LaneTable::new(2, 1), vec![goes_away]);
     });
 }
 
@@ -184,7 +184,7 @@ fn whoever_waits_for_a_connection_that_goes_away_gets_another_one() {
 fn a_connection_that_expires_is_idle() {
     explore(|| {
         run(
-            &Table::new(1, 2),
+            &LaneTable::new(1, 2),
             vec![|table| {
                 let id = table.place();
                 table.release(id);

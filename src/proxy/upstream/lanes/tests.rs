@@ -1,7 +1,7 @@
 use super::*;
 
-const BOUNDS: Bounds =
-    Bounds { connections: 8, streams: 100, idle: 2, idle_time: Duration::from_secs(60) };
+const BOUNDS: LaneBounds =
+    LaneBounds { connections: 8, streams: 100, idle: 2, idle_time: Duration::from_secs(60) };
 
 type Play = Lanes<char, usize>;
 
@@ -63,7 +63,7 @@ fn a_peer_that_allows_less_gets_less_and_one_that_allows_more_gets_our_bound() {
 
 #[test]
 fn a_limit_lowered_on_the_way_holds_from_then_on() {
-    let mut lanes = Play::new(Bounds { connections: 1, ..BOUNDS });
+    let mut lanes = Play::new(LaneBounds { connections: 1, ..BOUNDS });
     ask(&mut lanes, 10);
     let (id, placed, _) = open(&mut lanes, 'a', 10);
     assert_eq!(placed, 10);
@@ -95,7 +95,7 @@ fn a_peer_that_allows_nothing_is_asked_twice() {
 
 #[test]
 fn the_first_with_room_is_taken_and_nobody_overtakes() {
-    let mut lanes = Play::new(Bounds { connections: 2, streams: 2, ..BOUNDS });
+    let mut lanes = Play::new(LaneBounds { connections: 2, streams: 2, ..BOUNDS });
     ask(&mut lanes, 4);
     let (first, ..) = open(&mut lanes, 'a', 2);
     let (second, ..) = open(&mut lanes, 'b', 2);
@@ -113,7 +113,7 @@ fn the_first_with_room_is_taken_and_nobody_overtakes() {
 
 #[test]
 fn a_retired_connection_counts_until_its_last_stream_ends() {
-    let mut lanes = Play::new(Bounds { connections: 1, ..BOUNDS });
+    let mut lanes = Play::new(LaneBounds { connections: 1, ..BOUNDS });
     ask(&mut lanes, 1);
     let (id, ..) = open(&mut lanes, 'a', 100);
     assert_eq!(lanes.retire(id).open, 0);
@@ -148,7 +148,7 @@ fn an_upstream_of_http1_is_asked_no_more_until_it_fails() {
 
 #[test]
 fn few_idle_connections_are_kept_and_not_for_long() {
-    let mut lanes = Play::new(Bounds { streams: 1, ..BOUNDS });
+    let mut lanes = Play::new(LaneBounds { streams: 1, ..BOUNDS });
     assert_eq!(ask(&mut lanes, 4), (0, 4));
     let ids = ['a', 'b', 'c', 'd'].map(|name| open(&mut lanes, name, 100).0);
     let now = Instant::now();

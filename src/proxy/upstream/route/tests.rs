@@ -24,7 +24,7 @@ fn check(upstreams: &[Upstream], path: &str, hints: &[(&'static str, &'static st
     let route = route(upstreams, &Method::POST, &uri, &headers(hints), spoken);
     let came = uri.path_and_query();
     let address = route
-        .and_then(|route| address(&route, came, &Credentials::default()))
+        .and_then(|route| address(&route, came, &CredentialRules::default()))
         .map(|uri| uri.to_string());
     assert_eq!(address.as_deref().unwrap_or("none"), want, "{path}");
 }
@@ -255,7 +255,7 @@ proptest::proptest! {
             let Some(found) = route(one, &Method::POST, &uri, &HeaderMap::new(), spoken) else { continue };
             let came = uri.path_and_query().map_or("/", PathAndQuery::as_str);
             proptest::prop_assert!(came.ends_with(found.path) || found.path == "/");
-            let known_credentials = Credentials::default();
+            let known_credentials = CredentialRules::default();
             let came = uri.path_and_query();
             let Some(address) = address(&found, came, &known_credentials) else { continue };
             proptest::prop_assert_eq!(address.authority(), upstream.base.authority());

@@ -4,8 +4,8 @@ use serde_json::json;
 
 use super::*;
 use crate::context::Estimate;
-use crate::context::scene::{Scene, messages};
-use crate::dialect::editing::Cleared;
+use crate::context::scene::{SessionFixture, messages};
+use crate::dialect::editing::ClearingReport;
 use crate::dialect::{ReplyPart, Usage};
 
 /// Of a client that sends everything, under policy that takes nothing out.
@@ -22,10 +22,10 @@ fn outlook() -> CarryOutlook {
         puts_back: false,
         puts_back_loop: false,
         drops: false,
-        thoughts: Sums { reasoning: 10, steered: 20, old: 30, ..Sums::default() },
+        thoughts: TokenSums { reasoning: 10, steered: 20, old: 30, ..TokenSums::default() },
         newest: None,
-        limits: Limits::default(),
-        contents: Contents::default(),
+        limits: WindowLimits::default(),
+        contents: MessageTokens::default(),
     }
 }
 
@@ -108,7 +108,7 @@ fn geminis_reasoning_comes_back_with_its_signature() {
 
 /// A turn of 1,000 tokens that was answered with 60 of words and 40 of reasoning.
 fn turn() -> Turn {
-    let scene = Scene::of("claude-opus-4-6", &messages("u"));
+    let scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
     let mut turn = scene.turn(&scene.reply(&json!([{"type": "text", "text": "Aye."}])));
     turn.usage =
         Usage { input: Some(1000), output: Some(100), reasoning: Some(40), ..Usage::default() };
@@ -124,8 +124,8 @@ const LOSES: ReplyCarry =
 #[test]
 fn the_next_request_holds_input_words_and_the_reasoning_that_is_read() {
     use ReasoningRetention::{Drops, Keeps, Loops, Turns};
-    let of = |back, habit| {
-        let carry = outlook().carried(&turn(), back, habit, false);
+    let of = |back, retention| {
+        let carry = outlook().carried(&turn(), back, retention, false);
         assert_eq!((carry.returns, carry.drops), (back.returns, false));
         (carry.tokens, carry.reasoning, carry.by_rules)
     };
@@ -134,7 +134,7 @@ fn the_next_request_holds_input_words_and_the_reasoning_that_is_read() {
     assert_eq!(of(KEEPS, Loops), (1000 + 60 + 40, 10 + 20 + 40, 1100));
     assert_eq!(of(KEEPS, Turns), (1000 + 60 + 40, 10 + 40, 1100));
     assert_eq!(of(KEEPS, Drops), (1000 + 60, 0, 1100));
-    // The person speaks: all of it is old.
+    // The user speaks: all of it is old.
     let ends = ReplyCarry { goes_on: false, ..KEEPS };
     assert_eq!(of(ends, Keeps), (1100, 100, 1100));
     assert_eq!(of(ends, Loops), (1000 + 60 - 10 - 20, 0, 1100));
@@ -160,7 +160,11 @@ fn reasoning_that_policy_takes_out_leaves_the_next_request() {
             strip,
             may_strip: may,
             may_strip_loop: may_in_loop,
-            newest: Some(SketchPart { key: PartKey(1), tokens: 7, place: Place::Reasoning }),
+            newest: Some(SketchPart {
+                key: PartKey(1),
+                tokens: 7,
+                place: PromptSection::Reasoning,
+            }),
             ..outlook()
         };
         let stay = outlook.stay(back);
@@ -192,7 +196,7 @@ fn reasoning_that_policy_takes_out_leaves_the_next_request() {
 #[test]
 fn what_the_provider_cleared_comes_again() {
     let mut turn = turn();
-    turn.usage.cleared = Some(Cleared { input_tokens: 500, ..Cleared::default() });
+    turn.usage.cleared = Some(ClearingReport { input_tokens: 500, ..ClearingReport::default() });
     let of = |clears_past| {
         let outlook = CarryOutlook { clears_past, ..outlook() };
         outlook.carried(&turn, KEEPS, ReasoningRetention::Keeps, false).tokens
@@ -252,8 +256,9 @@ fn what_is_shown_after_a_turn_is_what_was_written_with_it() {
 /// What was expected to come back did not, or it was seen before.
 #[test]
 fn a_client_that_drops_reasoning_is_seen_to() {
-    let thought = |key| SketchPart { key: PartKey(key), tokens: 9, place: Place::Reasoning };
-    let words = |key| SketchPart { place: Place::History, ..thought(key) };
+    let thought =
+        |key| SketchPart { key: PartKey(key), tokens: 9, place: PromptSection::Reasoning };
+    let words = |key| SketchPart { place: PromptSection::History, ..thought(key) };
     let of = |before: &[SketchPart], now: &[SketchPart], returns, drops| {
         let mut turn = turn();
         turn.carry = Some(CarryOver { returns, drops, ..CarryOver::default() });

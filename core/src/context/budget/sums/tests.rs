@@ -3,16 +3,16 @@
 use serde_json::json;
 
 use super::*;
-use crate::context::scene::{Scene, messages};
+use crate::context::scene::{SessionFixture, messages};
 use crate::dialect::PartKey;
-use crate::dialect::editing::Cleared;
+use crate::dialect::editing::ClearingReport;
 
-fn part(tokens: u32, place: Place) -> SketchPart {
+fn part(tokens: u32, place: PromptSection) -> SketchPart {
     SketchPart { key: PartKey(u128::from(tokens)), tokens, place }
 }
 
 fn turn(input: u64, output: u64) -> Turn {
-    let scene = Scene::of("claude-opus-4-6", &messages("u"));
+    let scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
     let mut turn = scene.turn(&scene.reply(&json!([{"type": "text", "text": "Aye."}])));
     (turn.usage.input, turn.usage.output) = (Some(input), Some(output));
     turn
@@ -20,36 +20,38 @@ fn turn(input: u64, output: u64) -> Turn {
 
 fn cleared_turn(input: u64, cleared: u64) -> Turn {
     let mut turn = turn(input, 0);
-    turn.usage.cleared = Some(Cleared { input_tokens: cleared, ..Cleared::default() });
+    turn.usage.cleared =
+        Some(ClearingReport { input_tokens: cleared, ..ClearingReport::default() });
     turn
 }
 
 #[test]
 fn reasoning_is_summed_by_where_it_stands_and_read_by_habit() {
-    let sums = Sums::of(&[
-        part(1, Place::System),
-        part(2, Place::Tools),
-        part(4, Place::SystemItem),
-        part(8, Place::ToolsItem),
-        part(16, Place::History),
-        part(100, Place::Reasoning),
-        part(1_000, Place::SteeredReasoning),
-        part(10_000, Place::OldReasoning),
+    let sums = TokenSums::of(&[
+        part(1, PromptSection::System),
+        part(2, PromptSection::Tools),
+        part(4, PromptSection::SystemItem),
+        part(8, PromptSection::ToolsItem),
+        part(16, PromptSection::History),
+        part(100, PromptSection::Reasoning),
+        part(1_000, PromptSection::SteeredReasoning),
+        part(10_000, PromptSection::OldReasoning),
     ]);
     assert_eq!((sums.words, sums.thoughts()), (31, 11_100));
-    let read = Sums { around: -1, around_read: 5, ..sums }.by_habit().map(|(_, tokens)| tokens);
-    let by = |habit: ReasoningRetention| read[habit as usize];
+    let read =
+        TokenSums { around: -1, around_read: 5, ..sums }.by_retention().map(|(_, tokens)| tokens);
+    let by = |retention: ReasoningRetention| read[retention as usize];
     assert_eq!(by(ReasoningRetention::Keeps), 30 + 11_100 + 5);
     assert_eq!(by(ReasoningRetention::Loops), 30 + 1_100 + 5);
     assert_eq!(by(ReasoningRetention::Turns), 30 + 100 + 5);
     assert_eq!(by(ReasoningRetention::Drops), 30);
     let sketch = [
-        part(1, Place::System),
-        part(4, Place::SystemItem),
-        part(2, Place::Tools),
-        part(8, Place::ToolsItem),
-        part(16, Place::History),
-        part(100, Place::Reasoning),
+        part(1, PromptSection::System),
+        part(4, PromptSection::SystemItem),
+        part(2, PromptSection::Tools),
+        part(8, PromptSection::ToolsItem),
+        part(16, PromptSection::History),
+        part(100, PromptSection::Reasoning),
     ];
     let there = places(&sketch, ReasoningRetention::Turns);
     assert_eq!((there.system, there.tools, there.messages, there.reasoning), (5, 10, 16, 100));
@@ -59,7 +61,7 @@ fn reasoning_is_summed_by_where_it_stands_and_read_by_habit() {
 /// What stayed cancels out: what was reported, with what came, less what left.
 #[test]
 fn an_estimate_grows_from_what_was_reported() {
-    let (turn, sketch) = (turn(5_000, 100), [part(4_000, Place::History)]);
+    let (turn, sketch) = (turn(5_000, 100), [part(4_000, PromptSection::History)]);
     let anchor = Anchor { turn: &turn, sketch: &sketch };
     let of = |all, left| grown(&anchor, (ReasoningRetention::Keeps, all), left, None);
     assert_eq!(of(4_600, 0), 5_600);
@@ -87,13 +89,13 @@ fn a_wrong_count_is_shared_out_within_bounds() {
 fn another_tokenizers_count_is_scaled() {
     let turn = turn(6_000, 0);
     let of = |sketch: &[SketchPart], all| rescaled(&Anchor { turn: &turn, sketch }, all, None);
-    assert_eq!(of(&[part(4_000, Place::History)], 5_000), 7_500);
+    assert_eq!(of(&[part(4_000, PromptSection::History)], 5_000), 7_500);
     assert_eq!(of(&[], 5_000), 5_000, "nothing is known of it");
 }
 
 #[test]
 fn what_the_provider_clears_is_left_out_where_it_clears_again() {
-    let (turn, sketch) = (cleared_turn(1_000, 500), [part(1_500, Place::History)]);
+    let (turn, sketch) = (cleared_turn(1_000, 500), [part(1_500, PromptSection::History)]);
     let anchor = Anchor { turn: &turn, sketch: &sketch };
     let of = |past| grown(&anchor, (ReasoningRetention::Keeps, 1_600), 0, past);
     assert_eq!((of(None), of(Some(1_600)), of(Some(1_599))), (1_600, 1_600, 1_100));
@@ -122,11 +124,12 @@ fn what_came_and_what_left_add_up() {
 /// A guess has a floor: what is sent now, counted wrong as the whole was. What left makes its band wider.
 #[test]
 fn a_guess_never_falls_to_nothing() {
-    let (turn, sketch) = (turn(1_000, 0), [part(2_000, Place::History)]);
+    let (turn, sketch) = (turn(1_000, 0), [part(2_000, PromptSection::History)]);
     let anchor = Anchor { turn: &turn, sketch: &sketch };
-    let now = Sums { words: 800, ..Sums::default() };
+    let now = TokenSums { words: 800, ..TokenSums::default() };
     let guess = |tokens, head_left| {
-        let guess = Guess { tokens, low: tokens, high: tokens, ..Guess::default() };
+        let guess =
+            CostPrediction { tokens, low: tokens, high: tokens, ..CostPrediction::default() };
         let guess = floored(guess, &anchor, &now, head_left);
         (guess.tokens, guess.low, guess.high)
     };
@@ -148,7 +151,7 @@ fn a_replys_reasoning_is_what_its_parts_do_not_explain() {
     assert_eq!((reasoning_of(&turn), reported_reasoning(&turn)), (40, 40));
     turn.usage.reasoning = Some(140);
     assert_eq!(reasoning_of(&turn), 100, "no more than was generated");
-    let sketch = [part(5, Place::OldReasoning), part(6, Place::History)];
+    let sketch = [part(5, PromptSection::OldReasoning), part(6, PromptSection::History)];
     assert_eq!(thoughts(&Anchor { turn: &turn, sketch: &sketch }), 105);
     turn.usage.input = None;
     assert_eq!(reasoning_of(&turn), 0);

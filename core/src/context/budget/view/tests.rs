@@ -1,13 +1,13 @@
 //! The layout, to the letter.
 
 use super::*;
-use crate::context::budget::Sections;
+use crate::context::budget::SectionTokens;
 
 fn view() -> ContextView {
     let breakdown = Breakdown { system: 4_000, tools: 8_000, messages: 40_100, ..<_>::default() };
     ContextView {
-        method: Some(Method::Anchored),
-        basis: Some(Basis { input: 50_000, output: 2_000, cut: false, new: 100, gone: 0 }),
+        method: Some(EstimateMethod::Anchored),
+        basis: Some(EstimateBasis { input: 50_000, output: 2_000, cut: false, new: 100, gone: 0 }),
         last_error_percent: Some(0.6),
         hidden_input: None,
         ..ContextView::new(breakdown, 200_000, 16_000)
@@ -50,7 +50,7 @@ fn what_could_not_be_seen_is_told_in_place_of_an_error() {
 /// What can be told apart stands under what it is a part of.
 #[test]
 fn sections_have_their_lines() {
-    let sections = Sections { mcp_tools: 5_000, memory: 2_900, skills: 700, agents: 0 };
+    let sections = SectionTokens { mcp_tools: 5_000, memory: 2_900, skills: 700, agents: 0 };
     let breakdown = Breakdown { sections, ..view().breakdown };
     let text = ContextView { breakdown, ..view() }.to_string();
     let lines = "\
@@ -86,7 +86,7 @@ fn numbers_are_grouped_in_threes() {
 
 #[test]
 fn what_was_only_estimated_says_so() {
-    let view = ContextView { method: Some(Method::Estimated), basis: None, ..view() };
+    let view = ContextView { method: Some(EstimateMethod::Estimated), basis: None, ..view() };
     let text = view.to_string();
     assert!(
         text.starts_with("Context Usage: 52,100 / 200,000 tokens (26%) (estimated)\n"),
@@ -100,8 +100,13 @@ fn what_was_only_estimated_says_so() {
 #[test]
 fn what_left_and_what_was_capped_is_said() {
     let breakdown = Breakdown { capped: true, system: 30, tools: 70, ..<_>::default() };
-    let basis =
-        Some(Basis { input: 2_000_000, output: 1_500, cut: false, new: 0, gone: 1_001_400 });
+    let basis = Some(EstimateBasis {
+        input: 2_000_000,
+        output: 1_500,
+        cut: false,
+        new: 0,
+        gone: 1_001_400,
+    });
     let text = ContextView { basis, ..ContextView::new(breakdown, 1_048_576, 16_000) }.to_string();
     assert!(text.contains("Messages:            0 tokens (capped: "), "{text}");
     assert!(text.contains("  Last actual input: 2,000,000 tokens\n"), "{text}");

@@ -17,8 +17,8 @@ use crate::context::lineage::Placement;
 use crate::context::plan::DecisionReason;
 use crate::context::repair::RepairDecision;
 use crate::context::{
-    CompactionRecord, Cut, InjectedMessage, Place, Reasoning, ReasoningAction, ReasoningDecision,
-    RevocationRetry, SketchPart, Turn, reasoning,
+    CompactionRecord, Cut, InjectedMessage, PromptSection, ReasoningAction, ReasoningDecision,
+    ReasoningRecord, RevocationRetry, SketchPart, Turn, reasoning,
 };
 use crate::dialect::repair::Repair;
 use crate::dialect::{PartKey, Role};
@@ -43,15 +43,15 @@ impl<'l> Branch<'l> {
     pub(super) fn of(
         ledger: &'l Ledger,
         placed: &'l Placement,
-        spots: &[KeyedPart],
+        keyed_parts: &[KeyedPart],
         decides_apart: bool,
     ) -> Self {
         let parent = placed.parent.as_deref();
         let known = parent.filter(|parent| {
             // Words of the model that no turn is known for: what stood before them then is not known either.
             let is_its = |key: PartKey| parent.reply.iter().any(|part| part.key == key);
-            let mut after = spots.iter().skip(placed.covers);
-            let is_known = after.all(|spot| spot.role != Role::Assistant || is_its(spot.key));
+            let mut after = keyed_parts.iter().skip(placed.covers);
+            let is_known = after.all(|keyed| keyed.role != Role::Assistant || is_its(keyed.key));
             is_known && !decides_apart
         });
         let sent = known.and_then(|parent| ledger.sketch(parent)).filter(|sent| !sent.is_empty());
@@ -72,7 +72,7 @@ impl<'l> Branch<'l> {
     fn line(&self) -> &HashSet<&'l str> {
         self.line.get_or_init(|| {
             let before =
-                |turn: &&'l Turn| Some(&**self.ledger.turn(turn.standing.parent.as_deref()?)?);
+                |turn: &&'l Turn| Some(&**self.ledger.turn(turn.position.parent.as_deref()?)?);
             let mut line = HashSet::default();
             // What was seen before is a circle: the facts contradict each other.
             for turn in std::iter::successors(self.parent, before) {
@@ -84,11 +84,11 @@ impl<'l> Branch<'l> {
         })
     }
 
-    /// How this branch sent the parts with these keys, by their places in `spots`: how often each was cut.
+    /// How this branch sent the parts with these keys, by their places in `keyed_parts`: how often each was cut.
     /// What it did not send is not there.
     pub(super) fn forms(
         &self,
-        spots: &[KeyedPart],
+        keyed_parts: &[KeyedPart],
         keys: &HashSet<PartKey>,
     ) -> HashMap<usize, CutCount> {
         let Some(sent) = &self.sent else { return HashMap::default() };
@@ -97,16 +97,18 @@ impl<'l> Branch<'l> {
             names.extend(CutCount::ALL.map(|cuts| (cuts.of(*key), (*key, cuts))));
         }
         let mut forms: HashMap<PartKey, Vec<CutCount>> = HashMap::default();
-        let here = sent.iter().filter(|part| part.place == Place::History);
+        let here = sent.iter().filter(|part| part.place == PromptSection::History);
         for (key, cuts) in here.filter_map(|part| names.get(&part.key)) {
             forms.entry(*key).or_default().push(*cuts);
         }
         // The same words may stand in more than one place: they are told apart by their order.
         let mut seen: HashMap<PartKey, usize> = HashMap::default();
         let mut found = HashMap::default();
-        for (index, spot) in spots.iter().enumerate().filter(|(_, spot)| keys.contains(&spot.key)) {
-            let number = seen.entry(spot.key).or_default();
-            found.extend(forms.get(&spot.key).and_then(|it| Some((index, *it.get(*number)?))));
+        for (index, keyed) in
+            keyed_parts.iter().enumerate().filter(|(_, keyed)| keys.contains(&keyed.key))
+        {
+            let number = seen.entry(keyed.key).or_default();
+            found.extend(forms.get(&keyed.key).and_then(|it| Some((index, *it.get(*number)?))));
             *number += 1;
         }
         found
@@ -142,7 +144,7 @@ impl<'l> Branch<'l> {
     }
 
     /// Whether it holds that the reasoning of a reply is put back.
-    pub(super) fn has_back(&self, echo: &ReasoningDecision, reasoning: &Reasoning) -> bool {
+    pub(super) fn has_back(&self, echo: &ReasoningDecision, reasoning: &ReasoningRecord) -> bool {
         if echo.does != ReasoningAction::Back || self.sent.is_none() || self.has_made(&echo.request)
         {
             return true;
@@ -161,7 +163,7 @@ impl<'l> Branch<'l> {
     pub(super) fn not_out<'r>(
         &self,
         out: impl Iterator<Item = &'r Arc<ReasoningDecision>>,
-        replies: impl Iterator<Item = &'r Reasoning>,
+        replies: impl Iterator<Item = &'r ReasoningRecord>,
     ) -> HashSet<PartKey> {
         let others = out.filter(|echo| self.sent.is_some() && !self.has_made(&echo.request));
         let others: HashMap<PartKey, &ReasoningDecision> =
@@ -181,14 +183,18 @@ impl<'l> Branch<'l> {
     }
 
     /// Whether the turn before sent the reasoning of a reply: its client's own, or put back.
-    fn has_thought(&self, reasoning: &Reasoning) -> bool {
+    fn has_thought(&self, reasoning: &ReasoningRecord) -> bool {
         names(reasoning).any(|key| self.has_sent(key))
     }
 
     /// The reasoning that the turn before sent.
     pub(super) fn thoughts(&self) -> HashSet<PartKey> {
         let is_thought = |part: &&SketchPart| {
-            let places = [Place::Reasoning, Place::SteeredReasoning, Place::OldReasoning];
+            let places = [
+                PromptSection::Reasoning,
+                PromptSection::SteeredReasoning,
+                PromptSection::OldReasoning,
+            ];
             places.contains(&part.place)
         };
         self.sent.iter().flatten().filter(is_thought).map(|part| part.key).collect()
@@ -200,7 +206,7 @@ impl<'l> Branch<'l> {
         for one in self.ledger.all_taken_back() {
             let grew_from = one.parent.as_deref();
             if self.has_made(&one.request) || grew_from.is_some_and(|it| self.has_made(it)) {
-                let times = if one.anew == RevocationRetry::Never { 2 } else { 1 };
+                let times = if one.retry == RevocationRetry::Never { 2 } else { 1 };
                 one.about.iter().for_each(|about| *taken.entry(about.0).or_default() += times);
             }
         }
@@ -272,7 +278,7 @@ impl CutCount {
 }
 
 /// What the reasoning of a reply is known by among the parts of a turn: put back by us, or sent by its client.
-pub(super) fn names(reasoning: &Reasoning) -> impl Iterator<Item = PartKey> + '_ {
+pub(super) fn names(reasoning: &ReasoningRecord) -> impl Iterator<Item = PartKey> + '_ {
     let blocks = reasoning.blocks.iter().flat_map(|block| {
         let literal = reasoning::literal(&block.raw).map(|literal| spelled(&literal));
         let raw = PartKey::of_bytes(block.raw.as_bytes());

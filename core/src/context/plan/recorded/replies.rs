@@ -11,7 +11,7 @@ use super::RecordedDecisions;
 use crate::context::ledger::Ledger;
 use crate::context::plan::PlanRequest;
 use crate::context::reasoning::Signature;
-use crate::context::{Reasoning, Thought};
+use crate::context::{ReasoningBlock, ReasoningRecord};
 use crate::dialect::{Chain, Conversation, Dialect, Part, PartKind, Role};
 use crate::wire::json::text_of;
 
@@ -19,13 +19,13 @@ use crate::wire::json::text_of;
 #[derive(Clone, Debug)]
 pub struct ReturnedReply {
     /// What it thought.
-    pub reasoning: Arc<Reasoning>,
+    pub reasoning: Arc<ReasoningRecord>,
     /// Where each of its keyed parts stands; `None` for those the client dropped.
     pub parts: Vec<Option<(usize, usize)>>,
     /// Its place among the known replies of the request.
     pub number: usize,
     /// The first keyed part of it, counted among all keyed parts of the history.
-    pub spot: usize,
+    pub index: usize,
     /// The parts of the history that belong to it, keyed or not: message and part of the first, and
     /// one past the last, counted over all parts.
     region: ((usize, usize), (usize, usize)),
@@ -35,7 +35,7 @@ pub struct ReturnedReply {
 #[derive(Clone, Debug, Default)]
 pub struct DroppedReasoning<'r> {
     /// Blocks, in order.
-    pub blocks: Vec<&'r Thought>,
+    pub blocks: Vec<&'r ReasoningBlock>,
     /// Signatures, by message and part that they stand on.
     pub seals: Vec<((usize, usize), &'r str)>,
 }
@@ -56,7 +56,7 @@ impl RecordedDecisions {
     /// Replies by the chain after them, else by a mark.
     pub(super) fn find_replies(&mut self, ledger: &Ledger, conversation: &Conversation) {
         let mut found: HashSet<Chain> = HashSet::default();
-        let mut covered = vec![false; self.spots.len()];
+        let mut covered = vec![false; self.keyed_parts.len()];
         for (index, chain) in conversation.chains().enumerate() {
             let Some(reasoning) = ledger.reasoning(chain) else { continue };
             let count = reasoning.parts.len();
@@ -67,15 +67,16 @@ impl RecordedDecisions {
             }
             covered[first..=index].fill(true);
             found.insert(chain);
-            let parts = self.spots[first..=index].iter().map(|spot| Some(spot.at)).collect();
+            let parts =
+                self.keyed_parts[first..=index].iter().map(|keyed| Some(keyed.at)).collect();
             self.replies.push(self.returned(conversation, reasoning, parts, first, index));
         }
-        for index in 0..self.spots.len() {
-            let spot = self.spots[index];
-            if covered[index] || spot.role != Role::Assistant {
+        for index in 0..self.keyed_parts.len() {
+            let keyed = self.keyed_parts[index];
+            if covered[index] || keyed.role != Role::Assistant {
                 continue;
             }
-            let Some(reasoning) = ledger.reasoning_marked(spot.key) else { continue };
+            let Some(reasoning) = ledger.reasoning_by_anchor_key(keyed.key) else { continue };
             if found.insert(reasoning.after) {
                 let aligned = self.aligned(reasoning, index);
                 if let Some((parts, first, last)) = aligned {
@@ -84,7 +85,7 @@ impl RecordedDecisions {
                 }
             }
         }
-        self.replies.sort_by_key(|returned| returned.spot);
+        self.replies.sort_by_key(|returned| returned.index);
         let replies = self.replies.iter_mut().enumerate();
         replies.for_each(|(number, returned)| returned.number = number);
         self.only_kept();
@@ -94,7 +95,7 @@ impl RecordedDecisions {
     fn thought_only(
         &self,
         conversation: &Conversation,
-        reasoning: &Arc<Reasoning>,
+        reasoning: &Arc<ReasoningRecord>,
         index: usize,
     ) -> Option<ReturnedReply> {
         let returned = self.returned(conversation, reasoning, Vec::new(), index + 1, index);
@@ -109,36 +110,36 @@ impl RecordedDecisions {
     #[allow(clippy::type_complexity, reason = "used once")]
     fn aligned(
         &self,
-        reasoning: &Reasoning,
+        reasoning: &ReasoningRecord,
         marked: usize,
     ) -> Option<(Vec<Option<(usize, usize)>>, usize, usize)> {
-        let is_models = |index: &usize| self.spots[*index].role == Role::Assistant;
+        let is_models = |index: &usize| self.keyed_parts[*index].role == Role::Assistant;
         let first = (0..marked).rev().take_while(is_models).last().unwrap_or(marked);
-        let last = (marked..self.spots.len()).take_while(is_models).last()?;
+        let last = (marked..self.keyed_parts.len()).take_while(is_models).last()?;
         let (mut at, mut places) = (first, Vec::new());
         for key in &reasoning.parts {
-            let place = (at..=last).find(|index| self.spots[*index].key == *key);
+            let place = (at..=last).find(|index| self.keyed_parts[*index].key == *key);
             places.push(place);
             at = place.map_or(at, |place| place + 1);
         }
         let mut there = places.iter().flatten().copied();
         let first = there.next()?;
         let last = there.next_back().unwrap_or(first);
-        let parts = places.iter().map(|place| place.map(|at| self.spots[at].at)).collect();
+        let parts = places.iter().map(|place| place.map(|at| self.keyed_parts[at].at)).collect();
         Some((parts, first, last))
     }
 
     fn returned(
         &self,
         conversation: &Conversation,
-        reasoning: &Arc<Reasoning>,
+        reasoning: &Arc<ReasoningRecord>,
         parts: Vec<Option<(usize, usize)>>,
         first: usize,
         last: usize,
     ) -> ReturnedReply {
-        let before = first.checked_sub(1).map(|before| self.spots[before].at);
+        let before = first.checked_sub(1).map(|before| self.keyed_parts[before].at);
         let begin = before.map_or((0, 0), |(message, part)| (message, part + 1));
-        let end = match self.spots.get(last + 1) {
+        let end = match self.keyed_parts.get(last + 1) {
             Some(next) => next.at,
             None => (conversation.messages.len(), 0),
         };
@@ -146,7 +147,7 @@ impl RecordedDecisions {
             reasoning: reasoning.clone(),
             parts,
             number: 0,
-            spot: first,
+            index: first,
             region: (begin, end),
         }
     }
@@ -239,7 +240,11 @@ impl ReturnedReply {
 
     /// Message and part before which a block stood. `None` where what ran at the provider between
     /// did not come back: the block led to it, and alone it would be refused (`docs/protocols.md` 3.2).
-    pub fn place(&self, conversation: &Conversation, thought: &Thought) -> Option<(usize, usize)> {
+    pub fn place(
+        &self,
+        conversation: &Conversation,
+        thought: &ReasoningBlock,
+    ) -> Option<(usize, usize)> {
         let before = self.parts.len().min(thought.before as usize);
         let (earlier, later) = self.parts.split_at(before);
         let after = earlier.iter().flatten().next_back().copied();

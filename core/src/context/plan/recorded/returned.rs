@@ -26,12 +26,13 @@ impl RecordedDecisions {
         if self.cuts.is_empty() || !thinks() {
             return;
         }
-        let ends = conversation.chains().zip(&self.spots).map(|(chain, spot)| (chain, spot.at));
+        let ends =
+            conversation.chains().zip(&self.keyed_parts).map(|(chain, keyed)| (chain, keyed.at));
         let ends: HashMap<Chain, (usize, usize)> = ends.collect();
         let mut shared: HashMap<Box<str>, Option<(usize, usize)>> = HashMap::default();
-        let cuts = self.spots.iter().flat_map(|spot| {
-            let nth = [(spot.about, CutCount::Once), (again(spot.about), CutCount::Twice)];
-            nth.map(|(about, nth)| Some((&**self.cuts.get(&about)?, nth.of(spot.key))))
+        let cuts = self.keyed_parts.iter().flat_map(|keyed| {
+            let nth = [(keyed.about, CutCount::Once), (again(keyed.about), CutCount::Twice)];
+            nth.map(|(about, nth)| Some((&**self.cuts.get(&about)?, nth.of(keyed.key))))
         });
         for (about, request) in branch.began(cuts.flatten()) {
             let end = shared.entry(request).or_insert_with_key(|it| last_shared(ledger, &ends, it));
@@ -60,9 +61,9 @@ impl RecordedDecisions {
         let thoughts: Vec<(usize, usize)> = thoughts.map(|(at, _)| at).collect();
         let is_void = |at, end| thoughts.iter().any(|thought| (at..end).contains(thought));
         let abouts = self
-            .spots
+            .keyed_parts
             .iter()
-            .flat_map(|spot| [spot.about, again(spot.about)].map(|it| (it, spot.at)));
+            .flat_map(|keyed| [keyed.about, again(keyed.about)].map(|it| (it, keyed.at)));
         let spared =
             abouts.filter(|(about, at)| self.ends.get(about).is_some_and(|end| is_void(*at, *end)));
         let spared: Vec<u128> = spared.map(|(about, _)| about).collect();
@@ -78,14 +79,14 @@ fn last_shared(
     request: &str,
 ) -> Option<(usize, usize)> {
     let mut turn = ledger.turn(request)?;
-    let mut end = ends.get(&turn.standing.chain);
+    let mut end = ends.get(&turn.position.chain);
     // No line is longer.
     for _ in ledger.turns() {
         if end.is_some() {
             break;
         }
-        turn = ledger.turn(turn.standing.parent.as_deref()?)?;
-        end = ends.get(&turn.after).or_else(|| ends.get(&turn.standing.chain));
+        turn = ledger.turn(turn.position.parent.as_deref()?)?;
+        end = ends.get(&turn.after).or_else(|| ends.get(&turn.position.chain));
     }
     end.copied()
 }

@@ -20,20 +20,23 @@ impl RecordedDecisions {
     /// Where a summary's cut lies in this history: by its chain, else by the parts before it. `None`
     /// where its end is not there (a rewind), or no message begins there.
     fn cut_of(&self, chains: &HashMap<Chain, usize>, compact: &CompactionRecord) -> Option<usize> {
-        let near = |spot: usize| {
-            let before = self.spots[..=spot].iter().rev().map(|spot| spot.key);
+        let near = |index: usize| {
+            let before = self.keyed_parts[..=index].iter().rev().map(|keyed| keyed.key);
             before.take(compact.near.len()).eq(compact.near.iter().copied())
         };
         let by_parts = || {
-            let nearby = (0..self.spots.len()).rev().filter(|_| compact.is_own);
+            let nearby = (0..self.keyed_parts.len()).rev().filter(|_| compact.is_own);
             let mut last = compact.near.first().into_iter().flat_map(|last| {
-                nearby.clone().filter(|spot| self.spots[*spot].key == *last).collect::<Vec<_>>()
+                nearby
+                    .clone()
+                    .filter(|index| self.keyed_parts[*index].key == *last)
+                    .collect::<Vec<_>>()
             });
-            last.find(|spot| near(*spot))
+            last.find(|index| near(*index))
         };
-        let spot = chains.get(&compact.about).copied().or_else(by_parts)?;
-        let cut = self.spots[spot].at.0 + 1;
-        let next = self.spots.get(spot + 1)?;
+        let index = chains.get(&compact.about).copied().or_else(by_parts)?;
+        let cut = self.keyed_parts[index].at.0 + 1;
+        let next = self.keyed_parts.get(index + 1)?;
         (next.at.0 >= cut).then_some(cut)
     }
 
@@ -48,15 +51,16 @@ impl RecordedDecisions {
         if written.peek().is_none() {
             return;
         }
-        let chains = conversation.chains().enumerate().map(|(spot, chain)| (chain, spot));
+        let chains = conversation.chains().enumerate().map(|(index, chain)| (chain, index));
         let chains: HashMap<Chain, usize> = chains.collect();
         let model = conversation.model.as_deref();
         let suits = |one: &&Arc<CompactionRecord>| one.is_for(model);
         let placed = |one: &Arc<CompactionRecord>| Some((self.cut_of(&chains, one)?, one.clone()));
-        let used = ledger.compacts_holding(shadow, self.aside).filter(suits);
+        let used = ledger.compacts_holding(shadow, self.suspended).filter(suits);
         let used = used.filter(|one| branch.has_compact(one)).filter_map(placed);
         let used = used.max_by_key(|(cut, one)| (*cut, std::cmp::Reverse(one.at)));
-        let written = ledger.summaries_holding(shadow, self.aside).filter(suits).filter_map(placed);
+        let written =
+            ledger.summaries_holding(shadow, self.suspended).filter(suits).filter_map(placed);
         let written: Vec<_> = written.collect();
         self.compact = used;
         let kept = self.kept_from();
@@ -97,29 +101,29 @@ impl RecordedDecisions {
     /// The chain at a cut, and the keyed parts before it, nearest first; `None` where no keyed part
     /// ends the message before it, so that it could not be found again.
     pub fn at_cut(&self, cut: usize) -> Option<(Chain, Vec<PartKey>)> {
-        let before = self.spots.partition_point(|spot| spot.at.0 < cut);
-        let spots = &self.spots[..before];
-        spots.last().filter(|spot| spot.at.0 + 1 == cut)?;
-        let chain = spots.iter().map(|spot| spot.key).fold(Chain::START, Chain::then);
-        Some((chain, spots.iter().rev().take(NEAR).map(|spot| spot.key).collect()))
+        let before = self.keyed_parts.partition_point(|keyed| keyed.at.0 < cut);
+        let keyed_parts = &self.keyed_parts[..before];
+        keyed_parts.last().filter(|keyed| keyed.at.0 + 1 == cut)?;
+        let chain = keyed_parts.iter().map(|keyed| keyed.key).fold(Chain::START, Chain::then);
+        Some((chain, keyed_parts.iter().rev().take(NEAR).map(|keyed| keyed.key).collect()))
     }
 
     /// Whether one of the parts just before a cut stands for itself: by an id of its own, or by words
     /// of the model that are long enough to be said once.
     pub fn has_own_near(&self, conversation: &Conversation, cut: usize) -> bool {
-        let before = self.spots.partition_point(|spot| spot.at.0 < cut);
-        self.spots[..before].iter().rev().take(NEAR).any(|spot| {
-            let message = conversation.messages.get(spot.at.0);
-            let part = message.and_then(|message| message.parts.get(spot.at.1));
+        let before = self.keyed_parts.partition_point(|keyed| keyed.at.0 < cut);
+        self.keyed_parts[..before].iter().rev().take(NEAR).any(|keyed| {
+            let message = conversation.messages.get(keyed.at.0);
+            let part = message.and_then(|message| message.parts.get(keyed.at.1));
             let said = part.filter(|it| it.kind == PartKind::Text && it.role == Role::Assistant);
             let words = said.map_or(0, |part| part.texts.iter().map(Span::len).sum());
-            spot.about == spot.key.0 || words >= ledger::MARKING_BYTES
+            keyed.about == keyed.key.0 || words >= ledger::ANCHOR_BYTES
         })
     }
 
     /// What is forwarded before a message of the history.
     pub fn carried(&self, cut: usize) -> ForwardedHistory {
-        let before = self.spots.partition_point(|spot| spot.at.0 < cut);
+        let before = self.keyed_parts.partition_point(|keyed| keyed.at.0 < cut);
         ForwardedHistory { head: self.head, sent: self.sent().before(before) }
     }
 }

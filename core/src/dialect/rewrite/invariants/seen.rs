@@ -12,7 +12,7 @@ use crate::wire::splice::{Edit, splice};
 
 /// What a part is, wherever it stands in its message.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Snapshot {
+pub(super) struct PartSnapshot {
     /// Counted only where a message is more than one item.
     message: usize,
     pub(super) kind: PartKind,
@@ -25,7 +25,7 @@ pub(super) struct Snapshot {
     pub(super) bytes: Option<PartKey>,
 }
 
-impl Snapshot {
+impl PartSnapshot {
     /// A message before it may have gone.
     pub(super) fn moves_up(&mut self, gone: usize) {
         self.message -= usize::from(self.message > gone);
@@ -38,27 +38,27 @@ impl Snapshot {
 }
 
 /// The same parts; else the first that is not.
-pub(super) fn agree(faces: &[Snapshot], expected: &[Snapshot]) {
-    let differing = faces.iter().zip(expected).position(|(one, two)| one != two);
-    let at = differing.unwrap_or(faces.len().min(expected.len()));
-    assert_eq!(faces.get(at), expected.get(at), "part {at}");
+pub(super) fn agree(snapshots: &[PartSnapshot], expected: &[PartSnapshot]) {
+    let differing = snapshots.iter().zip(expected).position(|(one, two)| one != two);
+    let at = differing.unwrap_or(snapshots.len().min(expected.len()));
+    assert_eq!(snapshots.get(at), expected.get(at), "part {at}");
 }
 
 /// Faces without those of these numbers.
-pub(super) fn without(mut faces: Vec<Snapshot>, gone: &[usize]) -> Vec<Snapshot> {
+pub(super) fn without(mut snapshots: Vec<PartSnapshot>, gone: &[usize]) -> Vec<PartSnapshot> {
     let mut at = 0..;
-    faces.retain(|_| at.next().is_none_or(|at| !gone.contains(&at)));
-    faces
+    snapshots.retain(|_| at.next().is_none_or(|at| !gone.contains(&at)));
+    snapshots
 }
 
 /// A request, read.
-pub(super) struct ReadRequest<'a> {
+pub(super) struct RequestSnapshot<'a> {
     target: &'a str,
     pub(super) body: Bytes,
     pub(super) read: Conversation,
 }
 
-impl<'a> ReadRequest<'a> {
+impl<'a> RequestSnapshot<'a> {
     pub(super) fn read(dialect: Dialect, target: &'a str, body: &[u8]) -> Self {
         let body = Bytes::copy_from_slice(body);
         Self { target, read: read(dialect, target, &body), body }
@@ -115,11 +115,11 @@ impl<'a> ReadRequest<'a> {
     }
 
     /// All parts of the history.
-    pub(super) fn faces(&self) -> Vec<Snapshot> {
+    pub(super) fn snapshots(&self) -> Vec<PartSnapshot> {
         let items = self.is(Dialect::OpenaiResponses);
         let messages = self.read.messages.iter().enumerate();
         let parts = messages.flat_map(|(at, of)| of.parts.iter().map(move |part| (at, part)));
-        let face = |(message, part): (usize, &Part)| Snapshot {
+        let snapshot = |(message, part): (usize, &Part)| PartSnapshot {
             message: if items { 0 } else { message },
             kind: part.kind,
             role: part.role,
@@ -129,18 +129,20 @@ impl<'a> ReadRequest<'a> {
             key: part.key,
             bytes: Some(PartKey::of_bytes(&self.literals(part).join(&0))),
         };
-        parts.map(face).collect()
+        parts.map(snapshot).collect()
     }
 
     /// The same in Chat Completions without what has no meaning there: the order of reasoning among
     /// the parts, and which of several fields is read.
-    pub(super) fn ordered(&self, mut faces: Vec<Snapshot>) -> Vec<Snapshot> {
+    pub(super) fn ordered(&self, mut snapshots: Vec<PartSnapshot>) -> Vec<PartSnapshot> {
         if self.is(Dialect::OpenaiChat) {
-            faces.sort_by_key(|face| (face.kind == PartKind::Reasoning, face.message));
-            let reasoning = faces.iter_mut().filter(|face| face.kind == PartKind::Reasoning);
-            reasoning.for_each(|face| face.bytes = None);
+            snapshots
+                .sort_by_key(|snapshot| (snapshot.kind == PartKind::Reasoning, snapshot.message));
+            let reasoning =
+                snapshots.iter_mut().filter(|snapshot| snapshot.kind == PartKind::Reasoning);
+            reasoning.for_each(|snapshot| snapshot.bytes = None);
         }
-        faces
+        snapshots
     }
 
     /// The request after a splice: JSON as much as it was, the same bytes outside, the same head.

@@ -3,7 +3,7 @@
 //! Only what lies inside the result's own braces is shown; all around it has to stay.
 
 use super::{inside, spliced};
-use crate::dialect::rewrite::{Cut, cut};
+use crate::dialect::rewrite::{CutContent, cut};
 use crate::dialect::{Dialect, read};
 
 /// The message around what is tested, as a client of the dialect sends it: before and after.
@@ -34,7 +34,7 @@ fn cut_down(dialect: Dialect, inner: &str, keep_media: bool) -> String {
     let body = format!("{head}{inner}{tail}");
     let conversation = read(dialect, "/", body.as_bytes());
     let at = (conversation.messages.len() - 1, 0);
-    let cutting = Cut { text: r#"new "words""#, keep_media };
+    let cutting = CutContent { text: r#"new "words""#, keep_media };
     let out = spliced(&body, cut(&conversation, body.as_bytes(), at, &cutting));
     inside(&out, head, tail)
 }
@@ -85,7 +85,7 @@ fn a_cut_of_anthropic_changes_the_content_alone() {
     let hosted =
         format!(r#"{head}"content":"old",{tail}"#).replace("tool_result", "mcp_tool_result");
     let read = read(Dialect::Anthropic, "/", hosted.as_bytes());
-    let cutting = Cut { text: "x", keep_media: false };
+    let cutting = CutContent { text: "x", keep_media: false };
     assert_eq!(cut(&read, hosted.as_bytes(), (0, 0), &cutting), []);
     for nowhere in [(0, 1), (0, 9), (9, 0)] {
         assert_eq!(cut(&read, hosted.as_bytes(), nowhere, &cutting), []);
@@ -245,7 +245,7 @@ fn a_cut_of_gemini_stays_an_object() {
     );
     let snake = r#"{"contents":[{"role":"user","parts":[{"function_response":{"name":"t","parts":{"inline_data":{"mime_type":"image/png","data":"aQ=="}},"response":{"output":"a"}}}]}]}"#;
     let conversation = read(Dialect::Gemini, "/", snake.as_bytes());
-    let cutting = Cut { text: "b", keep_media: false };
+    let cutting = CutContent { text: "b", keep_media: false };
     assert_eq!(
         spliced(snake, cut(&conversation, snake.as_bytes(), (0, 0), &cutting)),
         r#"{"contents":[{"role":"user","parts":[{"function_response":{"name":"t","response":{"output":"b"}}}]}]}"#

@@ -3,7 +3,7 @@
 //! Raw reasoning is as short as it can be: where it goes does not rest on what it says.
 
 use super::{inside, spliced};
-use crate::dialect::rewrite::{Block, put_back, seal};
+use crate::dialect::rewrite::{ReasoningInsert, put_back, seal};
 use crate::dialect::{Dialect, read};
 
 /// The one message (or, of Responses, the last item) with blocks put back. Each block is given as
@@ -16,8 +16,8 @@ fn back(dialect: Dialect, message: &str, blocks: &[(usize, &str)]) -> String {
     };
     let body = format!("{head}{message}{tail}");
     let conversation = read(dialect, "/", body.as_bytes());
-    let blocks: Vec<Block<'_>> =
-        blocks.iter().map(|(before, raw)| Block { before: *before, raw }).collect();
+    let blocks: Vec<ReasoningInsert<'_>> =
+        blocks.iter().map(|(before, raw)| ReasoningInsert { before: *before, raw }).collect();
     let last = conversation.messages.len() - 1;
     let out = spliced(&body, put_back(&conversation, body.as_bytes(), last, &blocks));
     inside(&out, head, tail)
@@ -115,7 +115,7 @@ fn items_of_reasoning_go_back_beside_the_item_they_led_to() {
     let stored = |item: &str, raw: &str| {
         let body = format!(r#"{{"input":[{item}]}}"#);
         let conversation = read(Dialect::OpenaiResponses, "/", body.as_bytes());
-        let block = Block { before: 0, raw };
+        let block = ReasoningInsert { before: 0, raw };
         spliced(&body, put_back(&conversation, body.as_bytes(), 0, &[block]))
     };
     assert_eq!(stored(named, unsealed), format!(r#"{{"input":[{unsealed},{named}]}}"#));
@@ -125,7 +125,7 @@ fn items_of_reasoning_go_back_beside_the_item_they_led_to() {
     assert_eq!(stored(named, nameless), "-", "nothing says what it was");
     let prompt = r#"{"input":"hello"}"#;
     let conversation = read(Dialect::OpenaiResponses, "/", prompt.as_bytes());
-    let block = Block { before: 0, raw: sealed };
+    let block = ReasoningInsert { before: 0, raw: sealed };
     assert_eq!(put_back(&conversation, prompt.as_bytes(), 0, &[block]), []);
 }
 

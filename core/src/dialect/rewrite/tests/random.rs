@@ -6,7 +6,7 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::invariants::{self, Tried};
+use super::invariants::{self, InvariantCounts};
 use crate::dialect::{Dialect, PartKind, read};
 
 /// A question, what the model thought, said and called, and what the tools answered.
@@ -321,9 +321,10 @@ fn check(dialect: Dialect, steps: &[Step], body: &str) {
     let thoughts = of(PartKind::Reasoning);
     let told: usize = steps.iter().map(|step| step.thoughts).sum();
     assert!(thoughts == told || dialect == Dialect::OpenaiChat && thoughts.min(1) == told.min(1));
-    let Tried { cut, taken_out, .. } = invariants::together(dialect, "/", body.as_bytes());
+    let InvariantCounts { cut, taken_out, .. } =
+        invariants::together(dialect, "/", body.as_bytes());
     assert_eq!((cut, taken_out), (results, thoughts), "{body}");
-    let Tried { cut, put_back, taken_out, .. } =
+    let InvariantCounts { cut, put_back, taken_out, .. } =
         invariants::one_by_one(dialect, "/", body.as_bytes());
     assert_eq!(cut, 2 * results);
     let unthinking = steps.iter().filter(|step| step.thoughts == 0).count();

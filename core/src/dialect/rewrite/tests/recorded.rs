@@ -6,13 +6,13 @@
 use serde_json::Value;
 
 use crate::dialect::recordings::{DIALECTS, corpus, data, files};
-use crate::dialect::rewrite::invariants::{self, Tried};
+use crate::dialect::rewrite::invariants::{self, InvariantCounts};
 use crate::dialect::{Dialect, paths};
 
 /// Longest request whose places are tried one by one: each is read again some three times a part.
 const MOST: usize = 24_000;
 
-fn apply(dialect: Dialect, target: &str, body: &[u8], tried: &mut [Tried; 4]) {
+fn apply(dialect: Dialect, target: &str, body: &[u8], tried: &mut [InvariantCounts; 4]) {
     let of = DIALECTS.iter().position(|(known, _)| *known == dialect).unwrap();
     tried[of] += invariants::together(dialect, target, body);
     if body.len() <= MOST {
@@ -22,7 +22,7 @@ fn apply(dialect: Dialect, target: &str, body: &[u8], tried: &mut [Tried; 4]) {
 
 #[test]
 fn recorded_clients_are_rewritten_lawfully() {
-    let mut tried = [Tried::default(); 4];
+    let mut tried = [InvariantCounts::default(); 4];
     for path in
         files(&data("agents")).iter().filter(|path| path.extension().is_some_and(|it| it == "zst"))
     {
@@ -44,7 +44,7 @@ fn recorded_clients_are_rewritten_lawfully() {
 #[test]
 fn the_corpus_is_rewritten_lawfully() {
     let Some(corpus) = corpus() else { return };
-    let mut tried = [Tried::default(); 4];
+    let mut tried = [InvariantCounts::default(); 4];
     for folder in ["conversations", "conversations_partial"] {
         for (dialect, name) in DIALECTS {
             for path in files(&corpus.join(folder).join(name)) {
@@ -61,7 +61,7 @@ fn the_corpus_is_rewritten_lawfully() {
 }
 
 /// Every dialect was tried: a law that is never applied is not kept.
-fn check(tried: &[Tried; 4], many: usize, some: usize) {
+fn check(tried: &[InvariantCounts; 4], many: usize, some: usize) {
     for ((_, name), of) in DIALECTS.iter().zip(tried) {
         assert!(of.cut >= many && of.put_back >= many && of.taken_out >= some, "{name}: {of:?}");
         let has_seals = matches!(*name, "gemini" | "openai-chat");

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::{
     ClientMode, Config, ContentSettings, IncludeUsage, LessonSettings, LogLevel, Mode,
-    ProviderCounting, Retention, ServerLimits, Tenants, Upgrades, Upstream,
+    ProviderCounting, Retention, ServerLimits, Tenants, UpgradePolicy, Upstream,
 };
 use plimsoll::dialect::Dialect;
 use plimsoll::proxy::{DrainOutcome, Proxy, TunnelTimeouts, serve};
@@ -21,7 +21,7 @@ use tokio::task::JoinHandle;
 use super::within;
 
 /// A running proxy.
-pub struct House {
+pub struct TestServer {
     pub address: SocketAddr,
     shutdown: Option<oneshot::Sender<()>>,
     serving: JoinHandle<DrainOutcome>,
@@ -30,7 +30,7 @@ pub struct House {
     events: broadcast::Receiver<Arc<Exchange>>,
 }
 
-impl House {
+impl TestServer {
     /// A proxy in front of one upstream that speaks all dialects.
     pub async fn before(base: &str) -> Self {
         Self::with(config(base)).await
@@ -114,7 +114,7 @@ pub fn upstream(name: &str, base: &str) -> Upstream {
         hosts: Vec::new(),
         credential: None,
         mode: None,
-        upgrades: Upgrades::Tunnel,
+        upgrades: UpgradePolicy::Tunnel,
         include_usage: IncludeUsage::Auto,
         count_tokens: Default::default(),
         reasoning_echo: None,
