@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test says what went wrong by failing")]
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -186,6 +187,88 @@ fn names_are_plain_words() {
     });
 }
 
+/// Types that have one name on purpose: the four dialects' own forms of the same thing.
+const IN_EVERY_DIALECT: &[(&str, &str)] = &[
+    ("Reader", "reads a request"),
+    ("ReplyStream", "what the events of a stream have told"),
+    ("UsageFields", "a provider's own counts, before they are normalised"),
+    ("RequestMembers", "what is read of a request"),
+    ("ResponseMembers", "what is read of a response"),
+    ("MessageMembers", "what is read of a message"),
+    ("DeltaMembers", "what is read of an event that adds to a reply"),
+    ("UsageMembers", "what is read of a report of usage"),
+];
+
+#[test]
+fn no_type_name_stands_twice() {
+    let seen = std::cell::RefCell::new(BTreeMap::<String, Vec<String>>::new());
+    check(|file, _| {
+        if file.part == "demo" {
+            return;
+        }
+        for (line, name) in types(&file.code) {
+            let at = format!("{}:{line}", file.name);
+            seen.borrow_mut().entry(name).or_default().push(at);
+        }
+    });
+    let seen = seen.into_inner();
+    assert!(seen.len() > 500, "only {} types found", seen.len());
+    let mut found = String::new();
+    for (name, places) in seen.iter().filter(|(_, places)| places.len() > 1) {
+        let excused = IN_EVERY_DIALECT.iter().any(|(known, _)| known == name);
+        let in_dialects = places.iter().all(|at| at.starts_with("core/src/dialect/"));
+        if !excused || !in_dialects {
+            let _ = writeln!(
+                found,
+                "`{name}` stands at {}: one name has one meaning (docs/architecture.md \"Glossary\")",
+                places.join(" and ")
+            );
+        }
+    }
+    for (name, _) in IN_EVERY_DIALECT {
+        if seen.get(*name).is_none_or(|places| places.len() < 2) {
+            let _ = writeln!(found, "`{name}` stands once now: take it off IN_EVERY_DIALECT");
+        }
+    }
+    assert!(found.is_empty(), "\n{found}");
+}
+
+#[test]
+fn declared_types_are_found() {
+    let code = "pub struct One<T>(T);\nenum Two {\n    A,\n}\ntype Three = u8;\npub(crate) trait Four {\n    \
+                type Item;\n}\nmembers! {\n    \n    Five { a, b }\n}\nmembers! {\n    Six {\n        a,\n    }\n}\n\
+                fn f() {\n    struct Seven;\n}\nimpl Four for Two {\n    type Item = u8;\n}\n";
+    let names: Vec<String> = types(code).into_iter().map(|(_, name)| name).collect();
+    assert_eq!(names, ["One", "Two", "Three", "Four", "Five", "Six", "Seven"]);
+}
+
+/// Line and name of each type that code declares, those of `members!` included. A trait names its
+/// associated types: they stand indented, and are no names of ours.
+fn types(code: &str) -> Vec<(usize, String)> {
+    let mut all = Vec::new();
+    let mut is_in_members = false;
+    for (at, line) in code.lines().enumerate() {
+        let indented = line.starts_with(' ');
+        let names = declared(line).into_iter().filter(|(keyword, name)| match *keyword {
+            "struct" | "enum" | "trait" => is_type_name(name),
+            "type" => is_type_name(name) && !indented,
+            _ => false,
+        });
+        all.extend(names.map(|(_, name)| (at + 1, name.to_owned())));
+        let of_members = line.trim().split_once(" {").filter(|(name, _)| is_type_name(name));
+        if let Some((name, _)) = of_members.filter(|_| is_in_members) {
+            all.push((at + 1, name.to_owned()));
+            is_in_members = false;
+        }
+        is_in_members |= line.starts_with("members! {");
+    }
+    all
+}
+
+fn is_type_name(name: &str) -> bool {
+    name.starts_with(|first: char| first.is_ascii_uppercase())
+}
+
 #[test]
 fn nothing_can_panic_by_choice() {
     check(|file, say| {
@@ -251,7 +334,7 @@ const TWICE: &[(&str, &str)] = &[
 fn dependencies_may_be_used() {
     let metadata = metadata();
     let mut found = String::new();
-    let mut versions = std::collections::BTreeMap::<&str, Vec<&str>>::new();
+    let mut versions = BTreeMap::<&str, Vec<&str>>::new();
     for package in metadata["packages"].as_array().into_iter().flatten() {
         let name = package["name"].as_str().unwrap_or_default();
         versions.entry(name).or_default().push(package["version"].as_str().unwrap_or_default());
