@@ -29,16 +29,16 @@ crash: ## kill -9 under load, N=200 rounds
 	PLIMSOLL_CRASH_ROUNDS=$(N) cargo test --locked --test crash -- --nocapture
 
 chaos: MINUTES = 10
-chaos: ## Random faults around the program for MINUTES=10: upstreams that break, kill -9, a locked store, and a full disk where run as root
+chaos: ## Random faults around the program for MINUTES=10: upstreams that break, kill -9, a locked store, and a full disk if run as root
 	tests/faults/run $(MINUTES)
 
-attack: ## Every attack of docs/threats.md, over real sockets and as a second user (where run as root)
+attack: ## Every attack of docs/threats.md, over real sockets and as a second user (if run as root)
 	cargo test --locked --test attack
 
-stall: ## Each thing that is waited for held still in turn, under N=200 streams (docs/waits.md)
+stall: ## Each dependency hangs in turn, under N=200 streams (docs/waits.md)
 	PLIMSOLL_STALL=$(N) cargo test --locked --test stall
 
-harmless: ## N random conversations, rewritten, against a provider that checks what real ones check; POISON=1: in which what it refuses strikes
+harmless: ## N random conversations, rewritten, against a provider that checks what real ones check; POISON=1: with blocks that it refuses
 ifdef POISON
 	PLIMSOLL_POISON=$(N) cargo test --locked --release --test harmless stays_dead -- --nocapture
 else
@@ -48,11 +48,11 @@ endif
 endless: ## N=20 sessions of 500 turns through a window of 30,000 tokens
 	PLIMSOLL_ENDLESS=$(N) cargo test --locked --release --test harmless never_end -- --nocapture
 
-soak: ## Agents' sessions for MINUTES=60 against a small bound, as in the image where run as root; a verdict for each line
+soak: ## Agents' sessions for MINUTES=60 with a small limit, as in the image if run as root; a verdict for each line
 	tests/confined/run soak $(MINUTES)
 
 scale: N = 5000000
-scale: ## A store with N=5000000 turns: how soon it is ready, and how long each question takes
+scale: ## A store with N=5000000 turns: how soon it is ready, and how long each query takes
 	PLIMSOLL_SCALE_TURNS=$(N) cargo test --locked --release --test soak many_turns -- --nocapture
 
 window: ## A chat of 60 turns with a real model through its window of 2,048 tokens (minutes)
@@ -61,16 +61,16 @@ window: ## A chat of 60 turns with a real model through its window of 2,048 toke
 turns: ## 200 turns with a real model that Plimsoll does not know: how wrong the estimates are (minutes)
 	@scripts/test tools binary turns
 
-presets: ## What each preset would save and cost over the recorded sessions, and whether its file says so (minutes)
+presets: ## What each preset would save and cost on the recorded sessions, compared with its file (minutes)
 	PLIMSOLL_PRESETS=1 cargo test --locked --release --test preset_costs
 
-bench: ## Cost beside a bare reverse proxy, by stage and per event
+bench: ## Performance compared with a bare reverse proxy, by stage and per event
 	benches/run $(ARGS)
 
 fuzz: ## Each fuzz function for SECONDS_EACH=60
 	scripts/fuzz $(SECONDS_EACH)
 
-mutants: ## Mutation testing of what decides, a shard at a time (SHARD=k/n; all of it takes many hours): docs/mutants.md has the score
+mutants: ## Mutation testing of the code that decides, a shard at a time (SHARD=k/n; all of it takes many hours): docs/mutants.md has the score
 	scripts/mutants $(SHARD)
 
 image: ## The container image, built and run here (ARGS=--from-source: in the image, as docker build does)
@@ -79,8 +79,8 @@ image: ## The container image, built and run here (ARGS=--from-source: in the im
 agents: ## Codex, Gemini CLI, opencode, aider and mini-swe-agent through the proxy
 	@scripts/agents $(ARGS)
 
-deny: ## cargo-deny: licences, bans, sources, duplicates, and advisories where their database is here
+deny: ## cargo-deny: licences, bans, sources, duplicates, and advisories if their database is here
 	@scripts/deny
 
-clean-tools: ## Forget the tools that tests set up
+clean-tools: ## Delete the tools that tests set up
 	rm -rf .tools tests/sdk/node/node_modules tests/page/node_modules

@@ -44,7 +44,7 @@ pub struct Arguments {
 enum Command {
     /// Serve clients until SIGINT or SIGTERM.
     Serve(ConfigFlags),
-    /// Check the configuration: print every fault, or what would be served.
+    /// Check the configuration: print every error, or what would be served.
     Check {
         #[command(flatten)]
         settings: ConfigFlags,
@@ -81,7 +81,7 @@ enum Command {
         #[command(flatten)]
         at: AdminTarget,
     },
-    /// Compact a session: replace the beginning of its history by a summary.
+    /// Compact a session: replace the beginning of its history with a summary.
     ///
     /// This starts with the session's next request, or at once if `compact.upstream` has its own
     /// credential.
@@ -112,7 +112,7 @@ enum Command {
     Export {
         /// The session [default: the newest].
         session: Option<String>,
-        /// Include the text, where it was kept (`content.keep = true`).
+        /// Include the text, if it was stored (`content.keep = true`).
         #[arg(long)]
         content: bool,
         #[command(flatten)]
@@ -129,30 +129,29 @@ enum Command {
         #[arg(long, value_name = "DIR")]
         data: Option<String>,
     },
-    /// Add a user message to a session's next request; without text, list the messages that wait and
-    /// those that were sent.
+    /// Add a user message to a session's next request; without text, list queued and sent messages.
     Say {
         /// The session.
         session: String,
         /// The text of the message.
         #[arg(conflicts_with_all = ["remove", "clear"])]
         text: Vec<String>,
-        /// Take back a message that waits.
+        /// Remove a queued message.
         #[arg(long, value_name = "ID")]
         remove: Option<String>,
-        /// Take back all messages that wait.
+        /// Remove all queued messages.
         #[arg(long, conflicts_with = "remove")]
         clear: bool,
         #[command(flatten)]
         at: AdminTarget,
     },
-    /// List what refusals of upstreams taught (windows, unknown fields), whom each lesson holds for, and
-    /// until when.
+    /// List what Plimsoll learned from refusals of upstreams (windows, unknown fields), to whom each lesson
+    /// applies, and until when.
     Lessons {
-        /// Forget a lesson; the next such refusal teaches it again.
+        /// Delete a lesson; the next such refusal teaches it again.
         #[arg(long, value_name = "ID", conflicts_with = "share")]
         forget: Option<String>,
-        /// Make a lesson hold for everyone, until it is forgotten.
+        /// Apply a lesson to everyone, until it is deleted.
         #[arg(long, value_name = "ID")]
         share: Option<String>,
         #[command(flatten)]
@@ -183,7 +182,7 @@ enum Command {
     },
     /// Print the manual page.
     Man,
-    /// See Plimsoll at work: agents against a scripted provider, without key or network.
+    /// Try Plimsoll: agents run against a scripted provider, without key or network.
     #[cfg(feature = "demo")]
     Demo {
         /// Keep serving at the end, so that you can look at the page and metrics.
@@ -201,8 +200,7 @@ struct AdminTarget {
     /// Data folder of the Plimsoll to ask; its socket is there [default: as configured].
     #[arg(long, value_name = "DIR")]
     data: Option<String>,
-    /// Admin listener to ask instead, of another user or machine; the configured token is sent, if
-    /// there is one.
+    /// Admin listener to ask instead, of another user or machine; sends the configured token, if there is one.
     #[arg(long, value_name = "ADDRESS")]
     admin: Option<String>,
     /// Configuration file; else ~/.config/plimsoll/plimsoll.toml or /etc/plimsoll/plimsoll.toml, if there is one.
@@ -246,7 +244,7 @@ struct ConfigFlags {
     /// The data folder [default: ~/.local/share/plimsoll].
     #[arg(long, value_name = "DIR")]
     data: Option<String>,
-    /// A provider: anthropic, openai or gemini (this replaces its address), or a name that you choose, which
+    /// A provider: anthropic, openai or gemini (this replaces its base URL), or a name that you choose, which
     /// clients then reach as /NAME/…; may be given several times.
     #[arg(long, value_name = "NAME=URL")]
     upstream: Vec<String>,

@@ -49,7 +49,7 @@ impl TlsTerminator {
             match judged.and_then(|told| Ok((read(&self.files)?, told))) {
                 Ok((acceptor, told)) => {
                     told.iter().for_each(|told| tracing::warn!("{told}"));
-                    tracing::info!("the listener's certificate was read again");
+                    tracing::info!("the listener's certificate was reloaded");
                     current.acceptor = acceptor;
                 }
                 Err(fault) => {

@@ -22,7 +22,7 @@ static DEMO: LazyLock<Demo> = LazyLock::new(|| {
     let mut child = program().args(["demo", "--keep"]).stdout(Stdio::piped()).spawn().unwrap();
     let mut out = BufReader::new(child.stdout.take().unwrap());
     let mut told = String::new();
-    while !told.contains("Staying up") {
+    while !told.contains("Still serving") {
         assert!(out.read_line(&mut told).unwrap() > 0, "it ended: {told}");
     }
     let (_, link) = told.split_once("Sessions: http://").unwrap();

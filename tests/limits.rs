@@ -20,16 +20,16 @@ static ALONE: Mutex<()> = Mutex::new(());
 /// A number for each number of a row's default, by the constant that it is: file and name.
 const ROWS: &[(&str, &[(&str, &str)])] = &[
     ("memory of the whole process", &[("src/config/granted.rs", "WHOLE")]),
-    ("memory for bodies, reading, replies, messages", &[("src/config/granted.rs", "WHOLE / 4")]),
-    ("what is read of requests, in all", &[("src/config/raw.rs", "analysis_bytes:")]),
+    ("memory for bodies, parsing, replies, messages", &[("src/config/granted.rs", "WHOLE / 4")]),
+    ("memory for parsed requests, in all", &[("src/config/raw.rs", "analysis_bytes:")]),
     (
-        "what is read of one request",
+        "memory for one parsed request",
         &[("src/proxy/plan/body_reader.rs", "TIMES"), ("src/proxy/plan/body_reader.rs", "SMALL")],
     ),
     ("parts of one request", &[("core/src/dialect/size.rs", "MOST_PARTS")]),
     ("a request body", &[("src/config/raw.rs", "body_bytes:")]),
     ("a reply's body or event", &[("src/config/raw.rs", "reply_bytes:")]),
-    ("codings on top of each other", &[("core/src/wire/encoding.rs", "MOST_CODINGS")]),
+    ("stacked content encodings", &[("core/src/wire/encoding.rs", "MOST_CODINGS")]),
     ("a zstd window", &[("core/src/wire/encoding.rs", "1 << ZSTD_WINDOW_LOG")]),
     ("values of one JSON text", &[("core/src/wire/json/most.rs", "SHORT")]),
     (
@@ -41,7 +41,7 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
     ),
     ("a model's name", &[("core/src/dialect/size.rs", "LONGEST_NAME")]),
     (
-        "newest requests at hand, with what was read of them",
+        "newest requests in memory, parsed",
         &[
             ("src/store/ledgers/latest_requests.rs", "BYTES"),
             ("src/store/ledgers/latest_requests.rs", "MOST"),
@@ -57,37 +57,31 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
     ("turns of a session in memory", &[("core/src/context/ledger.rs", "TURNS")]),
     ("decisions of a session", &[("src/store/ledgers/session_cache.rs", "DECISIONS")]),
     (
-        "what of a session is read from the store",
+        "facts of a session that are read from the store",
         &[("src/store/ledgers/session_cache.rs", "FACTS")],
     ),
     (
-        "what waits to be written to the store",
+        "the store's write queue",
         &[("src/store/sqlite/writer.rs", "QUEUE_BYTES"), ("src/store/sqlite/writer.rs", "QUEUE")],
     ),
     ("summaries being written", &[("src/proxy/compaction/scheduler.rs", "AT_ONCE")]),
-    ("signs that find sessions again", &[("src/store/ledgers/fingerprints.rs", "IN_MEMORY")]),
+    ("session fingerprints in memory", &[("src/store/ledgers/fingerprints.rs", "IN_MEMORY")]),
+    ("session look-ups in flight", &[("src/store/ledgers/fingerprints.rs", "LOOK_UPS")]),
     (
-        "look-ups of a session that are under way and remembered",
-        &[("src/store/ledgers/fingerprints.rs", "LOOK_UPS")],
-    ),
-    (
-        "models of which counting has learned, of an upstream",
+        "models of an upstream with calibration in memory",
         &[("src/proxy/learning/by_model.rs", "MODELS")],
     ),
     (
-        "models (or users of an operator's credential) of which the store keeps what counting has learned",
+        "models (or users of an operator's credential) with calibration in the store",
         &[("src/store/sqlite/facts.rs", "MOST_SERIES")],
     ),
-    ("wishes to compact", &[("src/store/ledgers/pending_compactions.rs", "MOST")]),
-    ("events that somebody who looks on is behind", &[("src/telemetry.rs", "BEHIND")]),
-    (
-        "sessions that are exported at once, each a line at a time",
-        &[("src/admin/mod.rs", "EXPORTS")],
-    ),
+    ("pending compaction requests", &[("src/store/ledgers/pending_compactions.rs", "MOST")]),
+    ("live events queued for a slow reader", &[("src/telemetry.rs", "BEHIND")]),
+    ("sessions exported at once, each streamed line by line", &[("src/admin/mod.rs", "EXPORTS")]),
     ("headers of a request", &[("src/config/raw.rs", "header_bytes:")]),
     ("client connections, tunnels included", &[("src/config/raw.rs", "connections:")]),
     ("memory of connections", &[("src/config/granted.rs", "WHOLE * 7 / 32")]),
-    ("quiet tunnels", &[("src/proxy/http/tunnel_timeouts.rs", "half_closed:")]),
+    ("idle tunnels", &[("src/proxy/http/tunnel_timeouts.rs", "half_closed:")]),
     ("HTTP/1 buffers of a connection, each way", &[("src/proxy/http/transport.rs", "BUFFER")]),
     ("HTTP/2: streams of a client's connection", &[("src/proxy/server/builder.rs", "STREAMS")]),
     (
@@ -108,7 +102,7 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
     ("HTTP/2 streams of a connection", &[("src/proxy/upstream/http2.rs", "STREAMS")]),
     ("HTTP/2 connections", &[("src/proxy/upstream/http2.rs", "CONNECTIONS")]),
     (
-        "how often a request is sent that its upstream surely did not work on (below)",
+        "attempts of a request that its upstream certainly did not process (below)",
         &[("src/proxy/upstream/limits.rs", "ATTEMPTS")],
     ),
     (
@@ -128,7 +122,7 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
 ];
 
 /// Held by a test over sockets alone: no constant says it.
-const NO_CONSTANT: &[&str] = &["an answer on its way"];
+const NO_CONSTANT: &[&str] = &["a response in flight"];
 
 fn read(file: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);

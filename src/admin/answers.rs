@@ -78,7 +78,7 @@ impl AdminError {
 
 impl From<StoreError> for AdminError {
     fn from(trouble: StoreError) -> Self {
-        let message = format!("{trouble}. The fault is the store's; traffic goes on without it.");
+        let message = format!("{trouble}. The store failed; traffic continues without it.");
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "store", message)
     }
 }
@@ -145,14 +145,14 @@ fn shown(kind: &'static str, body: AdminBody) -> Response<AdminBody> {
 pub(super) async fn ready(admin: &Admin) -> AdminAnswer {
     let unready = |why: String| AdminError::new(StatusCode::SERVICE_UNAVAILABLE, "not_ready", why);
     if *admin.draining.borrow() {
-        return Err(unready("Shutting down: what is under way is finished.".into()));
+        return Err(unready("Shutting down: requests in flight are finished.".into()));
     }
     match tokio::time::timeout(READY, admin.ledgers.ready()).await {
         Ok(Ok(())) => Ok(text("ready\n")),
         // Traffic goes on without a store: what waits for this must not wait for that.
         Ok(Err(
             trouble @ (StoreError::Unusable(_) | StoreError::Damaged(_) | StoreError::Full(_)),
-        )) => Ok(text(format!("ready, degraded: nothing is kept: {trouble}\n"))),
+        )) => Ok(text(format!("ready, degraded: nothing is stored: {trouble}\n"))),
         Ok(Err(trouble)) => Err(unready(trouble.to_string())),
         Err(_) => Err(unready("The store does not answer in time.".into())),
     }
@@ -187,7 +187,7 @@ async fn page_of(
     let after = match parameter(query, "after") {
         None => None,
         Some(named) => Some(view::cursor_of(named).ok_or_else(|| {
-            let what = "after should be what the page before called next_after.";
+            let what = "after should be the next_after of the page before.";
             AdminError::new(StatusCode::BAD_REQUEST, "bad_query", what)
         })?),
     };
@@ -238,7 +238,7 @@ pub(super) async fn compact(admin: &Admin, id: &str, query: Option<&str>) -> Adm
     let latest_request = admin.ledgers.latest_request(&scope);
     let nothing = || {
         let what = "There is nothing to cut: the newest messages stay word for word, and there is \
-                    too little before them, or the provider keeps the history.";
+                    too little before them, or the provider stores the history.";
         AdminError::new(StatusCode::CONFLICT, "nothing_to_cut", what)
     };
     let outlook = match &latest_request {
@@ -264,7 +264,7 @@ pub(super) async fn compact(admin: &Admin, id: &str, query: Option<&str>) -> Adm
         };
     }
     if !admin.ledgers.request_compaction(scope, focus) {
-        let what = "Too many sessions already wait to be compacted.";
+        let what = "Too many compaction requests are pending.";
         return Err(AdminError::new(StatusCode::SERVICE_UNAVAILABLE, "too_many", what));
     }
     let waits_s = Some(PENDING_TTL.as_secs());
@@ -430,7 +430,7 @@ pub(super) async fn export(admin: &Admin, id: &str, query: Option<&str>) -> Admi
     let with_content = is_asked(query, "content")?;
     let scope = scope(admin, id).await?;
     let place = admin.exports.clone().try_acquire_owned().map_err(|_| {
-        let what = format!("{EXPORTS} sessions are being exported already; ask again soon.");
+        let what = format!("{EXPORTS} sessions are being exported already; try again soon.");
         AdminError::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_exports", what)
     })?;
     let threads = admin.ledgers.glance(&scope, Ledger::threads).await?;

@@ -60,7 +60,7 @@ impl fmt::Display for CompactionsText<'_> {
             write!(f, "Compacted:\n{}", CompactionText(newest))?;
             if !folded.is_empty() {
                 let many = if folded.len() == 1 { "summary is" } else { "summaries are" };
-                write!(f, "  {} earlier {many} folded into it", folded.len())?;
+                write!(f, "  {} earlier {many} included in it", folded.len())?;
                 match compactions.used.iter().map(|one| one.dollars).sum::<Option<f64>>() {
                     Some(dollars) => writeln!(f, "; ${dollars:.4} for all of them")?,
                     None => writeln!(f)?,

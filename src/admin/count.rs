@@ -42,9 +42,9 @@ impl fmt::Display for CountComparison {
         let (tokens, estimated) = (grouped(self.tokens), grouped(self.estimated));
         writeln!(
             f,
-            "Counted now by the provider: {tokens} tokens, the newest request as it was sent"
+            "Counted now by the provider: {tokens} tokens, for the newest request as it was sent"
         )?;
-        write!(f, "Estimated of it: {estimated} tokens")?;
+        write!(f, "Estimated: {estimated} tokens")?;
         match self.difference_percent {
             Some(percent) => write!(f, " ({percent:+.1}% error)"),
             None => Ok(()),
@@ -69,7 +69,7 @@ fn wrong(why: RecountError) -> AdminError {
         RecountError::NoEndpoint => (
             StatusCode::CONFLICT,
             "no_endpoint",
-            "This provider has no endpoint that counts tokens for this protocol.",
+            "This provider has no token counting endpoint for this protocol.",
         ),
         RecountError::NoCredential => (
             StatusCode::CONFLICT,
@@ -80,14 +80,16 @@ fn wrong(why: RecountError) -> AdminError {
         RecountError::Busy => (
             StatusCode::SERVICE_UNAVAILABLE,
             "busy",
-            "Other counts are running, or the provider asked to wait. Try again later.",
+            "Other counts are running, or the provider has a rate limit. Try again later.",
         ),
         RecountError::Refused => {
             (StatusCode::BAD_GATEWAY, "refused", "The provider refused to count it.")
         }
-        RecountError::Failed => {
-            (StatusCode::BAD_GATEWAY, "no_answer", "The provider answered no count in time.")
-        }
+        RecountError::Failed => (
+            StatusCode::BAD_GATEWAY,
+            "no_answer",
+            "The provider did not answer with a count in time.",
+        ),
     };
     AdminError::new(status, code, what)
 }

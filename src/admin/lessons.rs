@@ -111,7 +111,7 @@ fn decided(is_known: bool, id: &str, shared: bool) -> AdminAnswer {
         let what = format!("There is no lesson {id:?}; GET /api/v1/lessons lists them.");
         return Err(AdminError::new(StatusCode::NOT_FOUND, "not_found", what));
     }
-    let what = if shared { "shared with all" } else { "forgotten" };
+    let what = if shared { "shared with all" } else { "deleted" };
     tracing::info!("lesson {id} was {what} by the operator");
     Ok(json(&LessonDecision { id: id.to_owned(), shared }))
 }

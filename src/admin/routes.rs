@@ -138,9 +138,9 @@ impl AdminQuery {
             Self::ShareLesson => Some("share lesson"),
             Self::Compact => Some("compact session"),
             Self::Count => Some("count session"),
-            Self::Say => Some("say in session"),
-            Self::Clear => Some("clear what waits in session"),
-            Self::TakeBack => Some("take back in session"),
+            Self::Say => Some("add a message to session"),
+            Self::Clear => Some("clear the queue of session"),
+            Self::TakeBack => Some("remove a message of session"),
             _ => None,
         }
     }
@@ -232,7 +232,7 @@ fn find(method: &Method, path: &str) -> Result<(AdminQuery, Vec<String>), AdminE
             "There is no such path; /api/v1/openapi.json lists them.",
         ));
     }
-    let what = format!("This path answers {} alone.", allowed.join(", "));
+    let what = format!("This path accepts only {}.", allowed.join(", "));
     Err(AdminError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", what))
 }
 
@@ -295,29 +295,29 @@ fn refused(refusal: AdminRefusal) -> AdminError {
         AdminRefusal::NoToken | AdminRefusal::WrongToken => (
             StatusCode::UNAUTHORIZED,
             "unauthorized",
-            "This listener asks for a token: authorization: Bearer … It is admin_token where that is \
-             configured, else the file admin.token in the data folder.",
+            "This listener requires a token: authorization: Bearer … It is admin_token if that is \
+             configured, else the one in the file admin.token in the data folder.",
         ),
         AdminRefusal::TooManyAttempts => (
             StatusCode::TOO_MANY_REQUESTS,
             "too_many_attempts",
-            "Too many wrong tokens came just now. A right one is answered at any time.",
+            "Too many wrong tokens were sent. A valid token is accepted at any time.",
         ),
         AdminRefusal::ReadOnly => (
             StatusCode::FORBIDDEN,
             "read_only",
-            "This token may only read. This takes admin_token, or admin.token in the data folder.",
+            "This token may only read. This request needs admin_token, or admin.token in the data folder.",
         ),
         AdminRefusal::ForeignHost => (
             StatusCode::MISDIRECTED_REQUEST,
             "foreign_host",
-            "On loopback this listener answers to addresses and localhost alone, named once and plainly \
-             in Host.",
+            "On loopback this listener accepts only loopback addresses and localhost in Host, once and \
+             well-formed.",
         ),
         AdminRefusal::ForeignOrigin | AdminRefusal::ForeignUser => (
             StatusCode::FORBIDDEN,
             "foreign_origin",
-            "This listener does not answer to pages of other sites.",
+            "This listener refuses requests from pages of other sites.",
         ),
     };
     AdminError::new(status, code, what)

@@ -264,7 +264,7 @@ impl fmt::Display for SavingsPage {
             )?;
         }
         match self.next {
-            Some(_) => write!(f, "Older sessions are not counted: --limit counts more."),
+            Some(_) => write!(f, "Older sessions are not counted; use --limit to count more."),
             None => Ok(()),
         }
     }
@@ -287,7 +287,7 @@ impl fmt::Display for SummaryCostsText<'_> {
         let compacted = grouped(costs.tokens_compacted);
         writeln!(
             f,
-            "                in place of {compacted} tokens, counted on each turn without them"
+            "                instead of {compacted} tokens, counted on each turn without them"
         )
     }
 }
@@ -302,7 +302,7 @@ fn sessions(count: u64) -> String {
 
 impl fmt::Display for Comparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "Held out, beside the others:")?;
+        writeln!(f, "Held out, compared with the others:")?;
         for (name, group) in [("held out", &self.held_out), ("others", &self.others)] {
             let median = group.median_input.map_or("unknown".to_owned(), grouped);
             let cost = group.cost_per_turn.map_or("unknown".into(), |cost| format!("${cost:.4}"));
@@ -313,13 +313,10 @@ impl fmt::Display for Comparison {
             )?;
         }
         if self.mixed > 0 {
-            writeln!(f, "  neither, and not compared: {}", sessions(self.mixed))?;
+            writeln!(f, "  in neither group: {}", sessions(self.mixed))?;
         }
         if !self.enough {
-            writeln!(
-                f,
-                "  These are too few to conclude anything: {ENOUGH} on each side are the least."
-            )?;
+            writeln!(f, "  These are too few for a conclusion: each side needs {ENOUGH}.")?;
         }
         Ok(())
     }

@@ -112,7 +112,7 @@ impl fmt::Display for InjectQueue {
         let time = |at| humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_millis(at));
         let line = |text: &str| text.lines().collect::<Vec<_>>().join(" ⏎ ");
         if self.waiting.is_empty() {
-            write!(f, "Nothing waits to be said.")?;
+            write!(f, "No message is queued.")?;
         }
         for (index, waiting) in self.waiting.iter().enumerate() {
             let WaitingMessage { id, position, at, text } = waiting;
@@ -121,7 +121,7 @@ impl fmt::Display for InjectQueue {
         }
         for spoken in &self.taken {
             let SentMessage { id, taken_at, request, text, .. } = spoken;
-            write!(f, "\nsaid {} in {request} ({id}): {}", time(*taken_at), line(text))?;
+            write!(f, "\nsent {} in {request} ({id}): {}", time(*taken_at), line(text))?;
         }
         Ok(())
     }
@@ -140,8 +140,8 @@ pub(super) async fn say(admin: &Admin, id: &str, body: &mut Incoming) -> AdminAn
     let (number, waiting) = admin.ledgers.look(&scope, next).await?;
     if waiting >= MOST {
         let what = format!(
-            "{MOST} messages wait in session {id:?} already, and nobody takes them. They are said \
-             in its next request; remove some, or wait for it."
+            "{MOST} messages are already queued in session {id:?}. Its next request sends them; \
+             remove some, or wait for that request."
         );
         return Err(AdminError::new(StatusCode::CONFLICT, "queue_full", what));
     }
@@ -219,10 +219,10 @@ async fn asked(body: &mut Incoming) -> Result<String, AdminError> {
     let bytes = match Limited::new(body, QUESTION).collect().await {
         Ok(collected) => collected.to_bytes(),
         Err(error) if error.is::<LengthLimitError>() => return too_long(),
-        Err(_) => return wrong(StatusCode::BAD_REQUEST, "broken", "The question broke off."),
+        Err(_) => return wrong(StatusCode::BAD_REQUEST, "broken", "The request was incomplete."),
     };
     let Ok(InjectRequest { text }) = serde_json::from_slice(&bytes) else {
-        let what = "This asks for JSON: {\"text\": \"…\"}.";
+        let what = "Send JSON: {\"text\": \"…\"}.";
         return wrong(StatusCode::BAD_REQUEST, "bad_question", what);
     };
     if text.trim().is_empty() {
@@ -244,7 +244,7 @@ async fn settle(
 ) -> Result<Fact, AdminError> {
     admin.ledgers.settle(room, fact).await.map_err(|trouble| match trouble {
         StoreError::Closed | StoreError::Deleted => {
-            let what = format!("Session {id:?} was just forgotten, or Plimsoll is closing.");
+            let what = format!("Session {id:?} was just deleted, or Plimsoll is shutting down.");
             AdminError::new(StatusCode::NOT_FOUND, "not_found", what)
         }
         trouble => trouble.into(),

@@ -86,7 +86,7 @@ impl AdminClient {
         let token = config.admin_token.or(config.admin_read_token);
         let address = reachable(config.admin);
         if token.is_some() && !address.ip().is_loopback() {
-            print::note(&format!("the token goes to {address} in the clear"));
+            print::note(&format!("the token goes to {address} without TLS"));
         }
         Self::Port(address, token)
     }
@@ -123,7 +123,7 @@ impl AdminClient {
     pub(super) fn read<T: DeserializeOwned>(&self, text: &str) -> Result<T, CliError> {
         serde_json::from_str(text).map_err(|error| {
             CliError(format!(
-                "{} answered something else than this version knows: {error}",
+                "{} sent an answer that this version does not know: {error}",
                 self.place()
             ))
         })
@@ -205,7 +205,7 @@ impl AdminClient {
 /// What is said above all else where nothing is kept for now.
 pub(super) fn banner(about: &ServerInfo) -> Option<String> {
     let failure = about.store_failure.as_ref()?;
-    Some(format!("NOTHING IS KEPT FOR NOW, and traffic goes on: {failure}"))
+    Some(format!("NOTHING IS STORED FOR NOW, traffic continues: {failure}"))
 }
 
 fn warn_of_failure(about: &ServerInfo) {

@@ -13,6 +13,6 @@ use crate::store::{folder, sqlite};
 pub(super) fn run(sources: &ConfigSources, file: &Path) -> Result<(), CliError> {
     let store = config::load(sources)?.config.data.join(folder::DATABASE);
     let bytes = sqlite::backup(&store, file)?;
-    print::line(&format!("{}: {bytes} bytes, a whole store", file.display()));
+    print::line(&format!("{}: {bytes} bytes, a complete copy of the store", file.display()));
     Ok(())
 }

@@ -78,13 +78,13 @@ fn writable(data: &Path) -> Result<(), String> {
     };
     let can = |wrong: &str| {
         format!(
-            "facts cannot be kept in {}: {} {wrong}. Choose another folder with --data",
+            "Plimsoll cannot store anything in {}: {} {wrong}. Choose another folder with --data",
             data.display(),
             folder.display()
         )
     };
     if !folder.is_dir() {
-        return Err(can("is no folder"));
+        return Err(can("is not a folder"));
     }
     access(folder, Access::WRITE_OK | Access::EXEC_OK)
         .map_err(|error| can(&format!("cannot be written to by this user ({error})")))
@@ -94,7 +94,7 @@ fn writable(data: &Path) -> Result<(), String> {
 fn served(loaded: &LoadedConfig, kept: &StoreCheck) -> String {
     let Config { listen, admin, data, mode, upstreams, .. } = &loaded.config;
     let from = loaded.file.as_ref().map_or("defaults".into(), |file| file.display().to_string());
-    let mut out = format!("configuration: {from}: no faults\n");
+    let mut out = format!("configuration: {from}: no errors\n");
     for warning in &loaded.warnings {
         let _ = writeln!(out, "note: {warning}");
     }

@@ -52,7 +52,7 @@ async fn play(keep: bool) -> Result<(), CliError> {
     let played = demo::play(listen, (admin, &token), &mut print::out).await;
     if keep && played.is_ok() {
         print::line(&format!(
-            "\nStaying up: http://{admin}/metrics is there to scrape. Ctrl-C ends it."
+            "\nStill serving, with metrics at http://{admin}/metrics. Ctrl-C ends it."
         ));
         let _ = stopped.wait_for(|stop| *stop).await;
     }

@@ -35,8 +35,8 @@ pub(super) async fn run(
     let id = &decided.id;
     match (as_json, decided.shared) {
         (true, _) => print::json(&decided),
-        (false, true) => print::line(&format!("{id} holds for all until it is forgotten.")),
-        (false, false) => print::line(&format!("{id} is forgotten.")),
+        (false, true) => print::line(&format!("{id} applies to all until it is deleted.")),
+        (false, false) => print::line(&format!("{id} is deleted.")),
     }
     Ok(())
 }
@@ -45,7 +45,7 @@ async fn list(asked: &AdminClient, now: Millis, as_json: bool) -> Result<(), Cli
     let all: LessonList = asked.value(PATH).await?;
     match as_json {
         true => print::json(&all),
-        false if all.lessons.is_empty() => print::line("No upstream has taught anything."),
+        false if all.lessons.is_empty() => print::line("There are no lessons."),
         false => print::out(&table(&all.lessons, now)),
     }
     Ok(())
@@ -66,7 +66,7 @@ fn table(lessons: &[LessonView], now: Millis) -> String {
             format!("in {} h", at.saturating_sub(now).div_ceil(3_600_000))
         });
         let holds = match view.reach {
-            LessonScope::Tenants => "who met it",
+            LessonScope::Tenants => "those who got it",
             LessonScope::Agreed => "all: they agree",
             LessonScope::Shared => "all: shared",
         };

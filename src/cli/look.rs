@@ -143,10 +143,9 @@ fn unkept(lines: &str) -> Option<String> {
     let cut = calls.iter().filter(is_cut).count();
     (without + cut + gaps > 0).then(|| {
         format!(
-            "Of {} calls, {without} are without their words, {cut} with a part of them, {gaps} without \
-             some that came before; usage and sizes of all are there. Words are kept for this only of \
-             calls that were made while whoever runs Plimsoll had content.keep = true, as far as \
-             content.exchange_bytes and content.session_bytes allow.",
+            "Of {} calls, {without} are without their text, {cut} have a part of it, {gaps} lack some text \
+             from before; usage and sizes of all are complete. Text is stored only for calls that are made \
+             while content.keep = true, within content.exchange_bytes and content.session_bytes.",
             calls.len()
         )
     })
@@ -163,7 +162,7 @@ pub(super) async fn compact(
     let said: Vec<String> = focus.into_iter().chain(dry.then(|| "dry_run=true".into())).collect();
     let path = format!("/api/v1/sessions/{}/compact?{}", encoded(session), said.join("&"));
     let answer = asked.does(&Method::POST, &path).await?;
-    let unread = |error| CliError(format!("the answer cannot be read: {error}"));
+    let unread = |error| CliError(format!("the response cannot be read: {error}"));
     if as_json {
         print::json_text(&format!("{}\n", answer.trim()));
     } else if dry {
@@ -172,7 +171,7 @@ pub(super) async fn compact(
         let requested: CompactionRequest = serde_json::from_str(&answer).map_err(unread)?;
         print::line(match requested.begins {
             CompactionStart::Now => {
-                "A summary is being written; the next request after that uses it."
+                "A summary is being written; the next request after it is ready uses it."
             }
             CompactionStart::NextRequest => {
                 "The next request of the session's main thread starts the summary; the first one after it is written uses it. \
@@ -221,7 +220,7 @@ pub(super) async fn savings(
 
 /// A view that the API words for people and for machines; `path` can take one more parameter.
 pub(super) async fn show(asked: &AdminClient, path: &str, as_json: bool) -> Result<(), CliError> {
-    let progress = ProgressLine::begin("reading what is kept");
+    let progress = ProgressLine::begin("reading the store");
     let form = if as_json { "json" } else { "text" };
     let answer = asked.text(&format!("{path}format={form}")).await?;
     drop(progress);

@@ -63,7 +63,7 @@ pub(super) fn run(asked: &ReplayArguments) -> Result<(), CliError> {
     }
     let is_known = |line: &TranscriptLine| line.estimate.is_some() || line.dialect().is_some();
     if !lines.iter().any(is_known) {
-        let what = "these files hold no recorded call of a provider that is known \
+        let what = "these files contain no recorded call of a known provider \
                     (anthropic, openai, gemini)";
         return Err(CliError(what.to_owned()));
     }
@@ -97,7 +97,7 @@ fn given_costs(file: &Path) -> Result<FamilyCosts, CliError> {
         // They are used until the command ends.
         FamilyCosts::new(family, Box::leak(Box::new(costs.try_into().ok()?)))
     });
-    costs.ok_or_else(|| CliError(format!("{} holds no costs of a fitted family", file.display())))
+    costs.ok_or_else(|| CliError(format!("{} has no costs of a fitted family", file.display())))
 }
 
 /// The files that were named, and those in the folders that were named, in order.
@@ -114,7 +114,7 @@ fn recordings(named: &[PathBuf]) -> Result<Vec<PathBuf>, CliError> {
         if inside.is_empty() {
             let folder = path.display();
             return Err(CliError(format!(
-                "{folder} holds no recorded session: no file in it ends in .jsonl or .jsonl.zst"
+                "{folder} contains no recorded session: no file in it ends in .jsonl or .jsonl.zst"
             )));
         }
         inside.sort();
@@ -143,7 +143,7 @@ fn read(file: &Path, lines: &mut Vec<TranscriptLine>) -> Result<(), CliError> {
     for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         let line = serde_json::from_str(line).map_err(|error| {
             let (file, number) = (file.display(), number + 1);
-            CliError(format!("{file}:{number} is no recorded call: {error}"))
+            CliError(format!("{file}:{number} is not a recorded call: {error}"))
         })?;
         lines.push(line);
     }

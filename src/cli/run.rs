@@ -66,7 +66,7 @@ pub(super) fn run(
     as_json: bool,
 ) -> Result<ExitCode, CliError> {
     let (program, arguments) =
-        command.split_first().ok_or_else(|| CliError("say which command to run".to_owned()))?;
+        command.split_first().ok_or_else(|| CliError("name the command to run".to_owned()))?;
     serve::runtime()?.block_on(async {
         let config = ask::looking(&sources)?;
         let folders = folders(&sources, &config);
@@ -118,8 +118,8 @@ fn with_token(
     let others: Vec<&str> = others.filter(|name| *name != "anthropic").collect();
     if !others.is_empty() {
         print::note(&format!(
-            "client_token is asked for. Claude Code sends it; for {} a command must send the header \
-             x-plimsoll-token itself, or hears 401",
+            "client_token is required. Claude Code sends it; for {} a command must send the header \
+             x-plimsoll-token itself, or gets 401",
             others.join(" and ")
         ));
     }
@@ -172,8 +172,8 @@ impl RunningProxy {
                 let base = reachable(&about.clients);
                 if !is_loopback(&base) {
                     return Err(CliError(format!(
-                        "the proxy that runs listens on {base}, which is not this machine's loopback: a command \
-                         is not pointed there. Set its base URL yourself, or choose another folder with --data"
+                        "the running proxy listens on {base}, which is not this machine's loopback: \
+                         commands are not sent there. Set its base URL yourself, or choose another folder with --data"
                     )));
                 }
                 warn_of_detours(&sources, &base);
@@ -262,7 +262,7 @@ fn keep_detours(sources: &mut ConfigSources) {
                 .iter()
                 .any(|(_, key, it)| key == "upstream" && it.starts_with(&flagged));
         if !said {
-            print::note(&format!("{name} is set: {upstream} goes on to {url}"));
+            print::note(&format!("{name} is set: {upstream} is forwarded to {url}"));
             sources.variables.push((ours, url));
         }
     }
@@ -316,7 +316,7 @@ async fn forward(child: &Child, name: &str) {
     if let Some(id) = child.id() {
         let sent = Command::new("kill").arg(format!("-{name}")).arg(id.to_string()).status().await;
         if sent.is_err() {
-            print::note("the signal could not be passed on: there is no `kill`");
+            print::note("the signal could not be forwarded: there is no `kill`");
         }
     }
 }

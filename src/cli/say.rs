@@ -20,7 +20,7 @@ pub(super) async fn clear(
     let cleared: ClearedMessages = asked.told(&Method::DELETE, &path, "").await?;
     match (as_json, cleared.removed.len()) {
         (true, _) => print::json(&cleared),
-        (false, 0) => print::line("No message waited."),
+        (false, 0) => print::line("No message was queued."),
         (false, 1) => print::line("1 message will not be sent."),
         (false, many) => print::line(&format!("{many} messages will not be sent.")),
     }
@@ -53,7 +53,7 @@ pub(super) async fn run(
     match as_json {
         true => print::json(&waiting),
         false => print::line(&format!(
-            "{} waits as number {} for the session's next request.",
+            "{} is number {} in the queue for the session's next request.",
             waiting.id, waiting.position
         )),
     }

@@ -242,7 +242,7 @@ impl Server {
             never = reclaim::run() => match never {},
         };
         if let DrainOutcome::Broken(left) = drained {
-            tracing::warn!("{left} exchanges were broken off at the deadline (limits.drain_s)");
+            tracing::warn!("{left} exchanges were aborted at the deadline (limits.drain_s)");
         }
         sweeping.abort();
         finish.send_replace(true);
@@ -252,8 +252,8 @@ impl Server {
         drop(file);
         match tokio::time::timeout(CLOSING, self.store.close()).await {
             Ok(Ok(())) => {}
-            Ok(Err(trouble)) => tracing::warn!("the store's log stays beside it: {trouble}"),
-            Err(_) => tracing::warn!("the store's log stays beside it: the disk is too slow"),
+            Ok(Err(trouble)) => tracing::warn!("the store's WAL stays beside it: {trouble}"),
+            Err(_) => tracing::warn!("the store's WAL stays beside it: the disk is too slow"),
         }
         self.telemetry.flush();
     }
@@ -281,7 +281,7 @@ fn opened(config: &Config, telemetry: &Telemetry) -> Result<LateStore, CliError>
     if config.on_failure == OnFailure::Exit {
         return Err(trouble.into());
     }
-    tracing::warn!("nothing is kept for now, and traffic goes on: {trouble}");
+    tracing::warn!("nothing is stored for now, traffic continues: {trouble}");
     telemetry.store_is(None);
     begin_anew(&store, &trouble);
     Ok(store)
@@ -325,7 +325,7 @@ async fn reopened(config: &Config, store: &LateStore) -> bool {
     if let Err(error) = prepare(config) {
         tracing::warn!("{} cannot be read: {error}", config.data.display());
     }
-    tracing::warn!("the store works again: from now on turns are kept");
+    tracing::warn!("the store works again: from now on turns are stored");
     true
 }
 
@@ -389,7 +389,9 @@ fn reload_on_hangup(sources: ConfigSources, log: Log) -> Result<(), CliError> {
                          connection on; all else needs a restart"
                     );
                 }
-                Err(faults) => tracing::warn!("SIGHUP: nothing is changed: {faults}"),
+                Err(faults) => {
+                    tracing::warn!("SIGHUP: the configuration stays as it was: {faults}");
+                }
             }
         }
     });
@@ -429,7 +431,7 @@ fn is_collected() -> bool {
 fn no_socket(config: &Config, error: &std::io::Error) {
     let socket = socket::path(&config.data);
     tracing::warn!(
-        "{}: {error}; commands such as `plimsoll sessions` cannot reach this process by it",
+        "{}: {error}; commands such as `plimsoll sessions` cannot reach this process through it",
         socket.display()
     );
 }
@@ -440,7 +442,7 @@ async fn bind(address: SocketAddr, flag: &str, ports: Ports) -> Result<TcpListen
     if ports == Ports::OrFree && bound.as_ref().is_err_and(|error| error.kind() == AddrInUse) {
         let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let instead = free.local_addr()?;
-        print::note(&format!("{address} is taken by somebody else; {instead} is used instead"));
+        print::note(&format!("{address} is in use by another process; {instead} is used instead"));
         return Ok(free);
     }
     bound.map_err(|error| {

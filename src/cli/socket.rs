@@ -83,7 +83,7 @@ pub(super) async fn connect(folder: &Path) -> io::Result<UnixStream> {
         }
     }
     if !file.file_type().is_socket() {
-        return foreign(format!("{NAME} is no socket"));
+        return foreign(format!("{NAME} is not a socket"));
     }
     let short = ShortPath::of(folder)?;
     let stream = UnixStream::connect(short.path.join(NAME)).await?;

@@ -80,7 +80,7 @@ fn kept(path: &Path) -> io::Result<Secret> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.exists() => read(path),
         Err(error) => {
             tracing::warn!(
-                "{shown} cannot be written: {error}; the admin listener's token is another one after a restart"
+                "{shown} cannot be written: {error}; the admin listener's token will change after a restart"
             );
             Ok(Secret(token))
         }
@@ -92,12 +92,12 @@ fn read(path: &Path) -> io::Result<Secret> {
     let refused = |why: &str| Err(io::Error::new(io::ErrorKind::InvalidData, why));
     // Not through a link, and not from a pipe, which would hold us up.
     if !std::fs::symlink_metadata(path)?.is_file() {
-        return refused("it is no file");
+        return refused("it is not a file");
     }
     let file = File::open(path)?;
     let metadata = file.metadata()?;
     if metadata.uid() != socket::user() {
-        return refused("it is another user's");
+        return refused("it belongs to another user");
     }
     if metadata.mode() & 0o077 != 0 {
         return refused("others may read it");
@@ -107,7 +107,7 @@ fn read(path: &Path) -> io::Result<Secret> {
     let token = text.trim_end();
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
     if token.len() != CHARACTERS || !token.bytes().all(is_plain) {
-        return refused("it holds no token of ours");
+        return refused("it contains no token of Plimsoll");
     }
     Ok(Secret(token.to_owned()))
 }

@@ -57,7 +57,7 @@ impl ConfigFault {
             ConfigPlace::File(_) => "the file or its permissions",
             ConfigPlace::Variable(_) => "the environment",
             ConfigPlace::Flag(_) => "the command line",
-            ConfigPlace::Preset(_) => "the keys set beside the preset",
+            ConfigPlace::Preset(_) => "the keys set in addition to the preset",
             ConfigPlace::Default => "the surroundings",
         }
     }
@@ -114,7 +114,7 @@ impl ConfigFaults {
 impl fmt::Display for ConfigFaults {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let number = self.0.len();
-        let noun = if number == 1 { "fault" } else { "faults" };
+        let noun = if number == 1 { "error" } else { "errors" };
         writeln!(f, "{number} {noun} in the configuration:")?;
         for fault in &self.0 {
             writeln!(f, "  {fault}")?;

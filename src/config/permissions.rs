@@ -127,7 +127,7 @@ fn resolver(path: &Path, part: &FilePermissions, user: u32) -> Option<Permission
     let group = part.mode & GROUP_WRITES != 0 && !part.is_private_group();
     (group || part.mode & OTHERS_WRITE != 0).then(|| PermissionFault {
         what: format!("{shown} can be written by other users (mode {:04o})", part.mode),
-        todo: format!("Run `chmod go-w {shown}`, and look at what stands in it."),
+        todo: format!("Run `chmod go-w {shown}`, and check its content."),
     })
 }
 

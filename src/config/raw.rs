@@ -28,26 +28,27 @@ pub struct RawConfig {
     /// Address and port that clients connect to. Port 0 lets the system choose.
     pub listen: String,
     /// Token that clients must send: `env:NAME` or `file:PATH`, never the token itself; 16 characters or more.
-    /// They send it as `x-plimsoll-token`, or in place of their API key where the upstream has a `credential`; it
-    /// goes no further. Needed where other machines can reach `listen` and an upstream has a `credential`.
+    /// They send it as `x-plimsoll-token`, or in place of their API key if the upstream has a `credential`.
+    /// Plimsoll does not forward it. Required if other machines can reach `listen` and an upstream has a
+    /// `credential`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client_token: Option<String>,
-    /// More `Host` names that a listener on loopback answers. It always answers `localhost`, loopback addresses,
-    /// `hosts` of upstreams and the names that containers use. All others are refused, so that no web page
-    /// reaches it under a name of its own.
+    /// More `Host` names that a listener on loopback accepts. It always accepts `localhost`, loopback
+    /// addresses, `hosts` of upstreams and the names that containers use. It refuses all others, so that no web
+    /// page can reach it by DNS rebinding.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allowed_hosts: Option<Vec<String>>,
     /// Origins of web pages that may use a listener on loopback, such as `https://app.example`. Pages from
     /// loopback always may.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allowed_origins: Option<Vec<String>>,
-    /// More headers that say who is asking. Those of known providers and gateways need not be named. They tell
-    /// tenants apart, and are removed for an upstream with a `credential`. A request that has no known credential,
-    /// but a header that might be one, is measured and not remembered.
+    /// More headers that identify a user. Those of known providers and gateways are built in. They tell tenants
+    /// apart, and are removed for an upstream with a `credential`. If a request has no known credential, but a
+    /// header that might be one, Plimsoll measures it and stores nothing about it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tenant_headers: Option<Vec<String>>,
-    /// Address and port of the admin listener: metrics, health, context views. An address other
-    /// machines can reach needs `admin_token`.
+    /// Address and port of the admin listener: metrics, health, context views. An address that other machines
+    /// can reach needs `admin_token`.
     pub admin: String,
     /// Bearer token that may do everything on the admin listener: `env:NAME` or `file:PATH`, never the
     /// token itself; at least 16 characters. Default: one that the first start puts into the data
@@ -64,27 +65,27 @@ pub struct RawConfig {
     /// (`$XDG_DATA_HOME`, else `~/.local/share`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data: Option<String>,
-    /// What Plimsoll may do with requests: `observe` decides nothing (a thread that was rewritten
-    /// before stays as it was, because its cache and reasoning rest on it), `shadow` decides and
-    /// measures but sends the original, `active` rewrites where policy says so.
+    /// What Plimsoll may do with requests: `observe` decides nothing (earlier rewrites of a thread are still
+    /// repeated, because its cache and reasoning depend on them), `shadow` decides and measures but sends the
+    /// original, `active` rewrites where the policy allows it.
     pub mode: Mode,
-    /// What a client's `x-plimsoll-mode` header may do for one request: `lower` the mode that holds here or at
-    /// its upstream (`active` to `shadow`, either to `observe`), or set `any`. A session that
+    /// What a client's `x-plimsoll-mode` header may do for one request: `lower` the mode that is set here or
+    /// for its upstream (`active` to `shadow`, either to `observe`), or set `any`. A session that
     /// `prune.hold_out` leaves untouched is sent untouched either way.
     pub client_mode: ClientMode,
     /// The policy of a known agent, in place of the defaults of `[prune]`, `[compact]`, `[reasoning]`, `[estimate]`
-    /// and `output_reserve_tokens`; keys that you set go over it. `config/presets/` holds them.
+    /// and `output_reserve_tokens`; keys that you set override it. `config/presets/` holds them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preset: Option<Preset>,
     /// Format of the log, which goes to standard error: lines of text, or JSON.
     pub log: RawLogFormat,
-    /// How much is logged beside the exchanges. SIGHUP reads it again. RUST_LOG goes over it.
+    /// The log level of everything except the exchanges. SIGHUP reloads it. RUST_LOG overrides it.
     pub log_level: LogLevel,
-    /// Whether responses carry `x-plimsoll-request-id`, by which `/api/v1/requests/{id}` finds them.
+    /// Whether responses have the header `x-plimsoll-request-id`; `/api/v1/requests/{id}` finds them by it.
     pub request_id_header: bool,
-    /// Who shares sessions and what was decided about them: requests with the same `credential` (on a listener
-    /// that other machines can reach, requests without one share nothing), or, as `one`, everyone who reaches
-    /// the listener. Set `one` if Plimsoll is yours alone and your client renews its token while it runs: with
+    /// Who shares sessions and their decisions: requests with the same `credential` (on a listener that other
+    /// machines can reach, requests without one share nothing), or, as `one`, everyone who reaches the
+    /// listener. Set `one` if only you use this Plimsoll and your client renews its token while it runs: with
     /// `credential` each new token starts new sessions.
     pub tenants: Tenants,
     /// Which request token counting calls (`count_tokens`, `countTokens`, `input_tokens`) count: the one that
@@ -92,43 +93,43 @@ pub struct RawConfig {
     pub count: ProviderCounting,
     /// Which usage clients see after something was cut or compacted: `actual`, the provider's own number, byte
     /// for byte; or `unpruned`, the input as if nothing had been removed (estimated; output and cache stay as they
-    /// are). With `unpruned` a client that compacts by this number does so as it would without Plimsoll.
+    /// are). With `unpruned` a client that compacts by this number compacts when it would without Plimsoll.
     pub client_usage: ReportedUsage,
-    /// Whether Plimsoll asks streamed Chat Completions to report usage where the client did not, and hides that
-    /// report from the client: `auto` or `never`.
+    /// Whether Plimsoll asks for usage in streamed Chat Completions if the client did not, and hides the report
+    /// from the client: `auto` or `never`.
     pub include_usage: IncludeUsage,
-    /// Most tokens that are kept free for the output in every window.
+    /// Most tokens that are reserved for the output in every window.
     pub output_reserve_tokens: u64,
-    /// PEM file with certificate authorities to trust beside the platform's and the bundled ones.
+    /// PEM file with certificate authorities to trust, in addition to the platform's and the bundled ones.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub extra_ca: Option<String>,
     /// TLS on the client listener. Without it, it speaks plain HTTP.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls: Option<RawTls>,
-    /// Limits. Past each of them traffic still flows, unless its text says otherwise.
+    /// Limits. Past each of them traffic continues, unless its text says otherwise.
     pub limits: RawLimits,
     /// Pruning: which old tool results may be replaced by a placeholder, and when.
     pub prune: PrunePolicy,
     /// Compaction: when a history fills the window, a summary replaces its beginning.
     pub compact: CompactPolicy,
-    /// Reasoning that clients drop, and that is put back where the provider wants it.
+    /// Reasoning that clients drop, and that Plimsoll puts back where the provider expects it.
     pub reasoning: ReasoningPolicy,
-    /// Healing: what is changed of a request after its provider refused it.
+    /// Healing: what Plimsoll changes in a request after its provider refused it.
     pub heal: RepairPolicy,
-    /// Other counts of a request, beside Plimsoll's own estimate: by the rules of a known agent, or by the
-    /// provider's counting endpoint.
+    /// Other counts of a request, in addition to Plimsoll's own estimate: by the rules of a known agent, or by
+    /// the provider's counting endpoint.
     pub estimate: ClassicPolicy,
     /// How long and how much is kept.
     pub retention: RawRetention,
     /// The store: a file in the data folder.
     pub store: RawStore,
-    /// The text of conversations: whether it is kept, beside usage and sizes.
+    /// The text of conversations: whether it is stored, in addition to usage and sizes.
     pub content: RawContent,
-    /// Lessons: what refusals of upstreams teach, such as a window or an unknown field. A lesson holds for the
-    /// credential whose request was refused. `plimsoll lessons` lists, shares and forgets them.
+    /// Lessons: what refusals of upstreams teach, such as a window or an unknown field. A lesson applies to the
+    /// credential whose request was refused. `plimsoll lessons` lists, shares and deletes them.
     pub lessons: RawLessons,
-    /// The endpoints that requests go to, by name. `anthropic`, `openai` and `gemini` are always
-    /// there; yours come before them, in the order of the file. `/NAME/…` always selects one.
+    /// The endpoints that requests go to, by name. `anthropic`, `openai` and `gemini` are built in; yours come
+    /// before them, in the order of the file. `/NAME/…` always selects one.
     pub upstream: BTreeMap<String, RawUpstream>,
     /// Corrections to what is known about models, by name; a `*` at the end matches any rest.
     pub model: BTreeMap<String, RawModel>,
@@ -168,57 +169,59 @@ pub struct RawLimits {
     pub connections: u64,
     /// Bytes of request headers. Past it: 431.
     pub header_bytes: u64,
-    /// How long a client may take to send a request's headers, or to send the next request on a
-    /// connection that it keeps. Past it: the connection is closed. Keep it longer than clients keep idle
-    /// connections (90 s and less): then the client closes first, and sends nothing on a closed one.
+    /// How long a client may take to send a request's headers, or the next request on a keep-alive connection.
+    /// Past it: the connection is closed. Set it longer than clients keep idle connections (90 s or less): then
+    /// the client closes first, and never sends on a closed connection.
     pub header_s: u64,
     /// Largest request body that is read. Past it: forwarded unread.
     pub body_bytes: u64,
-    /// How long a request's body may stall. Past it: 408, and the upstream's connection is given up.
+    /// How long a request's body may stall. Past it: 408, and the connection to the upstream is closed.
     pub body_s: u64,
     /// Largest response body or event that is read. Past it: passed on unread.
     pub reply_bytes: u64,
-    /// Memory that the whole process may take; `memory_bytes` and `connection_bytes` are shares of it. Default:
-    /// what the container or service may use (its cgroup), 256 MiB at most.
+    /// Memory that the whole process may use; `memory_bytes` and `connection_bytes` are shares of it. Default:
+    /// the memory limit of the container or service (its cgroup), 256 MiB at most.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub process_bytes: Option<u64>,
-    /// Memory that traffic may make Plimsoll hold: request bodies, what is read of them, replies and messages.
-    /// Past it: bytes pass unread. Default: a quarter of `process_bytes`.
+    /// Memory that traffic may use: request bodies, parsed requests, replies and messages. Past it: bytes pass
+    /// unread. Default: a quarter of `process_bytes`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// Memory that connections may take: some 16 KiB each, 32 KiB more during a request, and what lies
-    /// in their buffers. Past it: less is read at once, and new requests get 503. Default: seven
-    /// thirty-seconds of `process_bytes`: 56 MiB of 256, enough for 700 requests at once.
+    /// Memory that connections may use: some 16 KiB each, 32 KiB more during a request, and their buffers. Past
+    /// it: Plimsoll reads less at once, and new requests get 503. Default: 7/32 of `process_bytes`: 56 MiB of
+    /// 256, enough for 700 requests at once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub connection_bytes: Option<u64>,
-    /// The part of `memory_bytes` that what is read of requests may take: many small parts take several times
-    /// a body's bytes. Past it, or past six times the body's bytes and 16 MiB, or past 200,000 parts: the
-    /// request passes unread.
+    /// The part of `memory_bytes` that parsed requests may use: many small parts take several times a body's
+    /// bytes. Past it, or past six times the body's bytes and 16 MiB, or past 200,000 parts: the request passes
+    /// unread.
     pub analysis_bytes: u64,
     /// How long the end of a reply waits until its turn is on disk, so that a turn whose end the client saw survives
-    /// a crash. Only a disk that does not answer takes that long. Past it: the end is sent, counted and logged.
+    /// a crash. It takes that long only if the disk hangs. Past it: the end is sent, counted and logged.
     pub commit_ms: u64,
-    /// How long a request waits for everything that it reads from the store: its session, lessons, and what is
-    /// known about counting. Past it: it goes on without, and nothing new is decided for it.
+    /// How long a request waits for everything that it reads from the store: its session, lessons, and
+    /// calibration. Past it: it continues without them, and nothing new is decided for it.
     pub load_ms: u64,
-    /// The same for the first request of a conversation that goes on after a restart: its earlier cuts are only in
-    /// the store, and without them the provider's cache breaks. It holds in `observe` and `shadow`, too, because
-    /// they repeat those cuts. Never less than `load_ms`; it ends when a shutdown begins.
+    /// The same for the first request of a conversation that continues after a restart: its earlier cuts are
+    /// only in the store, and without them the provider's cache breaks. It also applies in `observe` and
+    /// `shadow`, because they repeat those cuts. Never less than `load_ms`; the wait ends when a shutdown
+    /// begins.
     pub first_load_ms: u64,
-    /// How long a request waits for the turn before it to be recorded. Past it: it goes on.
+    /// How long a request waits for the turn before it to be recorded. Past it: it continues.
     pub settle_ms: u64,
-    /// How long a request waits for its new decisions to be stored. Past it: it goes on without.
+    /// How long a request waits for its new decisions to be stored. Past it: it continues without them.
     pub save_ms: u64,
     /// How long an upstream may take to accept a connection. Past it: 504.
     pub connect_s: u64,
-    /// How long an upstream may say nothing in a stream of events, not even a comment or a ping. Past it: the stream
-    /// is broken and the client gets an error event of its protocol. Between events only; elsewhere the
-    /// connection breaks. A model that thinks may be silent for minutes. 0: never.
+    /// How long an upstream may send nothing in an event stream, not even a comment or a ping. Past it: the
+    /// client gets an error event of its protocol and the stream ends. In the middle of an event the connection
+    /// is closed instead. A reasoning model may be silent for minutes. 0: no limit.
     pub silent_stream_s: u64,
-    /// After how long without a word in a stream of events the client gets a comment (`: keep-alive`), again and
-    /// again, so that neither it nor anything between gives up. Between events only. 0: never.
+    /// If an event stream is silent for this long, the client gets a comment (`: keep-alive`), and again after
+    /// each such time, so that neither the client nor a proxy in between gives up. Between events only. 0:
+    /// never.
     pub keep_alive_s: u64,
-    /// How long streams may take to finish at shutdown. Past it: they are cut off.
+    /// How long streams may take to finish at shutdown. Past it: they are aborted.
     pub drain_s: u64,
 }
 
@@ -228,8 +231,8 @@ pub struct RawLimits {
 pub struct RawRetention {
     /// Days after its last use until a session is deleted, as a whole.
     pub days: u64,
-    /// Bytes on disk past which sessions are deleted, least recently used first. A tenth more and
-    /// 64 MiB for the log may be taken for a while; the volumes in `deploy/` have room for that.
+    /// Bytes on disk past which sessions are deleted, least recently used first. The store may temporarily take
+    /// a tenth more, and 64 MiB for the WAL; the volumes in `deploy/` have room for that.
     pub bytes: u64,
 }
 
@@ -260,10 +263,10 @@ pub struct RawContent {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RawLessons {
-    /// How many credentials must meet the same refusal before the lesson holds for everyone. Only credentials
-    /// that the upstream has also answered count.
+    /// How many credentials must get the same refusal before the lesson applies to everyone. Only credentials
+    /// that also had successful responses from the upstream count.
     pub tenants: u64,
-    /// Days until a lesson is forgotten, 1 to 90. The next such refusal teaches it again.
+    /// Days until a lesson expires, 1 to 90. The next such refusal teaches it again.
     pub days: u64,
 }
 
@@ -271,16 +274,16 @@ pub struct RawLessons {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RawUpstream {
-    /// Where it is: `http` or `https`, host, and a base path if it has one. A version at its end
-    /// (`/v1`) is not doubled when clients send it too.
+    /// Its base URL: `http` or `https`, host, and a base path if it has one. A version at its end (`/v1`) is
+    /// not repeated if clients send it too.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub base_url: Option<String>,
     /// Whether it is used; `false` turns a built-in one off.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
-    /// The protocols for which it is chosen when only the path says where to go. `anthropic`, `openai` and
-    /// `gemini` have their own; any other has none unless you set them, and is then reached by its name, its
-    /// prefix or its host, so that no provider gets another's traffic by accident.
+    /// The protocols for which it is chosen if only the path decides. `anthropic`, `openai` and `gemini` have
+    /// their own. Any other has none unless you set them: clients reach it by its name, its prefix or its host,
+    /// so that no provider gets another's traffic by accident.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dialects: Option<Vec<Dialect>>,
     /// A path prefix that selects it and is removed, such as `/team-a`.
@@ -289,8 +292,8 @@ pub struct RawUpstream {
     /// Host headers that select it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hosts: Option<Vec<String>>,
-    /// A credential of its own in place of the client's: `env:NAME` or `file:PATH`, never the
-    /// credential itself.
+    /// A credential of its own that replaces the client's: `env:NAME` or `file:PATH`, never the credential
+    /// itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub credential: Option<String>,
     /// The header that carries `credential`. Default: `x-api-key` for Anthropic, `x-goog-api-key`
@@ -303,20 +306,21 @@ pub struct RawUpstream {
     /// WebSocket upgrades: `tunnel` them, or `refuse` them with 426, after which known clients use HTTP.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upgrades: Option<UpgradePolicy>,
-    /// Whether its streamed Chat Completions are asked to report usage: `auto` or `never`. Default:
+    /// Whether Plimsoll asks for usage in its streamed Chat Completions: `auto` or `never`. Default:
     /// `include_usage` above.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub include_usage: Option<IncludeUsage>,
-    /// Who answers token counting calls (`count_tokens`, `countTokens`, `input_tokens`): `provider`; `estimate`,
-    /// which is Plimsoll, with the band in `x-plimsoll-estimated`; or `auto`: the provider, and Plimsoll where it
-    /// answers 404, 405 or 501 because it has no such endpoint, in mode `active`. Default: `auto`.
+    /// Who answers token counting calls (`count_tokens`, `countTokens`, `input_tokens`): `provider`;
+    /// `estimate`, which is Plimsoll, with the band in `x-plimsoll-estimated`; or `auto`: the provider, but in
+    /// mode `active` Plimsoll if the provider answers 404, 405 or 501 because it has no such endpoint. Default:
+    /// `auto`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub count_tokens: Option<CountTokens>,
-    /// Whether it needs its reasoning sent back: `demanded` (it answers 400 without), `wanted`, or
-    /// `unwanted`. Default: what is known of the provider, and learned from its answers.
+    /// Whether its reasoning must be sent back: `demanded` (it answers 400 without), `wanted`, or `unwanted`.
+    /// Default: what is known about the provider, and learned from its responses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_echo: Option<EchoRule>,
-    /// Context window of all its models, where the catalogue is wrong here.
+    /// Context window of all its models, if the catalogue is wrong for this upstream.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub window_tokens: Option<u64>,
     /// Prices of all its models, US dollars per million tokens.

@@ -226,7 +226,7 @@ impl Resolver<'_> {
             Ok(raw.to_owned())
         } else {
             Err((
-                "a secret must not stand in the configuration itself".to_owned(),
+                "a secret must not be in the configuration itself".to_owned(),
                 "Put it into an environment variable or a file, and write \"env:NAME\" or \
                  \"file:PATH\"."
                     .to_owned(),
@@ -260,7 +260,7 @@ impl Resolver<'_> {
             ("connect_s", limits.connect_s),
         ] {
             if value == 0 {
-                self.wrong(&["limits", key], "0 lets nothing through", "Write 1 or more.");
+                self.wrong(&["limits", key], "0 allows nothing", "Write 1 or more.");
             }
         }
         for (key, bytes, what) in [
@@ -274,21 +274,25 @@ impl Resolver<'_> {
         }
         if limits.process_bytes.is_some_and(|bytes| bytes < LEAST_PROCESS) {
             let remedy = "Write 67108864 (64 MiB) or more, or leave it out.";
-            let what = "is too little for the process and what it serves";
+            let what = "is too little for the process and its traffic";
             self.wrong(&["limits", "process_bytes"], what, remedy);
         }
         for (key, value) in [("days", raw.retention.days), ("bytes", raw.retention.bytes)] {
             if value == 0 {
-                self.wrong(&["retention", key], "0 keeps nothing", "Write 1 or more.");
+                self.wrong(&["retention", key], "0 stores nothing", "Write 1 or more.");
             }
         }
         if raw.lessons.tenants == 0 {
-            let remedy = "Write 1 or more; 1 lets every credential teach all others.";
-            self.wrong(&["lessons", "tenants"], "0 would teach what nobody met", remedy);
+            let remedy = "Write 1 or more; with 1, every lesson applies to all at once.";
+            self.wrong(&["lessons", "tenants"], "0 credentials cannot agree", remedy);
         }
         if !LESSON_DAYS.contains(&raw.lessons.days) {
             let what = format!("{} is not from 1 to 90", raw.lessons.days);
-            self.wrong(&["lessons", "days"], &what, "Write how many days a lesson may hold.");
+            self.wrong(
+                &["lessons", "days"],
+                &what,
+                "Write the number of days until a lesson expires.",
+            );
         }
         let content = &raw.content;
         for (key, value) in
@@ -296,7 +300,7 @@ impl Resolver<'_> {
         {
             if value == 0 {
                 let remedy = "Write 1 or more, or content.keep = false.";
-                self.wrong(&["content", key], "0 keeps nothing", remedy);
+                self.wrong(&["content", key], "0 stores nothing", remedy);
             }
         }
     }
@@ -353,13 +357,13 @@ impl Resolver<'_> {
                 found.try_for_each(|next| next.map(drop))
             }),
         };
-        let todo = "Name a PEM file that is there and can be read.";
+        let todo = "Name a PEM file that exists and is readable.";
         let what = match (read, holds) {
             (Ok(()), _) => return file,
             (Err(Error::Io(error)), _) => format!("{raw}: {error}"),
-            (Err(Error::NoItemsFound), PemKind::Key) => format!("{raw} holds no private key"),
+            (Err(Error::NoItemsFound), PemKind::Key) => format!("{raw} contains no private key"),
             (Err(Error::NoItemsFound), PemKind::Certificates) => {
-                format!("{raw} holds no certificate")
+                format!("{raw} contains no certificate")
             }
             // What is in a key's file is not for anybody's eyes.
             (Err(_), _) => format!("{raw} is broken PEM"),
@@ -376,7 +380,7 @@ impl Resolver<'_> {
         let home = || Some(self.sources.folder("HOME")?.join(".local/share"));
         let found = folder.or_else(home).map(|folder| folder.join("plimsoll"));
         if found.is_none() {
-            let what = "there is no home folder to keep data in";
+            let what = "there is no home folder for the data";
             self.wrong(&["data"], what, "Name a folder: --data DIR or data = \"DIR\".");
         }
         found
@@ -388,15 +392,15 @@ impl Resolver<'_> {
         for name in names {
             let Some(model) = raw.model.get(&name) else { continue };
             if name.trim_end_matches('*').contains('*') {
-                let todo = "Put `*` at the end alone.";
-                self.wrong(&["model", &name], "`*` stands inside the name", todo);
+                let todo = "Put `*` only at the end.";
+                self.wrong(&["model", &name], "`*` is inside the name", todo);
             }
             for (key, value) in [
                 ("window_tokens", model.window_tokens),
                 ("max_output_tokens", model.max_output_tokens),
             ] {
                 if value == Some(0) {
-                    self.wrong(&["model", &name, key], "0 holds nothing", "Write 1 or more.");
+                    self.wrong(&["model", &name, key], "0 is too small", "Write 1 or more.");
                 }
             }
             self.price(&["model", &name, "price"], model.price.as_ref());

@@ -228,13 +228,13 @@ pub fn reference() -> String {
     let schema = schema();
     let mut out = String::from(
         "# Every key of Plimsoll's configuration with its default. Generated from src/config/raw.rs\n\
-         # (PLIMSOLL_BLESS=1 cargo test --test config); all of it may be left out.\n\
+         # (PLIMSOLL_BLESS=1 cargo test --test config); every key may be left out.\n\
          #\n\
          # Read from --config FILE (or PLIMSOLL_CONFIG), else from plimsoll/plimsoll.toml in the user's\n\
          # configuration folder ($XDG_CONFIG_HOME, else ~/.config), else from /etc/plimsoll/plimsoll.toml;\n\
          # never from the working directory. A file that others may write is refused. Environment\n\
-         # variables go over the file, flags over both. A relative path starts at the folder of this\n\
-         # file. An unknown key is refused; `plimsoll check` prints all faults at once.\n",
+         # variables override the file, flags override both. Paths are relative to the folder of this\n\
+         # file. An unknown key is refused; `plimsoll check` prints all errors at once.\n",
     );
     table(&schema, &mut Vec::new(), &mut out);
     for name in BUILT_IN.map(|built_in| built_in.name) {

@@ -62,7 +62,7 @@ pub async fn play(
     fills(task.steady(), &http, &base, &mut told, out, &mut rows).await?;
     let bound = Agent::new(Speaks::Responses, "gpt-5.1", "demo-compacted").long();
     out(
-        "── An agent whose reasoning is bound to what stands before it, so that nothing may be cut:\n\n",
+        "── An agent whose reasoning is bound to everything before it, so that nothing may be cut:\n\n",
     );
     fills(bound, &http, &base, &mut told, out, &mut rows).await?;
     out(&format!("{HEADING}{}", rows.concat()));
@@ -100,12 +100,12 @@ async fn fills(
     Ok(())
 }
 
-const HEADING: &str = "Every call, as it was estimated before it left and as the provider then counted it:\n\
+const HEADING: &str = "Every call: the estimate before it was sent, and the provider's count:\n\
     \n  model              call   estimated      actual   error            method       from cache\n";
 
 /// What the sums below it show; a test holds it.
-const EARNED: &str = "What rewriting saved. Each turn without the old results costs a little less. That the cache breaks costs\n\
-    once, and is soon earned back in a long task. A summary costs, too: it lets a session go on that would not fit.";
+const EARNED: &str = "What rewriting saved. Each turn without the old results costs a little less. Breaking the cache costs once,\n\
+    and a long task soon earns that back. A summary costs, too: it lets a session continue that would not fit.";
 
 /// One exchange as a line of the table.
 fn row(model: &str, call: u32, exchange: &Value) -> String {

@@ -59,22 +59,22 @@ impl Cipher {
         let unusable = |why: &str| {
             let path = path.display();
             StoreError::Unusable(format!(
-                "{path} cannot be used: {why}. It is the key to what is remembered; put it back from a backup, \
-                 or move it away to begin with a new one"
+                "{path} cannot be used: {why}. It is the key of stored data; restore it from a backup, \
+                 or move it away to start with a new one"
             ))
         };
         if !path.exists() {
             make(folder, &path).map_err(|error| {
                 let path = path.display();
                 StoreError::Unusable(format!(
-                    "{path} cannot be made: {error}; check the owner and the mode of its folder, and the \
+                    "{path} cannot be created: {error}; check the owner and the mode of its folder, and the \
                      room on its disk, or choose another folder with --data"
                 ))
             })?;
         }
         let text = std::fs::read_to_string(&path).map_err(|error| unusable(&error.to_string()))?;
         let secret = blake3::Hash::from_hex(text.trim());
-        Ok(Self::of(secret.map_err(|_| unusable("it does not hold 64 hex digits"))?.as_bytes()))
+        Ok(Self::of(secret.map_err(|_| unusable("it does not contain 64 hex digits"))?.as_bytes()))
     }
 
     /// What tells one secret from another, and nothing else of it.

@@ -106,7 +106,7 @@ impl LateStore {
         let opened = self.file.get()?;
         if identity(&self.path).as_ref() != Some(opened) {
             return Some(StoreError::Unusable(format!(
-                "the store {} is gone or another file now, and what is kept goes with it. Start Plimsoll anew",
+                "the store {} was deleted or replaced, and new data goes into the old file. Restart Plimsoll",
                 self.path.display()
             )));
         }
@@ -279,7 +279,7 @@ mod tests {
         assert!(late.open().is_err());
         let put = || late.put_if_absent(scope("t", "s"), vec![turn(1, "a", 1)]);
         let trouble = put().await.unwrap_err().to_string();
-        assert!(trouble.contains("cannot be made"), "{trouble}");
+        assert!(trouble.contains("cannot be created"), "{trouble}");
         assert_eq!(late.tenant_key().await.unwrap(), late.tenant_key().await.unwrap());
         assert_eq!(late.load(), None);
         std::fs::remove_file(&in_the_way).unwrap();

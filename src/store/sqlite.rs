@@ -420,7 +420,7 @@ impl Store for SqliteStore {
 pub(super) fn make_folder(path: &Path) -> Result<(), StoreError> {
     let Some(folder) = path.parent() else { return Ok(()) };
     folder::make(folder)
-        .map_err(|error| unusable(path, &format!("its folder cannot be made: {error}")))
+        .map_err(|error| unusable(path, &format!("its folder cannot be created: {error}")))
 }
 
 fn connect(path: &Path) -> Result<Connection, StoreError> {
@@ -485,17 +485,19 @@ fn because(error: &rusqlite::Error) -> String {
     use rusqlite::ErrorCode as Code;
     match error.sqlite_error_code() {
         Some(Code::NotADatabase | Code::DatabaseCorrupt) => {
-            format!("it is not a database, or it is damaged ({error}); move it away to begin anew")
+            format!(
+                "it is not a database, or it is damaged ({error}); move it away to start with a new one"
+            )
         }
         Some(Code::CannotOpen | Code::ReadOnly | Code::PermissionDenied) => {
             format!("it cannot be written ({error}); check the owner and the mode of its folder")
         }
         Some(Code::DatabaseBusy | Code::DatabaseLocked) => {
-            format!("another program holds it ({error}); end that program")
+            format!("another program has locked it ({error}); end that program")
         }
         Some(Code::DiskFull) => format!("the disk is full ({error}); make room"),
         Some(Code::OperationInterrupted) => {
-            "the question took too long and was ended; ask for less, or again".to_owned()
+            "the query took too long and was aborted; ask for less, or again".to_owned()
         }
         _ => error.to_string(),
     }

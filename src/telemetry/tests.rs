@@ -590,12 +590,12 @@ fn the_table_of_metrics_is_current() {
     let telemetry = Telemetry::silent().unwrap();
     let mut page = String::from(
         "# Metrics\n\n\
-         On the admin listener at `/metrics`, in Prometheus' text format, for whoever has the token that may\n\
-         read (`read.token` in the data folder, or `admin_read_token`), or for all with `metrics_open`. Generated from\n\
-         `src/telemetry/metrics.rs` (`PLIMSOLL_BLESS=1 cargo test --lib telemetry`).\n\n\
-         Label values come from closed sets, configured upstreams and at most 50 model names; any\n\
-         more models are `other`. Unknown is `none`. No metric holds a prompt, a reply or a key.\n\
-         The process' own metrics (`process_*`) follow Prometheus' names.\n\n\
+         Prometheus' text format, at `/metrics` on the admin listener. A scraper needs the read token (`read.token` in the data\n\
+         folder, or `admin_read_token`), unless `metrics_open` is set. Generated from `src/telemetry/metrics.rs`\n\
+         (`PLIMSOLL_BLESS=1 cargo test --lib telemetry`).\n\n\
+         Label values come from closed sets, configured upstreams and at most 50 model names; any further\n\
+         models are `other`. Unknown is `none`. No metric holds a prompt, a reply or a key.\n\
+         The process metrics (`process_*`) follow Prometheus' names.\n\n\
          | metric | kind | labels | what it says |\n|---|---|---|---|\n",
     );
     for row in telemetry.table() {

@@ -31,10 +31,7 @@ async fn waiting(place: &Place, path: &str) -> Vec<(u64, String)> {
 #[tokio::test]
 async fn words_wait_in_order_and_can_be_taken_back() {
     let (place, path) = server().await;
-    assert_eq!(
-        place.get(&format!("{path}?format=text")).await.text(),
-        "Nothing waits to be said.\n"
-    );
+    assert_eq!(place.get(&format!("{path}?format=text")).await.text(), "No message is queued.\n");
     let mut live = place.open("GET", "/api/v1/events", &[]).await;
     live.until(": listening").await;
     let first = read(&place.post(&path, &text("Mind the tide.")).await);

@@ -145,7 +145,7 @@ async fn whoever_stands_at_the_admin_address_gets_no_token_and_no_command() {
     let script = "echo $ANTHROPIC_BASE_URL";
     let ran = with(running(&data, &["--listen", FREE], script), &variables).await;
     assert!(ran.out.starts_with("http://127.0.0.1:"), "{} {}", ran.out, ran.err);
-    assert!(ran.err.contains(&format!("{fake} is taken by somebody else")), "{}", ran.err);
+    assert!(ran.err.contains(&format!("{fake} is in use by another process")), "{}", ran.err);
     let heard = heard.lock().unwrap().clone();
     assert!(!heard.contains(token.trim()) && !heard.contains(secret), "{heard}");
     assert!(!heard.to_lowercase().contains("authorization"), "{heard}");
@@ -242,7 +242,7 @@ async fn another_user_can_neither_look_nor_speak() {
         )
         .await;
         assert!(by_port.code == 1 && by_port.out.is_empty(), "{arguments:?}: {}", by_port.out);
-        assert!(by_port.err.contains("asks for a token"), "{arguments:?}: {}", by_port.err);
+        assert!(by_port.err.contains("requires a token"), "{arguments:?}: {}", by_port.err);
         let by_socket =
             with(as_other(&program, &[arguments, &["--data", &data]].concat()), &[]).await;
         assert!(
@@ -267,7 +267,7 @@ async fn another_user_can_neither_look_nor_speak() {
         assert_eq!(answer.status(), 401, "{method} {path}");
     }
     let waiting = serving.look(&["say", "the-session"]).await;
-    assert_eq!(waiting.out, "Nothing waits to be said.\n", "{}", waiting.err);
+    assert_eq!(waiting.out, "No message is queued.\n", "{}", waiting.err);
 }
 
 /// The token that may read changes nothing and shows no words.
@@ -360,9 +360,11 @@ async fn what_is_said_and_deleted_leaves_a_line_without_the_words() {
     assert_eq!(serving.ask_as("DELETE", session, &serving.token, "").await.status(), 200);
     let me = rustix::process::geteuid().as_raw();
     for line in [
-        format!("admin: say in session the-session, by Admin from the socket, user id {me}: 200"),
         format!(
-            "admin: take back in session the-session, by Admin from the socket, user id {me}: 200"
+            "admin: add a message to session the-session, by Admin from the socket, user id {me}: 200"
+        ),
+        format!(
+            "admin: remove a message of session the-session, by Admin from the socket, user id {me}: 200"
         ),
     ] {
         serving.log_says(&line).await;
@@ -374,7 +376,8 @@ async fn what_is_said_and_deleted_leaves_a_line_without_the_words() {
         log.lines().find(|line| line.contains(&start)).unwrap_or_else(|| panic!("{deed}: {log}"))
     };
     assert!(
-        of("say in session").ends_with(": 200") && of("delete session").ends_with(": 200"),
+        of("add a message to session").ends_with(": 200")
+            && of("delete session").ends_with(": 200"),
         "{log}"
     );
     assert!(of("compact session").ends_with(&format!(": {compacted}")), "{log}");
@@ -487,7 +490,7 @@ async fn a_run_beside_somebody_elses_ports_takes_free_ones() {
     let ran = with(running(data.path(), &[], script), &variables).await;
     assert_eq!(ran.code, 0, "{}", ran.err);
     assert!(ran.out.starts_with("http://127.0.0.1:") && !ran.out.contains(&listen), "{}", ran.out);
-    assert_eq!(ran.err.matches("is taken by somebody else").count(), 2, "{}", ran.err);
+    assert_eq!(ran.err.matches("is in use by another process").count(), 2, "{}", ran.err);
 }
 
 /// A second process over the same folder leaves the socket to the first, serves, and says so.

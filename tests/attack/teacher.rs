@@ -767,7 +767,7 @@ async fn an_operator_lists_shares_and_forgets_lessons() {
     let serving = Serving::start(&provider.base, &[]).await;
     let large = anthropic(long()).to_string();
     let none = serving.look(&["lessons"]).await;
-    assert_eq!((none.code, none.out.trim()), (0, "No upstream has taught anything."));
+    assert_eq!((none.code, none.out.trim()), (0, "There are no lessons."));
     asks(serving.clients, "a", "/v1/messages", &large, "").await;
     let listed = serving.look(&["lessons", "--json"]).await;
     let listed: Value = serde_json::from_str(&listed.out).unwrap();
@@ -780,13 +780,13 @@ async fn an_operator_lists_shares_and_forgets_lessons() {
     assert!(!listed.to_string().contains("tide"), "no word of a request");
     let id = lesson["id"].as_str().unwrap();
     let table = serving.look(&["lessons"]).await.out;
-    assert!(table.contains(id) && table.contains("who met it"), "{table}");
+    assert!(table.contains(id) && table.contains("those who got it"), "{table}");
     let shared = serving.look(&["lessons", "--share", id]).await;
     assert_eq!(shared.code, 0, "{}", shared.err);
     assert!(serving.look(&["lessons"]).await.out.contains("all: shared"));
     let forgotten = serving.look(&["lessons", "--forget", id]).await;
     assert_eq!(forgotten.code, 0, "{}", forgotten.err);
-    assert_eq!(serving.look(&["lessons"]).await.out.trim(), "No upstream has taught anything.");
+    assert_eq!(serving.look(&["lessons"]).await.out.trim(), "There are no lessons.");
     let again = serving.look(&["lessons", "--forget", id]).await;
     assert!(again.code == 1 && again.err.contains("There is no lesson"), "{}", again.err);
 }

@@ -70,7 +70,7 @@ async fn what_a_listener_answers_is_shown_and_not_obeyed() {
     assert_eq!(done.err, format!("plimsoll: {SHOWN}\n"));
     let unread = json!({"sessions": HOSTILE, "id": HOSTILE}).to_string();
     let done = asked("200 OK", &unread, &["sessions"]).await;
-    assert!(done.err.contains("answered something else"), "{}", done.err);
+    assert!(done.err.contains("sent an answer that this version does not know"), "{}", done.err);
     // An id that it made up.
     let queued = json!({"id": HOSTILE, "position": 1}).to_string();
     let done = asked("200 OK", &queued, &["say", "s", "words"]).await;
@@ -103,9 +103,9 @@ async fn a_recorded_session_writes_nothing_to_the_terminal_but_text() {
     let name = file.to_str().unwrap();
     for (text, told) in [
         // What serde quotes: an unknown variant, a wrong type.
-        (json!({"source": HOSTILE, "api": HOSTILE}).to_string(), "is no recorded call"),
-        (json!(HOSTILE).to_string(), "is no recorded call"),
-        (format!("{HOSTILE}\n"), "is no recorded call"),
+        (json!({"source": HOSTILE, "api": HOSTILE}).to_string(), "is not a recorded call"),
+        (json!(HOSTILE).to_string(), "is not a recorded call"),
+        (format!("{HOSTILE}\n"), "is not a recorded call"),
     ] {
         std::fs::write(&file, text).unwrap();
         let done = program::run(&["replay", name]).await;

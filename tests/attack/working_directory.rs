@@ -102,7 +102,7 @@ async fn check_and_serve_tell_of_the_file_and_do_not_read_it() {
     check.current_dir(folder.path());
     let done = run(check).await;
     assert_eq!(done.code, 0, "{}", done.err);
-    assert!(done.out.starts_with("configuration: defaults: no faults\n"), "{}", done.out);
+    assert!(done.out.starts_with("configuration: defaults: no errors\n"), "{}", done.out);
     assert_eq!(done.out.matches(TOLD).count(), 1, "{}", done.out);
     // Named, it is read, and nothing is told of it.
     let mut named = plimsoll(&["check", "--config", "plimsoll.toml"]);

@@ -231,7 +231,7 @@ async fn nothing_that_was_said_is_kept_by_default_and_the_export_says_so() {
     let told = serving.look(&["export", "the-session", "--content"]).await;
     assert_eq!(told.code, 0);
     assert!(
-        told.err.contains("Of 4 calls, 4 are without their words")
+        told.err.contains("Of 4 calls, 4 are without their text")
             && told.err.contains("content.keep = true"),
         "{}",
         told.err
@@ -275,7 +275,7 @@ async fn words_past_their_limits_leave_sizes() {
     let mut serving = keeping(&provider, "exchange_bytes = 500").await;
     talk(&mut serving, &provider, "sk-one").await;
     let told = serving.look(&["export", "the-session", "--content"]).await;
-    assert!(told.err.contains("with a part of them"), "{}", told.err);
+    assert!(told.err.contains("have a part of it"), "{}", told.err);
     let first = &lines(&told.out)[0];
     assert_eq!(first["new_parts"].as_array().unwrap().last().unwrap()["redacted"], 1);
 

@@ -27,7 +27,7 @@ async fn a_context_is_counted_by_its_provider_when_somebody_asks() {
         if path.is_empty() {
             let done = serving.look(&["context", "the-session", "--count"]).await;
             assert_eq!(done.code, 1, "{}", done.out);
-            assert!(done.err.contains("no endpoint that counts tokens"), "{}", done.err);
+            assert!(done.err.contains("no token counting endpoint"), "{}", done.err);
             continue;
         }
         let asking = serving.look(&["context", "the-session", "--count", "--json"]);
@@ -49,7 +49,7 @@ async fn a_context_is_counted_by_its_provider_when_somebody_asks() {
         // What was counted is not asked again; people read the same.
         let text = serving.look(&["context", "the-session", "--count"]).await;
         let line =
-            "\nCounted now by the provider: 4,321 tokens, the newest request as it was sent\n";
+            "\nCounted now by the provider: 4,321 tokens, for the newest request as it was sent\n";
         assert!(text.out.starts_with("Context Usage:") && text.out.contains(line), "{}", text.out);
     }
 }

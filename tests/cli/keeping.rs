@@ -93,11 +93,11 @@ async fn a_store_that_cannot_be_used_keeps_no_traffic_waiting_and_is_tried_again
     let in_the_way = folder.path().join("data");
     std::fs::write(&in_the_way, "a file where a folder should be").unwrap();
     let mut served = Served::over(&in_the_way, &provider).await;
-    let told = served.logs("nothing is kept for now").await;
-    assert!(told.contains("cannot be made"), "{told}");
+    let told = served.logs("nothing is stored for now").await;
+    assert!(told.contains("cannot be created"), "{told}");
     served.exchange(&provider).await;
     let ready = served.ask("/readyz").await;
-    assert!(ready.starts_with("ready, degraded: nothing is kept"), "{ready}");
+    assert!(ready.starts_with("ready, degraded: nothing is stored"), "{ready}");
     assert!(served.ask("/metrics").await.contains("plimsoll_store_unusable 1"));
     std::fs::remove_file(&in_the_way).unwrap();
     served.says("/readyz", "ready\n").await;
@@ -189,7 +189,7 @@ async fn check_finds_what_is_wrong_with_the_store() {
     assert!(done.code == 1 && done.err.contains("not a database"), "{}", done.err);
 
     let done = check(&file.join("below")).await;
-    assert!(done.code == 1 && done.err.contains("is no folder"), "{}", done.err);
+    assert!(done.code == 1 && done.err.contains("is not a folder"), "{}", done.err);
 
     std::fs::remove_file(&file).unwrap();
     let newer = rusqlite::Connection::open(&file).unwrap();
@@ -224,7 +224,7 @@ async fn a_backup_is_whole_while_it_runs_and_a_stop_leaves_one_file() {
     let copy = copies.path().join("plimsoll.db");
     let backup = ["backup", copy.to_str().unwrap(), "--data", data];
     let done = run(&backup).await;
-    assert!(done.code == 0 && done.out.contains("a whole store"), "{}", done.err);
+    assert!(done.code == 0 && done.out.contains("a complete copy of the store"), "{}", done.err);
     let again = run(&backup).await;
     assert!(again.code == 1 && again.err.contains("exists"), "{}", again.err);
     serving.signal("TERM").await;
@@ -248,11 +248,15 @@ async fn a_store_that_is_gone_is_told_everywhere() {
     let mut serving = Serving::start(&provider.base(), &[]).await;
     assert_eq!(serving.ask("/readyz").await.text(), "ready\n");
     std::fs::remove_file(serving.data.path().join("plimsoll.db")).unwrap();
-    serving.log_says("nothing is kept for now").await;
+    serving.log_says("nothing is stored for now").await;
     serving.metrics_say("plimsoll_store_failing 1").await;
     let ready = serving.ask("/readyz").await;
     assert_eq!(ready.status(), 200);
-    assert!(ready.text().contains("degraded") && ready.text().contains("gone"), "{}", ready.text());
+    assert!(
+        ready.text().contains("degraded") && ready.text().contains("deleted or replaced"),
+        "{}",
+        ready.text()
+    );
     let asked = serving.post("/v1/messages", "{}", &[]);
     let (mut client, mut call) = tokio::join!(asked, provider.call());
     call.answer("200 OK", "{}").await;
@@ -260,11 +264,11 @@ async fn a_store_that_is_gone_is_told_everywhere() {
     // Whoever looks is told first, whatever they ask, also where it cannot be answered.
     for question in [&["sessions"][..], &["top"], &["context"], &["savings"], &["lessons"]] {
         let said = serving.look(question).await;
-        assert!(said.err.contains("NOTHING IS KEPT FOR NOW"), "{question:?}: {}", said.err);
+        assert!(said.err.contains("NOTHING IS STORED FOR NOW"), "{question:?}: {}", said.err);
     }
     let about = serving.ask("/api/v1/about").await;
     let about: Value = serde_json::from_str(about.text()).unwrap();
-    assert!(about["store_failure"].as_str().unwrap().contains("gone"), "{about}");
+    assert!(about["store_failure"].as_str().unwrap().contains("deleted or replaced"), "{about}");
 }
 
 #[tokio::test]
@@ -331,7 +335,7 @@ async fn a_hangup_ends_nothing_and_reads_the_level_of_the_log_again() {
     // A file with a fault changes nothing.
     std::fs::write(&file, "log_level = \"loud\"\n").unwrap();
     serving.signal("HUP").await;
-    serving.log_says("SIGHUP: nothing is changed").await;
+    serving.log_says("SIGHUP: the configuration stays as it was").await;
     // What is told at this level is told no more, once the file was read, and comes back.
     std::fs::write(&file, "log_level = \"error\"\n").unwrap();
     let silenced = async {

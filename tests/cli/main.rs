@@ -61,14 +61,14 @@ async fn check_prints_all_faults_at_once() {
     assert!(
         done.err.contains("plimsoll.toml:1: lisen: unknown key; the nearest known key is listen")
     );
-    assert!(done.err.contains("plimsoll.toml:3: limits.body_bytes: 0 lets nothing through"));
+    assert!(done.err.contains("plimsoll.toml:3: limits.body_bytes: 0 allows nothing"));
     let done = run(&["check", "--config", file, "--json"]).await;
     let faults: serde_json::Value = serde_json::from_str(&done.out).unwrap();
     assert_eq!((done.code, faults["faults"].as_array().unwrap().len()), (1, 2));
     // Serving refuses the same, and binds nothing.
     let done = run(&["serve", "--config", file]).await;
     assert_eq!((done.code, done.out.as_str()), (1, ""));
-    assert!(done.err.contains("2 faults in the configuration"), "{}", done.err);
+    assert!(done.err.contains("2 errors in the configuration"), "{}", done.err);
 }
 
 #[tokio::test]
@@ -312,7 +312,7 @@ async fn run_keeps_a_base_url_that_is_set() {
     child.stdin.take().unwrap().write_all(b"go on\n").await.unwrap();
     let done = within("the program to end", child.wait_with_output()).await.unwrap();
     let err = String::from_utf8_lossy(&done.stderr);
-    assert!(err.contains("anthropic goes on to"), "{err}");
+    assert!(err.contains("anthropic is forwarded to"), "{err}");
     let summary: serde_json::Value = serde_json::from_str(err.lines().last().unwrap()).unwrap();
     assert!(summary["sessions"].is_array(), "{summary}");
 }

@@ -30,7 +30,7 @@ async fn a_policy_over_recordings_without_words_is_an_error_with_its_reason() {
     let (export, policy) = (export.to_str().unwrap(), policy.to_str().unwrap());
     let done = run(&["replay", "--policy", policy, export]).await;
     assert_eq!((done.code, done.out.as_str()), (1, ""), "{}", done.err);
-    assert!(done.err.contains("no word of what was said"), "{}", done.err);
+    assert!(done.err.contains("these recordings have no content"), "{}", done.err);
     assert!(done.err.contains("--content"), "{}", done.err);
     // Its estimates can be judged all the same.
     let done = run(&["replay", export]).await;
@@ -49,7 +49,7 @@ async fn what_an_export_with_words_says_is_played_under_a_policy() {
     let done = run(&arguments).await;
     assert_eq!(done.code, 0, "{}", done.err);
     assert!(done.out.starts_with("1 calls with reported usage"), "{}", done.out);
-    assert!(done.err.contains("1 of 2 calls hold no word"), "{}", done.err);
+    assert!(done.err.contains("1 of 2 calls have no recorded content"), "{}", done.err);
 }
 
 #[tokio::test]
@@ -58,7 +58,7 @@ async fn a_folder_in_which_nothing_is_a_transcript_is_an_error() {
     std::fs::write(folder.path().join("notes.txt"), "no").unwrap();
     let done = run(&["replay", folder.path().to_str().unwrap()]).await;
     assert_eq!((done.code, done.out.as_str()), (1, ""));
-    assert!(done.err.contains("holds no recorded session"), "{}", done.err);
+    assert!(done.err.contains("contains no recorded session"), "{}", done.err);
     std::fs::write(folder.path().join("empty.jsonl"), "\n").unwrap();
     let done = run(&["replay", folder.path().to_str().unwrap()]).await;
     assert_eq!((done.code, done.out.as_str()), (1, ""));
@@ -109,6 +109,6 @@ async fn costs_that_are_given_hold_in_place_of_the_fitted_ones() {
         std::fs::write(at("costs.json"), unfit.to_string()).unwrap();
         let done = run(&["replay", "--costs", &at("costs.json"), &at("session.jsonl")]).await;
         assert_eq!((done.code, done.out.as_str()), (1, ""));
-        assert!(done.err.contains("costs.json holds no costs"), "{}", done.err);
+        assert!(done.err.contains("costs.json has no costs"), "{}", done.err);
     }
 }

@@ -61,7 +61,11 @@ async fn is_told(serving: &Serving, request: &str, id: &str) {
     let path = format!("/api/v1/requests/{request}/explain");
     assert_eq!(json(serving, &path).await["provider_request_id"], id);
     let text = serving.ask(&format!("{path}?format=text")).await;
-    assert!(text.text().contains(&format!("\nThe provider's id of it: {id}\n")), "{}", text.text());
+    assert!(
+        text.text().contains(&format!("\nThe provider's request id: {id}\n")),
+        "{}",
+        text.text()
+    );
 }
 
 /// A refusal is no turn, and is what most questions to a provider's support are about.

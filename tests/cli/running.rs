@@ -235,7 +235,7 @@ async fn words_are_queued_and_said() {
     serving.metrics_say("plimsoll_store_operation_seconds_count{operation=\"put\"} 1").await;
 
     let queued = serving.look(&["say", "the-session", "Mind", "the tide."]).await;
-    assert!(queued.out.contains(" waits as number 1"), "{} {}", queued.out, queued.err);
+    assert!(queued.out.contains(" is number 1 in the queue"), "{} {}", queued.out, queued.err);
     serving.look(&["say", "the-session", "Not this."]).await;
     let listed = serving.look(&["say", "the-session", "--json"]).await;
     let listed: Value = serde_json::from_str(&listed.out).unwrap();
@@ -252,7 +252,7 @@ async fn words_are_queued_and_said() {
     call.answer("200 OK", "{}").await;
     client.response().await;
     let listed = serving.look(&["say", "the-session"]).await;
-    assert!(listed.out.starts_with("Nothing waits to be said.\nsaid "), "{}", listed.out);
+    assert!(listed.out.starts_with("No message is queued.\nsent "), "{}", listed.out);
     let id = serving.look(&["say", "the-session", "--json"]).await;
     let id: Value = serde_json::from_str(&id.out).unwrap();
     let id = id["taken"][0]["id"].as_str().unwrap().to_owned();

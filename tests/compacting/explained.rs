@@ -90,7 +90,7 @@ async fn a_summary_that_waits_is_shown_and_one_in_use_with_all_that_it_cost() {
             "  because the context fills past compact.threshold (docs/rewriting.md \"Compaction\")\n",
             "  written by the model at Plimsoll's request, claude-sonnet-4-5 at up\n",
             " s, 900 tokens read, 20 written, $0.0030\n",
-            "  1 earlier summary is folded into it; $0.0060 for all of them",
+            "  1 earlier summary is included in it; $0.0060 for all of them",
         ] {
             assert!(text.contains(part), "{part}\n{text}");
         }

@@ -147,8 +147,8 @@ fn pem_files_hold_what_they_should() {
     };
     assert_eq!(check("certificate", "key", "certificate"), "");
     let faults = check("key", "certificate", "key");
-    assert_eq!(faults.matches("holds no certificate").count(), 2, "{faults}");
-    assert!(faults.contains("holds no private key"), "{faults}");
+    assert_eq!(faults.matches("contains no certificate").count(), 2, "{faults}");
+    assert!(faults.contains("contains no private key"), "{faults}");
     let faults = check("certificate", "broken", "certificate");
     assert!(faults.contains("is broken PEM") && !faults.contains("secret!"), "{faults}");
 }
@@ -332,7 +332,7 @@ fn the_table_of_waits_lists_every_wait() {
     }
     // Those that cannot be configured, where they stand.
     for (file, constant, row) in [
-        ("server/full.rs", "const TIMEOUT: Duration = Duration::from_secs(2)", "hear 503 | 2 s"),
+        ("server/full.rs", "const TIMEOUT: Duration = Duration::from_secs(2)", "get 503 | 2 s"),
         (
             "exchange_recorder.rs",
             "const TOLD_WITHIN: Duration = Duration::from_secs(5)",
@@ -345,14 +345,18 @@ fn the_table_of_waits_lists_every_wait() {
             "const LEAVE: Duration = Duration::from_secs(2)",
             "to end | 2 s",
         ),
-        ("../cli/serve.rs", "const CLOSING: Duration = Duration::from_secs(5)", "file | 5 s"),
-        ("../admin/mod.rs", "const ENDING: Duration = Duration::from_secs(1)", "looks in | 1 s"),
+        ("../cli/serve.rs", "const CLOSING: Duration = Duration::from_secs(5)", "one file | 5 s"),
+        (
+            "../admin/mod.rs",
+            "const ENDING: Duration = Duration::from_secs(1)",
+            "admin connections | 1 s",
+        ),
         (
             "../telemetry/log.rs",
             "const TIMEOUT: Duration = Duration::from_secs(2)",
             "the log | 2 s",
         ),
-        ("server/mod.rs", "timeout(Duration::from_secs(1), phase.closed())", "its turn | 1 s"),
+        ("server/mod.rs", "timeout(Duration::from_secs(1), phase.closed())", "their turn | 1 s"),
         (
             "server/mod.rs",
             "const HANDSHAKE: Duration = Duration::from_secs(10)",

@@ -95,7 +95,7 @@ async fn a_volume_that_fills_holds_up_nobody() {
         running.turn(&format!("{turns} {}", "long words ".repeat(2_000))).await;
         turns += 1;
     };
-    assert!(told.starts_with("ready, degraded: nothing is kept: the disk is full"), "{told}");
+    assert!(told.starts_with("ready, degraded: nothing is stored: the disk is full"), "{told}");
     let metrics = running.ask("/metrics").await;
     assert!(!metrics.contains("plimsoll_store_failures_total{operation=\"put\"} 0\n"), "{metrics}");
     std::fs::remove_file(&ballast).unwrap();

@@ -146,7 +146,7 @@ async fn is_shown(server: &Serving, data: &Path) {
     assert_eq!(rows(data, sums), ["48"]);
     let data = data.to_str().unwrap();
     let told = run(&["explain", &id, "--data", data]).await.out;
-    assert!(told.contains("Plimsoll ended in the middle of this request"), "{told}");
+    assert!(told.contains("Plimsoll was killed during this request"), "{told}");
     let listed = run(&["sessions", "--data", data]).await.out;
     assert!(listed.lines().any(|line| line.ends_with("interrupted")), "{listed}");
     let exported = run(&["export", "11111111-2222-3333-4444-000000000004", "--data", data]).await;

@@ -102,7 +102,7 @@ class Scraped:
         for line in self.demo.stdout:
             if found := re.search(r"clients (http://\S+) +admin (http://\S+)", line):
                 self.clients, self.admin = found.groups()
-            if "Staying up" in line:
+            if "Still serving" in line:
                 break
         folder = pathlib.Path(self.folder.name)
         port = free_port()

@@ -33,7 +33,7 @@ const CLIENTS: u64 = 8;
 const CONFIG: &str = "request_id_header = true\n";
 /// How often it is killed before it begins with an empty folder.
 const KILLS: usize = 3;
-/// Past this a close may come after a request was read, as `docs/limits.md` says ("What is sent again"): its client
+/// Past this a close may come after a request was read, as `docs/limits.md` says ("Connection retries"): its client
 /// hears 502. Here it takes a machine that had no time for the upstream, which closes on time.
 const CROSSING: Duration = Duration::from_millis(50);
 /// Why the program says that of an exchange nothing is kept, or not in time.

@@ -55,7 +55,7 @@ function shown() {
   const numbers = (text) => [...text.matchAll(/[−+]?\d[\d,]*(\.\d+)?/g)].map(([number]) => Number(number.replaceAll(',', '').replace('−', '-')));
   const threads = (card) => [...card.querySelectorAll('details > summary')].map((line) => {
     const [name, context, estimate, turns] = line.children;
-    return { model: name.firstChild.textContent, context: numbers(context.textContent), estimate: numbers(estimate.textContent), turns: numbers(turns.textContent)[0], provider: name.textContent.match(/provider's id of the last request: (\S+)/)?.[1] ?? null };
+    return { model: name.firstChild.textContent, context: numbers(context.textContent), estimate: numbers(estimate.textContent), turns: numbers(turns.textContent)[0], provider: name.textContent.match(/provider's request id: (\S+)/)?.[1] ?? null };
   });
   return {
     worst: [...document.querySelectorAll('#worst:not([hidden]) a')].map((link) => link.textContent.split(', ')[0]),
@@ -227,8 +227,8 @@ async function failed(browser, house) {
   assert.equal(await page.locator('#failure').isVisible(), false);
   await rm(path.join(house.data, 'plimsoll.db'));
   await page.reload();
-  await page.locator('#failure', { hasText: 'Nothing is kept for now' }).waitFor({ timeout: SOON_MS });
-  assert.match(await page.locator('#failure').textContent(), /plimsoll\.db is gone/);
+  await page.locator('#failure', { hasText: 'Nothing is stored for now' }).waitFor({ timeout: SOON_MS });
+  assert.match(await page.locator('#failure').textContent(), /plimsoll\.db was deleted/);
   await page.close();
 }
 

@@ -42,7 +42,7 @@ async fn a_silent_stream_is_broken_with_an_error_event_of_its_dialect() {
         assert_eq!(name, if has_name { "event: error\n" } else { "" }, "{}", script.path);
         let error: serde_json::Value = serde_json::from_str(data.trim_end()).unwrap();
         let text = error["error"]["message"].as_str().unwrap();
-        assert!(text.contains("said nothing in its stream for 1 s"), "{error}");
+        assert!(text.contains("sent nothing in its stream for 1 s"), "{error}");
         assert_eq!(client.chunk().await, b"", "a clean end");
         call.wire.gone().await;
         let told = server.told().await;

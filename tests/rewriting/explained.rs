@@ -66,7 +66,7 @@ async fn cuts_are_explained_when_they_are_new_and_when_they_are_repeated() {
     for part in [
         &line,
         "\nReplayed:\n  cut a tool result",
-        "    always: policy cuts",
+        "    always: the policy cuts",
         "100% of the turn before",
     ] {
         assert!(text.contains(part), "{part}:\n{text}");
@@ -132,7 +132,7 @@ async fn a_model_that_nobody_knows_has_no_pressure() {
     let looking = Looking::at(&play.server, &play.config).await;
     let path = format!("/api/v1/requests/{}/explain?format=text", scene.told.id);
     let text = looking.get(&path).await.text().to_owned();
-    assert!(text.contains("unknown_window: the model is not known"), "{text}");
+    assert!(text.contains("unknown_window: the model is unknown"), "{text}");
     let path = format!("/api/v1/sessions/{}/threads/latest/context?format=text", play.session);
     let view = looking.get(&path).await.text().to_owned();
     assert!(view.contains("its window is a guess"), "{view}");
@@ -195,7 +195,7 @@ async fn held_out_sessions_stand_beside_the_others_with_their_counts() {
     assert_eq!((&comparison["mixed"], &comparison["others"]["sessions"]), (&json!(2), &json!(0)));
     assert_eq!(comparison["enough"], false);
     let text = looking.get("/api/v1/savings?format=text").await;
-    assert!(text.text().contains("too few to conclude anything"), "{}", text.text());
+    assert!(text.text().contains("too few for a conclusion"), "{}", text.text());
 }
 
 /// The context of a request that nothing has answered yet, the first of its session at that.
@@ -211,7 +211,7 @@ async fn a_request_on_its_way_is_in_the_context_view() {
     assert_eq!((&view["in_flight"], &view["method"]), (&json!(true), &json!("estimated")));
     assert!(view["rewriting"]["made"]["cut"].as_u64().unwrap() > 0);
     let text = looking.get(&format!("{path}?format=text")).await.text().to_owned();
-    assert!(text.contains("(estimated, on its way)\n"), "{text}");
+    assert!(text.contains("(estimated, in flight)\n"), "{text}");
     assert!(text.contains("\nRewriting (active): "), "{text}");
 
     let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));

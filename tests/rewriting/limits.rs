@@ -34,7 +34,7 @@ async fn micro_compacts_snapshot_can_be_read_from_the_context() {
     let json = serde_json::to_value(&view).unwrap();
     assert_eq!(json["thresholds"]["compacting"]["percent"], json!(83.5));
     let text = "\
-Where things begin:
+Thresholds:
   Pruning:       with every call
   Preparing:     150,300 tokens (75.2%)
   Compacting:    167,000 tokens (83.5%)

@@ -71,7 +71,7 @@ impl Table {
             settle: keyed("settle_ms"),
             commit: keyed("commit_ms"),
             drain: keyed("drain_s"),
-            broken: wait(&|row| row[1].starts_with("what was broken off")),
+            broken: wait(&|row| row[1].starts_with("aborted streams")),
         }
     }
 

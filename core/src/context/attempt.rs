@@ -4,7 +4,8 @@
 //! made in it, as its client sent it, and as the last accepted request of its branch was sent: each once at most,
 //! repaired as often as another thing is refused ([`MOST_REPAIRS`]). Reasoning is repaired last where we changed
 //! anything: it may rest on that. [`next`] says what to do and what was found out; [`AttemptFinding::consequence`] says
-//! what is remembered of that. Pure: whoever sends performs it and decides nothing (`docs/rewriting.md` "What is always so").
+//! what is remembered of that. Pure: whoever sends performs it and decides nothing (`docs/rewriting.md` "Rules
+//! for every rewrite").
 
 use super::RevocationRetry;
 use crate::dialect::lesson::Lesson;

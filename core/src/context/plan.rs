@@ -1,5 +1,5 @@
 //! The plan: which recorded decisions apply to a request, and the edits they make of it
-//! (`docs/architecture.md` "The way of a request").
+//! (`docs/architecture.md` "Life of a request").
 //!
 //! Edits come from facts alone (invariant 3): what is new is proposed as a fact (`prune`,
 //! `reasoning`), saved, and then replayed like an old one, so that the same facts and request always

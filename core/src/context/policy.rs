@@ -69,8 +69,8 @@ pub struct ClassicPolicy {
     /// Whether requests are also counted by `rules`. Metrics, log lines and API then show the error of
     /// that count, too.
     pub classic: bool,
-    /// What that count decides: `nothing`, or the `budget`: which tool results are cut, and when histories
-    /// are compacted. It is then also the number that is shown. `decisions` is an older word for `budget`.
+    /// What that count is used for: `nothing`, or the `budget`: which tool results are cut, and when histories
+    /// are compacted. It is then also the number that is shown. `decisions` is an old name of `budget`.
     pub decides: ClassicRole,
     /// How it counts.
     pub rules: ClassicRules,
@@ -79,9 +79,8 @@ pub struct ClassicPolicy {
     /// window); `media` (requests with pictures or documents, as Gemini CLI does); `sample:0.01` (this share of
     /// the rewritten requests, counted as the client sent them, so that the provider checks what was saved).
     pub count: CountSchedule,
-    /// A file with the vocabulary of Gemini's tokenizer, which Plimsoll may not bring along: the
-    /// `tokenizer.model` or `tokenizer.json` of a Gemma 3 model. With it Gemini's tokens are counted;
-    /// without it they are estimated.
+    /// A file with the vocabulary of Gemini's tokenizer, which Plimsoll may not ship: the `tokenizer.model` or
+    /// `tokenizer.json` of a Gemma 3 model. With it Gemini's tokens are counted; without it they are estimated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gemini_vocabulary: Option<String>,
 }
@@ -180,9 +179,9 @@ impl ClassicPolicy {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct PrunePolicy {
-    /// When old results may be cut: `pressure` (the window fills), `cold_cache` (the provider's cache
-    /// has gone cold or holds nothing, so that a cut costs nothing), `pays_back` (the saving pays for
-    /// the broken cache within `horizon_turns`), `always`. Empty: never.
+    /// When old results may be cut: `pressure` (the window fills), `cold_cache` (the provider's cache has
+    /// expired or is empty, so that a cut costs nothing), `pays_back` (the saving pays for the broken cache
+    /// within `horizon_turns`), `always`. Empty: never.
     pub gate: Vec<PruneGate>,
     /// There is pressure past this share of the usable window (the window less the output reserve).
     pub pressure: f64,
@@ -190,13 +189,13 @@ pub struct PrunePolicy {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pressure_buffer_tokens: Option<u64>,
     /// Under pressure a cut must bring the request down to this share of the usable window, so that one cut
-    /// makes room for several turns, and it must pay for the broken cache within `horizon_turns`; else it
-    /// waits. Once the request does not fit the usable window, it waits no longer. 1: it never waits.
+    /// makes room for several turns, and it must pay for the broken cache within `horizon_turns`; otherwise
+    /// Plimsoll waits. It stops waiting when the request does not fit the usable window. 1: it never waits.
     pub low_water: f64,
     /// How many of the newest tokens of the history are never cut.
     pub protect_tokens: u64,
-    /// What these tokens are counted over: `all` of the history, or only the `results` that could be
-    /// cut. With `results` the placeholder's own tokens do not count against what a cut saves.
+    /// Which tokens are counted for this: `all` of the history, or only the `results` that could be cut. With
+    /// `results` the tokens of the placeholder are not subtracted from the saving of a cut.
     pub protect_counts: ProtectUnit,
     /// How many of the newest messages are never cut.
     pub protect_messages: u32,
@@ -206,7 +205,7 @@ pub struct PrunePolicy {
     pub min_saving_tokens: u64,
     /// Conversations with fewer messages are not pruned.
     pub min_messages: u32,
-    /// Only results of these tools are cut; a `*` at the end matches any rest. Empty: of all.
+    /// Only results of these tools are cut; a `*` at the end matches any rest. Empty: results of all tools.
     pub tools: Vec<String>,
     /// Results of these tools are never cut.
     pub except_tools: Vec<String>,
@@ -214,27 +213,26 @@ pub struct PrunePolicy {
     pub keep_errors: bool,
     /// Whether pictures and documents in a result are kept.
     pub keep_media: bool,
-    /// Whether old pictures in the user's own messages are cut as old results are: by the same gates, the newest
-    /// protected alike, counted among the results. Words say that a picture stood there.
+    /// Whether old pictures in the user's own messages are cut like old results: by the same gates, with the
+    /// newest protected, counted among the results. A text replaces each picture.
     pub media: bool,
-    /// Whether nothing that stands before a summary is cut.
+    /// Whether nothing before a summary is cut.
     pub stop_at_summary: bool,
-    /// Whether nothing is cut that stands before a result that Plimsoll or the client cut earlier.
+    /// Whether nothing is cut before a result that Plimsoll or the client cut earlier.
     pub stop_at_cut: bool,
     /// The text that replaces a cut result. `{tool}` and `{tokens}` are filled in.
     pub placeholder: String,
     /// The number of turns within which a cut must pay for itself, with the gates `pays_back` and `pressure`.
     pub horizon_turns: u32,
-    /// A single result larger than this is cut to its head and tail when it is first seen. Without this
-    /// key that happens only to a result that does not fit the window.
+    /// A single result larger than this is cut to its head and tail when it is first seen. Without this key,
+    /// only a result that does not fit the window is cut so.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_result_tokens: Option<u64>,
-    /// Who cuts old results: `rewrite` (Plimsoll), `provider` (Anthropic's own context editing, where the
-    /// provider has it; nobody elsewhere), `auto` (the provider where it has it and reasoning is bound
-    /// to the prefix, else Plimsoll). The provider is told the tools, `pressure` or `always`,
-    /// `min_saving_tokens`, and to keep as many tool uses as `protect_messages`; it keeps
-    /// neither errors nor pictures, and uses its own placeholder. A request that brings its own
-    /// `context_management` keeps it.
+    /// Who cuts old results: `rewrite` (Plimsoll), `provider` (Anthropic's own context editing; with other
+    /// providers nobody), `auto` (the provider if it supports this and reasoning is bound to the prefix, else
+    /// Plimsoll). Plimsoll sends the provider the tools, `pressure` or `always`, `min_saving_tokens`, and
+    /// `protect_messages` as the number of tool uses to keep. The provider keeps neither errors nor pictures,
+    /// and uses its own placeholder. A request that brings its own `context_management` keeps it.
     pub method: PruneMethod,
     /// Whether old results may be cut even if that makes later reasoning invalid, because the model
     /// binds reasoning to everything before it.
@@ -285,14 +283,14 @@ pub enum PruneMethod {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ReasoningPolicy {
-    /// Whether reasoning that a client dropped is put back where the provider wants it: `auto` or
-    /// `off`. With `off` no reasoning is stored.
+    /// Whether reasoning that a client dropped is put back where the provider expects it: `auto` or `off`. With
+    /// `off` no reasoning is stored.
     pub reinject: ReinjectPolicy,
     /// Whether reasoning that clients send back counts as part of the context. `false` removes it, like
     /// `strip_from_context = "all"`, whatever that key says.
     pub include_in_context: bool,
-    /// Reasoning to remove from requests, where the provider allows it: `none`, `all`, or
-    /// `all_but_last` (the newest reply keeps its own).
+    /// Reasoning to remove from requests, if the provider allows it: `none`, `all`, or `all_but_last` (the
+    /// newest reply keeps its own).
     pub strip_from_context: StripPolicy,
 }
 

@@ -13,7 +13,7 @@ use crate::dialect::{Conversation, Message, Part, PartKind, Span};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ClassicRules {
-    /// What these rules are called in metrics and log lines.
+    /// The name of these rules in metrics and log lines.
     pub name: String,
     /// Tokens of an ASCII character of text.
     pub text_tokens_per_char: f64,
@@ -26,9 +26,9 @@ pub struct ClassicRules {
     /// Texts of more characters count as if all of them were ASCII.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub plain_past_chars: Option<u64>,
-    /// Tokens of a message beside its parts.
+    /// Tokens of a message in addition to its parts.
     pub message_tokens: u32,
-    /// Tokens of a tool call or result beside its words.
+    /// Tokens of a tool call or result in addition to its text.
     pub tool_block_tokens: u32,
     /// Tokens of a picture.
     pub image_tokens: u32,
@@ -38,12 +38,12 @@ pub struct ClassicRules {
     pub least_tokens: u32,
     /// Tool calls: by name and arguments (`words`), or the whole block (`json`).
     pub calls: CountedContent,
-    /// Tool results: only their text (`words`), or their JSON where that is more than a text (`json`),
-    /// pictures included.
+    /// Tool results: only their text (`words`), or their JSON if that is more than a text (`json`), pictures
+    /// included.
     pub results: CountedContent,
     /// Reasoning that is sent back: its text (`words`), or the whole block with its signature (`json`).
     pub reasoning: CountedContent,
-    /// Whether a result that carries its tool's name counts that, too.
+    /// Whether the tool's name in a result counts, too.
     pub result_names: bool,
     /// Whether the placeholder of a cut result counts.
     pub placeholders: bool,

@@ -24,13 +24,10 @@ impl fmt::Display for Explanation {
         let (session, thread) = (name(&self.session), name(&self.thread));
         writeln!(f, "{model} at {upstream}; session {session}, thread {thread}")?;
         if let Some(id) = &self.provider_request_id {
-            writeln!(f, "The provider's id of it: {}", clean(id))?;
+            writeln!(f, "The provider's request id: {}", clean(id))?;
         }
         if self.outcome == Outcome::Interrupted {
-            writeln!(
-                f,
-                "Plimsoll ended in the middle of this request: below is what it knew then"
-            )?;
+            writeln!(f, "Plimsoll was killed during this request: this is what it knew then")?;
         }
         if let Some(times) = self.repeated_calls {
             writeln!(
@@ -55,7 +52,7 @@ impl fmt::Display for Explanation {
             steps.try_for_each(|step| step.fmt(f))?;
         }
         if self.unlisted > 0 {
-            writeln!(f, "And {} more, not listed one by one.", self.unlisted)?;
+            writeln!(f, "And {} more that are not listed.", self.unlisted)?;
         }
         CompactionsText(&self.compactions).fmt(f)?;
         self.cache.fmt(f)?;
@@ -74,21 +71,21 @@ impl Explanation {
     fn but(&self) -> String {
         match (self.mode, self.resent, self.taken_back) {
             (_, Some(cause), _) => format!(
-                "; the provider refused the rewrite ({}), and the request was sent as it came",
+                "; the provider refused the rewrite ({}), and the original request was sent",
                 word(cause)
             ),
             (_, None, Some(cause)) => format!(
-                "; the provider refused what was new ({}), and the request was sent as those before it",
+                "; the provider refused the new changes ({}), and the last accepted form was sent",
                 word(cause)
             ),
             _ if !self.healed.is_empty() => {
                 let causes: Vec<&str> = self.healed.iter().map(|cause| cause.word()).collect();
                 format!(
-                    "; the provider refused it first ({}), and took it changed",
+                    "; the provider refused the request ({}), and accepted it after a repair",
                     causes.join(", ")
                 )
             }
-            (Mode::Shadow, ..) => "; decided and measured, and sent as it came".to_owned(),
+            (Mode::Shadow, ..) => "; decided and measured, but the original was sent".to_owned(),
             _ if self.held_out => "; the session is held out for comparison".to_owned(),
             _ => String::new(),
         }
@@ -145,7 +142,7 @@ impl fmt::Display for CacheEffect {
         writeln!(f, "Cache:")?;
         if let (Some(kept), Some(of)) = (self.kept, self.kept_of) {
             let share = if of == 0 { 100.0 } else { kept as f64 * 100.0 / of as f64 };
-            write!(f, "  expected: {share:.0}% of the turn before stays as it was")?;
+            write!(f, "  expected: {share:.0}% of the turn before is unchanged")?;
             write!(f, " ({} of {} tokens)", grouped(kept), grouped(of))?;
             match self.breaks_in {
                 Some(place) => writeln!(f, ", to a change in the {}", word(place))?,
@@ -188,7 +185,7 @@ impl fmt::Display for ExplainedEstimate {
 
 fn money(saved: &ExchangeSavings, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let Some(money) = saved.money else {
-        return write!(f, "Money: not known");
+        return write!(f, "Money: unknown");
     };
     write!(
         f,

@@ -32,15 +32,15 @@ pub(super) fn run(
     let without = lines.iter().filter(|line| !line.has_words()).count();
     if without == lines.len() {
         return Err(CliError(
-            "these recordings hold no word of what was said, so nothing in them could be cut or compacted. \
-             Export with --content, where content.keep = true had it kept"
+            "these recordings have no content, so nothing in them could be cut or compacted. Export with \
+             --content, if content.keep = true stored it"
                 .to_owned(),
         ));
     }
     if without > 0 {
         let all = lines.len();
         print::note(&format!(
-            "{without} of {all} calls hold no word of what was said: they are left out"
+            "{without} of {all} calls have no recorded content: they are left out"
         ));
     }
     let told = what_if::play(lines, &WhatIfOptions::of(&loaded.config, summary_tokens));
@@ -88,12 +88,12 @@ fn words(told: &WhatIfReport, summary_tokens: u32) -> String {
     );
     let _ = writeln!(
         out,
-        "results cut: {}; {} of them asked for again later, with the same arguments",
+        "results cut: {}; {} of them requested again later, with the same arguments",
         told.results_cut, told.asked_again
     );
     let _ = writeln!(
         out,
-        "summaries: {} written, each taken to have {summary_tokens} tokens",
+        "summaries: {} written, each counted as {summary_tokens} tokens",
         told.summaries
     );
     if !told.refused.is_empty() {
@@ -120,7 +120,7 @@ fn words(told: &WhatIfReport, summary_tokens: u32) -> String {
         );
     }
     if batches.len() > MOST {
-        let _ = writeln!(out, "… and {} more (--json tells all)", batches.len() - MOST);
+        let _ = writeln!(out, "… and {} more (--json lists all)", batches.len() - MOST);
     }
     out
 }

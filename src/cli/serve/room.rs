@@ -26,7 +26,7 @@ fn too_little(folder: &Path, room: u64, bound: u64) -> Option<String> {
         let mib = |bytes: u64| grouped(bytes >> 20);
         format!(
             "{} has room for {} MiB and the store may take {} MiB (retention.bytes and a tenth of it, and \
-             64 MiB for its log); lower retention.bytes to {}, or make room",
+             64 MiB for its WAL); lower retention.bytes to {}, or make room",
             folder.display(),
             mib(room),
             mib(most),

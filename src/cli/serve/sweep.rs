@@ -163,10 +163,10 @@ impl SweepNotices {
         match failure {
             Some(failure) if self.not_kept.is_none_or(|at| at.elapsed() >= TOLD) => {
                 self.not_kept = Some(Instant::now());
-                tracing::warn!("nothing is kept for now, and traffic goes on: {failure}");
+                tracing::warn!("nothing is stored for now, traffic continues: {failure}");
             }
             None if self.not_kept.take().is_some() => {
-                tracing::warn!("turns are kept again");
+                tracing::warn!("turns are stored again");
             }
             _ => {}
         }
@@ -178,9 +178,7 @@ impl SweepNotices {
         if self.forgotten > 0 && self.forgotten_told.is_none_or(|at| at.elapsed() >= TOLD) {
             self.forgotten_told = Some(Instant::now());
             let sessions = std::mem::take(&mut self.forgotten);
-            tracing::info!(
-                "{sessions} sessions were deleted: past retention.days or retention.bytes"
-            );
+            tracing::info!("{sessions} sessions were deleted by retention.days or retention.bytes");
         }
     }
 }

@@ -17,7 +17,7 @@ impl Resolver<'_> {
         let admin = self.token("admin_token", raw.admin_token.as_deref());
         let reader = self.token("admin_read_token", raw.admin_read_token.as_deref());
         if admin.is_some() && admin == reader {
-            let what = "is the same as admin_token: whoever may read could do everything";
+            let what = "is the same as admin_token: every reader could do everything";
             self.wrong(&["admin_read_token"], what, "Give each a token of its own.");
         }
         (admin, reader)

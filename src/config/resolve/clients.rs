@@ -30,7 +30,7 @@ impl Resolver<'_> {
     ) -> ClientSettings {
         let token = raw.client_token.as_deref().and_then(|it| self.secret(&["client_token"], it));
         if token.as_ref().is_some_and(|token| token.0.chars().count() < SHORTEST_TOKEN) {
-            let what = "the token is too short to be safe from guessing";
+            let what = "the token is too short and can be guessed";
             self.wrong(&["client_token"], what, "Use 16 characters or more, drawn at random.");
         }
         self.credentials_are_safe(raw, listen);
@@ -87,7 +87,7 @@ impl Resolver<'_> {
         let says_who = |header: &HeaderName| !NO_TENANT.contains(&header.as_str());
         let header = header.filter(says_who);
         if header.is_none() {
-            let what = format!("{name:?} is not a header that says who is asking");
+            let what = format!("{name:?} is not a header that can identify a user");
             self.wrong(&["tenant_headers"], what, "Name headers such as x-corp-user.");
         }
         header
@@ -115,7 +115,7 @@ pub(in crate::config) fn oddities(config: &Config) -> Vec<String> {
     let plain = config.upstreams.iter().filter(plain).filter(away).map(|upstream| {
         let name = &upstream.name;
         format!(
-            "upstream.{name}.base_url: prompts and credentials go to another machine unencrypted; use https:// if it can be had"
+            "upstream.{name}.base_url: prompts and credentials go to another machine unencrypted; use https:// if possible"
         )
     });
     plain.chain(keyless_summariser(config)).collect()
@@ -130,7 +130,7 @@ fn keyless_summariser(config: &Config) -> Option<String> {
     let is_near = upstream.base.host().is_some_and(is_loopback);
     (upstream.credential.is_none() && elsewhere && !is_near).then(|| {
         format!(
-            "upstream.{name}: has no credential and writes summaries; for clients of other hosts it is asked without one"
+            "upstream.{name}: has no credential and writes summaries; clients of other hosts have none for it"
         )
     })
 }

@@ -48,7 +48,7 @@ impl Resolver<'_> {
         }
         let both = prune.except_tools.iter().find(|tool| prune.tools.contains(tool));
         if let Some(tool) = both {
-            let what = format!("{tool:?} stands in `tools` too");
+            let what = format!("{tool:?} is in `tools` too");
             self.wrong(&["prune", "except_tools"], what, "Name it in one of them.");
         }
         if prune.method == PruneMethod::Provider && prune.accept_reasoning_loss {
@@ -69,7 +69,7 @@ impl Resolver<'_> {
         {
             self.wrong(
                 &["reasoning", "strip_from_context"],
-                "keeps the newest reasoning, but include_in_context = false leaves all out",
+                "keeps the newest reasoning, but include_in_context = false removes all of it",
                 "Set include_in_context = true, or remove it.",
             );
         }
@@ -79,7 +79,7 @@ impl Resolver<'_> {
         {
             self.wrong(
                 &["reasoning", "reinject"],
-                "puts back what strip_from_context = \"all\" takes out",
+                "puts back what strip_from_context = \"all\" removes",
                 "Write reinject = \"off\", or strip less.",
             );
         }
@@ -179,7 +179,7 @@ impl Resolver<'_> {
             ],
         );
         if compact.prompt.trim().is_empty() {
-            let what = "is empty: nothing says what to write";
+            let what = "is empty: the model gets no instruction";
             self.wrong(&["compact", "prompt"], what, "Write a few words, or remove it.");
         }
         for (key, number) in [("timeout_s", compact.timeout_s), ("max_bytes", compact.max_bytes)] {
@@ -192,7 +192,7 @@ impl Resolver<'_> {
         if let Some(upstream) = &compact.upstream
             && !is_there(raw, upstream)
         {
-            let what = format!("{upstream:?} is no upstream");
+            let what = format!("{upstream:?} is not an upstream");
             self.wrong(&["compact", "upstream"], &what, "Name one of [upstream], or a built-in.");
         }
     }
@@ -209,7 +209,7 @@ impl Resolver<'_> {
         ] {
             if !(0.0..=MOST_TOKENS_PER_CHAR).contains(&rate) {
                 let path = ["estimate", "rules", key];
-                self.wrong(&path, "counts nothing sensible", "Write a number from 0 to 100.");
+                self.wrong(&path, "is not a usable factor", "Write a number from 0 to 100.");
             }
         }
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');

@@ -40,7 +40,7 @@ impl Resolver<'_> {
         }
         for upstream in all.iter().filter(|it| points_at(it, listen)) {
             let path = ["upstream", &*upstream.name, "base_url"];
-            self.wrong(&path, "points at our own listener", "Name the provider's address.");
+            self.wrong(&path, "points at our own listener", "Write the provider's base URL.");
         }
         all
     }
@@ -69,7 +69,7 @@ impl Resolver<'_> {
         let base = self.url(&["upstream", name, "base_url"], url);
         if raw.window_tokens == Some(0) {
             let path = ["upstream", name, "window_tokens"];
-            self.wrong(&path, "0 holds nothing", "Write 1 or more.");
+            self.wrong(&path, "0 is too small", "Write 1 or more.");
         }
         self.price(&["upstream", name, "price"], raw.price.as_ref());
         self.compact_over("upstream", name, raw.compact.as_ref());

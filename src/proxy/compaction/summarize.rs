@@ -157,7 +157,7 @@ impl SummaryJob {
             if kept.is_err() {
                 let session = &self.room.scope.session;
                 tracing::warn!(
-                    "session {session} is not compacted although somebody asked: its summary is no smaller"
+                    "session {session} was not compacted as requested: the summary is no smaller"
                 );
             }
         }

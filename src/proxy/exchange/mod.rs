@@ -1,4 +1,4 @@
-//! One request, top to bottom (`docs/architecture.md` "The way of a request").
+//! One request, top to bottom (`docs/architecture.md` "Life of a request").
 //!
 //! Reads like the list it implements. Nothing in here may cost the client an answer: what fails on
 //! the way is left out, and the original goes on.
@@ -257,7 +257,7 @@ async fn answered(
         };
     }
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-        let why = "it left HTTP for a protocol that nobody asked for".to_owned();
+        let why = "it switched to a protocol that was not requested".to_owned();
         return ours(&fault(upstream, UpstreamError::Failed(why)), recorder);
     }
     if let Some(writer) = writer.filter(|_| response.status().is_success()) {

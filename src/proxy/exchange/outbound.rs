@@ -1,5 +1,5 @@
-//! A request on its way out, and what is done where its provider refuses it (`docs/rewriting.md` "What is
-//! always so").
+//! A request on its way out, and what is done where its provider refuses it (`docs/rewriting.md` "Rules for
+//! every rewrite").
 //!
 //! A refusal that may be mended is read before any byte of it goes to the client (`retry`). Any other goes
 //! through as the provider wrote it.

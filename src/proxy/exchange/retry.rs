@@ -1,5 +1,5 @@
-//! Sends a request again where its answer may not be the last word (`docs/rewriting.md` "What is always
-//! so"): performs what [`context::attempt`](crate::context::attempt) decides.
+//! Sends a request again where its answer may not be the last word (`docs/rewriting.md` "Rules for
+//! every rewrite"): performs what [`context::attempt`](crate::context::attempt) decides.
 //!
 //! Judges answers by their status and their first words, keeps those that may yet be the client's, and
 //! remembers what was found out, which spares the next request the refusal. Decides nothing itself.
@@ -420,7 +420,7 @@ impl AnswerHistory {
         let place = self.held.iter().position(|(held, _)| *held == form);
         let answer = place.map(|place| self.held.swap_remove(place).1.into_response());
         // The table answers what is held (`every_path_ends_with_an_answer_that_is_held`).
-        answer.ok_or_else(|| UpstreamError::Failed("its answer was not kept".into()))
+        answer.ok_or_else(|| UpstreamError::Failed("its response was not stored".into()))
     }
 }
 

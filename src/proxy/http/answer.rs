@@ -139,8 +139,8 @@ impl ProxyError {
                 let meant =
                     nearest.as_ref().map_or(String::new(), |it| format!(" Nearest: /{it}."));
                 format!(
-                    "Plimsoll has no upstream for this path, and sent it nowhere (the client's base \
-                     URL or the proxy's configuration): use an API path such as /v1/messages, put \
+                    "Plimsoll has no upstream for this path, and forwarded it nowhere (check the client's base \
+                     URL and the proxy's configuration): use an API path such as /v1/messages, put \
                      /NAME of a configured upstream before it, or add an upstream. Upstreams here: \
                      {}.{meant}",
                     known.join(", ")
@@ -148,12 +148,12 @@ impl ProxyError {
             }
             ProxyError::NoForwardProxy => {
                 "The client uses Plimsoll as a forward proxy (HTTPS_PROXY), \
-                which it is not: set the client's base URL to it instead."
+                but it is none: set the client's base URL to Plimsoll instead."
                     .to_owned()
             }
             ProxyError::ForeignHost => {
                 "The request names a host that is not this machine's loopback, \
-                and Plimsoll listens there alone: use http://127.0.0.1 or http://localhost, or add \
+                and Plimsoll listens only there: use http://127.0.0.1 or http://localhost, or add \
                 the name to allowed_hosts in Plimsoll's configuration."
                     .to_owned()
             }
@@ -163,14 +163,16 @@ impl ProxyError {
                     .to_owned()
             }
             ProxyError::NoToken => {
-                "This Plimsoll answers clients that have its client_token: send it \
-                as x-plimsoll-token, or as the client's API key where the upstream has its own."
+                "This Plimsoll requires its client_token: send it as x-plimsoll-token, \
+                or as the client's API key if the upstream has a key of its own."
                     .to_owned()
             }
-            ProxyError::PathRefused => "This upstream is asked with the operator's credential, so \
-                Plimsoll lets through only paths that ask a model, count tokens or list models, \
+            ProxyError::PathRefused => {
+                "Plimsoll uses the operator's credential for this upstream, so \
+                it allows only paths that call a model, count tokens or list models, \
                 without dot segments: configure an upstream without credential for the others."
-                .to_owned(),
+                    .to_owned()
+            }
             ProxyError::Full => "Plimsoll has reached its limit of client connections \
                 (limits.connections): try again, or raise it."
                 .to_owned(),
@@ -182,35 +184,31 @@ impl ProxyError {
                 limit (limits.header_bytes): send fewer, or raise it."
                     .to_owned()
             }
-            ProxyError::Malformed => {
-                "What the client sent is not a readable HTTP request: fix its \
-                request line or headers. In an address, write ` in the path as %60, \" in the \
+            ProxyError::Malformed => "The client did not send a valid HTTP request: fix its \
+                request line or headers. In a URL, write ` in the path as %60, \" in the \
                 query as %22, and < > and spaces as %3C %3E %20."
-                    .to_owned()
-            }
-            ProxyError::TargetTooLong => {
-                "The request's address is too long: shorten it.".to_owned()
-            }
+                .to_owned(),
+            ProxyError::TargetTooLong => "The request's URL is too long: shorten it.".to_owned(),
             ProxyError::UpgradeRefused => "Plimsoll's policy for this upstream refuses WebSockets \
                 (upgrades = \"refuse\"): use HTTP."
                 .to_owned(),
-            ProxyError::RequestBroken => "The client broke off its request body.".to_owned(),
+            ProxyError::RequestBroken => "The client aborted its request body.".to_owned(),
             ProxyError::BodyTooSlow => {
-                "The client sent nothing more of its request's body for longer \
-                than Plimsoll waits (limits.body_s): send it again."
+                "The client's request body stalled for longer than Plimsoll waits \
+                (limits.body_s): send the request again."
                     .to_owned()
             }
             ProxyError::UpstreamFailed(name, why) => format!(
-                "The upstream {name:?} could not be reached or broke off before it answered, \
-                 which is neither the client's nor Plimsoll's doing: {why}"
+                "The upstream {name:?} could not be reached or closed the connection before it answered; \
+                 neither the client nor Plimsoll caused this: {why}"
             ),
             ProxyError::UpstreamTooSlow(name, why) => format!(
-                "The upstream {name:?} accepted no connection or stream in time (limits.connect_s), which is \
-                 neither the client's nor Plimsoll's doing: {why}"
+                "The upstream {name:?} accepted no connection or stream in time (limits.connect_s); \
+                 neither the client nor Plimsoll caused this: {why}"
             ),
             ProxyError::UpstreamSilent(name, seconds) => format!(
-                "The upstream {name:?} said nothing in its stream for {seconds} s (limits.silent_stream_s), which is \
-                 neither the client's nor Plimsoll's doing: ask again."
+                "The upstream {name:?} sent nothing in its stream for {seconds} s (limits.silent_stream_s); \
+                 neither the client nor Plimsoll caused this: try again."
             ),
         }
     }

@@ -101,7 +101,7 @@ impl Proxy {
         match outcome {
             LessonOffer::New => tracing::info!("{upstream} {}", LessonNotice(lesson)),
             LessonOffer::Agreed => {
-                tracing::info!("{upstream} {}: it holds for all now", LessonNotice(lesson));
+                tracing::info!("{upstream} {}: this applies to all now", LessonNotice(lesson));
             }
             _ => {}
         }
@@ -122,22 +122,24 @@ impl std::fmt::Display for LessonNotice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self.0 {
             Lesson::UsageRefused => {
-                "refuses stream_options.include_usage: it is not asked for usage"
+                "refuses stream_options.include_usage: Plimsoll does not ask for usage"
             }
             Lesson::ReasoningDemanded => {
-                "demands its reasoning back: it is put back where it is known"
+                "requires its reasoning back: Plimsoll puts it back if it is known"
             }
-            Lesson::ReasoningRefused => "refuses its reasoning back: it is not put back",
+            Lesson::ReasoningRefused => "refuses its reasoning: Plimsoll does not put it back",
             Lesson::ReasoningBound => "binds reasoning to its prefix: nothing before it is changed",
-            Lesson::EditingRefused => "refuses context_management: it is not asked to clear",
+            Lesson::EditingRefused => {
+                "refuses context_management: Plimsoll does not ask it to clear"
+            }
             Lesson::IncludeRefused => {
-                "refuses reasoning.encrypted_content: it is not asked for reasoning"
+                "refuses reasoning.encrypted_content: Plimsoll does not ask for reasoning"
             }
             Lesson::CompactionRefused => {
-                "does not compact by itself: summaries are asked of the model"
+                "does not compact by itself: Plimsoll asks the model for summaries"
             }
-            Lesson::CountMissing => "has no endpoint that counts tokens: it is not asked to",
-            Lesson::Window(window) => return write!(f, "says that a window is {window} tokens"),
+            Lesson::CountMissing => "has no token counting endpoint: Plimsoll does not ask it",
+            Lesson::Window(window) => return write!(f, "reports a window of {window} tokens"),
         })
     }
 }

@@ -1,5 +1,5 @@
 //! What is done to one request: recorded decisions replayed, new ones proposed and saved
-//! (`docs/architecture.md` "The way of a request").
+//! (`docs/architecture.md` "Life of a request").
 //!
 //! Nothing is on the wire that is not saved; a store that fails or is slow costs the new decisions,
 //! never the request. Large bodies are planned off the async threads.

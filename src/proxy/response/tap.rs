@@ -44,7 +44,7 @@ pub(crate) type CommitFuture = Pin<Box<dyn Future<Output = Option<FailOpen>> + S
 const CUT: &str = "the upstream ended the stream before its terminal event";
 
 /// Why a stream is broken on which its upstream said nothing for too long.
-const SILENT: &str = "the upstream said nothing in its stream for limits.silent_stream_s";
+const SILENT: &str = "the upstream sent nothing in its stream for limits.silent_stream_s";
 
 /// Makes a turn of a reply, once the exchange's ending is known.
 pub(crate) type SettleReply = Box<dyn FnOnce(&mut Exchange, Reply) -> CommitFuture + Send>;

@@ -44,7 +44,7 @@ async fn find(proxy: &Proxy) {
         if let Ok(found @ 1..) = proxy.ledgers.adopt_drafts(LEASE).await {
             proxy.telemetry.found_interrupted(found as u64);
             tracing::warn!(
-                "{found} exchanges were on their way when Plimsoll ended without a stop; they are kept as interrupted"
+                "{found} exchanges were in flight when Plimsoll was killed; they are stored as interrupted"
             );
         }
         tokio::time::sleep(LEASE / 3).await;

@@ -353,7 +353,7 @@ impl ConnectionAttempt {
 impl Drop for ConnectionAttempt {
     fn drop(&mut self) {
         if let Some(upstream) = self.0.take() {
-            upstream.failed(&UpstreamError::Failed("opening the connection was broken off".into()));
+            upstream.failed(&UpstreamError::Failed("opening the connection was aborted".into()));
         }
     }
 }

@@ -47,7 +47,8 @@ impl Ledgers {
         most: u64,
     ) -> Result<(), StoreError> {
         let value = serde_json::to_vec(words);
-        let value = value.map_err(|_| StoreError::Failed("words cannot be written".to_owned()))?;
+        let value =
+            value.map_err(|_| StoreError::Failed("the text cannot be written".to_owned()))?;
         let SessionRoom { scope, cache, request } = room;
         let held = self.store.size(scope.clone(), RecordKind::Words).await?;
         if held.saturating_add(value.len() as u64) > most {

@@ -41,7 +41,7 @@ pub(super) async fn parse<T: Send + 'static>(
     let (answer, done) = oneshot::channel();
     let job: ParserJob = Box::new(move || drop(answer.send(work())));
     QUEUED.try_send(job).map_err(|_| StoreError::Closed)?;
-    done.await.map_err(|_| StoreError::Failed("what was kept could not be read".to_owned()))
+    done.await.map_err(|_| StoreError::Failed("the stored data could not be read".to_owned()))
 }
 
 fn run(queue: &Mutex<Receiver<ParserJob>>) {

@@ -45,7 +45,7 @@ impl Drop for DecisionWrite {
 #[derive(Debug, thiserror::Error)]
 pub enum DecisionError {
     /// Its session has as many decisions as one may have. They are repeated.
-    #[error("the session has as many decisions as one may have")]
+    #[error("the session has reached its limit of decisions")]
     TooMany,
     /// The store did not keep it.
     #[error(transparent)]

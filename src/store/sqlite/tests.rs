@@ -102,7 +102,7 @@ fn what_is_no_store_says_so() {
     assert!(trouble.contains("not a database") && trouble.contains("move it away"), "{trouble}");
     let below_a_file = path.join("p.db");
     let trouble = SqliteStore::open(&below_a_file).err().unwrap().to_string();
-    assert!(trouble.contains("cannot be made") && trouble.contains("--data"), "{trouble}");
+    assert!(trouble.contains("cannot be created") && trouble.contains("--data"), "{trouble}");
 }
 
 /// A stream that was cut told its input at its start: its error is in the view, in older files too.

@@ -321,7 +321,7 @@ impl WriterThread {
                 Err(_) => {}
             }
             restarts.fetch_add(1, Ordering::Relaxed);
-            tracing::error!("the thread that writes to the store panicked, and goes on");
+            tracing::error!("the thread that writes to the store panicked and restarted");
             // Its transaction never was.
             if !self.connection.is_autocommit() {
                 drop(self.connection.execute_batch("ROLLBACK"));

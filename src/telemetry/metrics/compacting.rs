@@ -26,17 +26,17 @@ impl CompactionMetrics {
         let of = &["upstream", "model", "engine"];
         Ok(Self {
             written: make.counters("plimsoll_compactions_total", &["upstream", "engine", "trigger", "outcome"],
-                "Summaries that were asked for, by who writes them, why, and how it ended: `written`, or why there is none. When one is taken into use, `plimsoll_edits_total{kind=\"compacted\"}` counts it.")?,
+                "Summaries that were requested, by who writes them, why, and outcome: `written`, or why there is none. When a summary is first used, `plimsoll_edits_total{kind=\"compacted\"}` counts it.")?,
             before: make.counters("plimsoll_compacted_before_tokens_total", of,
-                "Tokens of history that written summaries stand for, estimated.")?,
+                "Tokens of history that written summaries replace, estimated.")?,
             after: make.counters("plimsoll_compacted_after_tokens_total", of,
                 "Tokens of these summaries, estimated.")?,
             seconds: make.histograms("plimsoll_compaction_seconds", &["upstream", "engine"], SECONDS,
-                "How long writing a summary took, or failing to.")?,
+                "How long a summary took to be written, or to fail.")?,
             overhead: make.counters("plimsoll_compaction_tokens_total", &["upstream", "model", "kind"],
                 "Tokens that writing summaries cost, as reported; they are in no other count.")?,
             waited: make.histograms("plimsoll_compaction_wait_seconds", &["upstream"], SECONDS,
-                "How long requests waited for a summary, of those that waited at all.")?,
+                "How long requests waited for a summary; only requests that waited.")?,
         })
     }
 

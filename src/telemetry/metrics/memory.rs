@@ -21,18 +21,18 @@ pub(in crate::telemetry) struct MemoryMetrics {
 impl MemoryMetrics {
     pub(super) fn new(make: &mut MetricRegistrar) -> Result<Self, prometheus::Error> {
         let held = make.gauges("plimsoll_memory_held_bytes", &["kind"],
-            "Memory that traffic makes us hold: request bodies, what is read of them (analysis), of responses and of WebSocket messages; connections and their buffers.")?;
+            "Memory that traffic uses, by kind: request bodies, parsed requests (analysis), responses, WebSocket messages, connections and their buffers.")?;
         let held = MemoryKind::ALL.map(|kind| held.with_label_values(&[&word(kind)]));
         let limit = make.gauge(
             "plimsoll_memory_limit_bytes",
-            "Most memory that traffic may make us hold (limits.memory_bytes), beside connections (limits.connection_bytes); past it bytes pass unread.",
+            "Most memory that traffic may use (limits.memory_bytes), without connections (limits.connection_bytes); past it bytes pass unread.",
         )?;
         let kept = make.gauges("plimsoll_kept_bytes", &["what"],
-            "Memory for what is kept beyond the exchange that it came with: sessions, the newest request of each, what waits to be written. Of session_decisions: those of the session that has most.")?;
+            "Memory for what is kept after its exchange: sessions, the newest request of each, the write queue. session_decisions is that of the session that has most.")?;
         let kept_limit = make.gauges(
             "plimsoll_kept_limit_bytes",
             &["what"],
-            "Most memory that each of these may take. Past it the oldest go; what waits to be written is refused; nothing new is decided for a session.",
+            "Limit of each kind in plimsoll_kept_bytes. Past it the oldest entries are evicted; new writes are dropped; nothing new is decided for the session.",
         )?;
         Ok(Self { held, limit, kept, kept_limit })
     }

@@ -30,13 +30,13 @@ impl UpstreamConnections {
             connections: make.counted("plimsoll_upstream_connections", of,
                 "Connections to an upstream that are open, idle ones included.")?,
             idle: make.counted("plimsoll_upstream_idle_connections", of,
-                "Of these, connections on which nothing is under way and that are kept for the next request.")?,
+                "Idle connections to an upstream, kept in the pool for the next request.")?,
             streams: make.counted("plimsoll_upstream_streams", of,
-                "HTTP/2 streams to an upstream that are under way.")?,
+                "HTTP/2 streams to an upstream that are open.")?,
             waits: make.histograms("plimsoll_upstream_wait_seconds", of, SECONDS,
-                "How long requests waited for room on an HTTP/2 connection, of those that waited at all: for one to be opened, or for a stream to end.")?,
+                "How long requests waited for a new HTTP/2 connection or for a free stream; only requests that waited.")?,
             repeats: make.counters("plimsoll_upstream_repeats_total", &["upstream", "cause"],
-                "Requests that were sent again, by why their upstream surely had not worked on them.")?,
+                "Requests that were retried on another connection, by why the upstream certainly had not processed them.")?,
         })
     }
 

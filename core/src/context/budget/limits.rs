@@ -113,7 +113,7 @@ pub struct WindowPoint {
 
 impl fmt::Display for Thresholds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "Where things begin:")?;
+        writeln!(f, "Thresholds:")?;
         for (name, point) in [
             ("Pruning:", self.pruning),
             ("Preparing:", self.preparing),

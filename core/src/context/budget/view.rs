@@ -264,16 +264,16 @@ impl fmt::Display for ContextView {
             grouped(self.window),
             self.percent,
             match (estimated, self.in_flight) {
-                (true, true) => " (estimated, on its way)",
+                (true, true) => " (estimated, in flight)",
                 (true, false) => " (estimated)",
-                (false, true) => " (on its way)",
+                (false, true) => " (in flight)",
                 (false, false) => "",
             }
         )?;
         writeln!(f, "{}", "━".repeat(42))?;
         writeln!(f, "Breakdown:")?;
         let messages = match (parts.capped, estimated) {
-            (true, _) => "capped: the rest was estimated larger than the total",
+            (true, _) => "capped: the other parts were estimated larger than the total",
             (false, true) => "estimated",
             (false, false) => "back-calculated",
         };
@@ -342,7 +342,7 @@ impl ContextView {
             if thresholds.refusing.is_none() {
                 writeln!(
                     f,
-                    "  The model is not known: its window is a guess, and decides nothing."
+                    "  The model is unknown: its window is a guess, and no decision uses it."
                 )?;
             }
         }
@@ -395,8 +395,8 @@ impl fmt::Display for RewriteView {
         }
         match (self.mode, self.resent) {
             (_, true) => write!(f, "; refused by the provider, sent as it came"),
-            (Mode::Shadow, false) => write!(f, "; not sent so, only measured"),
-            _ if self.taken_back => write!(f, "; what was new was refused and taken back"),
+            (Mode::Shadow, false) => write!(f, "; only measured, not sent"),
+            _ if self.taken_back => write!(f, "; the new changes were refused and revoked"),
             _ => Ok(()),
         }
     }

@@ -101,10 +101,10 @@ impl ChangeCounts {
         let kinds = [
             (self.cut, new.cut, "tool result", "cut"),
             (self.put_back, new.put_back, "piece", "of reasoning put back"),
-            (self.taken_out, new.taken_out, "piece", "of reasoning taken out"),
+            (self.taken_out, new.taken_out, "piece", "of reasoning removed"),
             (self.compacted, new.compacted, "history", "compacted"),
-            (self.said, new.said, "queued message", "said"),
-            (self.repaired, new.repaired, "refused thing", "repaired"),
+            (self.said, new.said, "queued message", "sent"),
+            (self.repaired, new.repaired, "refused part", "repaired"),
         ];
         let told = kinds.into_iter().filter(|(made, ..)| *made > 0);
         let told = told.map(|(made, new, what, done)| {
@@ -179,7 +179,7 @@ pub(in crate::context) fn is_default<T: Default + PartialEq>(value: &T) -> bool 
 /// Where rules are written down, by heading.
 const OLD_RESULTS: &str = "docs/rewriting.md \"Old tool results\"";
 const COMPACTION: &str = "docs/rewriting.md \"Compaction\"";
-const ALWAYS: &str = "docs/rewriting.md \"What is always so\"";
+const ALWAYS: &str = "docs/rewriting.md \"Rules for every rewrite\"";
 const ALLOWED: &str = "docs/architecture.md \"When a rewrite is allowed\"";
 const FAILING: &str = "docs/architecture.md \"Failing open\"";
 const HEALING: &str = "docs/healing.md \"What is changed\"";
@@ -191,54 +191,55 @@ impl DecisionReason {
         match self {
             Self::Pressure => ("the window fills past prune.pressure", OLD_RESULTS),
             Self::ColdCache => (
-                "the provider's cache is cold or holds nothing, so that a cut breaks nothing",
+                "the provider's cache is cold or empty, so that a cut breaks nothing",
                 "docs/protocols.md 7.4",
             ),
             Self::PaysBack => (
                 "the saving pays for the broken cache within prune.horizon_turns",
                 "docs/protocols.md 7.4",
             ),
-            Self::Always => ("policy cuts whenever there is enough to cut", OLD_RESULTS),
-            Self::TooLarge => ("one result is too large to be sent whole", OLD_RESULTS),
+            Self::Always => ("the policy cuts whenever a cut saves enough", OLD_RESULTS),
+            Self::TooLarge => ("the result is too large to be sent whole", OLD_RESULTS),
             Self::Queued => {
-                ("somebody queued it for this session", "docs/rewriting.md \"Words from outside\"")
+                ("it was queued for this session", "docs/rewriting.md \"Injected messages\"")
             }
-            Self::Overflow => ("the provider says that it does not fit the window", TOO_LARGE),
+            Self::Overflow => ("the provider answered that it does not fit the window", TOO_LARGE),
             Self::Birth => ("it is sent for the first time, so nothing depends on it yet", ALLOWED),
             Self::Demanded => {
-                ("the provider answers 400 where it is missing", "docs/protocols.md 4.2, 5.4")
+                ("the provider answers 400 if it is missing", "docs/protocols.md 4.2, 5.4")
             }
             Self::OpenLoop => {
                 ("the tool loop it belongs to is still open", "docs/protocols.md 1.2, 1.5")
             }
-            Self::Stripped => {
-                ("policy leaves reasoning out of the context", "docs/rewriting.md \"Reasoning\"")
-            }
+            Self::Stripped => (
+                "the policy leaves reasoning out of the context",
+                "docs/rewriting.md \"Reasoning\"",
+            ),
             Self::Bound => (
                 "the model's later reasoning is bound to these bytes",
                 "docs/protocols.md 1.5, 3.5",
             ),
-            Self::OtherPrefix => {
-                ("it was made after other messages than are sent now", "docs/protocols.md 1.5.3")
-            }
+            Self::OtherPrefix => (
+                "the messages before it are not those that it was made with",
+                "docs/protocols.md 1.5.3",
+            ),
             Self::OtherModel => ("another model made it", "docs/protocols.md 1.5.1"),
             Self::OtherUpstream => ("another upstream made it", "docs/protocols.md 1.5"),
-            Self::Unwanted => {
-                ("the provider does not want it back, or thinking is off", "docs/protocols.md 4.2")
-            }
+            Self::Unwanted => (
+                "the provider does not expect it back, or thinking is off",
+                "docs/protocols.md 4.2",
+            ),
             Self::TooLate => (
                 "earlier requests were sent without it, and the cache depends on that",
                 "docs/protocols.md 7.4",
             ),
-            Self::Policy => ("policy forbids it", ALLOWED),
+            Self::Policy => ("the policy forbids it", ALLOWED),
             Self::Provider => {
                 ("prune.method leaves old results to the provider", "docs/protocols.md 1.3")
             }
             Self::NoGate => ("none of prune.gate is open", OLD_RESULTS),
             Self::TooLittle => ("it would save less than prune.min_saving_tokens", OLD_RESULTS),
-            Self::UnknownWindow => {
-                ("the model is not known: how full its window is, is a guess", OLD_RESULTS)
-            }
+            Self::UnknownWindow => ("the model is unknown: its window is a guess", OLD_RESULTS),
             Self::LittleRoom => {
                 ("it would not bring the request down to prune.low_water", OLD_RESULTS)
             }
@@ -246,21 +247,21 @@ impl DecisionReason {
                 "the broken cache would cost more than is saved within prune.horizon_turns",
                 OLD_RESULTS,
             ),
-            Self::Aside => ("a rewrite of this thread was refused: it is set aside", ALWAYS),
+            Self::Aside => ("a rewrite was refused: nothing new is decided here", ALWAYS),
             Self::HeldOut => {
                 ("the session is held out for comparison", "docs/rewriting.md \"What it saved\"")
             }
-            Self::Held => ("the provider holds the history", ALLOWED),
-            Self::Purpose => ("it is the client's own compaction, or a call beside it", ALWAYS),
+            Self::Held => ("the provider stores the history", ALLOWED),
+            Self::Purpose => ("it is the client's own compaction, or another side call", ALWAYS),
             Self::Shape => ("the bytes do not allow it", FAILING),
-            Self::NotKept => ("the store did not keep the decision", FAILING),
+            Self::NotKept => ("the store did not save the decision", FAILING),
             Self::Threshold => ("the context fills past compact.threshold", COMPACTION),
             Self::Window => ("it would not fit the window otherwise", COMPACTION),
-            Self::Asked => ("somebody asked for it", COMPACTION),
-            Self::NothingToCut => ("nothing of it can be summarised", COMPACTION),
+            Self::Asked => ("it was requested", COMPACTION),
+            Self::NothingToCut => ("nothing can be summarised", COMPACTION),
             Self::Shadow => ("shadow mode asks for no summary", ALLOWED),
             Self::NotReady => ("its summary is not written yet", COMPACTION),
-            Self::Refusal => ("the provider refused the request without it", HEALING),
+            Self::Refusal => ("the provider refused the request without this change", HEALING),
         }
     }
 }
@@ -272,9 +273,9 @@ impl Change {
             Change::Cut => "cut a tool result",
             Change::PutBack => "put reasoning back",
             Change::StandIn => "put a stand-in for lost reasoning",
-            Change::TakenOut => "took reasoning out",
+            Change::TakenOut => "removed reasoning",
             Change::Compacted => "compacted the history",
-            Change::Said => "said what was queued",
+            Change::Said => "sent a queued message",
             Change::Repaired => "changed what the provider refused",
         }
     }

@@ -10,11 +10,10 @@ use serde::{Deserialize, Serialize};
 #[serde(default, deny_unknown_fields)]
 pub struct CompactPolicy {
     /// Who writes summaries. `summary`: the model, in a request that Plimsoll makes with the client's
-    /// credentials. `provider`: Anthropic's compaction block or OpenAI's `/responses/compact`; reasoning
-    /// in the messages that stay remains valid; without either nothing is compacted. `auto`: the
-    /// provider if it has one of these and has not refused it, else `summary`. `off`: nothing is
-    /// compacted. A provider's summary has its own prompt, quotes nothing and is of no use to another
-    /// model.
+    /// credentials. `provider`: Anthropic's compaction block or OpenAI's `/responses/compact`; reasoning in the
+    /// messages that stay remains valid; if the provider supports neither, nothing is compacted. `auto`: the
+    /// provider if it has one of these and has not refused it, else `summary`. `off`: nothing is compacted. A
+    /// provider's summary uses its own prompt, quotes nothing and is not valid for another model.
     pub engine: SummaryEngine,
     /// Past this share of the usable window (the window less the output reserve) a summary replaces the
     /// beginning of the history, as soon as it is written. Only if the window is known: set it under
@@ -36,11 +35,11 @@ pub struct CompactPolicy {
     /// Past this share of the threshold the summary is written in the background. 1: only when it is
     /// needed.
     pub prepare: f64,
-    /// Most of the newest messages that stay word for word; the newest step always does. Calls and
-    /// their results stay together.
+    /// Most of the newest messages that stay word for word; the newest step always stays. Calls and their
+    /// results stay together.
     pub keep_messages: u32,
-    /// Whether at least `keep_messages` stay instead, whatever they cost: the cut moves back until no
-    /// call is separated from its result (as micro-compaction does).
+    /// Whether at least `keep_messages` stay instead, however large they are: the cut moves back until no call
+    /// is separated from its result (as micro-compaction does).
     pub keep_at_least: bool,
     /// Most tokens of these messages.
     pub keep_tokens: u64,
@@ -50,17 +49,17 @@ pub struct CompactPolicy {
     /// beginning with a message of the user (as Gemini CLI does).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub keep_history: Option<f64>,
-    /// Whether the user's first message is quoted beside the summary, up to 2,000 bytes of it.
+    /// Whether the user's first message is quoted together with the summary, up to 2,000 bytes of it.
     pub keep_first: bool,
-    /// Messages of the user that contain one of these texts are quoted beside the summary.
+    /// Messages of the user that contain one of these texts are quoted together with the summary.
     pub pinned: Vec<String>,
-    /// Most tokens of the user's newest messages before the cut that are quoted beside the summary; at most
-    /// a sixteenth of the usable window, and up to 2,000 bytes of each message. 0: only the first message and
-    /// those with a pinned text.
+    /// Most tokens of the user's newest messages before the cut that are quoted together with the summary; at
+    /// most a sixteenth of the usable window, and up to 2,000 bytes of each message. 0: only the first message
+    /// and those with a pinned text.
     pub quote_tokens: u64,
-    /// How long a request that does not fit the window waits for summaries, all its waits together. At
-    /// most 45: some clients give up after 60 s. Nothing is sent to them meanwhile, because the status
-    /// is not known before the upstream answers. 0: it never waits.
+    /// How long a request that does not fit the window waits for summaries, in all. At most 45: some clients
+    /// give up after 60 s. Plimsoll cannot send them anything meanwhile, because the status is not known before
+    /// the upstream answers. 0: it never waits.
     pub wait_s: u64,
     /// How long writing a summary may take.
     pub timeout_s: u64,
@@ -70,23 +69,22 @@ pub struct CompactPolicy {
     pub cool_down_s: u64,
     /// After this many failures in a row no summary is asked for in the thread until it shrinks.
     pub max_failures: u32,
-    /// The upstream that writes summaries, with its own `credential`, in place of the one that the
-    /// request goes to. It must speak the same protocol.
+    /// The upstream that writes summaries, with its own `credential`, instead of the request's upstream. It
+    /// must speak the same protocol.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upstream: Option<String>,
     /// The model that writes summaries, in place of the request's. Another model reads the history at
     /// full price, because the provider's cache belongs to the request's model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// The prompt for the summary. A sentence that a summary speaks for nobody is added to it.
+    /// The prompt for the summary. Plimsoll adds a sentence that the summary must not speak for anybody.
     pub prompt: String,
-    /// What the summary should focus on, beside that.
+    /// What the summary should focus on, in addition.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub focus: Option<String>,
-    /// The model's answer to a summary, where the user speaks next. `{type}` becomes `auto`, or `manual` if
-    /// somebody asked for the summary; `{messages}` becomes the number of messages replaced. Empty: no
-    /// answer, so that two messages of the user follow each other. Providers accept that, some local
-    /// models do not.
+    /// The model's reply to a summary, if a user message follows. `{type}` becomes `auto`, or `manual` if the
+    /// summary was requested; `{messages}` becomes the number of messages replaced. Empty: no reply, so that
+    /// two user messages follow each other. Providers accept that, some local models do not.
     pub boundary: String,
 }
 

@@ -12,10 +12,10 @@ use crate::dialect::repair::RepairCause;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RepairPolicy {
-    /// The causes for which it is done; leave one out to have its refusals passed on. Empty: none.
+    /// The causes of refusals that are healed; refusals for other causes are passed on. Empty: none.
     pub causes: Vec<RepairCause>,
-    /// Where prompt and `max_tokens` together are too large, `max_tokens` is lowered before any history is cut, but
-    /// not below so many tokens.
+    /// If prompt and `max_tokens` together are too large, `max_tokens` is lowered before any history is cut,
+    /// but not below this number of tokens.
     pub min_output: u64,
 }
 

@@ -136,11 +136,11 @@ fn what_was_removed_or_put_back_has_its_line() {
     assert_eq!(told(active).as_deref(), Some(line));
     let shadow =
         RewriteView { mode: Mode::Shadow, made: ChangeCounts { cut: 0, ..made }, ..active };
-    let line = "Rewriting (shadow): 1 piece of reasoning put back; not sent so, only measured";
+    let line = "Rewriting (shadow): 1 piece of reasoning put back; only measured, not sent";
     assert_eq!(told(shadow).as_deref(), Some(line));
     let line = "; refused by the provider, sent as it came";
     assert!(told(RewriteView { resent: true, ..active }).unwrap().ends_with(line));
-    let line = "; what was new was refused and taken back";
+    let line = "; the new changes were refused and revoked";
     assert!(told(RewriteView { taken_back: true, ..active }).unwrap().ends_with(line));
     let held_out = RewriteView { held_out: true, ..<_>::default() };
     assert_eq!(told(held_out).as_deref(), Some("Rewriting (active, held out): nothing"));
@@ -150,7 +150,7 @@ fn what_was_removed_or_put_back_has_its_line() {
 #[test]
 fn a_request_on_its_way_says_so() {
     let text = ContextView { in_flight: true, ..view() }.to_string();
-    assert!(text.starts_with("Context Usage: 52,100 / 200,000 tokens (26%) (on its way)\n"));
+    assert!(text.starts_with("Context Usage: 52,100 / 200,000 tokens (26%) (in flight)\n"));
 }
 
 #[test]
