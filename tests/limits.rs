@@ -57,6 +57,17 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
     ("turns of a session in memory", &[("core/src/context/ledger.rs", "TURNS")]),
     ("decisions of a session", &[("src/store/ledgers/session_cache.rs", "DECISIONS")]),
     (
+        "of them, pictures that were made smaller (`heal.images`)",
+        &[
+            ("src/store/ledgers/session_cache.rs", "PICTURES"),
+            ("core/src/context/repair/smaller.rs", "KEPT"),
+        ],
+    ),
+    (
+        "a picture that is made smaller, decoded, beside these budgets",
+        &[("core/src/dialect/repair/shrink.rs", "DECODED")],
+    ),
+    (
         "what of a session is read from the store",
         &[("src/store/ledgers/session_cache.rs", "FACTS")],
     ),

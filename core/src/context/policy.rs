@@ -16,7 +16,7 @@ use crate::tokens::classic::ClassicRules;
 pub use compact::{
     CompactOverride, CompactPolicy, ReportedUsage, SummaryAuthor, SummaryEngine, ThresholdBasis,
 };
-pub use heal::RepairPolicy;
+pub use heal::{ImageRepair, RepairPolicy};
 
 /// How far we may go with a request; a later one goes further.
 #[derive(
@@ -294,6 +294,21 @@ pub struct ReasoningPolicy {
     /// Reasoning to remove from requests, where the provider allows it: `none`, `all`, or
     /// `all_but_last` (the newest reply keeps its own).
     pub strip_from_context: StripPolicy,
+    /// Whether a client that asks for thinking, and does not say how it is shown, gets the provider's summary of it,
+    /// where the model leaves it out otherwise: `as_asked`, or `summarized`. Decided at a thread's first request, and
+    /// kept for its life.
+    pub display: ThinkingDisplay,
+}
+
+/// How thinking is shown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ThinkingDisplay {
+    /// As the client asks for it.
+    #[default]
+    AsAsked,
+    /// As a summary.
+    Summarized,
 }
 
 /// Whether dropped reasoning is put back.
@@ -368,6 +383,7 @@ impl Default for ReasoningPolicy {
             reinject: ReinjectPolicy::Auto,
             include_in_context: true,
             strip_from_context: StripPolicy::None,
+            display: ThinkingDisplay::AsAsked,
         }
     }
 }

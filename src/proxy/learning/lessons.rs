@@ -133,11 +133,18 @@ impl std::fmt::Display for LessonNotice {
             Lesson::IncludeRefused => {
                 "refuses reasoning.encrypted_content: it is not asked for reasoning"
             }
+            Lesson::DisplayRefused => "refuses to show thinking: it is not asked to",
             Lesson::CompactionRefused => {
                 "does not compact by itself: summaries are asked of the model"
             }
             Lesson::CountMissing => "has no endpoint that counts tokens: it is not asked to",
             Lesson::Window(window) => return write!(f, "says that a window is {window} tokens"),
+            Lesson::MaxOutput(most) => {
+                return write!(
+                    f,
+                    "says that a model writes {most} tokens at most: no more is asked for"
+                );
+            }
         })
     }
 }

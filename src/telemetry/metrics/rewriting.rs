@@ -82,7 +82,7 @@ impl RewriteMetrics {
             set_aside: make.counters("plimsoll_threads_set_aside_total", &["upstream"],
                 "Threads that are left alone from then on, because a rewrite was refused that was not so without it.")?,
             healed: make.counters("plimsoll_healed_total", &["cause"],
-                "Requests that the provider refused, that were changed and sent once more, and then answered, by what was refused.")?,
+                "Requests that the provider refused, that were changed and sent once more, and then answered, by what was refused; and those that were spared that because another was refused for it.")?,
             refusals: make.counters("plimsoll_refusals_total", &["upstream", "status", "cause", "outcome"],
                 "Refusals that blame what was sent, by the HTTP status that the client saw (`none`: another), by what is refused (`unknown`: its words are not known) and by what became of it: `healed`, `refused_again`, `unanswered`, `no_repair`, `misplaced` (it names a place that is not there), `not_kept`, `possible` (it could have been changed in mode `active`), `unknown`.")?,
             withheld: make.counters("plimsoll_reasoning_withheld_total", edited,
@@ -143,10 +143,14 @@ impl RewriteMetrics {
 
     fn count_refusal(&self, exchange: &Exchange, upstream: &str) {
         let Some(refusal) = &exchange.refusal else { return };
-        if refusal.outcome == RefusalOutcome::Healed {
+        if refusal.healed().is_some() {
             for cause in &refusal.causes {
                 self.healed.with_label_values(&[cause.word()]).inc();
             }
+        }
+        // There was none.
+        if refusal.outcome == RefusalOutcome::Spared {
+            return;
         }
         // What was healed was answered: what it was refused with is not told.
         let status = exchange.status.filter(|status| matches!(status, 400 | 413 | 422));
