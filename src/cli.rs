@@ -191,6 +191,9 @@ enum Command {
         /// Only serve the scripted provider, at this address (port 0: any free one).
         #[arg(long, value_name = "ADDRESS")]
         provider: Option<SocketAddr>,
+        /// Have it refuse what real ones refuse, by small limits.
+        #[arg(long, hide = true, requires = "provider")]
+        strict: bool,
     },
 }
 
@@ -379,7 +382,9 @@ fn done(command: &Command) -> Result<ExitCode, CliError> {
             print::out(&String::from_utf8_lossy(&text));
         }
         #[cfg(feature = "demo")]
-        Command::Demo { keep, provider } => demo::run(*provider, *keep)?,
+        Command::Demo { keep, provider, strict } => {
+            demo::run(provider.map(|address| (address, *strict)), *keep)?;
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -57,6 +57,17 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
     ("turns of a session in memory", &[("core/src/context/ledger.rs", "TURNS")]),
     ("decisions of a session", &[("src/store/ledgers/session_cache.rs", "DECISIONS")]),
     (
+        "smaller pictures among them (`heal.images`)",
+        &[
+            ("src/store/ledgers/session_cache.rs", "PICTURES"),
+            ("core/src/context/repair/smaller.rs", "KEPT"),
+        ],
+    ),
+    (
+        "decoding a picture to make it smaller, in addition to these budgets",
+        &[("core/src/dialect/repair/shrink.rs", "DECODED")],
+    ),
+    (
         "facts of a session that are read from the store",
         &[("src/store/ledgers/session_cache.rs", "FACTS")],
     ),

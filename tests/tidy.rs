@@ -326,6 +326,11 @@ const TWICE: &[(&str, &str)] = &[
     ("bit-vec", "as bit-set"),
     ("getrandom", "ring asks for 0.2"),
     ("linux-raw-sys", "as rustix"),
+    ("miniz_oxide", "png under image asks for 0.8"),
+    (
+        "quick-error",
+        "image-webp under image asks for 2; rusty-fork under proptest, in tests alone, for 1",
+    ),
     ("rustix", "procfs under prometheus asks for 0.38"),
     ("syn", "divan's macros, in benches alone, ask for 2"),
 ];

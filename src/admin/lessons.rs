@@ -68,9 +68,11 @@ impl From<LessonLine> for LessonView {
             Lesson::ReasoningBound => ("reasoning bound", None),
             Lesson::EditingRefused => ("context editing refused", None),
             Lesson::IncludeRefused => ("encrypted reasoning refused", None),
+            Lesson::DisplayRefused => ("thinking display refused", None),
             Lesson::CountMissing => ("token counting missing", None),
             Lesson::CompactionRefused => ("compaction refused", None),
             Lesson::Window(window) => ("window", Some(window)),
+            Lesson::MaxOutput(most) => ("most output", Some(most)),
         };
         let lesson = lesson.to_owned();
         Self {

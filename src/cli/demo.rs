@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use scripted_provider::Provider;
+use scripted_provider::strict::Rules;
 
 use super::print::{self, CliError};
 use super::serve::{self, Ports, Server};
@@ -14,28 +15,36 @@ use crate::config::{self, ConfigSources};
 use crate::demo;
 use crate::telemetry::log::{Log, LogFormat};
 
-/// Plays the session; with `provider`, only serves the scripted provider there.
-pub(super) fn run(provider: Option<SocketAddr>, keep: bool) -> Result<(), CliError> {
+/// Plays the session; with `provider`, only serves the scripted provider there, strict or not.
+pub(super) fn run(provider: Option<(SocketAddr, bool)>, keep: bool) -> Result<(), CliError> {
     serve::runtime()?.block_on(async {
         match provider {
-            Some(address) => provide(address).await,
+            Some((address, strict)) => provide(address, strict).await,
             None => play(keep).await,
         }
     })
 }
 
-async fn provide(address: SocketAddr) -> Result<(), CliError> {
+async fn provide(address: SocketAddr, strict: bool) -> Result<(), CliError> {
     let mut stop = serve::signals()?;
-    let provider = Provider::start(address, demo::count_tokens).await?;
+    let provider = match strict {
+        true => Provider::strict(address, demo::count_tokens, small_limits()).await?,
+        false => Provider::start(address, demo::count_tokens).await?,
+    };
     print::line(&format!("plimsoll: scripted provider on http://{}", provider.address()));
     let _ = stop.wait_for(|stop| *stop).await;
     Ok(())
 }
 
+/// What a test reaches without sending megabytes.
+fn small_limits() -> Rules {
+    Rules { most_picture_bytes: 64 * 1024, most_output: Some(32_768), ..Rules::default() }
+}
+
 async fn play(keep: bool) -> Result<(), CliError> {
     let mut stopped = serve::signals()?;
-    let provider =
-        Provider::strict(SocketAddr::from(([127, 0, 0, 1], 0)), demo::count_tokens).await?;
+    let address = SocketAddr::from(([127, 0, 0, 1], 0));
+    let provider = Provider::strict(address, demo::count_tokens, Rules::default()).await?;
     // It has a random name, is nobody else's, and goes when it is dropped.
     let data = tempfile::Builder::new().prefix("plimsoll-demo-").tempdir()?;
     let loaded = config::load(&sources(&provider, data.path()))?;

@@ -114,6 +114,12 @@ impl ExchangeRecorder {
         self.event.refusal = Some(RefusalReport { causes, outcome });
     }
 
+    /// It was refused all the same, or sent as it came.
+    pub(crate) fn was_not_spared(&mut self) {
+        let refusal = &mut self.event.refusal;
+        refusal.take_if(|it| it.outcome == RefusalOutcome::Spared);
+    }
+
     /// µs since the request arrived.
     pub(crate) fn elapsed_us(&self) -> u64 {
         self.began.elapsed().as_micros() as u64

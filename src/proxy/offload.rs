@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::Semaphore;
 use tokio::task::JoinError;
 
 use crate::telemetry::FailOpen;
@@ -17,6 +17,9 @@ pub(crate) const OFF_THREAD: usize = 256 * 1024;
 
 /// How long work that a client waits for waits for its turn. Past it: it is not done.
 const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Work that takes much memory: one at a time.
+static ALONE: Semaphore = Semaphore::const_new(1);
 
 /// Long work at once: half of the cores, so that streams have the others.
 static AT_ONCE: LazyLock<Semaphore> = LazyLock::new(|| {
@@ -53,9 +56,22 @@ pub(crate) async fn soon<T: Send + 'static>(
     Ok(run_in(turn.ok(), run).await)
 }
 
+/// The same for work that takes much memory: no other such work runs meanwhile.
+///
+/// # Errors
+/// Why it was not done.
+pub(crate) async fn long_work_alone<T: Send + 'static>(
+    run: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, FailOpen> {
+    let turns = async { (ALONE.acquire().await, AT_ONCE.acquire().await) };
+    let turns = tokio::time::timeout(TIMEOUT, turns).await;
+    let turns = turns.map_err(|_| FailOpen::AnalysisBudget)?;
+    run_in(turns, run).await.map_err(|_| FailOpen::Panicked)
+}
+
 /// Runs it in a turn that ends with it, even where nobody waits any more. (The semaphore is never closed.)
 async fn run_in<T: Send + 'static>(
-    turn: Option<SemaphorePermit<'static>>,
+    turn: impl Send + 'static,
     run: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, JoinError> {
     tokio::task::spawn_blocking(move || {

@@ -166,6 +166,11 @@ impl Lessons {
         self.state().window(source, believed, now)
     }
 
+    /// The most tokens that a model writes, where that was learned.
+    pub fn max_output(&self, source: &LessonSource<'_>, now: Millis) -> Option<u64> {
+        self.state().max_output(source, now)
+    }
+
     /// Learns from a refusal. `believed`: the window that a window puts right.
     pub async fn learn(
         &self,

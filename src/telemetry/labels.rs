@@ -49,6 +49,8 @@ pub enum FailOpen {
 pub enum RefusalOutcome {
     /// The request was changed, sent once more and answered.
     Healed,
+    /// The request was changed before it was sent, because another request was refused.
+    Spared,
     /// The changed request was refused, too.
     RefusedAgain,
     /// The changed request met a limit, or a provider that failed.

@@ -17,9 +17,10 @@ pub struct RefusalReport {
 }
 
 impl RefusalReport {
-    /// What was changed after refusals and then accepted, separated by commas.
+    /// What was changed after refusals and then accepted, or before there was one; separated by commas.
     pub fn healed(&self) -> Option<String> {
         let words: Vec<&str> = self.causes.iter().map(|cause| cause.word()).collect();
-        (self.outcome == RefusalOutcome::Healed).then(|| words.join(","))
+        let is_changed = matches!(self.outcome, RefusalOutcome::Healed | RefusalOutcome::Spared);
+        is_changed.then(|| words.join(","))
     }
 }

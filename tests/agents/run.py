@@ -1,5 +1,6 @@
 """Open-source coding agents, as they are installed from npm and PyPI, through the proxy: each does a
 short task with tools against the scripted provider, then continues it. Dummy keys, loopback only.
+Some also show it a picture that it refuses: the session goes on.
 
 `run.py [NAME…]` runs the named ones. For each: the agent ends well, every exchange has an ending, the
 task and its continuation are one thread, and its calls were estimated from the call before, and well.
@@ -8,15 +9,18 @@ task and its continuation are one thread, and its calls were estimated from the 
 import collections
 import os
 import pathlib
+import struct
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
+import zlib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/sdk/python"))
 
+import poisoned  # noqa: E402
 from house import House  # noqa: E402
 from known import WITHIN, Told  # noqa: E402
 
@@ -69,6 +73,41 @@ def codex(place, config, **env):
     flags = ("--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check")
     place.run(NPM / "codex", "exec", *flags, FIRST, **env)
     place.run(NPM / "codex", "exec", *flags, "resume", "--last", THEN, **env)
+
+
+def picture(place):
+    """One of noise: too large for a strict provider."""
+    width, height = 300, 200
+    rows = b"".join(b"\0" + os.urandom(width * 3) for _ in range(height))
+    chunk = lambda kind, data: struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))  # noqa: E731
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    file = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    (place.project / "shot.png").write_bytes(file)
+
+
+def codex_picture(place):
+    picture(place)
+    provider = f'[model_providers.local]\nname = "local"\nbase_url = "{place.house.proxy}/v1"\nenv_key = "LOCAL_KEY"\nwire_api = "responses"'
+    place.write(".codex/config.toml", f'model = "gpt-5.5"\nmodel_provider = "local"\n{provider}\n[projects."{place.project}"]\ntrust_level = "trusted"\n')
+    flags = ("--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check")
+    place.run(NPM / "codex", "exec", *flags, "-i", "shot.png", "--", FIRST, LOCAL_KEY=KEY)
+    place.run(NPM / "codex", "exec", *flags, "resume", "--last", THEN, LOCAL_KEY=KEY)
+
+
+def opencode_picture(place):
+    picture(place)
+    model = "claude-sonnet-4-6"
+    place.write(".config/opencode/opencode.json", '{"autoupdate":false,"share":"disabled","permission":{"bash":"allow","edit":"allow"},"provider":{"anthropic":{"models":{"%s":{"name":"Demo","attachment":true,"tool_call":true,"modalities":{"input":["text","image"],"output":["text"]},"limit":{"context":200000,"output":32000}}},"options":{"baseURL":"%s/v1","apiKey":"%s"}}}}' % (model, place.house.proxy, KEY))
+    place.run(NPM / "opencode", "run", "-m", f"anthropic/{model}", FIRST, "-f", "shot.png")
+    place.run(NPM / "opencode", "run", "-c", "-m", f"anthropic/{model}", THEN)
+
+
+def gemini_picture(place):
+    picture(place)
+    place.write(".gemini/settings.json", '{"security":{"auth":{"selectedType":"gemini-api-key"},"folderTrust":{"enabled":false}},"privacy":{"usageStatisticsEnabled":false},"general":{"disableAutoUpdate":true}}')
+    env = {"GEMINI_API_KEY": KEY, "GOOGLE_GEMINI_BASE_URL": place.house.proxy}
+    place.run(NPM / "gemini", "--yolo", "-p", f"{FIRST} Look at @shot.png too.", **env)
+    place.run(NPM / "gemini", "--yolo", "--resume", "latest", "-p", THEN, **env)
 
 
 def codex_http(place):
@@ -130,6 +169,19 @@ RUNS = [
 ]
 
 
+# A strict provider refuses the picture that each is shown. Direct, every later prompt of the session is refused, too.
+STRUCK = [("codex-picture", codex_picture), ("opencode-picture", opencode_picture), ("gemini-picture", gemini_picture)]
+
+
+def lives(name, events):
+    """All turns were answered, and the picture was refused once."""
+    task = [event for event in events if event["purpose"] == "turn"]
+    healed = [event["refusal"]["causes"] for event in task if event.get("refusal")]
+    print(f"   {name}: {len(task)} calls, healed {healed}", flush=True)
+    assert task and all(event["outcome"] == "complete" for event in task), task
+    assert sum("media" in causes for causes in healed) == 1, healed
+
+
 def settled(told):
     """The exchanges told of, once no more come."""
     seen = -1
@@ -173,6 +225,21 @@ def main(names):
                 with tempfile.TemporaryDirectory(prefix=f"plimsoll-{name}-", ignore_cleanup_errors=True) as folder:
                     agent(Place(house, folder))
                 check(name, settled(told), calls, beside)
+            except Exception:
+                failed += 1
+                print(f"FAILED {name}\n{traceback.format_exc()}", flush=True)
+            else:
+                passed += 1
+                print(f"ok {name}", flush=True)
+    with House(slot=None, settings=poisoned.PATIENT, strict=True) as house:
+        for name, agent in STRUCK:
+            if names and name not in names:
+                continue
+            told = Told(house)
+            try:
+                with tempfile.TemporaryDirectory(prefix=f"plimsoll-{name}-", ignore_cleanup_errors=True) as folder:
+                    agent(Place(house, folder))
+                lives(name, settled(told))
             except Exception:
                 failed += 1
                 print(f"FAILED {name}\n{traceback.format_exc()}", flush=True)

@@ -11,6 +11,7 @@ use plimsoll::context::Outcome;
 use plimsoll::context::plan::Decision;
 use plimsoll::context::policy::{
     CompactPolicy, Policy, PruneGate, PrunePolicy, ReasoningPolicy, ReinjectPolicy, StripPolicy,
+    ThinkingDisplay,
 };
 use plimsoll::dialect::refusal::RefusalCause;
 use plimsoll::store::Store;
@@ -790,6 +791,7 @@ fn policy(dice: &mut Dice) -> Policy {
             StripPolicy::All,
             StripPolicy::AllButLast,
         ]),
+        display: dice.of(&[ThinkingDisplay::AsAsked, ThinkingDisplay::Summarized]),
     };
     let compact = CompactPolicy {
         threshold: dice.of(&[0.6, 0.95]),

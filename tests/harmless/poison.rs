@@ -7,9 +7,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use base64::Engine;
 use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::{Config, Mode};
-use plimsoll::context::policy::Policy;
+use plimsoll::context::policy::{ImageRepair, Policy, RepairPolicy};
 use plimsoll::store::Store;
 use plimsoll::store::memory::MemoryStore;
 use scripted_provider::strict::{self, Clock, Dialect, Provider, Reply, Rules};
@@ -42,11 +43,13 @@ enum Poison {
     ForeignThinking,
     Prefill,
     TooMuchOutput,
+    WhiteSpace,
+    ItemTwice,
 }
 
 use Poison::{
-    EmptyText, ForeignThinking, HalfCharacter, IdForm, LargePicture, LostCall, LostResult, Markers,
-    Member, NoPicture, Prefill, TooMuchOutput,
+    EmptyText, ForeignThinking, HalfCharacter, IdForm, ItemTwice, LargePicture, LostCall,
+    LostResult, Markers, Member, NoPicture, Prefill, TooMuchOutput, WhiteSpace,
 };
 
 /// What can strike in each protocol, as its provider refuses it.
@@ -65,10 +68,20 @@ fn poisons(dialect: Dialect) -> &'static [Poison] {
             ForeignThinking,
             Prefill,
             TooMuchOutput,
+            WhiteSpace,
         ],
-        Dialect::Chat | Dialect::Responses => {
+        Dialect::Chat => {
             &[LargePicture, NoPicture, HalfCharacter, LostResult, LostCall, TooMuchOutput]
         }
+        Dialect::Responses => &[
+            LargePicture,
+            NoPicture,
+            HalfCharacter,
+            LostResult,
+            LostCall,
+            TooMuchOutput,
+            ItemTwice,
+        ],
         Dialect::Gemini => {
             &[LargePicture, NoPicture, HalfCharacter, LostResult, LostCall, TooMuchOutput]
         }
@@ -104,7 +117,7 @@ async fn no_session_stays_dead_that_an_edit_can_save() {
     );
     assert!(dead.is_empty(), "{} sessions stayed dead:\n{}", dead.len(), dead.join("\n"));
     if seeds.end - seeds.start >= FEW {
-        assert!(counts.struck.len() == 12 && counts.healthy > 0, "{:?}", counts.struck);
+        assert!(counts.struck.len() == 14 && counts.healthy > 0, "{:?}", counts.struck);
     }
 }
 
@@ -138,7 +151,10 @@ impl Play {
         let provider = Provider::at(rules, seed, Clock::manual());
         let serving = strict::serve(provider.clone()).await.unwrap();
         let mut config = config(&serving.base());
-        (config.mode, config.policy) = (Mode::Active, Arc::new(Policy::default()));
+        let images = dice.of(&[ImageRepair::Text, ImageRepair::Shrink]);
+        let heal = RepairPolicy { images, ..RepairPolicy::default() };
+        let policy = Policy { heal, ..Policy::default() };
+        (config.mode, config.policy) = (Mode::Active, Arc::new(policy));
         let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
         let server =
             TestServer::over(store.clone(), config.clone(), Matcher::builder().build()).await;
@@ -183,8 +199,11 @@ impl Play {
         let words = self.dice.words(6);
         match poison {
             Some(LargePicture) => {
-                let data =
-                    format!("iVBORw0KGgo{}{:08}", "A".repeat(5_000), self.dice.below(100_000_000));
+                let seed = self.dice.below(100_000_000);
+                let data = match self.dice.once_in(2) {
+                    true => format!("iVBORw0KGgo{}{seed:08}", "A".repeat(5_000)),
+                    false => noise(60, 40, seed as u32),
+                };
                 let picture = self.picture(&data);
                 self.says(vec![picture, self.text(&words)]);
             }
@@ -194,6 +213,17 @@ impl Play {
                 self.says(vec![picture, self.text(&words)]);
             }
             Some(EmptyText) => self.says(vec![self.text(""), self.text(&words)]),
+            Some(WhiteSpace) => self.says(vec![self.text(&words), self.text(" \n")]),
+            Some(ItemTwice) => {
+                let id = format!("call_{:08}", self.dice.below(100_000_000));
+                self.says(vec![self.text(&words)]);
+                self.calls(&id);
+                let call = self.history.last_mut().unwrap();
+                call["id"] = json!(format!("fc_{id}"));
+                let call = call.clone();
+                self.history.push(call);
+                self.answers(&id);
+            }
             Some(HalfCharacter) => self.says(vec![self.text(&format!("{words} HALF"))]),
             Some(LostResult) => {
                 self.says(vec![self.text(&words)]);
@@ -347,7 +377,14 @@ impl Play {
         }
         // A rule is kept: what breaks it later is not refused first. Pictures and thoughts are each their own.
         let each = [LargePicture, NoPicture, ForeignThinking, Prefill];
-        let is_new = poison.is_some_and(|it| each.contains(&it) || !self.known.contains(&it));
+        // What is empty and what does not pair is one rule each.
+        let rule = |it: Poison| match it {
+            WhiteSpace => EmptyText,
+            LostCall | ItemTwice => LostResult,
+            other => other,
+        };
+        let is_known = |it| self.known.iter().any(|known| rule(*known) == rule(it));
+        let is_new = poison.is_some_and(|it| each.contains(&it) || !is_known(it));
         let most = if is_new { 2 } else { 1 };
         if sent > most {
             return Err(format!("{at}: sent {sent} times, {:?}", told.refusal));
@@ -375,4 +412,17 @@ impl Play {
         }
         Ok(())
     }
+}
+
+/// The base64 of a picture that does not compress.
+fn noise(width: u32, height: u32, seed: u32) -> String {
+    let mut state = seed;
+    let noise = image::RgbImage::from_fn(width, height, |_, _| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let [_, r, g, b] = state.to_le_bytes();
+        image::Rgb([r, g, b])
+    });
+    let mut file = std::io::Cursor::new(Vec::new());
+    image::DynamicImage::ImageRgb8(noise).write_to(&mut file, image::ImageFormat::Png).unwrap();
+    base64::engine::general_purpose::STANDARD.encode(file.into_inner())
 }

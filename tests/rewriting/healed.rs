@@ -11,48 +11,48 @@ use serde_json::{Value, json};
 use crate::play::{Play, answers, asks};
 use crate::stage::{Asked, Stage};
 
-const CLAUDE: &str = "/v1/messages";
-const CHAT: &str = "/v1/chat/completions";
-const RESPONSES: &str = "/v1/responses";
-const GEMINI: &str = "/v1beta/models/gemini-2.5-pro:generateContent";
+pub(crate) const CLAUDE: &str = "/v1/messages";
+pub(crate) const CHAT: &str = "/v1/chat/completions";
+pub(crate) const RESPONSES: &str = "/v1/responses";
+pub(crate) const GEMINI: &str = "/v1beta/models/gemini-2.5-pro:generateContent";
 
-fn healed(cause: RepairCause) -> Option<RefusalReport> {
+pub(crate) fn healed(cause: RepairCause) -> Option<RefusalReport> {
     Some(RefusalReport { causes: vec![cause], outcome: RefusalOutcome::Healed })
 }
 
-fn claude(messages: Value) -> Value {
+pub(crate) fn claude(messages: Value) -> Value {
     json!({"model": "claude-sonnet-4-6", "max_tokens": 1000, "messages": messages, "tools": [
         {"name": "look", "input_schema": {"type": "object"}}]})
 }
 
-fn chat(messages: Value) -> Value {
+pub(crate) fn chat(messages: Value) -> Value {
     json!({"model": "gpt-5.5", "max_completion_tokens": 1000, "messages": messages})
 }
 
-fn responses(input: Value) -> Value {
+pub(crate) fn responses(input: Value) -> Value {
     json!({"model": "gpt-5.5", "max_output_tokens": 1000, "store": false, "input": input})
 }
 
-fn gemini(contents: Value) -> Value {
+pub(crate) fn gemini(contents: Value) -> Value {
     json!({"contents": contents, "generationConfig": {"maxOutputTokens": 1000}})
 }
 
 /// The base64 of a picture of so many bytes.
-fn picture(bytes: usize) -> String {
+pub(crate) fn picture(bytes: usize) -> String {
     format!("iVBORw0KGgo{}", "A".repeat(bytes))
 }
 
-fn image(data: &str) -> Value {
+pub(crate) fn image(data: &str) -> Value {
     json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}})
 }
 
 /// The name under which the history stands.
-fn history(body: &Value) -> &'static str {
+pub(crate) fn history(body: &Value) -> &'static str {
     ["messages", "input", "contents"].into_iter().find(|name| body[*name].is_array()).unwrap()
 }
 
 /// The client goes on after an answer.
-fn goes_on(body: &Value, answer: &Value) -> Value {
+pub(crate) fn goes_on(body: &Value, answer: &Value) -> Value {
     let mut body = body.clone();
     let name = history(&body);
     let list = body[name].as_array_mut().unwrap();
@@ -79,13 +79,13 @@ fn goes_on(body: &Value, answer: &Value) -> Value {
     body
 }
 
-fn refusals(asked: &Asked) -> usize {
+pub(crate) fn refusals(asked: &Asked) -> usize {
     asked.log.iter().filter(|judged| judged.verdict.refused().is_some()).count()
 }
 
 /// The client asks, is answered although the provider refused, and goes on without another refusal, after a restart
 /// too; what went out before stays as it is.
-async fn heals(name: &str, rules: Rules, target: &str, body: Value, cause: RepairCause) {
+pub(crate) async fn heals(name: &str, rules: Rules, target: &str, body: Value, cause: RepairCause) {
     let mut stage = Stage::open(rules, Policy::default()).await;
     let asked = stage.asks(target, &body, Reply::text("Good.")).await;
     assert_eq!(asked.status, 200, "{name}: {} {:?}", asked.answer, asked.told.refusal);
@@ -245,6 +245,11 @@ async fn calls_and_results_pair_again() {
     for (name, items) in [
         ("Responses: no output", json!([user("a"), call, user("b")])),
         ("Responses: no call", json!([user("a"), output, user("b")])),
+        ("Responses: an item twice", {
+            let mut item = call.clone();
+            item["id"] = json!("fc_0123456789abcdef");
+            json!([user("a"), item, item, output, user("b")])
+        }),
     ] {
         heals(name, Rules::default(), RESPONSES, responses(items), RepairCause::ToolPairs).await;
     }

@@ -24,11 +24,14 @@ pub struct Stage {
     pub config: Config,
     pub server: TestServer,
     pub headers: &'static str,
+    pub session: &'static str,
 }
 
 /// What came of one exchange.
 pub struct Asked {
     pub status: u16,
+    /// Status line and headers of the answer.
+    pub head: String,
     pub answer: Value,
     pub told: Arc<Exchange>,
     /// What the provider judged of it, oldest first.
@@ -43,7 +46,8 @@ impl Stage {
         (config.mode, config.policy) = (Mode::Active, Arc::new(policy));
         let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
         let server = server(&store, &config).await;
-        Self { provider, _serving: serving, store, config, server, headers: "" }
+        let (headers, session) = ("", "s");
+        Self { provider, _serving: serving, store, config, server, headers, session }
     }
 
     /// Another process over the same store.
@@ -82,36 +86,36 @@ impl Stage {
     ) -> Asked {
         self.provider.say(reply);
         self.provider.take_log();
-        let headers = self.headers;
+        let (headers, session) = (self.headers, self.session);
         let end = if is_streamed { "connection: close\r\n" } else { "" };
         let head = format!(
             "POST {target} HTTP/1.1\r\nhost: localhost\r\nx-api-key: k\r\nanthropic-version: 2023-06-01\r\n\
-             x-plimsoll-session: s\r\n{headers}{end}content-type: application/json\r\ncontent-length: {}\r\n\r\n",
+             x-plimsoll-session: {session}\r\n{headers}{end}content-type: application/json\r\ncontent-length: {}\r\n\r\n",
             body.len()
         );
         let mut client = Wire::connect(self.server.address).await;
         client.send(format!("{head}{body}")).await;
-        let (status, text) = match is_streamed {
+        let (status, head, text) = match is_streamed {
             true => streamed(client).await,
             false => {
                 let response = client.response().await;
-                (response.status(), response.text().to_owned())
+                (response.status(), response.head.clone(), response.text().to_owned())
             }
         };
         let told = self.server.told().await;
         let answer = serde_json::from_str(&text).unwrap_or(Value::String(text));
-        Asked { status, answer, told, log: self.provider.take_log() }
+        Asked { status, head, answer, told, log: self.provider.take_log() }
     }
 }
 
 /// A stream, whole or broken off, as it came: chunks and all.
-async fn streamed(mut client: Wire) -> (u16, String) {
+async fn streamed(mut client: Wire) -> (u16, String, String) {
     let mut read = Vec::new();
     let reading = client.stream.read_to_end(&mut read);
     let _ = within("the stream to end", reading).await;
     let text = String::from_utf8(read).unwrap();
     let (head, body) = text.split_once("\r\n\r\n").unwrap();
-    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), head.to_owned(), body.to_owned())
 }
 
 async fn server(store: &Arc<dyn Store>, config: &Config) -> TestServer {

@@ -70,7 +70,7 @@ pub struct AttemptContext {
     /// Reasoning that its client left out was put back in what was sent last.
     pub has_reasoning_back: bool,
     /// What is asked on our behalf: the cause that a refusal of it names, and what that teaches.
-    pub added: Option<(RefusalCause, Lesson)>,
+    pub added: [Option<(RefusalCause, Lesson)>; 2],
     /// It asks how many tokens it is: its endpoint may know less than the one that answers.
     pub is_count: bool,
 }
@@ -378,7 +378,7 @@ impl AttemptContext {
     /// nothing was rewritten it names what was asked on our behalf, or it is the client's: no second request
     /// is sent on a guess.
     fn without_changes(self, cause: RefusalCause, blamed: BlameTarget) -> RetryStep {
-        let is_of_added = self.added.is_some_and(|(added, _)| added == cause);
+        let is_of_added = self.added.iter().flatten().any(|(added, _)| *added == cause);
         match self.is_rewritten || is_of_added {
             true => RetryStep::send(RetryState::Original { cause, blamed }),
             false => RetryStep::answer(RequestForm::Planned),
@@ -468,8 +468,10 @@ impl AttemptFinding {
                 let void =
                     (facts.is_rewritten && !cause.is_beside()).then_some(RevocationScope::InBranch);
                 // With nothing else to blame, it was what we asked for.
-                let is_added = |(added, _): &_| *added == cause || !facts.is_rewritten;
-                let added = facts.added.filter(is_added).map(|(_, lesson)| lesson);
+                let all = || facts.added.iter().flatten();
+                let named = all().find(|(added, _)| *added == cause);
+                let added = named.or_else(|| all().next().filter(|_| !facts.is_rewritten));
+                let added = added.map(|(_, lesson)| *lesson);
                 let of_rewrite = || of_what_is_sent(cause).or(of_the_model(cause));
                 let lesson = added.or_else(|| of_rewrite().filter(|_| facts.is_rewritten));
                 Consequence { void, lesson }

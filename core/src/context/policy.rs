@@ -16,7 +16,7 @@ use crate::tokens::classic::ClassicRules;
 pub use compact::{
     CompactOverride, CompactPolicy, ReportedUsage, SummaryAuthor, SummaryEngine, ThresholdBasis,
 };
-pub use heal::RepairPolicy;
+pub use heal::{ImageRepair, RepairPolicy};
 
 /// How far we may go with a request; a later one goes further.
 #[derive(
@@ -292,6 +292,21 @@ pub struct ReasoningPolicy {
     /// Reasoning to remove from requests, if the provider allows it: `none`, `all`, or `all_but_last` (the
     /// newest reply keeps its own).
     pub strip_from_context: StripPolicy,
+    /// Whether Plimsoll asks for a summary of the model's thinking, if the client asks for thinking and does not
+    /// say how to show it: `as_asked` (never), or `summarized`. A thread's first request decides this for its whole
+    /// life.
+    pub display: ThinkingDisplay,
+}
+
+/// How thinking is shown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ThinkingDisplay {
+    /// As the client asks.
+    #[default]
+    AsAsked,
+    /// As a summary.
+    Summarized,
 }
 
 /// Whether dropped reasoning is put back.
@@ -366,6 +381,7 @@ impl Default for ReasoningPolicy {
             reinject: ReinjectPolicy::Auto,
             include_in_context: true,
             strip_from_context: StripPolicy::None,
+            display: ThinkingDisplay::AsAsked,
         }
     }
 }

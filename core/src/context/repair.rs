@@ -5,9 +5,11 @@
 
 mod output;
 mod pictures;
+mod smaller;
 mod thoughts;
 
-pub use output::{fit_output, lowered_output};
+pub use output::{fit_output, lowered_output, spare};
+pub use smaller::{may_be_smaller, smaller};
 
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_128;
@@ -20,7 +22,7 @@ use crate::dialect::repair::{
 };
 use crate::dialect::{PartKey, Purpose, Role};
 use crate::wire::json::Document;
-use crate::wire::splice;
+use crate::wire::splice::{self, Edit};
 
 /// A change of a request that answers a refusal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -68,6 +70,7 @@ fn identity(repair: &Repair) -> String {
     let word = repair.cause().word();
     match repair {
         Repair::Media { part, .. } | Repair::Prefill { part, .. } => format!("{word} {part}"),
+        Repair::Picture { part, data } => format!("picture {part} {}", data.len()),
         Repair::Field { place } => format!("{word} {place}"),
         Repair::MaxTokens { most } => format!("{word} {most}"),
         Repair::OutputFits { window } => format!("{word} window {window}"),
@@ -102,7 +105,7 @@ pub fn propose(
     }
     let plan = plan::replay(request, known);
     let sent = splice::applied(request.body, &plan.edits);
-    let refused = RefusedRequest { request, known, refusal, sent: &sent };
+    let refused = RefusedRequest { request, known, refusal, sent: &sent, edits: &plan.edits };
     let place = match refused.place() {
         Ok(place) => place,
         Err(()) => return RepairProposal { is_misplaced: true, ..RepairProposal::default() },
@@ -123,6 +126,8 @@ pub(in crate::context) struct RefusedRequest<'a> {
     refusal: &'a Refusal,
     /// As it was sent.
     sent: &'a [u8],
+    /// What made that of the body.
+    edits: &'a [Edit],
 }
 
 impl RefusedRequest<'_> {
@@ -216,6 +221,7 @@ mod tests {
         let (part, text) = (PartKey(7), || "words".into());
         for repair in [
             Repair::Media { part, text: text() },
+            Repair::Picture { part, data: text() },
             Repair::Empty { text: text() },
             Repair::Prefill { part, text: text() },
             Repair::Unicode,

@@ -30,12 +30,16 @@ pub enum Lesson {
     EditingRefused,
     /// It refuses to give out a model's reasoning encrypted.
     IncludeRefused,
+    /// It refuses to show a model's thinking.
+    DisplayRefused,
     /// It has no endpoint that counts tokens.
     CountMissing,
     /// It does not compact a model's context itself.
     CompactionRefused,
     /// A model's window is so many tokens.
     Window(u64),
+    /// A model writes so many tokens at most.
+    MaxOutput(u64),
 }
 
 impl Lesson {
@@ -85,6 +89,14 @@ impl LessonMatch {
             _ => None,
         })
     }
+
+    /// The most output that it names.
+    pub fn max_output(&self) -> Option<u64> {
+        self.lessons.iter().find_map(|lesson| match lesson {
+            Lesson::MaxOutput(most) => Some(*most),
+            _ => None,
+        })
+    }
 }
 
 /// What a refusal's body teaches, told from the request that it answers.
@@ -110,7 +122,7 @@ fn judged(messages: &[ErrorMessage], status: u16, request: &QuotableText<'_>) ->
         let words = words.get_or_insert_with(|| request_words(request));
         let is_quoted = message.decisive.iter().any(|said| words.contains(&**said));
         let to = if is_quoted { &mut taught.quoted } else { &mut taught.lessons };
-        to.extend(form.teaches.iter().filter_map(|kind| kind.lesson(message.window)));
+        to.extend(form.teaches.iter().filter_map(|kind| kind.lesson(message.limit)));
     }
     taught
 }
@@ -143,20 +155,28 @@ enum LessonRule {
     ReasoningBound,
     EditingRefused,
     IncludeRefused,
+    DisplayRefused,
     CountMissing,
     CompactionRefused,
+    MaxOutput,
+    /// The limit that is named is one too many.
+    MaxOutputExclusive,
 }
 
 impl LessonRule {
-    fn lesson(self, window: Option<u64>) -> Option<Lesson> {
+    /// `limit`: the number that the message names.
+    fn lesson(self, limit: Option<u64>) -> Option<Lesson> {
         Some(match self {
-            Self::Window => Lesson::Window(window?),
+            Self::Window => Lesson::Window(limit?),
+            Self::MaxOutput => Lesson::MaxOutput(limit?),
+            Self::MaxOutputExclusive => Lesson::MaxOutput(limit?.checked_sub(1)?),
             Self::UsageRefused => Lesson::UsageRefused,
             Self::ReasoningDemanded => Lesson::ReasoningDemanded,
             Self::ReasoningRefused => Lesson::ReasoningRefused,
             Self::ReasoningBound => Lesson::ReasoningBound,
             Self::EditingRefused => Lesson::EditingRefused,
             Self::IncludeRefused => Lesson::IncludeRefused,
+            Self::DisplayRefused => Lesson::DisplayRefused,
             Self::CountMissing => Lesson::CountMissing,
             Self::CompactionRefused => Lesson::CompactionRefused,
         })
@@ -197,29 +217,30 @@ fn form(message: &ErrorMessage, status: u16) -> Option<(&'static LessonPattern, 
 
 /// What a message says that has one of the forms.
 struct PatternMatch {
-    window: Option<u64>,
-    /// The provider's own words in it: each sentence that names the window, else the longest.
+    /// A window, or the most output.
+    limit: Option<u64>,
+    /// The provider's own words in it: each sentence that names the limit, else the longest.
     decisive: Vec<String>,
 }
 
 fn whole(forms: &[Box<str>], text: &str) -> Option<PatternMatch> {
     forms.iter().find_map(|form| {
-        let (window, input) = matched(form, text)?;
+        let (limit, input) = matched(form, text)?;
         // More was counted than fits, or it says something else. Where output is asked for too, a small
         // prompt may not fit.
         let counts_output = form.contains("{}");
-        let is_so = window.is_none_or(|window| {
-            let is_more = input.is_none_or(|input| counts_output || input > window);
-            WINDOWS.contains(&window) && is_more
+        let is_so = limit.is_none_or(|limit| {
+            let is_more = input.is_none_or(|input| counts_output || input > limit);
+            WINDOWS.contains(&limit) && is_more
         });
-        is_so.then(|| PatternMatch { window, decisive: decisive(text, window) })
+        is_so.then(|| PatternMatch { limit, decisive: decisive(text, limit) })
     })
 }
 
-/// The window and the count that `text` names, where it is `form` from end to end.
+/// The limit and the count that `text` names, where it is `form` from end to end.
 fn matched(form: &str, text: &str) -> Option<(Option<u64>, Option<u64>)> {
     let (mut form, mut text) = (form, text);
-    let (mut window, mut input) = (None, None);
+    let (mut limit, mut input) = (None, None);
     while let Some(next) = form.chars().next() {
         if let Some((name, rest)) = placeholder(form) {
             form = rest;
@@ -235,7 +256,7 @@ fn matched(form: &str, text: &str) -> Option<(Option<u64>, Option<u64>)> {
                 let rests = (1..=longest).rev().filter(|end| ends(end));
                 return rests
                     .filter_map(|end| matched(form, text.get(end..)?))
-                    .map(|(more, count)| (window.or(more), input.or(count)))
+                    .map(|(more, count)| (limit.or(more), input.or(count)))
                     .next();
             }
             let digits: String = text[..longest].chars().filter(char::is_ascii_digit).collect();
@@ -243,7 +264,7 @@ fn matched(form: &str, text: &str) -> Option<(Option<u64>, Option<u64>)> {
             let end = text[..longest].trim_end_matches([',', '_']).len();
             let number = digits.parse().ok()?;
             match name {
-                "window" => window = Some(number),
+                "limit" => limit = Some(number),
                 "input" => input = Some(number),
                 _ => {}
             }
@@ -253,13 +274,18 @@ fn matched(form: &str, text: &str) -> Option<(Option<u64>, Option<u64>)> {
             form = &form[next.len_utf8()..];
         }
     }
-    text.is_empty().then_some((window, input))
+    text.is_empty().then_some((limit, input))
 }
 
 /// The placeholder that `form` begins with, and what follows it.
 fn placeholder(form: &str) -> Option<(&'static str, &str)> {
-    const NAMES: [(&str, &str); 4] =
-        [("{}", ""), ("{window}", "window"), ("{input}", "input"), ("{name}", "name")];
+    const NAMES: [(&str, &str); 5] = [
+        ("{}", ""),
+        ("{window}", "limit"),
+        ("{output}", "limit"),
+        ("{input}", "input"),
+        ("{name}", "name"),
+    ];
     NAMES.iter().find_map(|(written, name)| Some((*name, form.strip_prefix(written)?)))
 }
 
@@ -268,14 +294,14 @@ const LONGEST_NAME: usize = 200;
 /// A message of fewer letters is none that could be told from an ordinary word of a request.
 const TELLING: usize = 12;
 
-/// The words that may not stand in the request: each sentence that holds the window's number, else the
+/// The words that may not stand in the request: each sentence that holds the limit's number, else the
 /// whole message. What ends with a full stop may be quoted without it.
-fn decisive(text: &str, window: Option<u64>) -> Vec<String> {
+fn decisive(text: &str, limit: Option<u64>) -> Vec<String> {
     let sentence = |words: &str| words.trim_end_matches('.').to_owned();
-    let Some(window) = window else {
+    let Some(limit) = limit else {
         return vec![sentence(text)].into_iter().filter(|words| words.len() >= TELLING).collect();
     };
-    let digits = window.to_string();
+    let digits = limit.to_string();
     let has_it = |words: &&str| {
         let plain: String = words.chars().filter(|sign| !matches!(sign, ',' | '_')).collect();
         plain.contains(&digits)

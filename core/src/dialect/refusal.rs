@@ -28,6 +28,8 @@ pub enum RefusalCause {
     Editing,
     /// `include`, or encrypted reasoning in it, is not accepted.
     Include,
+    /// That thinking is shown is not accepted.
+    Display,
     /// Compaction by the provider, or what it wrote, is not accepted.
     Compaction,
     /// The context is too long.
@@ -48,6 +50,13 @@ const SIGNS: &[(&[&str], RefusalCause)] = &[
     (&["'include'"], RefusalCause::Include),
     (&["'include["], RefusalCause::Include),
     (&["\"include\""], RefusalCause::Include),
+    (&["reasoning.summary"], RefusalCause::Display),
+    (&["reasoning summaries"], RefusalCause::Display),
+    (&["include_thoughts"], RefusalCause::Display),
+    (&["includethoughts"], RefusalCause::Display),
+    (&["thinking is not enabled for"], RefusalCause::Display),
+    (&["thinking", ".display:"], RefusalCause::Display),
+    (&["\"thinking\"", "\"display\""], RefusalCause::Display),
     (&["compaction"], RefusalCause::Compaction),
     (&["compact-2026"], RefusalCause::Compaction),
     (&["item cmp_"], RefusalCause::Compaction),
@@ -102,7 +111,13 @@ impl RefusalCause {
     /// Whether it names something that we ask of providers beside the client, which says nothing of
     /// how the history was rewritten.
     pub fn is_beside(self) -> bool {
-        matches!(self, RefusalCause::Usage | RefusalCause::Editing | RefusalCause::Include)
+        matches!(
+            self,
+            RefusalCause::Usage
+                | RefusalCause::Editing
+                | RefusalCause::Include
+                | RefusalCause::Display
+        )
     }
 }
 
@@ -149,6 +164,14 @@ mod tests {
             ),
             ("Encrypted content is not supported with this model.", RefusalCause::Include),
             ("Unknown parameter: 'include'.", RefusalCause::Include),
+            ("thinking.adaptive.display: Extra inputs are not permitted", RefusalCause::Display),
+            (
+                "Your organization must be verified to generate reasoning summaries.",
+                RefusalCause::Display,
+            ),
+            ("Thinking_config.include_thoughts is only enabled when", RefusalCause::Display),
+            ("Unknown name \"includeThoughts\" at 'generation_config'", RefusalCause::Display),
+            (r#"{"detail":[{"loc":["body","thinking","display"]}]}"#, RefusalCause::Display),
             ("The `compaction` block's `signature` does not verify.", RefusalCause::Compaction),
             (
                 "The encrypted content for item cmp_1 could not be verified.",

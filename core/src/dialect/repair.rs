@@ -14,6 +14,7 @@ mod pairs_listed;
 pub mod path;
 pub mod prefill;
 pub mod reading;
+pub mod shrink;
 mod unicode;
 
 use schemars::JsonSchema;
@@ -94,6 +95,13 @@ pub enum Repair {
         /// The words.
         text: Box<str>,
     },
+    /// A smaller picture of the same type takes the place of a picture.
+    Picture {
+        /// Which.
+        part: PartKey,
+        /// Its base64: what is replayed is what was made once.
+        data: Box<str>,
+    },
     /// What is empty goes, or gets these words where something has to stand.
     Empty {
         /// The words.
@@ -152,7 +160,7 @@ impl Repair {
     /// What it answers.
     pub fn cause(&self) -> RepairCause {
         match self {
-            Self::Media { .. } => RepairCause::Media,
+            Self::Media { .. } | Self::Picture { .. } => RepairCause::Media,
             Self::Empty { .. } => RepairCause::Empty,
             Self::Prefill { .. } => RepairCause::Prefill,
             Self::Unicode => RepairCause::Unicode,
@@ -164,13 +172,14 @@ impl Repair {
         }
     }
 
-    /// The words that it puts in; empty where it puts in none.
+    /// The words that it puts in, or the base64; empty where it puts in none.
     pub fn words(&self) -> &str {
         match self {
             Self::Media { text, .. }
             | Self::Empty { text }
             | Self::Prefill { text, .. }
             | Self::ToolPairs { text } => text,
+            Self::Picture { data, .. } => data,
             Self::Field { place } => place,
             Self::Unicode
             | Self::ToolIds { .. }
@@ -185,18 +194,20 @@ impl Repair {
         match self {
             Self::Unicode => 0,
             Self::Field { .. } => 1,
+            // Where a picture has words, no other takes its place.
             Self::Media { .. } => 2,
-            Self::Empty { .. } => 3,
-            Self::ToolIds { .. } => 4,
-            Self::ToolPairs { .. } => 5,
-            Self::Prefill { .. } => 6,
-            Self::CacheMarks { .. } => 7,
-            Self::MaxTokens { .. } | Self::OutputFits { .. } => 8,
+            Self::Picture { .. } => 3,
+            Self::Empty { .. } => 4,
+            Self::ToolIds { .. } => 5,
+            Self::ToolPairs { .. } => 6,
+            Self::Prefill { .. } => 7,
+            Self::CacheMarks { .. } => 8,
+            Self::MaxTokens { .. } | Self::OutputFits { .. } => 9,
         }
     }
 
     /// The changes of a body that is `dialect`'s; none where there is nothing to change. `parts` are found
-    /// where the conversation is at hand: [`media::edits`] and [`prefill`](Self::Prefill) are not among these.
+    /// where the conversation is at hand: those of [`media`] and [`prefill`](Self::Prefill) are not among these.
     pub fn edits(&self, dialect: Dialect, body: &[u8]) -> Vec<Edit> {
         if *self == Self::Unicode {
             return unicode::edits(body);
@@ -217,9 +228,11 @@ impl Repair {
             Self::CacheMarks { most } => marks::edits(root, body, *most as usize),
             Self::Field { place } => fields::edits(root, body, place),
             Self::MaxTokens { most } => output::edits(dialect, root, *most),
-            Self::Unicode | Self::Media { .. } | Self::Prefill { .. } | Self::OutputFits { .. } => {
-                Vec::new()
-            }
+            Self::Unicode
+            | Self::Media { .. }
+            | Self::Picture { .. }
+            | Self::Prefill { .. }
+            | Self::OutputFits { .. } => Vec::new(),
         }
     }
 }

@@ -7,6 +7,7 @@
 mod anthropic;
 mod beside;
 mod compact;
+mod display;
 mod gemini;
 #[cfg(any(test, fuzzing))]
 pub mod invariants;
@@ -18,6 +19,7 @@ mod say;
 
 pub(super) use compact::message;
 pub use compact::{compact, continued, end_before};
+pub use display::show_thinking;
 #[cfg(any(test, fuzzing))]
 pub use invariants::fuzz;
 pub use openai_responses::include_encrypted_reasoning;

@@ -8,7 +8,7 @@ use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig};
 use imagesize::ImageSize as Size;
 
 use crate::dialect::key::standard_alphabet;
-use crate::dialect::models::{Family, PictureCost};
+use crate::dialect::models::{Family, Model, PictureCost};
 use crate::dialect::{Media, Part, PartKind};
 
 /// A document whose pages are not known; a flat guess (`docs/estimates.md` 1.4).
@@ -39,6 +39,16 @@ pub(super) fn tokens(
         Some(size) if size.width.max(size.height) > LONGEST => Err(PICTURE),
         Some(size) => Ok(picture(size.width as u32, size.height as u32, family, cost)),
         None => Ok(PICTURE_BY_ADDRESS),
+    }
+}
+
+/// Tokens of a picture by its base64.
+pub(crate) fn base64_tokens(base64: &str, model: &Model) -> u32 {
+    match base64_size(base64.as_bytes()) {
+        Some(Size { width, height }) if width > 0 && height > 0 => {
+            picture(width as u32, height as u32, model.family, model.picture_cost)
+        }
+        _ => PICTURE,
     }
 }
 
@@ -104,6 +114,11 @@ pub(crate) fn size(literal: &[u8]) -> Option<Size> {
         Some(url) => &url[url.windows(7).position(|window| window == b"base64,")? + 7..],
         None => text,
     };
+    base64_size(data)
+}
+
+/// Width and height, from base64 alone.
+pub(crate) fn base64_size(data: &[u8]) -> Option<Size> {
     let whole = data.len().min(HEADER) / 4 * 4;
     let mut standard = data[..whole].to_vec();
     standard_alphabet(&mut standard);

@@ -86,6 +86,29 @@ pub fn applied(body: &[u8], edits: &[Edit]) -> Vec<u8> {
     out
 }
 
+/// Where a range of what edits made of a body stood in the body: what an edit put there stood where the edit is.
+pub fn origin(edits: &[Edit], at: Span) -> Span {
+    let mut sorted: Vec<&Edit> = edits.iter().collect();
+    sorted.sort_by_key(|edit| edit.at);
+    let mut shift = 0isize;
+    let (mut start, mut end) = (None, None);
+    for edit in sorted {
+        let begins = edit.at.start.saturating_add_signed(shift);
+        let ends = begins + edit.with.len();
+        let before = |at: usize| at.saturating_add_signed(-shift);
+        if start.is_none() && at.start < ends {
+            start = Some(if at.start < begins { before(at.start) } else { edit.at.start });
+        }
+        if end.is_none() && at.end <= ends {
+            end = Some(if at.end <= begins { before(at.end) } else { edit.at.end });
+        }
+        shift += edit.with.len() as isize - edit.at.len() as isize;
+    }
+    let after = |at: usize| at.saturating_add_signed(-shift);
+    let start = start.unwrap_or_else(|| after(at.start));
+    Span::new(start, end.unwrap_or_else(|| after(at.end)).max(start))
+}
+
 /// Edits of the original that come to the same as `first`, and then `second` of what `first` made of it, which is
 /// `middle`. `None` where `second` cannot be applied.
 pub fn compose(first: &[Edit], middle: &[u8], second: Vec<Edit>) -> Option<Vec<Edit>> {
@@ -188,6 +211,24 @@ mod tests {
             "aBBBc+df"
         );
         assert_eq!(joined("abc", vec![edit(3, 3, "d"), edit(0, 0, "_")]).unwrap(), "_abcd");
+    }
+
+    #[test]
+    fn a_place_in_what_was_made_is_found_in_the_original() {
+        // abcdefgh becomes aXXXXdegh: bc gave way to XXXX, f went.
+        let edits = [edit(5, 6, ""), edit(1, 3, "XXXX")];
+        let of = |start, end| origin(&edits, Span::new(start, end));
+        for ((start, end), (from, to)) in [
+            ((0, 1), (0, 1)),
+            ((1, 5), (1, 3)),
+            ((2, 3), (1, 3)),
+            ((5, 7), (3, 5)),
+            ((7, 9), (6, 8)),
+            ((0, 9), (0, 8)),
+        ] {
+            assert_eq!(of(start, end), Span::new(from, to), "{start}..{end}");
+        }
+        assert_eq!(origin(&[], Span::new(2, 3)), Span::new(2, 3));
     }
 
     #[test]

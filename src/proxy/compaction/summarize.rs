@@ -1,5 +1,4 @@
-//! A summary, written: the request that asks for it, sent and read, judged and kept (`docs/rewriting.md`
-//! "Compaction").
+//! Writes a summary: sends the request that asks for it, reads, checks and keeps it (`docs/rewriting.md` "Compaction").
 //!
 //! Runs on a task of its own, with the client's credentials only as long as the call lasts; bounded in
 //! time and size. What fails costs the compaction, never the client: it sees nothing of any of this.

@@ -19,12 +19,13 @@ use super::outbound::BodyChanges;
 use crate::config::{Mode, ProviderCounting, Tenants, Upstream};
 use crate::context::plan::{self, Overlay, RecordedDecisions};
 use crate::context::policy::EchoRule;
-use crate::context::reasoning;
+use crate::context::{Turn, reasoning};
 use crate::dialect::credentials::{Tenant, gives_away};
 use crate::dialect::identity::{self, ANONYMOUS, Identity};
 use crate::dialect::lesson::Lesson;
 use crate::dialect::models::{Model, ReasoningBinding};
 use crate::dialect::paths::{self, Transport};
+use crate::dialect::repair::RepairCause;
 use crate::dialect::request_id::provider_request_id;
 use crate::dialect::{Conversation, Dialect, Note, Purpose, Role};
 use crate::proxy::compaction::context::CompactionContext;
@@ -43,7 +44,7 @@ use crate::store::ledgers::{self, SessionPeek};
 use crate::store::lessons::LessonSource;
 use crate::store::recall::{LookupOutcome, ReadBudget, RecallOutcome};
 use crate::telemetry::clock::now;
-use crate::telemetry::{FailOpen, MessageEvent, MessageStep};
+use crate::telemetry::{FailOpen, MessageEvent, MessageStep, RefusalOutcome};
 use crate::wire::splice::Edit;
 
 /// A request as the client sent it, without its body.
@@ -80,7 +81,7 @@ pub(crate) struct PlacedRequest {
     edits: Vec<Edit>,
     /// What the head has to list for them.
     beta: Option<&'static str>,
-    added: Option<AddedOption>,
+    added: Vec<AddedOption>,
     count: Option<CountFallback>,
 }
 
@@ -227,7 +228,7 @@ impl ClientRequest {
         prepared.held_out = is_held_out(&opened.scope.session, prepared.mode, &proxy);
         prepared.is_opened(&mut opened);
         if head.is_some() {
-            prepared.added = self.added(&prepared, recorder);
+            prepared.added = self.added(&prepared, opened.placed.parent.as_deref(), recorder);
         }
         let added = prepared.added.clone();
         let prepared = Arc::new(prepared);
@@ -247,8 +248,7 @@ impl ClientRequest {
             }
             None => (PlannedRequest::as_it_came(&prepared, &mut opened).await, None),
         };
-        planned.stood_aside.into_iter().for_each(|why| recorder.stood_aside(why));
-        recorder.event.done = planned.done.clone();
+        tell_plan(&planned, recorder);
         announce_taken(&planned.taken, &opened.scope, recorder);
         let prepared = (prepared, planned, undelivered);
         let mut pending = PendingExchange::begin(&proxy, opened, prepared, recorder.event.at);
@@ -302,7 +302,7 @@ impl ClientRequest {
                 return self.counted_alone(Arc::new(prepared), recorder);
             }
         };
-        prepared.added = self.added(&prepared, recorder);
+        prepared.added = self.added(&prepared, None, recorder);
         let added = prepared.added.clone();
         let prepared = Arc::new(prepared);
         let planned = PlannedRequest::replayed(&prepared, Arc::new(known)).await;
@@ -358,14 +358,17 @@ impl ClientRequest {
     }
 
     /// What is asked on our behalf, where the body can be changed as it is.
+    /// `parent`: the turn that it grew from.
     fn added(
         &self,
         prepared: &PreparedRequest,
+        parent: Option<&Turn>,
         recorder: &ExchangeRecorder,
-    ) -> Option<AddedOption> {
-        let upstream = recorder.proxy.upstream(recorder.event.upstream.as_deref())?;
+    ) -> Vec<AddedOption> {
+        let upstream = recorder.proxy.upstream(recorder.event.upstream.as_deref());
         let plainly = !self.headers.contains_key(CONTENT_ENCODING);
-        if plainly { AddedOption::to(prepared, &recorder.proxy, upstream) } else { None }
+        let upstream = upstream.filter(|_| plainly);
+        upstream.map_or_else(Vec::new, |it| AddedOption::to(prepared, &recorder.proxy, it, parent))
     }
 
     /// A request with all that is known of model and upstream; its session is not known yet.
@@ -389,6 +392,7 @@ impl ClientRequest {
         let taught = lessons.ready(reads, now()).await;
         let window = lessons.window(&source, model.window, now());
         model.known |= window != model.window;
+        let max_output = lessons.max_output(&source, now());
         model.window = window;
         let event = &mut recorder.event;
         event.model.clone_from(&conversation.model);
@@ -420,8 +424,9 @@ impl ClientRequest {
             held_out: false,
             unknown: taught != RecallOutcome::Known,
             signed: self.is_signed(),
-            added: None,
+            added: Vec::new(),
             counted_input: None,
+            max_output,
             policy: proxy.policy(upstream, name),
             now: now(),
             conversation,
@@ -510,6 +515,15 @@ impl ClientRequest {
 
     fn target(&self) -> &str {
         self.target.path_and_query().map_or("/", |target| target.as_str())
+    }
+}
+
+/// Tells what is done to a request.
+fn tell_plan(planned: &PlannedRequest, recorder: &mut ExchangeRecorder) {
+    planned.stood_aside.into_iter().for_each(|why| recorder.stood_aside(why));
+    recorder.event.done = planned.done.clone();
+    if planned.is_spared {
+        recorder.report_refusal(&[RepairCause::MaxTokens], RefusalOutcome::Spared);
     }
 }
 

@@ -361,6 +361,9 @@ async fn tapped(
         None => None,
     };
     actions.silence = silence(&parts.headers, &recorder);
+    if !parts.status.is_success() {
+        recorder.was_not_spared();
+    }
     recorder.stamp(&mut parts.headers);
     recorder.event.status = Some(parts.status.as_u16());
     recorder.stream = Some(recorder.proxy.telemetry.stream());

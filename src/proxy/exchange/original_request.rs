@@ -19,7 +19,7 @@ pub(super) struct OriginalRequest {
     pub(super) head: request::Parts,
     pub(super) bytes: Bytes,
     pub(super) trailers: Option<HeaderMap>,
-    pub(super) added: Option<AddedOption>,
+    pub(super) added: Vec<AddedOption>,
 }
 
 impl OriginalRequest {
@@ -37,7 +37,7 @@ impl OriginalRequest {
         let as_it_is =
             || PlannedRewrite { plain: self.bytes.clone(), edits: Vec::new(), beta: None };
         let PlannedRewrite { plain, mut edits, beta } = rewrite.unwrap_or_else(as_it_is);
-        edits.extend(self.added.as_ref().map(|added| added.edit.clone()));
+        edits.extend(self.added.iter().map(|added| added.edit.clone()));
         if edits.is_empty() {
             return None;
         }
@@ -47,9 +47,7 @@ impl OriginalRequest {
         if head.headers.contains_key(CONTENT_ENCODING) {
             head.headers = headers::without(head.headers, |name| *name == CONTENT_ENCODING);
         }
-        if let Some(added) = &self.added {
-            added.what.in_head(&mut head.headers);
-        }
+        self.added.iter().for_each(|added| added.what.in_head(&mut head.headers));
         if let Some(beta) = beta {
             headers::list_beta(&mut head.headers, beta);
         }

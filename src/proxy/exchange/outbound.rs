@@ -25,7 +25,7 @@ pub(crate) struct OutboundRequest {
     /// As it came, where it may have to be sent again.
     original: Option<Box<OriginalRequest>>,
     /// What it asks for on our behalf.
-    adds: Option<AddedOptionKind>,
+    adds: Vec<AddedOptionKind>,
     /// It is rewritten.
     rewritten: bool,
 }
@@ -36,7 +36,7 @@ pub(crate) struct BodyChanges {
     /// What the plan changes in the body.
     pub(crate) rewrite: Option<PlannedRewrite>,
     /// What is asked on our behalf; only where the body has no encoding.
-    pub(crate) added: Option<AddedOption>,
+    pub(crate) added: Vec<AddedOption>,
     /// It may be sent again, changed, should it be refused: however small it is.
     pub(crate) may_repair: bool,
 }
@@ -52,7 +52,7 @@ impl OutboundRequest {
 
     /// A body that nobody has read.
     pub(crate) fn plain(head: request::Parts, body: OutgoingBody) -> Self {
-        Self { head, body, original: None, adds: None, rewritten: false }
+        Self { head, body, original: None, adds: Vec::new(), rewritten: false }
     }
 
     /// A body that was read, with `changes`.
@@ -64,22 +64,22 @@ impl OutboundRequest {
     ) -> Self {
         let rewritten = changes.rewrite.is_some();
         let is_small = bytes.len() < WORTH_BYTES && !changes.may_repair;
-        if !rewritten && changes.added.is_none() && is_small {
+        if !rewritten && changes.added.is_empty() && is_small {
             return Self::plain(head, OutgoingBody::slices(vec![bytes], trailers));
         }
         let original = OriginalRequest { head, bytes, trailers, added: changes.added };
         match original.changed(changes.rewrite) {
             Some((head, body)) => {
-                let adds = original.added.as_ref().map(|added| added.what);
+                let adds = original.added.iter().map(|added| added.what).collect();
                 Self { head, body, original: Some(Box::new(original)), adds, rewritten }
             }
             None => {
-                let original = OriginalRequest { added: None, ..original };
+                let original = OriginalRequest { added: Vec::new(), ..original };
                 let head = original.head.clone();
                 let slices = vec![original.bytes.clone()];
                 let body = OutgoingBody::slices(slices, original.trailers.clone());
                 let original = Some(Box::new(original));
-                Self { head, body, original, adds: None, rewritten: false }
+                Self { head, body, original, adds: Vec::new(), rewritten: false }
             }
         }
     }
@@ -93,8 +93,8 @@ impl OutboundRequest {
         let Self { head, body, original, adds, rewritten } = self;
         let response = sent(recorder, head, body).await?;
         let status = response.status();
-        let asks_usage = adds == Some(AddedOptionKind::Usage);
-        let blames_us = (rewritten || adds.is_some()) && blames_request(status);
+        let asks_usage = adds.contains(&AddedOptionKind::Usage);
+        let blames_us = (rewritten || !adds.is_empty()) && blames_request(status);
         // Where no room may be made there is nothing to wait for: what is said of the window is read as it passes.
         let mendable = pending.as_ref().filter(|pending| pending.may_make_room());
         let is_judged = blames_us && pending.is_some() || mendable.is_some();
@@ -144,6 +144,7 @@ mod tests {
 
     fn usage(edit: Option<Edit>) -> BodyChanges {
         let added = edit.map(|edit| AddedOption { what: AddedOptionKind::Usage, edit });
+        let added = added.into_iter().collect();
         BodyChanges { added, ..BodyChanges::default() }
     }
 

@@ -52,7 +52,7 @@ pub(super) struct Suspicion {
 /// A request whose answer may not be the last word.
 pub(super) struct Retry<'a> {
     pub(super) original: Box<OriginalRequest>,
-    pub(super) adds: Option<AddedOptionKind>,
+    pub(super) adds: Vec<AddedOptionKind>,
     pub(super) is_rewritten: bool,
     pub(super) suspicion: Suspicion,
     pub(super) pending: Option<&'a mut PendingExchange>,
@@ -74,6 +74,8 @@ struct AnswerHistory {
     repaired: Option<RevisedRequest>,
     repair_decisions: Vec<PartKey>,
     repair_causes: Vec<RepairCause>,
+    /// What a refusal of the output that is asked for teaches.
+    output_taught: LessonMatch,
     /// The request with room in it, and what the words of its refusal teach.
     room: Option<RevisedRequest>,
     room_taught: LessonMatch,
@@ -125,11 +127,12 @@ impl Retry<'_> {
 
     fn facts(&self) -> AttemptContext {
         let pending = self.pending.as_deref();
+        let added = |at: usize| self.adds.get(at).map(|adds| (adds.cause(), adds.lesson()));
         AttemptContext {
             is_rewritten: self.is_rewritten,
             may_unbind: pending.is_some_and(PendingExchange::may_unbind),
             has_reasoning_back: pending.is_some_and(PendingExchange::has_reasoning_back),
-            added: self.adds.map(|adds| (adds.cause(), adds.lesson())),
+            added: [added(0), added(1)],
             is_count: self.recorder.event.purpose == Some(Purpose::Count),
         }
     }
@@ -147,6 +150,9 @@ impl Retry<'_> {
         let cause = refusal::cause(&refused.start);
         let said = window_of(&refused, self.recorder).filter(|_| self.suspicion.may_not_fit);
         answers.refusal = self.repairable(&refused);
+        if answers.is_of_output() {
+            answers.output_taught = answers.taught.clone();
+        }
         answers.held.push((RequestForm::Planned, refused));
         let blames_us = self.suspicion.blames_us;
         let said = said.filter(|said| self.believes(said, &answers.taught));
@@ -239,6 +245,9 @@ impl Retry<'_> {
         let refused = read_refusal(response, self.recorder).await;
         let cause = refusal::cause(&refused.start);
         answers.refusal = self.repairable(&refused);
+        if answers.is_of_output() {
+            answers.output_taught = self.taught(&refused).await;
+        }
         let said = window_of(&refused, self.recorder);
         if let Some(said) = said {
             answers.overflow = Some((OverflowSign::Refused, said));
@@ -330,6 +339,9 @@ impl Retry<'_> {
                     if let Some(repaired) = answers.repaired.take() {
                         pending.set_repaired(repaired, causes, self.recorder);
                     }
+                    if causes.contains(&RepairCause::MaxTokens) {
+                        pending.learn_max_output(&answers.output_taught, self.recorder).await;
+                    }
                     let outcome = match accepted {
                         true => RefusalOutcome::Healed,
                         false => RefusalOutcome::Unanswered,
@@ -380,6 +392,7 @@ impl Retry<'_> {
     /// What is known of it is of the original.
     async fn record_original_sent(&mut self, cause: RefusalCause) {
         self.recorder.event.done.resent = self.is_rewritten.then_some(cause);
+        self.recorder.was_not_spared();
         let Some(pending) = &mut self.pending else { return };
         pending.set_sent_as_original(self.recorder).await;
         if self.is_rewritten {
@@ -409,6 +422,11 @@ impl Retry<'_> {
 }
 
 impl AnswerHistory {
+    /// Whether the newest refusal is of the output that is asked for.
+    fn is_of_output(&self) -> bool {
+        self.refusal.as_ref().is_some_and(|refusal| refusal.cause == RepairCause::MaxTokens)
+    }
+
     /// The kind of the newest refusal, which an edit can answer.
     fn kind(&self, cause: Option<RefusalCause>, overflows: bool) -> RefusalKind {
         let of = self.refusal.as_ref().map(|refusal| refusal.cause);

@@ -135,11 +135,18 @@ impl std::fmt::Display for LessonNotice {
             Lesson::IncludeRefused => {
                 "refuses reasoning.encrypted_content: Plimsoll does not ask for reasoning"
             }
+            Lesson::DisplayRefused => "refuses to show thinking: Plimsoll does not ask for it",
             Lesson::CompactionRefused => {
                 "does not compact by itself: Plimsoll asks the model for summaries"
             }
             Lesson::CountMissing => "has no token counting endpoint: Plimsoll does not ask it",
             Lesson::Window(window) => return write!(f, "reports a window of {window} tokens"),
+            Lesson::MaxOutput(most) => {
+                return write!(
+                    f,
+                    "reports an output limit of {most} tokens: Plimsoll asks for no more"
+                );
+            }
         })
     }
 }

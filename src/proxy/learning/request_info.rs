@@ -58,11 +58,16 @@ impl RequestInfo {
     }
 
     /// What a refusal that passed unread says that could have been changed.
-    pub(crate) fn refusal(&self, status: u16, error: &ProviderError) -> Option<RefusalReport> {
+    /// `error`: none where it is not in the protocol's form, as a gateway's page.
+    pub(crate) fn refusal(
+        &self,
+        status: u16,
+        error: Option<&ProviderError>,
+    ) -> Option<RefusalReport> {
         if !matches!(status, 400 | 413 | 422) {
             return None;
         }
-        let words = error.words();
+        let words = error.map(ProviderError::words).unwrap_or_default();
         let refusal = repair::read(&repair::RefusedAnswer { status, body: words.as_bytes() });
         Some(match refusal {
             Some(refusal) => {

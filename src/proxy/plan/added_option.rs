@@ -20,7 +20,7 @@ pub(crate) struct AddedOption {
     pub(crate) edit: Edit,
 }
 
-/// What is asked; each dialect has one.
+/// What is asked; each dialect has one, and may ask for summaries of thinking too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AddedOptionKind {
     /// Chat Completions: the usage of a stream; the answer is hidden from the client.
@@ -29,6 +29,8 @@ pub(crate) enum AddedOptionKind {
     Editing { trigger: u64 },
     /// Responses: reasoning's encrypted content, for the client that holds its history itself.
     Reasoning,
+    /// A summary of the model's thinking, in addition to one of the others.
+    Display,
 }
 
 impl AddedOptionKind {
@@ -38,6 +40,7 @@ impl AddedOptionKind {
             AddedOptionKind::Usage => Lesson::UsageRefused,
             AddedOptionKind::Editing { .. } => Lesson::EditingRefused,
             AddedOptionKind::Reasoning => Lesson::IncludeRefused,
+            AddedOptionKind::Display => Lesson::DisplayRefused,
         }
     }
 
@@ -47,6 +50,7 @@ impl AddedOptionKind {
             AddedOptionKind::Usage => RefusalCause::Usage,
             AddedOptionKind::Editing { .. } => RefusalCause::Editing,
             AddedOptionKind::Reasoning => RefusalCause::Include,
+            AddedOptionKind::Display => RefusalCause::Display,
         }
     }
 
@@ -58,7 +62,7 @@ impl AddedOptionKind {
                 head.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
             }
             AddedOptionKind::Editing { .. } => headers::list_beta(head, BETA),
-            AddedOptionKind::Reasoning => {}
+            AddedOptionKind::Reasoning | AddedOptionKind::Display => {}
         }
     }
 }

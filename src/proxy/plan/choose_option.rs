@@ -1,12 +1,12 @@
 //! Whether a request asks for something on our behalf, and for what: usage, context editing, reasoning in a
-//! form that can be sent back.
+//! form that can be sent back, thinking that is shown.
 //!
 //! Chosen anew for each request from policy and model. What was refused once is not asked for again.
 
 use crate::config::{IncludeUsage, Mode, Upstream};
-use crate::context::editing;
-use crate::context::policy::{EchoRule, ReinjectPolicy};
-use crate::dialect::models::ReasoningBinding;
+use crate::context::policy::{EchoRule, ReinjectPolicy, ThinkingDisplay};
+use crate::context::{Turn, editing};
+use crate::dialect::models::{Family, ReasoningBinding};
 use crate::dialect::{Dialect, Purpose, rewrite};
 use crate::proxy::plan::added_option::{AddedOption, AddedOptionKind};
 use crate::proxy::plan::prepared_request::PreparedRequest;
@@ -14,21 +14,22 @@ use crate::proxy::response::usage_strip;
 use crate::proxy::state::Proxy;
 
 impl AddedOption {
-    /// What is asked for with this request. Its body must not be encoded: what changes in it is what
-    /// is sent.
+    /// What is asked for with this request, which grew from `parent`. Its body must not be encoded: what changes in it
+    /// is what is sent.
     pub(crate) fn to(
         prepared: &PreparedRequest,
         proxy: &Proxy,
         upstream: &Upstream,
-    ) -> Option<Self> {
+        parent: Option<&Turn>,
+    ) -> Vec<Self> {
         let added = match prepared.conversation.dialect {
             Dialect::OpenaiChat => usage(prepared, upstream),
             Dialect::Anthropic => editing(prepared),
             Dialect::OpenaiResponses => reasoning(prepared),
             Dialect::Gemini => None,
-        }?;
-        let is_refused = proxy.knows(&prepared.source(), added.what.lesson());
-        (!is_refused).then_some(added)
+        };
+        let all = added.into_iter().chain(display(prepared, parent));
+        all.filter(|added| !proxy.knows(&prepared.source(), added.what.lesson())).collect()
     }
 }
 
@@ -55,6 +56,28 @@ fn editing(prepared: &PreparedRequest) -> Option<AddedOption> {
         what: AddedOptionKind::Editing { trigger },
         edit: editing.ask(&prepared.body)?,
     })
+}
+
+/// Where policy wants thinking shown that the model leaves out, and its client asked for thinking. A thread keeps what
+/// its first request did: nobody says what a change in the middle does to its cache (`docs/protocols.md` 1.5).
+fn display(prepared: &PreparedRequest, parent: Option<&Turn>) -> Option<AddedOption> {
+    let conversation = &prepared.conversation;
+    let wanted = match parent {
+        Some(parent) => parent.done.shows_thinking,
+        None => {
+            let is_wanted = prepared.policy.reasoning.display == ThinkingDisplay::Summarized;
+            is_wanted && conversation.purpose == Purpose::Turn
+        }
+    };
+    let is_left_out = match conversation.dialect {
+        Dialect::Anthropic => prepared.model.family == Family::ClaudeNew,
+        Dialect::OpenaiResponses | Dialect::Gemini => true,
+        Dialect::OpenaiChat => false,
+    };
+    let may = prepared.rewrites() && conversation.purpose != Purpose::Count;
+    let edit = (wanted && is_left_out && may)
+        .then(|| rewrite::show_thinking(conversation.dialect, &prepared.body))??;
+    Some(AddedOption { what: AddedOptionKind::Display, edit })
 }
 
 /// Where the client holds its history and its reasoning would be lost: the provider keeps nothing, and

@@ -20,7 +20,7 @@ use crate::context::plan::{
     self, MOST_TOLD, Overlay, Plan, PlanStep, RecordedDecisions, RewriteSummary,
 };
 use crate::context::policy::SummaryAuthor;
-use crate::context::{Estimate, Fact, Millis, inject, prune, reasoning};
+use crate::context::{Estimate, Fact, Millis, inject, prune, reasoning, repair};
 use crate::dialect::models::Family;
 use crate::dialect::overflow::Overflow;
 use crate::dialect::refusal::RefusalCause;
@@ -58,6 +58,8 @@ pub(crate) struct PlannedRequest {
     pub(crate) taken: Vec<Box<str>>,
     /// Where we stood aside.
     pub(crate) stood_aside: Option<FailOpen>,
+    /// Less output is asked for, because another request was refused.
+    pub(crate) is_spared: bool,
 }
 
 /// What a plan changes.
@@ -76,6 +78,8 @@ struct PlanOutcome {
     measured: Box<MeasuredEstimate>,
     new: Vec<Fact>,
     refused: Vec<PlanStep>,
+    /// Less output is asked for, because another request was refused.
+    is_spared: bool,
 }
 
 fn look(
@@ -89,6 +93,10 @@ fn look(
         false => Default::default(),
     };
     new.retain(|fact| known.may_decide(fact));
+    let spare = prepared.max_output.filter(|_| prepared.may_decide() && prepared.rewrites());
+    let spare = spare.and_then(|most| repair::spare(&request, known, most));
+    let is_spared = spare.is_some();
+    new.extend(spare);
     let mut with = Cow::Borrowed(known);
     if !new.is_empty() {
         with.to_mut().add(new.iter().cloned());
@@ -102,7 +110,7 @@ fn look(
         refused.extend(not);
     }
     new.extend(inject::propose(&request, &with));
-    PlanOutcome { plan, measured, new, refused }
+    PlanOutcome { plan, measured, new, refused, is_spared }
 }
 
 /// Has the vocabulary loaded, some 30 ms; until it is there, counting goes by length.
@@ -135,7 +143,7 @@ pub(crate) async fn plan(
             return (PlannedRequest { stood_aside: Some(why), ..PlannedRequest::default() }, None);
         }
     };
-    let PlanOutcome { mut plan, mut measured, new, refused } = looked;
+    let PlanOutcome { mut plan, mut measured, new, refused, mut is_spared } = looked;
     let before = known.clone();
     let (mut stood_aside, mut known, mut taken) = (None, known, Vec::new());
     let mut undelivered = UndeliveredMessage::of(proxy, opened, &known, &prepared.id);
@@ -147,6 +155,7 @@ pub(crate) async fn plan(
                 DecisionError::TooMany => FailOpen::Decisions,
                 DecisionError::Store(_) => FailOpen::Store,
             });
+            is_spared = false;
             Vec::new()
         });
         taken = inject::taken(&saved, &prepared.id);
@@ -177,6 +186,7 @@ pub(crate) async fn plan(
         anchor,
         taken,
         stood_aside,
+        is_spared,
         ..PlannedRequest::default()
     };
     planned.holds(&prepared, plan, measured);
@@ -253,7 +263,7 @@ impl PlannedRequest {
             edits: plan.edits,
             measured: Some(measured),
             sent: plan.sent,
-            done: RewriteSummary::of(&plan.steps, prepared.mode),
+            done: prepared.rewrite_summary(&plan.steps),
             summary: plan.summary,
             anchor: self.anchor.clone(),
             before: self.before.clone(),
@@ -265,10 +275,7 @@ impl PlannedRequest {
     fn holds(&mut self, prepared: &PreparedRequest, plan: Plan, measured: Box<MeasuredEstimate>) {
         let mut steps = plan.steps;
         steps.extend(self.refused.iter().cloned());
-        self.done = RewriteSummary {
-            held_out: prepared.held_out,
-            ..RewriteSummary::of(&steps, prepared.mode)
-        };
+        self.done = prepared.rewrite_summary(&steps);
         (self.edits, self.sent, self.measured) = (plan.edits, plan.sent, Some(measured));
         self.summary = plan.summary;
     }
@@ -372,10 +379,7 @@ impl PlannedRequest {
                 move || prepared.measure(&sent, &RecordedDecisions::default(), anchor.as_deref());
             off_thread(size, measure).await.ok()
         };
-        let done = RewriteSummary {
-            held_out: prepared.held_out,
-            ..RewriteSummary::of(&[], prepared.mode)
-        };
+        let done = prepared.rewrite_summary(&[]);
         Self { measured, sent, anchor, done, ..Self::default() }
     }
 
@@ -428,10 +432,7 @@ impl PlannedRequest {
             Ok(plan) => plan,
             Err(why) => return Self { stood_aside: Some(why), ..Self::default() },
         };
-        let done = RewriteSummary {
-            held_out: prepared.held_out,
-            ..RewriteSummary::of(&plan.steps, prepared.mode)
-        };
+        let done = prepared.rewrite_summary(&plan.steps);
         let edits = if prepared.mode == Mode::Shadow { Vec::new() } else { plan.edits };
         let stood_aside = plan.conflict.then_some(FailOpen::EditsConflict);
         let summary = plan.summary;

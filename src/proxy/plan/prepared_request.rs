@@ -9,7 +9,7 @@ use bytes::Bytes;
 use super::added_option::{AddedOption, AddedOptionKind};
 use crate::config::Mode;
 use crate::context::budget::{self, Anchor, MeasuredEstimate};
-use crate::context::plan::{self, Overlay, RecordedDecisions};
+use crate::context::plan::{self, Overlay, PlanStep, RecordedDecisions, RewriteSummary};
 use crate::context::policy::{EchoRule, Policy};
 use crate::context::{Millis, prune};
 use crate::dialect::Conversation;
@@ -46,10 +46,12 @@ pub(crate) struct PreparedRequest {
     /// Its client signed the body: not a byte of it can change.
     pub(crate) signed: bool,
     /// What is asked on our behalf beside the plan.
-    pub(crate) added: Option<AddedOption>,
+    pub(crate) added: Vec<AddedOption>,
     pub(crate) reserve: u64,
     /// How many tokens the provider counted in it when it refused it for want of room.
     pub(crate) counted_input: Option<u64>,
+    /// The most tokens that its model can write, learned from another request's refusal.
+    pub(crate) max_output: Option<u64>,
     pub(crate) now: Millis,
 }
 
@@ -87,10 +89,10 @@ impl PreparedRequest {
             echo: self.echo,
             policy: &self.policy,
             mode: self.mode,
-            clears_past: match self.added.as_ref().map(|added| added.what) {
-                Some(AddedOptionKind::Editing { trigger }) => Some(trigger),
-                Some(AddedOptionKind::Usage | AddedOptionKind::Reasoning) | None => None,
-            },
+            clears_past: self.added.iter().find_map(|added| match added.what {
+                AddedOptionKind::Editing { trigger } => Some(trigger),
+                _ => None,
+            }),
             tokenizer: Tokenizer::now(self.model.family),
             reserve: self.reserve,
             now: self.now,
@@ -130,6 +132,13 @@ impl PreparedRequest {
             true => self.mode = Mode::Shadow,
             false => opened.known = known,
         }
+    }
+
+    /// What was done to it, by these steps.
+    pub(crate) fn rewrite_summary(&self, steps: &[PlanStep]) -> RewriteSummary {
+        let shows_thinking = self.added.iter().any(|it| it.what == AddedOptionKind::Display);
+        let held_out = self.held_out;
+        RewriteSummary { held_out, shows_thinking, ..RewriteSummary::of(steps, self.mode) }
     }
 
     /// Whether its thread is rewritten as policy says.

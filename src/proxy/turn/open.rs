@@ -140,8 +140,7 @@ impl OpenTurn {
                 let outgrew = self.outgrew(&turn, event, &host, &reply);
                 let status = event.status.unwrap_or_default();
                 if event.refusal.is_none() {
-                    let error = reply.error.as_ref();
-                    event.refusal = error.and_then(|error| self.info.refusal(status, error));
+                    event.refusal = self.info.refusal(status, reply.error.as_ref());
                 }
                 return Box::pin(self.refused(proxy, (status, reply), turn.estimate, outgrew));
             }

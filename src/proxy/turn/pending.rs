@@ -189,6 +189,21 @@ impl PendingExchange {
         is_wild
     }
 
+    /// The provider said how much its model writes at most, and took a request that asks for no more: learned, so
+    /// that no other is refused for it. `taught`: what its words teach.
+    pub(crate) async fn learn_max_output(&self, taught: &LessonMatch, recorder: &ExchangeRecorder) {
+        let asked = self.prepared.conversation.max_output;
+        let most = taught.max_output().filter(|most| asked.is_some_and(|asked| asked > *most));
+        let (info, proxy) = (RequestInfo::of(&self.prepared), recorder.proxy.clone());
+        proxy.count_quoted(&self.prepared.upstream, taught);
+        let Some(most) = most else { return };
+        let timeout = Duration::from_millis(proxy.config.limits.save_ms);
+        let learning = tokio::spawn(async move {
+            proxy.learn(&info.source(), Lesson::MaxOutput(most), None).await;
+        });
+        let _ = tokio::time::timeout(timeout, learning).await;
+    }
+
     /// Room in a request that does not fit: by cutting what can be cut, else, or where that is too
     /// little, by a summary. `None` where there is none. `head`: the request's, as it goes out.
     pub(crate) async fn make_room(

@@ -26,6 +26,8 @@ pub(super) const BYTES: usize = 32 << 20;
 /// Bytes of its decisions past which nothing new is decided for a session: what was decided is repeated for
 /// ever, and is in memory whole.
 pub(super) const DECISIONS: usize = 8 << 20;
+/// Most bytes of decisions with which a picture is still made smaller: the rest is room for other decisions.
+pub(super) const PICTURES: usize = 6 << 20;
 /// Most facts of a session that are loaded, the newest.
 pub(super) const FACTS: usize = 8192;
 

@@ -88,6 +88,13 @@ async fn requeue(store: Arc<dyn Store>, room: SessionRoom, won: Vec<Fact>) {
     }
 }
 
+impl OpenedSession {
+    /// Bytes that decisions to make pictures smaller may still take of its session.
+    pub fn room_for_pictures(&self) -> usize {
+        session_cache::PICTURES.saturating_sub(self.cache.look(Ledger::decision_bytes))
+    }
+}
+
 impl Ledgers {
     /// Keeps decisions before they reach the wire; answers those that hold: where another was first,
     /// its. Waits at most `timeout`. Of a session that has [`session_cache::DECISIONS`] bytes of them no more are kept.

@@ -120,6 +120,20 @@ impl LessonState {
     }
 
     /// What a tenant met last counts before what holds for all; of that the smallest.
+    pub(super) fn max_output(&self, source: &LessonSource<'_>, now: Millis) -> Option<u64> {
+        let entries = self.of(source.upstream, source.model).iter();
+        let (mut own, mut shared) = (None, None);
+        for entry in entries {
+            let Lesson::MaxOutput(most) = entry.about.lesson else { continue };
+            own = own.max(entry.own(source.tenant, self.terms, now).map(|at| (at, most)));
+            if entry.is_for_all(now) {
+                shared = Some(shared.map_or(most, |other: u64| other.min(most)));
+            }
+        }
+        own.map(|(_, most)| most).or(shared)
+    }
+
+    /// The same of windows that put this one right.
     fn correction(&self, source: &LessonSource<'_>, believed: u64, now: Millis) -> Option<u64> {
         let entries = self.of(source.upstream, source.model).iter();
         let windows = entries.filter(|entry| entry.about.believed == Some(believed));

@@ -90,6 +90,26 @@ async fn a_lesson_is_its_tenants_and_all_mens_once_enough_agree_who_were_answere
 }
 
 #[tokio::test]
+async fn the_most_output_is_what_its_tenant_met_last_and_else_what_enough_agree_on() {
+    let server = LessonsFixture::new().await;
+    let most = |tenant| server.lessons.max_output(&by(tenant), NOW + 2);
+    assert_eq!(most("a"), None);
+    server.met("a", Lesson::MaxOutput(8_192), NOW).await;
+    assert_eq!((most("a"), most("b")), (Some(8_192), None));
+    for tenant in ["a", "x", "y"] {
+        server.met(tenant, Lesson::MaxOutput(8_192), NOW).await;
+        server.lessons.answered(&by(tenant), None, NOW);
+    }
+    server.met("a", Lesson::MaxOutput(4_096), NOW + 1).await;
+    assert_eq!((most("a"), most("b")), (Some(4_096), Some(8_192)));
+    let other = LessonSource { model: "other", ..by("a") };
+    assert_eq!(server.lessons.max_output(&other, NOW + 2), None);
+    tokio::task::yield_now().await;
+    let again = server.restarted(NOW + 2).await;
+    assert_eq!(again.lessons.max_output(&by("a"), NOW + 2), Some(4_096));
+}
+
+#[tokio::test]
 async fn it_ends_after_its_days_and_is_met_again() {
     let server = LessonsFixture::new().await;
     server.met("a", Lesson::UsageRefused, NOW).await;

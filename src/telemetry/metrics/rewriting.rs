@@ -82,7 +82,7 @@ impl RewriteMetrics {
             set_aside: make.counters("plimsoll_threads_set_aside_total", &["upstream"],
                 "Threads in which nothing new is rewritten, because the provider refused a rewritten request and accepted it without the rewrite.")?,
             healed: make.counters("plimsoll_healed_total", &["cause"],
-                "Requests that the provider refused, and answered after Plimsoll changed them and sent them once more, by what was refused.")?,
+                "Requests that the provider refused, and answered after Plimsoll changed them and sent them once more, and requests that Plimsoll changed before it sent them because another request was refused, by what was refused.")?,
             refusals: make.counters("plimsoll_refusals_total", &["upstream", "status", "cause", "outcome"],
                 "Refusals that blame the request, by the HTTP status that the client saw (`none`: another), by what is refused (`unknown`: an unknown message) and by outcome: `healed`, `refused_again`, `unanswered`, `no_repair`, `misplaced` (it names a place that does not exist), `not_kept`, `possible` (a repair was possible in mode `active`), `unknown`.")?,
             withheld: make.counters("plimsoll_reasoning_withheld_total", edited,
@@ -143,10 +143,14 @@ impl RewriteMetrics {
 
     fn count_refusal(&self, exchange: &Exchange, upstream: &str) {
         let Some(refusal) = &exchange.refusal else { return };
-        if refusal.outcome == RefusalOutcome::Healed {
+        if refusal.healed().is_some() {
             for cause in &refusal.causes {
                 self.healed.with_label_values(&[cause.word()]).inc();
             }
+        }
+        // This request was not refused.
+        if refusal.outcome == RefusalOutcome::Spared {
+            return;
         }
         // What was healed was answered: what it was refused with is not told.
         let status = exchange.status.filter(|status| matches!(status, 400 | 413 | 422));

@@ -44,13 +44,17 @@ impl Provider {
         Self::listen(address, Kept { tokenizer, memory: Mutex::default(), judge: None }).await
     }
 
-    /// The same, and each request is judged first as real providers do (see [`strict`]): what they
-    /// would refuse is refused in their words.
+    /// The same, and each request is judged first as real providers do (see [`strict`]), by `rules`: what
+    /// they would refuse is refused in their words.
     ///
     /// # Errors
     /// Where the address cannot be bound.
-    pub async fn strict(address: SocketAddr, tokenizer: Tokenizer) -> io::Result<Self> {
-        let judge = Some(strict::Provider::new(strict::Rules::default(), 0));
+    pub async fn strict(
+        address: SocketAddr,
+        tokenizer: Tokenizer,
+        rules: strict::Rules,
+    ) -> io::Result<Self> {
+        let judge = Some(strict::Provider::new(rules, 0));
         Self::listen(address, Kept { tokenizer, memory: Mutex::default(), judge }).await
     }
 
@@ -197,15 +201,16 @@ async fn serve(
             &json!({"error": {"message": "the body did not arrive whole"}}),
         ));
     };
+    // It has words of its own for what is no JSON.
+    let admitted = match admit(&shared, &parts, bytes.clone()) {
+        Ok(admitted) => admitted,
+        Err(refusal) => return Ok(refused(&refusal)),
+    };
     let Some(body) = parse(&bytes) else {
         return Ok(json_response(
             StatusCode::BAD_REQUEST,
             &json!({"error": {"type": "invalid_request_error", "message": "the body is not JSON"}}),
         ));
-    };
-    let admitted = match admit(&shared, &parts, bytes) {
-        Ok(admitted) => admitted,
-        Err(refusal) => return Ok(refused(&refusal)),
     };
     let delay = number(&parts.headers, "x-demo-delay-ms").map(Duration::from_millis);
     let delay = delay.unwrap_or_default();

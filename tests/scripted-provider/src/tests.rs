@@ -165,7 +165,8 @@ async fn failures_come_when_asked_for() {
 
 #[tokio::test]
 async fn a_strict_provider_remembers_what_the_script_said() {
-    let provider = Provider::strict(([127, 0, 0, 1], 0).into(), by_length).await.unwrap();
+    let rules = crate::strict::Rules::default();
+    let provider = Provider::strict(([127, 0, 0, 1], 0).into(), by_length, rules).await.unwrap();
     let http = http_client();
     let ask = async |body: &Value| -> (u16, Value) {
         let request = http::Request::post(format!("http://{}/v1/messages", provider.address()))

@@ -16,10 +16,12 @@ const PATIENCE_MS = 60_000;
 export class House {
   #children = [];
 
-  static async open({ model = true } = {}) {
+  // `strict`: the provider refuses what real ones refuse; `settings`: environment of the proxy.
+  static async open({ model = true, strict = false, settings = {} } = {}) {
     const house = new House();
     house.data = await mkdtemp(path.join(tmpdir(), 'plimsoll-sdk-'));
-    [house.provider] = await house.#start([BINARY, 'demo', '--provider', '127.0.0.1:0'], /(http:\/\/\S+)/);
+    const scripted = [BINARY, 'demo', '--provider', '127.0.0.1:0', ...(strict ? ['--strict'] : [])];
+    [house.provider] = await house.#start(scripted, /(http:\/\/\S+)/);
     const { provider, data } = house;
     const upstreams = [`anthropic=${provider}`, `openai=${provider}`, `gemini=${provider}`];
     if (model) {
@@ -29,15 +31,16 @@ export class House {
     const serve = [BINARY, 'serve', '--listen', '127.0.0.1:0', '--admin', '127.0.0.1:0', '--data', data];
     serve.push(...upstreams.flatMap((upstream) => ['--upstream', upstream]));
     // The link to the page carries the admin listener's token.
-    [house.proxy, house.link, house.admin, house.token] = await house.#start(serve, /listening on (http:\/\/\S+) \(admin ((http:\/\/[^)\s\/]+)\/#token=([\w-]+))\)/);
+    const ready = /listening on (http:\/\/\S+) \(admin ((http:\/\/[^)\s\/]+)\/#token=([\w-]+))\)/;
+    [house.proxy, house.link, house.admin, house.token] = await house.#start(serve, ready, settings);
     return house;
   }
 
   // Starts a process and answers what its ready line says.
-  async #start([program, ...rest], ready) {
+  async #start([program, ...rest], ready, settings = {}) {
     // Nothing of this machine's settings reaches the processes.
     const env = Object.fromEntries(Object.entries(process.env).filter(([name]) => !/^(PLIMSOLL_|http)/i.test(name)));
-    const child = spawn(program, rest, { env, stdio: ['pipe', 'pipe', 'pipe'] });
+    const child = spawn(program, rest, { env: { ...env, ...settings }, stdio: ['pipe', 'pipe', 'pipe'] });
     this.#children.push(child);
     let log = '';
     child.stderr.on('data', (data) => (log = (log + data).slice(-20_000)));

@@ -8,6 +8,7 @@ import assert from 'node:assert/strict';
 import * as drivers from './drivers.mjs';
 import { House } from './house.mjs';
 import { Told } from './known.mjs';
+import { PATIENT, cases } from './poisoned.mjs';
 
 // The AI SDK would remark on every odd request; the assertions speak here.
 globalThis.AI_SDK_LOG_WARNINGS = false;
@@ -80,6 +81,21 @@ try {
   }
 } finally {
   await house.close();
+}
+const strict = await House.open({ model: false, strict: true, settings: PATIENT });
+try {
+  for (const [name, plays] of cases) {
+    try {
+      await plays(strict);
+      passed += 1;
+      console.log(`ok node ${name}`);
+    } catch (error) {
+      failed += 1;
+      console.log(`FAILED node ${name}\n${error.stack}`);
+    }
+  }
+} finally {
+  await strict.close();
 }
 console.log(`node SDKs: ${passed} passed, ${failed} failed`);
 process.exit(failed ? 1 : 0);

@@ -21,16 +21,19 @@ PATIENCE_S = 60
 
 class House:
     """A context: processes live inside it. `slot`: tokens that a conversation with the real model
-    may fill, none without that model; `settings`: environment of the proxy."""
+    may fill, none without that model; `settings`: environment of the proxy; `strict`: the provider refuses
+    what real ones refuse."""
 
-    def __init__(self, slot=8192, settings=()):
+    def __init__(self, slot=8192, settings=(), strict=False):
         self.slot = slot
         self.settings = dict(settings)
+        self.strict = ["--strict"] if strict else []
         self.children = []
         self.data = tempfile.TemporaryDirectory(prefix="plimsoll-sdk-")
 
     def __enter__(self):
-        self.provider = self.start([BINARY, "demo", "--provider", "127.0.0.1:0"], r"(http://\S+)")[0]
+        provider = [BINARY, "demo", "--provider", "127.0.0.1:0", *self.strict]
+        self.provider = self.start(provider, r"(http://\S+)")[0]
         upstreams = [f"anthropic={self.provider}", f"openai={self.provider}", f"gemini={self.provider}"]
         if self.slot:
             server = [sys.executable, ROOT / "tests/sdk/model_server.py", self.slot]

@@ -8,6 +8,7 @@ import sys
 import traceback
 
 import drivers
+import poisoned
 from house import House
 from known import Told
 
@@ -83,6 +84,16 @@ def main():
                     else:
                         passed += 1
                         print(f"ok {name}", flush=True)
+    with House(slot=None, settings=poisoned.PATIENT, strict=True) as house:
+        for name, case in poisoned.CASES:
+            try:
+                case(house)
+            except Exception:
+                failed += 1
+                print(f"FAILED python {name}\n{traceback.format_exc()}", flush=True)
+            else:
+                passed += 1
+                print(f"ok python {name}", flush=True)
     print(f"python SDKs: {passed} passed, {failed} failed", flush=True)
     return 1 if failed else 0
 

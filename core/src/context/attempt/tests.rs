@@ -13,14 +13,14 @@ const PLAIN: AttemptContext = AttemptContext {
     is_rewritten: false,
     may_unbind: false,
     has_reasoning_back: false,
-    added: None,
+    added: [None; 2],
     is_count: false,
 };
 const REPAIRED: AttemptContext = AttemptContext { is_rewritten: true, ..PLAIN };
 const REWRITTEN: AttemptContext = AttemptContext { may_unbind: true, ..REPAIRED };
 const REASONING_BACK: AttemptContext = AttemptContext { has_reasoning_back: true, ..REWRITTEN };
 const USAGE_ASKED: AttemptContext =
-    AttemptContext { added: Some((RefusalCause::Usage, Lesson::UsageRefused)), ..PLAIN };
+    AttemptContext { added: [Some((RefusalCause::Usage, Lesson::UsageRefused)), None], ..PLAIN };
 
 const BOUND: RefusalCause = RefusalCause::Bound;
 const STRUCTURE: RefusalCause = RefusalCause::Structure;

@@ -5,9 +5,10 @@ use super::{Change, DecisionReason, Plan, PlanRequest, PlanStep, RecordedDecisio
 use crate::context::repair::RepairDecision;
 use crate::dialect::repair::{Repair, media, prefill};
 use crate::dialect::{Part, PartKey, Span};
+use crate::tokens::media::base64_tokens;
 use crate::wire::splice::{self, Edit};
 
-/// Words in place of media, and a message after the model's.
+/// Words or a smaller picture in place of media, and a message after the model's.
 pub(super) fn of_parts(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
     for one in known.repairs_of(request) {
         match &one.repair {
@@ -19,6 +20,17 @@ pub(super) fn of_parts(request: &PlanRequest<'_>, known: &RecordedDecisions, pla
                     let key = PartKey::of_bytes(text.as_bytes());
                     let tokens = (text.len() / 4) as u32;
                     plan.sent.replace(found.span, key, tokens);
+                    told(request, known, plan, (one, at), std::slice::from_ref(&edit));
+                    plan.edits.push(edit);
+                }
+            }
+            Repair::Picture { part, data } => {
+                let places = places(request, *part, known.kept_from());
+                for (at, found) in places {
+                    let edit = media::replaced(request.body, found, data);
+                    let Some(edit) = edit.filter(|edit| is_free(plan, edit)) else { continue };
+                    let key = PartKey::of_bytes(data.as_bytes());
+                    plan.sent.replace(found.span, key, base64_tokens(data, request.model));
                     told(request, known, plan, (one, at), std::slice::from_ref(&edit));
                     plan.edits.push(edit);
                 }
@@ -43,7 +55,11 @@ pub(super) fn of_parts(request: &PlanRequest<'_>, known: &RecordedDecisions, pla
 pub(super) fn of_text(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
     let mut sent: Option<Vec<u8>> = None;
     for one in known.repairs_of(request) {
-        if matches!(one.repair, Repair::Media { .. } | Repair::Prefill { .. }) {
+        let is_of_part = matches!(
+            one.repair,
+            Repair::Media { .. } | Repair::Picture { .. } | Repair::Prefill { .. }
+        );
+        if is_of_part {
             continue;
         }
         let body = sent.get_or_insert_with(|| splice::applied(request.body, &plan.edits));

@@ -55,6 +55,9 @@ pub struct RewriteSummary {
     /// The provider refused the request for these, and took it with them changed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub healed: Vec<RepairCause>,
+    /// That thinking is shown was asked on the client's behalf.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub shows_thinking: bool,
     /// The window was not large enough.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overflow: Option<OverflowReport>,

@@ -7,6 +7,17 @@ use strum::IntoEnumIterator;
 
 use crate::dialect::repair::RepairCause;
 
+/// What replaces a picture that is refused for its size.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ImageRepair {
+    /// Text that describes it.
+    #[default]
+    Text,
+    /// A smaller picture of the same type, or text if it cannot be made smaller.
+    Shrink,
+}
+
 /// What is changed where the provider refused a request for it: the smallest change, sent once more, and repeated from
 /// then on. In mode `active` only; the others count what could have been changed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -17,10 +28,14 @@ pub struct RepairPolicy {
     /// If prompt and `max_tokens` together are too large, `max_tokens` is lowered before any history is cut,
     /// but not below this number of tokens.
     pub min_output: u64,
+    /// What replaces a picture that has too many bytes or pixels: `text` that describes it, or `shrink`: a smaller
+    /// picture of the same type, which Plimsoll decodes and encodes again.
+    pub images: ImageRepair,
 }
 
 impl Default for RepairPolicy {
     fn default() -> Self {
-        Self { causes: RepairCause::iter().collect(), min_output: 4096 }
+        let causes = RepairCause::iter().collect();
+        Self { causes, min_output: 4096, images: ImageRepair::Text }
     }
 }

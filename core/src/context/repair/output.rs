@@ -6,7 +6,8 @@
 use super::{PlanRequest, RecordedDecisions, decided};
 use crate::context::Fact;
 use crate::context::plan::Plan;
-use crate::dialect::repair::{OutputLimit, Refusal, RefusalDetail, Repair};
+use crate::dialect::Purpose;
+use crate::dialect::repair::{OutputLimit, Refusal, RefusalDetail, Repair, RepairCause};
 use crate::wire::json::Document;
 use crate::wire::splice;
 
@@ -32,6 +33,26 @@ pub(super) fn propose(request: &PlanRequest<'_>, refusal: &Refusal) -> Option<Fa
         _ => asked > request.policy.heal.min_output,
     };
     lowers.then(|| decided(request, repair))
+}
+
+/// The change that spares a request a refusal: its model can write `most` tokens, as another request's refusal said.
+pub fn spare(request: &PlanRequest<'_>, known: &RecordedDecisions, most: u64) -> Option<Fact> {
+    let heal = &request.policy.heal;
+    let conversation = request.conversation;
+    let may = heal.causes.contains(&RepairCause::MaxTokens)
+        && conversation.held.is_none()
+        && conversation.purpose != Purpose::Count
+        && BELIEVED.contains(&most)
+        && conversation.max_output.is_none_or(|asked| asked > most);
+    let is_lowered =
+        |repair: &Repair| matches!(repair, Repair::MaxTokens { most: other } if *other <= most);
+    if !may || known.repairs_of(request).any(|one| is_lowered(&one.repair)) {
+        return None;
+    }
+    let document = Document::read(request.body).ok()?;
+    let OutputLimit(asked) = OutputLimit::of(conversation.dialect, document.root(request.body)?)?;
+    let fact = decided(request, Repair::MaxTokens { most });
+    (asked > most && known.may_decide(&fact)).then_some(fact)
 }
 
 /// Lowers the limit of output in a plan to the room that the window has beside `input` tokens, where that was refused

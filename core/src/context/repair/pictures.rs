@@ -1,13 +1,14 @@
-//! Which picture or document gives way to words: the one that is named and all that break the same limit, else the
-//! oldest, where there is too much of them, else the newest, because those before it were accepted.
+//! Which picture or document gives way to text, or to a smaller picture: the one that is named and all that break the
+//! same limit, else the oldest, where there is too much of them, else the newest, because those before it were accepted.
 
 use super::thoughts::meets;
 use super::{Fact, RefusedRequest, decided};
-use crate::context::plan::PlanRequest;
+use crate::context::plan::{PlanRequest, RecordedDecisions};
 use crate::dialect::repair::path::PathTarget;
-use crate::dialect::repair::{RefusalDetail, Repair};
+use crate::dialect::repair::{RefusalDetail, Repair, media};
 use crate::dialect::{Part, PartKey, PartKind};
-use crate::tokens::media::size;
+use crate::tokens::media::{base64_size, size};
+use crate::wire::splice;
 
 /// Of pictures that are one too many, some more go, so that the next one is not one too many again: one in so many
 /// of those that are allowed.
@@ -49,7 +50,28 @@ fn named<'p>(refused: &RefusedRequest<'_>, place: &PathTarget, all: &[&'p Part])
     let sent = crate::dialect::read(refused.request.conversation.dialect, "/", refused.sent);
     let there = sent.parts().filter(|part| part.media.is_some() && meets(part.span, place.span));
     let there: Vec<PartKey> = there.filter_map(|part| part.key).collect();
-    all.iter().filter(|part| part.key.is_some_and(|key| there.contains(&key))).copied().collect()
+    let is_there = |part: &&&Part| part.key.is_some_and(|key| there.contains(&key));
+    let named: Vec<&Part> = all.iter().filter(is_there).copied().collect();
+    if !named.is_empty() {
+        return named;
+    }
+    // A smaller one has a key of its own.
+    let at = splice::origin(refused.edits, place.span);
+    let is_smaller = |part: &&&Part| {
+        let smaller = part.key.and_then(|key| refused.known.smaller_picture(refused.request, key));
+        smaller.is_some() && meets(part.span, at)
+    };
+    all.iter().filter(is_smaller).copied().collect()
+}
+
+/// The base64 of media as they are sent: of a picture that was made smaller, of the smaller one.
+pub(super) fn sent_base64<'a>(
+    request: &PlanRequest<'a>,
+    known: &'a RecordedDecisions,
+    part: &Part,
+) -> &'a [u8] {
+    let smaller = part.key.and_then(|key| known.smaller_picture(request, key));
+    smaller.map_or_else(|| base64_of(part, request.body), str::as_bytes)
 }
 
 /// Media that break the limit that is told.
@@ -59,7 +81,8 @@ fn breaking<'p>(
     named: Option<&Part>,
 ) -> Vec<&'p Part> {
     let (body, refusal) = (refused.request.body, refused.refusal);
-    let bytes = |part: &Part| data(part, body).len() as u64;
+    let sent = |part: &Part| sent_base64(refused.request, refused.known, part);
+    let bytes = |part: &Part| sent(part).len() as u64;
     let all_that = |breaks: &dyn Fn(&Part) -> bool| {
         all.iter().filter(|part| breaks(part)).copied().collect::<Vec<_>>()
     };
@@ -74,8 +97,7 @@ fn breaking<'p>(
             })
         }
         (Some(RefusalDetail::Pixels), Some(limit)) => all_that(&|part| {
-            let side = part.media.as_ref().and_then(|media| size(media.data?.of(body)));
-            side.is_some_and(|size| size.width.max(size.height) as u64 > limit)
+            base64_size(sent(part)).is_some_and(|size| size.width.max(size.height) as u64 > limit)
         }),
         (Some(RefusalDetail::Count), limit) => {
             let limit = limit.unwrap_or(all.len() as u64).min(all.len() as u64);
@@ -109,7 +131,7 @@ const BEGINS: [(&str, &str); 5] = [
 
 /// Whether media have the type that they are said to have, as far as that can be told.
 fn is_what_it_says(part: &Part, body: &[u8]) -> bool {
-    let data = data(part, body);
+    let data = base64_of(part, body);
     let said = part.media.as_ref().and_then(|media| media.mime.as_deref());
     let said = said.map(|said| if said == "image/jpg" { "image/jpeg" } else { said });
     match BEGINS.iter().find(|(mime, _)| Some(*mime) == said) {
@@ -123,17 +145,8 @@ fn is_what_it_says(part: &Part, body: &[u8]) -> bool {
 }
 
 /// The base64 of media; empty where it is elsewhere.
-fn data<'b>(part: &Part, body: &'b [u8]) -> &'b [u8] {
-    let literal = part.media.as_ref().and_then(|media| Some(media.data?.of(body)));
-    let text =
-        literal.and_then(|it| it.strip_prefix(b"\"")?.strip_suffix(b"\"")).unwrap_or_default();
-    match text.strip_prefix(b"data:") {
-        Some(url) => {
-            let at = memchr::memmem::find(url, b"base64,");
-            at.and_then(|at| url.get(at + 7..)).unwrap_or_default()
-        }
-        None => text,
-    }
+pub(super) fn base64_of<'b>(part: &Part, body: &'b [u8]) -> &'b [u8] {
+    media::base64_span(part, body).map_or(&[], |at| at.of(body))
 }
 
 /// What stood there, in words.
@@ -144,7 +157,7 @@ fn words(request: &PlanRequest<'_>, part: &Part, detail: Option<RefusalDetail>) 
     about.extend(media.and_then(|media| media.mime.as_deref()).map(str::to_owned));
     let pixels = media.and_then(|media| size(media.data?.of(request.body)));
     about.extend(pixels.map(|it| format!("{} by {} pixels", it.width, it.height)));
-    let bytes = data(part, request.body).len() / 4 * 3;
+    let bytes = base64_of(part, request.body).len() / 4 * 3;
     if bytes > 0 {
         about.push(format!("{} KB", bytes.div_ceil(1000)));
     }

@@ -15,6 +15,7 @@ fn anthropic(message: &str) -> String {
 /// A message of a form, with something in each of its places.
 fn filled(form: &str) -> String {
     let form = form.replace("{window}", "200,000").replace("{input}", "210001");
+    let form = form.replace("{output}", "200000");
     form.replace("{}", "77").replace("{name}", "messages.1.content[0]")
 }
 

@@ -1,9 +1,15 @@
-//! Words in place of a picture or document.
+//! Text instead of a picture or document, or a smaller picture.
 //!
 //! The block keeps its place and its cache marker. Must not decide which one.
 
+use std::borrow::Cow;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+
+use crate::dialect::key::standard_alphabet;
 use crate::dialect::rewrite::{Removal, edit, room, within, words};
-use crate::dialect::{Conversation, Dialect, Part, PartKind};
+use crate::dialect::{Conversation, Dialect, Part, PartKind, Span};
 use crate::wire::json::{Document, Kind};
 use crate::wire::splice::Edit;
 
@@ -33,4 +39,43 @@ pub fn edits(conversation: &Conversation, body: &[u8], part: &Part, text: &str) 
         });
     }
     Some(edit(part.span, words(conversation.dialect, block, text)))
+}
+
+/// The edit that puts other base64 in place of a picture's; nothing else of its block changes. `None` where it has
+/// none.
+pub fn replaced(body: &[u8], part: &Part, base64: &str) -> Option<Edit> {
+    let at = base64_span(part, body).filter(|_| part.kind == PartKind::Image)?;
+    Some(edit(at, base64.to_owned()))
+}
+
+/// Where the base64 of media stands, without a `data:` before it; `None` where it is elsewhere.
+pub fn base64_span(part: &Part, body: &[u8]) -> Option<Span> {
+    let at = part.media.as_ref()?.data?;
+    let text = at.of(body).strip_prefix(b"\"")?.strip_suffix(b"\"")?;
+    let begin = match text.strip_prefix(b"data:") {
+        Some(url) => b"data:".len() + memchr::memmem::find(url, MARK)? + MARK.len(),
+        None => 0,
+    };
+    Some(Span::new(at.start + 1 + begin, at.end - 1))
+}
+
+/// What stands before base64 in a `data:` URL.
+const MARK: &[u8] = b"base64,";
+
+/// The file of media; `None` where its base64 is none.
+pub fn file(base64: &[u8]) -> Option<Vec<u8>> {
+    // Some write `\/` in JSON.
+    let mut plain = Cow::Borrowed(base64);
+    if plain.contains(&b'\\') {
+        plain.to_mut().retain(|byte| *byte != b'\\');
+    }
+    let mut plain = plain.trim_ascii_end().to_vec();
+    standard_alphabet(&mut plain);
+    plain.resize(plain.len().next_multiple_of(4), b'=');
+    STANDARD.decode(plain).ok()
+}
+
+/// A file as base64.
+pub fn base64(file: &[u8]) -> String {
+    STANDARD.encode(file)
 }

@@ -85,7 +85,7 @@ pub(super) fn anthropic(root: Value<'_>, text: &str) -> Vec<Edit> {
 }
 
 /// An id that no call before it has.
-fn unique(id: &str, taken: &mut HashSet<String>) -> String {
+pub(super) fn unique(id: &str, taken: &mut HashSet<String>) -> String {
     let mut own = id.to_owned();
     let mut number = 2;
     while !taken.insert(own.clone()) {

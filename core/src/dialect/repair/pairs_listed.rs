@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 
 use foldhash::{HashMap, HashSet};
 
+use super::pairs::unique;
 use crate::dialect::Span;
 use crate::dialect::rewrite::{Removal, edit, insert, literal, room, runs};
 use crate::wire::json::{Kind, Value};
@@ -63,27 +64,18 @@ pub(super) fn chat(root: Value<'_>, body: &[u8], text: &str) -> Vec<Edit> {
 const CALLS: [(&str, &str); 2] =
     [("function_call", "function_call_output"), ("custom_tool_call", "custom_tool_call_output")];
 
-/// The changes after which every call has an output, and every output a call before it.
+/// The changes after which every call has an output, every output a call before it, and no id stands twice: of an item
+/// that is there again the first stays, another call of one id gets another.
 pub(super) fn responses(root: Value<'_>, body: &[u8], text: &str) -> Vec<Edit> {
     let items: Vec<Value<'_>> = items(root, "input");
     let kind = |item: &Value<'_>| item.get_text("type").unwrap_or_default().into_owned();
-    let id = |item: &Value<'_>| item.get_text("call_id").unwrap_or_default().into_owned();
     let kinds: Vec<String> = items.iter().map(kind).collect();
     let mut edits = Vec::new();
-    let mut gone: HashSet<usize> = HashSet::default();
+    let mut gone = repeated(&items);
+    let mut renamed = Vec::new();
     for (call, output) in CALLS {
-        let mut open: HashMap<String, usize> = HashMap::default();
-        let mut answered: HashSet<String> = HashSet::default();
-        for (at, item) in items.iter().enumerate() {
-            if kinds[at] == call {
-                open.insert(id(item), at);
-            } else if kinds[at] == output {
-                let is_called = open.contains_key(&id(item));
-                if !is_called || !answered.insert(id(item)) {
-                    gone.insert(at);
-                }
-            }
-        }
+        let of = (call, output);
+        let (open, answered) = paired((&items, &kinds), of, &mut gone, &mut renamed);
         let mut missing: Vec<(usize, String)> = open
             .into_iter()
             .filter(|(id, _)| !answered.contains(id))
@@ -114,8 +106,69 @@ pub(super) fn responses(root: Value<'_>, body: &[u8], text: &str) -> Vec<Edit> {
         joined.push(insert(group[0].0, all));
     }
     let gone = gone.into_iter().map(|at| items[at].span()).collect();
+    joined.extend(renamed);
     joined.extend(removed(body, gone, "{\"role\":\"user\",\"content\":\"(no content)\"}"));
     without_overlaps(joined)
+}
+
+/// Calls by the ids that they have now, and those that are answered. What has no place goes, and what needs another id
+/// gets it.
+fn paired(
+    (items, kinds): (&[Value<'_>], &[String]),
+    (call, output): (&str, &str),
+    gone: &mut HashSet<usize>,
+    renamed: &mut Vec<Edit>,
+) -> (HashMap<String, usize>, HashSet<String>) {
+    let mut open: HashMap<String, usize> = HashMap::default();
+    let (mut answered, mut taken) = (HashSet::default(), HashSet::default());
+    // What the newest call of an id is called now.
+    let mut now: HashMap<String, String> = HashMap::default();
+    for (at, item) in items.iter().enumerate() {
+        if gone.contains(&at) {
+            continue;
+        }
+        let own = id(item);
+        let known = now.get(&own).unwrap_or(&own).clone();
+        if kinds[at] == call {
+            match open.contains_key(&known) {
+                true if !answered.contains(&known) => {
+                    gone.insert(at);
+                }
+                true => {
+                    let other = unique(&own, &mut taken);
+                    renamed.extend(rename(item, &other));
+                    open.insert(other.clone(), at);
+                    now.insert(own, other);
+                }
+                false => {
+                    taken.insert(known.clone());
+                    open.insert(known, at);
+                }
+            }
+        } else if kinds[at] == output {
+            if !open.contains_key(&known) || !answered.insert(known.clone()) {
+                gone.insert(at);
+            } else if known != own {
+                renamed.extend(rename(item, &known));
+            }
+        }
+    }
+    (open, answered)
+}
+
+/// Items whose own id stood before.
+fn repeated(items: &[Value<'_>]) -> HashSet<usize> {
+    let mut known: HashSet<String> = HashSet::default();
+    let is_repeated = |item: &Value<'_>| {
+        let id = item.get_text("id").filter(|id| !id.is_empty());
+        id.is_some_and(|id| !known.insert(id.into_owned()))
+    };
+    let found = items.iter().map(is_repeated).collect::<Vec<_>>().into_iter().enumerate();
+    found.filter(|(_, is_repeated)| *is_repeated).map(|(at, _)| at).collect()
+}
+
+fn rename(item: &Value<'_>, id: &str) -> Option<Edit> {
+    Some(edit(item.get("call_id")?.span(), literal(id)))
 }
 
 fn id(item: &Value<'_>) -> String {

@@ -229,6 +229,51 @@ mod tests {
         assert_eq!(place.0.len(), 4, "{place:?}");
     }
 
+    /// Whole answers, as they were reported.
+    #[test]
+    fn what_providers_answered_is_read() {
+        use RefusalDetail::{Bytes, Count, Format, ModelLimit, Request};
+        use RepairCause::{Empty, MaxTokens, Media, Prefill, ToolPairs};
+        let gemini = |words: &str| {
+            format!(r#"{{"error":{{"code":400,"message":"{words}","status":"INVALID_ARGUMENT"}}}}"#)
+        };
+        let plain = |words: &str| {
+            format!(r#"{{"object":"error","message":"{words}","type":"BadRequestError"}}"#)
+        };
+        for (status, body, cause, detail, limit) in [
+            (400, gemini("Request payload size exceeds the limit: 20971520 bytes."), Media, Some(Request), Some(20_971_520)),
+            (413, r#"{"error":{"message":"Maximum request body size 1048576 exceeded, actual body size 1056562","code":413,"status":"Request Entity Too Large"}}"#.into(), Media, Some(Request), Some(1_048_576)),
+            (413, "<html>\r\n<head><title>413 Request Entity Too Large</title></head>\r\n<body>\r\n<center><h1>413 Request Entity Too Large</h1></center>\r\n<hr><center>openresty</center>\r\n</body>\r\n</html>".into(), Media, Some(Request), None),
+            (400, gemini("Unable to process input image. Please retry or report in https://developers.generativeai.google/guide/troubleshooting"), Media, Some(Format), None),
+            (400, gemini("Provided image is not valid."), Media, Some(Format), None),
+            (400, gemini("Invalid value at 'contents[0].parts[2].inline_data.data' (TYPE_BYTES), Base64 decoding failed for \\\"data:image/png;base64\\\""), Media, Some(Format), None),
+            (400, gemini("Unable to submit request because it must include at least one parts field, which describes the prompt input. Learn more: https://cloud.google.com/vertex-ai/generative-ai/docs/model-reference/gemini"), Empty, None, None),
+            (400, gemini("* GenerateContentRequest.contents[33].parts[0].data: required oneof field 'data' must have one initialized field\\n"), Empty, None, None),
+            (400, gemini("* GenerateContentRequest.contents[1].parts: contents.parts must not be empty.\\n"), Empty, None, None),
+            (400, r#"{"error":{"code":"invalid_payload","message":"'data:image/jpeg;base64,/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAAgGBgcHBgUICAcHCQkICgwUDQwLC...' is not a valid absolute URI"}}"#.into(), Media, Some(Bytes), None),
+            (400, plain("At most 1 image(s) may be provided in one request."), Media, Some(Count), Some(1)),
+            (400, plain("At most 6 image(s) may be provided in one prompt. None"), Media, Some(Count), Some(6)),
+            (400, plain("Too many images in request. Max is 10."), Media, Some(Count), Some(10)),
+            (400, plain("Too many images in request: 11 images provided, but the model supports a maximum of 10 images."), Media, Some(Count), Some(10)),
+            (400, plain("request contains 52 images, exceeding the maximum of 50 allowed per request"), Media, Some(Count), Some(50)),
+            (400, r#"{"error":{"message":"Invalid request: unsupported image format: image/x-icon","type":"invalid_request_error"}}"#.into(), Media, Some(Format), None),
+            (400, r#"{"error":"illegal base64 data at input byte 4"}"#.into(), Media, Some(Format), None),
+            (400, plain("Assistant message must have either content or tool_calls, but not none."), Empty, None, None),
+            (400, r#"{"message":"The content field at messages.4.content.0.toolResult cannot be empty when status value is error."}"#.into(), Empty, None, None),
+            (400, r#"{"error":{"code":400,"message":"Cannot have 2 or more assistant messages at the end of the list.","type":"invalid_request_error"}}"#.into(), Prefill, None, None),
+            (400, r#"{"error":{"message":"Provider returned error","code":400,"metadata":{"raw":"{\"object\":\"error\",\"message\":\"Unexpected role 'tool' after role 'user'\",\"type\":\"invalid_request_message_order\",\"param\":null,\"code\":\"3230\"}","provider_name":"Mistral"}}}"#.into(), ToolPairs, None, None),
+            (400, r#"{"message":"Expected toolResult blocks at messages.2.content for the following Ids: tooluse_bRX9ftpYK3xO5tev2x4qtc"}"#.into(), ToolPairs, None, None),
+            (400, r#"{"message":"The number of toolResult blocks at messages.6.content exceeds the number of toolUse blocks of previous turn."}"#.into(), ToolPairs, None, None),
+            (400, r#"{"message":"The maximum tokens you requested exceeds the model limit of 4096. Try again with a maximum tokens value that is lower than 4096."}"#.into(), MaxTokens, Some(ModelLimit), Some(4_096)),
+            (400, r#"{"error":{"message":"max_tokens must be less than or equal to 16384, the maximum value for max_tokens is less than the context_window for this model"}}"#.into(), MaxTokens, Some(ModelLimit), Some(16_384)),
+        ] {
+            let seen = said(status, &body).unwrap_or_else(|| panic!("{body}"));
+            assert_eq!((seen.cause, seen.detail, seen.limit), (cause, detail, limit), "{body}");
+        }
+        let order = r#"{"object":"error","message":"Unexpected role 'user' after role 'tool'","type":"invalid_request_message_order"}"#;
+        assert_eq!(said(400, order), None, "nothing that an edit can answer");
+    }
+
     #[test]
     fn what_a_router_passes_on_is_read() {
         let raw = r#"{"error":{"message":"Provider returned error","code":400,"metadata":{"raw":"{\"type\":\"error\",\"error\":{\"message\":\"messages.1: `tool_use` ids were found without `tool_result` blocks immediately after: t1\"}}"}}}"#;

@@ -194,11 +194,20 @@ fn calls_and_outputs_of_responses_pair() {
     let body = |items: &[&str]| format!(r#"{{"input":[{}]}}"#, items.join(","));
     let (one, two, of_one) = (call("1"), call("2"), output("1"));
     let (none_one, none_two) = (none("1"), none("2"));
+    let (next, of_next, none_next) = (call("1_2"), output("1_2"), none("1_2"));
+    let named = r#"{"type":"function_call","id":"fc_1","call_id":"1"}"#;
+    let said = r#"{"type":"message","id":"msg_1","role":"assistant","content":"b"}"#;
     for (before, after) in [
         (vec![user, &one, &two, &of_one], vec![user, &one, &two, &none_two, &of_one]),
         (vec![user, &one], vec![user, &one, &none_one]),
         (vec![user, &of_one, user], vec![user, user]),
         (vec![user, &of_one, &one], vec![user, &one, &of_one]),
+        // Another call of one id gets another; what is there again goes.
+        (vec![&one, &of_one, &one, &of_one], vec![&one, &of_one, &next, &of_next]),
+        (vec![&one, &of_one, &one], vec![&one, &of_one, &next, &none_next]),
+        (vec![&one, &one, &of_one], vec![&one, &of_one]),
+        (vec![named, &of_one, named, &of_one, user], vec![named, &of_one, user]),
+        (vec![said, user, said], vec![said, user]),
     ] {
         assert_eq!(paired(Responses, &body(&before)), body(&after));
     }

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use super::{PlannedRequest, save};
 use crate::context::budget::MeasuredEstimate;
 use crate::context::plan::{Plan, RecordedDecisions};
-use crate::context::repair;
+use crate::context::{Fact, repair};
 use crate::dialect::PartKey;
 use crate::dialect::repair::Refusal;
-use crate::proxy::offload::off_thread;
+use crate::proxy::offload::{long_work_alone, off_thread};
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::Proxy;
 use crate::store::ledgers::OpenedSession;
@@ -57,7 +57,8 @@ impl PlannedRequest {
         if proposal.facts.is_empty() {
             return Err(RefusalOutcome::NoRepair);
         }
-        let saved = save(proxy, opened, proposal.facts, self.known.suspended).await;
+        let facts = self.with_smaller_pictures(prepared, opened, refusal, proposal.facts).await;
+        let saved = save(proxy, opened, facts, self.known.suspended).await;
         let saved = saved.map_err(|_| RefusalOutcome::NotKept)?;
         let decisions = repair::keys(&saved);
         let mut planned = before.clone();
@@ -66,5 +67,24 @@ impl PlannedRequest {
             true => Err(RefusalOutcome::NoRepair),
             false => Ok((planned, decisions)),
         }
+    }
+
+    /// The same decisions, with smaller pictures instead of text, if policy wants that. They are decoded outside the
+    /// async threads, for one request at a time; a request that would wait too long keeps the text.
+    async fn with_smaller_pictures(
+        &self,
+        prepared: &Arc<PreparedRequest>,
+        opened: &OpenedSession,
+        refusal: &Refusal,
+        facts: Vec<Fact>,
+    ) -> Vec<Fact> {
+        if !repair::may_be_smaller(&prepared.request(), refusal) {
+            return facts;
+        }
+        let room = opened.room_for_pictures();
+        let (prepared, known) = (prepared.clone(), self.known.clone());
+        let (refusal, words) = (refusal.clone(), facts.clone());
+        let make = move || repair::smaller(&prepared.request(), &known, &refusal, words, room);
+        long_work_alone(make).await.unwrap_or(facts)
     }
 }

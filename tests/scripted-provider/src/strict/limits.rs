@@ -2,6 +2,8 @@
 //!
 //! Checked before anything else is read, as real providers do. Knows nothing of conversations.
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 
 use super::rules::Rules;
@@ -10,6 +12,7 @@ use super::{Call, Dialect, Purpose};
 
 /// Checks a request.
 pub(super) fn check(call: &Call, rules: &Rules) -> Result<(), Refusal> {
+    size(call, rules)?;
     characters(call)?;
     let mut pictures = Vec::new();
     gather(&call.body, String::new(), &mut pictures);
@@ -40,6 +43,17 @@ pub(super) fn check(call: &Call, rules: &Rules) -> Result<(), Refusal> {
             };
             return refuse(call, Rule::Pictures, message);
         }
+        let most = rules.most_picture_side;
+        if side(picture).is_some_and(|side| side > most) {
+            let at = match call.dialect {
+                Dialect::Anthropic => format!("{path}.image.source.base64.data"),
+                Dialect::Chat | Dialect::Responses | Dialect::Gemini => path.clone(),
+            };
+            let message = format!(
+                "{at}: At least one of the image dimensions exceed max allowed size: {most} pixels"
+            );
+            return refuse(call, Rule::Pictures, message);
+        }
         if picture.starts_with("AAAA") {
             let message = match call.dialect {
                 Dialect::Anthropic => {
@@ -51,6 +65,34 @@ pub(super) fn check(call: &Call, rules: &Rules) -> Result<(), Refusal> {
         }
     }
     output(call, rules)
+}
+
+/// `docs/protocols.md` 1.6: no more bytes than are read.
+fn size(call: &Call, rules: &Rules) -> Result<(), Refusal> {
+    if call.bytes.len() <= rules.most_request_bytes {
+        return Ok(());
+    }
+    let (rule, most) = (Rule::RequestBytes, rules.most_request_bytes);
+    Err(match call.dialect {
+        Dialect::Anthropic => {
+            let message = "Request exceeds the maximum size".to_owned();
+            Refusal::anthropic_kind(rule, 413, "request_too_large", message)
+        }
+        Dialect::Chat | Dialect::Responses => {
+            Refusal::openai(rule, 413, None, None, "413 Request Entity Too Large".to_owned())
+        }
+        Dialect::Gemini => {
+            let message = format!("Request payload size exceeds the limit: {most} bytes.");
+            Refusal::gemini(rule, 400, message)
+        }
+    })
+}
+
+/// Pixels of the longer side of a PNG.
+fn side(picture: &str) -> Option<u32> {
+    let head = STANDARD.decode(picture.get(..32)?).ok()?;
+    let at = |at: usize| Some(u32::from_be_bytes(head.get(at..at + 4)?.try_into().ok()?));
+    head.starts_with(b"\x89PNG").then_some(at(16)?.max(at(20)?))
 }
 
 /// `docs/protocols.md` 1.8: half a pair is no JSON.

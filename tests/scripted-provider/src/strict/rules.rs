@@ -58,6 +58,10 @@ pub struct Rules {
     pub most_pictures: usize,
     /// Bytes of one picture, as it is sent (`docs/protocols.md` 1.8).
     pub most_picture_bytes: usize,
+    /// Pixels of a picture's longer side (`docs/protocols.md` 1.8).
+    pub most_picture_side: u32,
+    /// Bytes of one request (`docs/protocols.md` 1.6).
+    pub most_request_bytes: usize,
     /// Tokens that every model writes at most; `None`: as many as it is asked for (`docs/protocols.md` 1.8).
     pub most_output: Option<u64>,
 }
@@ -79,6 +83,8 @@ impl Default for Rules {
             compacts: true,
             most_pictures: 100,
             most_picture_bytes: 5 * 1024 * 1024,
+            most_picture_side: 8_000,
+            most_request_bytes: 32 * 1024 * 1024,
             most_output: None,
         }
     }

@@ -196,6 +196,7 @@ pub enum Rule {
     Pictures,
     Characters,
     OutputLimit,
+    RequestBytes,
     NotSimulated,
 }
 
@@ -231,6 +232,7 @@ impl Rule {
             }
             Self::ContextEdit => "docs/protocols.md 1.3",
             Self::Compaction => "docs/protocols.md 1.3, 3.3",
+            Self::RequestBytes => "docs/protocols.md 1.6, 1.8",
             Self::Overflow => "docs/protocols.md 1.6, 2.5, 3.6, 4.3, 5.5",
             Self::ReasoningMissing | Self::ReasoningRefused => "docs/protocols.md 4.2",
             Self::ReasoningWithoutItem

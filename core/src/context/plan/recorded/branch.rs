@@ -132,7 +132,9 @@ impl<'l> Branch<'l> {
     /// Whether a change that answers a refusal holds: a picture that this branch has sent stays. What a rule
     /// changes was accepted in no branch.
     pub(super) fn has_repair(&self, one: &RepairDecision) -> bool {
-        let Repair::Media { part, .. } = one.repair else { return true };
+        let (Repair::Media { part, .. } | Repair::Picture { part, .. }) = one.repair else {
+            return true;
+        };
         self.sent.is_none() || self.has_made(&one.request) || !self.has_sent(part)
     }
 

@@ -23,7 +23,12 @@ impl RecordedDecisions {
     pub(super) fn add_repair(&mut self, one: Arc<RepairDecision>) {
         if self.repairs.iter().all(|other| other.about != one.about) {
             self.repairs.push(one);
-            self.repairs.sort_by_key(|one| (one.repair.order(), one.about));
+            // Of two that a picture was made into, the smaller one stands.
+            let size = |repair: &Repair| match repair {
+                Repair::Picture { data, .. } => data.len(),
+                _ => 0,
+            };
+            self.repairs.sort_by_key(|one| (one.repair.order(), size(&one.repair), one.about));
         }
     }
 
@@ -43,5 +48,17 @@ impl RecordedDecisions {
     ) -> bool {
         let is_it = |one: &RepairDecision| matches!(&one.repair, Repair::Media { part, .. } if *part == key);
         self.repairs_of(request).any(is_it)
+    }
+
+    /// The base64 of the picture that takes the place of another.
+    pub(in crate::context) fn smaller_picture(
+        &self,
+        request: &PlanRequest<'_>,
+        key: PartKey,
+    ) -> Option<&str> {
+        self.repairs_of(request).find_map(|one| match &one.repair {
+            Repair::Picture { part, data } if *part == key => Some(&**data),
+            _ => None,
+        })
     }
 }

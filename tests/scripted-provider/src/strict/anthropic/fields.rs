@@ -290,6 +290,9 @@ pub(super) fn check_messages(
         if !content.is_string() && !content.is_array() {
             return required(&format!("messages.{at}.content"));
         }
+        if is_white(content) {
+            return refuse(Rule::EmptyContent, WHITE);
+        }
         if empty && !(at == last && role == "assistant") {
             return refuse(
                 Rule::EmptyContent,
@@ -376,6 +379,9 @@ fn check_block<'b>(
             format!("messages.{}: `{kind}` blocks can only be in `{role}` messages", block.message),
         );
     }
+    if value["type"] == "text" && is_white(&value["text"]) {
+        return refuse(Rule::EmptyContent, WHITE);
+    }
     let nested = items(&value["content"]);
     if std::iter::once(value)
         .chain(nested)
@@ -451,4 +457,12 @@ fn tool_result(value: &Value, path: &str) -> Result<(), Refusal> {
         ),
         false => Ok(()),
     }
+}
+
+/// `docs/protocols.md` 1.2.
+const WHITE: &str = "messages: text content blocks must contain non-whitespace text";
+
+/// Whether a text is white space, and not empty.
+fn is_white(value: &Value) -> bool {
+    value.as_str().is_some_and(|text| !text.is_empty() && text.trim().is_empty())
 }

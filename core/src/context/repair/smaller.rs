@@ -1,0 +1,109 @@
+//! A smaller picture instead of one that was refused, if policy asks for that and not for text.
+//!
+//! Decodes pictures, which takes long: its caller does that outside the async threads, one at a time. A picture that
+//! cannot be made smaller keeps its text.
+
+use super::pictures::{base64_of, sent_base64};
+use super::{Fact, decided};
+use crate::context::plan::{PlanRequest, RecordedDecisions};
+use crate::context::policy::ImageRepair;
+use crate::dialect::repair::shrink::{Goal, shrink};
+use crate::dialect::repair::{Refusal, RefusalDetail, Repair, media};
+use crate::dialect::{Part, PartKey, PartKind};
+use crate::tokens::media::base64_size;
+
+/// The longer side where the refusal names none: what is taken of many pictures at once (`docs/protocols.md` 1.8), and
+/// about as much as models look at (`docs/estimates.md` 1.4).
+const SIDE: u32 = 2_000;
+/// Most base64 of one: it is kept in the session, in memory too.
+const KEPT: usize = 512 * 1024;
+/// Where the whole request has too many bytes, a picture becomes so many times smaller.
+const SHARE: usize = 4;
+/// Most that are decoded for one refusal.
+const AT_ONCE: usize = 8;
+
+/// Whether policy wants pictures smaller that are refused so.
+pub fn may_be_smaller(request: &PlanRequest<'_>, refusal: &Refusal) -> bool {
+    let is_of_size = matches!(
+        refusal.detail,
+        Some(RefusalDetail::Bytes | RefusalDetail::Pixels | RefusalDetail::Request)
+    );
+    request.policy.heal.images == ImageRepair::Shrink && is_of_size
+}
+
+/// The same decisions, with a smaller picture in place of words where there is one. `room`: bytes that all of them
+/// together may take.
+pub fn smaller(
+    request: &PlanRequest<'_>,
+    known: &RecordedDecisions,
+    refusal: &Refusal,
+    facts: Vec<Fact>,
+    mut room: usize,
+) -> Vec<Fact> {
+    let (now, later) = facts.split_at(facts.len().min(AT_ONCE));
+    let made = now.iter().map(|fact| {
+        let words = || fact.clone();
+        let Some((key, data)) = picture(request, known, refusal, fact) else { return words() };
+        let Some(left) = room.checked_sub(data.len()) else { return words() };
+        let smaller = decided(request, Repair::Picture { part: key, data: data.into() });
+        if !known.may_decide(&smaller) {
+            return words();
+        }
+        room = left;
+        smaller
+    });
+    made.chain(later.iter().cloned()).collect()
+}
+
+/// The picture that a decision has words for, made as small as the refusal wants it.
+fn picture(
+    request: &PlanRequest<'_>,
+    known: &RecordedDecisions,
+    refusal: &Refusal,
+    fact: &Fact,
+) -> Option<(PartKey, String)> {
+    let Fact::Repair(one) = fact else { return None };
+    let Repair::Media { part: key, .. } = one.repair else { return None };
+    let part = request.conversation.parts().find(|part| part.key == Some(key))?;
+    let goal = goal(request, known, refusal, part).filter(|_| part.kind == PartKind::Image)?;
+    let file = media::file(base64_of(part, request.body))?;
+    let mime = part.media.as_ref().and_then(|media| media.mime.as_deref());
+    Some((key, media::base64(&shrink(&file, mime, goal)?)))
+}
+
+/// How small it has to be; `None` where it is that small already, and was refused all the same.
+fn goal(
+    request: &PlanRequest<'_>,
+    known: &RecordedDecisions,
+    refusal: &Refusal,
+    part: &Part,
+) -> Option<Goal> {
+    let sent = sent_base64(request, known, part);
+    let is_smaller = sent.len() != base64_of(part, request.body).len();
+    let limit = refusal.limit.unwrap_or(u64::MAX);
+    let (mut side, mut bytes) = (SIDE, KEPT);
+    match refusal.detail? {
+        RefusalDetail::Pixels => {
+            side = refusal.limit.map_or(SIDE, |limit| u32::try_from(limit).unwrap_or(SIDE));
+            let now = base64_size(sent).map_or(0, |size| size.width.max(size.height));
+            if is_smaller && now <= side as usize {
+                return None;
+            }
+        }
+        RefusalDetail::Bytes => {
+            bytes = bytes.min(usize::try_from(limit).unwrap_or(KEPT));
+            if is_smaller && sent.len() <= bytes {
+                return None;
+            }
+        }
+        RefusalDetail::Request => {
+            bytes = bytes.min(sent.len() / SHARE);
+            if is_smaller {
+                return None;
+            }
+        }
+        _ => return None,
+    }
+    // What a limit counts is the base64, or the file, which is smaller.
+    Some(Goal { side, bytes: bytes / 4 * 3 })
+}

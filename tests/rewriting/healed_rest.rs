@@ -1,0 +1,103 @@
+//! What else is healed, and what is passed on as it came (`docs/healing.md`).
+
+use plimsoll::context::policy::Policy;
+use plimsoll::dialect::repair::RepairCause;
+use scripted_provider::strict::Rules;
+use serde_json::{Value, json};
+
+use crate::healed::{
+    CHAT, CLAUDE, GEMINI, RESPONSES, chat, claude, gemini, heals, image, picture, responses,
+};
+use crate::play::{Play, asks};
+
+/// 413: the oldest pictures of a request give way until it is taken.
+#[tokio::test]
+async fn a_request_of_too_many_bytes_sheds_its_oldest_pictures() {
+    let rules = Rules { most_request_bytes: 40_000, ..Rules::default() };
+    let data: Vec<String> = (0..5).map(|at| picture(9_000 + at)).collect();
+    let url = |data: &String| format!("data:image/png;base64,{data}");
+    let of = |part: &dyn Fn(&String) -> Value| data.iter().map(part).collect::<Vec<Value>>();
+    let claudes = of(&|data| image(data));
+    let chats = of(&|data| json!({"type": "image_url", "image_url": {"url": url(data)}}));
+    let items = of(&|data| json!({"type": "input_image", "image_url": url(data)}));
+    let parts = of(&|data| json!({"inlineData": {"mimeType": "image/png", "data": data}}));
+    for (target, body) in [
+        (CLAUDE, claude(json!([{"role": "user", "content": claudes}]))),
+        (CHAT, chat(json!([{"role": "user", "content": chats}]))),
+        (RESPONSES, responses(json!([{"role": "user", "content": items}]))),
+        (GEMINI, gemini(json!([{"role": "user", "parts": parts}]))),
+    ] {
+        heals(target, rules.clone(), target, body, RepairCause::Media).await;
+    }
+}
+
+#[tokio::test]
+async fn white_space_alone_is_as_empty() {
+    for messages in [
+        json!([{"role": "user", "content": [{"type": "text", "text": " \n\t"}, {"type": "text", "text": "a"}]}]),
+        json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": "  "}, {"role": "user", "content": "b"}]),
+        json!([{"role": "user", "content": [{"type": "text", "text": "\n"}]}]),
+    ] {
+        heals("white space", Rules::default(), CLAUDE, claude(messages), RepairCause::Empty).await;
+    }
+}
+
+/// The words are known, and the status is that of a failure or a limit: not one byte changes, and nothing is sent
+/// again.
+#[tokio::test]
+async fn failures_and_limits_go_through_as_they_are() {
+    let play = Play::of(CLAUDE, Policy::default()).await;
+    let request = asks("claude-sonnet-4-6", &[json!({"role": "user", "content": ""})]);
+    let words =
+        "{ \"error\":\n {\"message\": \"messages: text content blocks must be non-empty\"} }";
+    for status in [
+        "500 Internal Server Error",
+        "529 Overloaded",
+        "503 Service Unavailable",
+        "429 Too Many Requests",
+    ] {
+        let mut client = play.sends(&request).await;
+        let mut call = play.provider.call().await;
+        assert_eq!(call.message.text(), request.to_string(), "{status}");
+        call.answer(status, words).await;
+        let response = client.response().await;
+        assert!(status.starts_with(&response.status().to_string()), "{status}");
+        assert_eq!(response.text(), words, "{status}");
+        assert!(!response.head.contains("x-plimsoll-healed"), "{}", response.head);
+    }
+}
+
+/// Counted by the status that the client saw, by what is refused, and by what became of it.
+#[tokio::test]
+async fn what_is_not_understood_is_counted_by_its_code() {
+    let mut play = Play::of(CLAUDE, Policy::default()).await;
+    let request = asks("claude-sonnet-4-6", &[json!({"role": "user", "content": "a"})]);
+    let place = r#"{"error":{"message":"messages.7.content.1.image.source.base64: image exceeds 5 MB maximum: 6000000 bytes > 5242880 bytes"}}"#;
+    for (status, words) in [
+        ("400 Bad Request", r#"{"error":{"message":"The moon is full."}}"#),
+        ("422 Unprocessable Entity", r#"{"error":{"message":"The moon is full."}}"#),
+        ("413 Payload Too Large", "The moon is full."),
+        ("400 Bad Request", place),
+    ] {
+        let mut client = play.sends(&request).await;
+        let mut call = play.provider.call().await;
+        call.answer(status, words).await;
+        assert_eq!(client.response().await.text(), words, "{status}");
+        play.server.told().await;
+    }
+    let metrics = play.server.telemetry.render();
+    for (status, cause, outcome) in [
+        (400, "unknown", "unknown"),
+        (422, "unknown", "unknown"),
+        (413, "unknown", "unknown"),
+        (400, "media", "misplaced"),
+    ] {
+        let of = format!("cause=\"{cause}\",outcome=\"{outcome}\",status=\"{status}\"");
+        let line = |line: &&str| {
+            line.starts_with("plimsoll_refusals_total{")
+                && line.contains(&of)
+                && line.ends_with(" 1")
+        };
+        assert!(metrics.lines().any(|it| line(&it)), "{of}: {metrics}");
+    }
+}

@@ -1,0 +1,212 @@
+//! With `heal.images = "shrink"` a picture that is too large is made smaller, once, and what was made is repeated
+//! (`docs/healing.md`).
+
+use std::io::Cursor;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use image::{DynamicImage, ImageFormat};
+use plimsoll::context::policy::{ImageRepair, Policy, RepairPolicy};
+use plimsoll::dialect::repair::RepairCause;
+use scripted_provider::strict::{Reply, Rules};
+use serde_json::{Value, json};
+
+use crate::healed::{
+    CHAT, CLAUDE, GEMINI, RESPONSES, chat, claude, gemini, goes_on, healed, image, picture,
+    refusals, responses,
+};
+use crate::play::{Play, answers};
+use crate::stage::{Asked, Stage};
+use crate::support::http1::Call;
+
+/// The base64 of a picture of so many pixels that does not compress.
+fn noise(width: u32, height: u32, seed: u32) -> String {
+    let mut state = seed;
+    let noise = image::RgbImage::from_fn(width, height, |_, _| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let [_, r, g, b] = state.to_le_bytes();
+        image::Rgb([r, g, b])
+    });
+    let mut file = Cursor::new(Vec::new());
+    DynamicImage::ImageRgb8(noise).write_to(&mut file, ImageFormat::Png).unwrap();
+    STANDARD.encode(file.into_inner())
+}
+
+fn shrinks() -> Policy {
+    let heal = RepairPolicy { images: ImageRepair::Shrink, ..RepairPolicy::default() };
+    Policy { heal, ..Policy::default() }
+}
+
+/// A picture in each protocol, as the one part of the first message beside words.
+fn bodies(data: &str) -> [(&'static str, &'static str, Value); 4] {
+    let url = format!("data:image/png;base64,{data}");
+    [
+        (
+            CLAUDE,
+            "/messages/0/content/0/source/data",
+            claude(
+                json!([{"role": "user", "content": [image(data), {"type": "text", "text": "What?"}]}]),
+            ),
+        ),
+        (
+            CHAT,
+            "/messages/0/content/0/image_url/url",
+            chat(json!([{"role": "user", "content": [
+                {"type": "image_url", "image_url": {"url": url, "detail": "high"}}, {"type": "text", "text": "What?"}]}])),
+        ),
+        (
+            RESPONSES,
+            "/input/0/content/0/image_url",
+            responses(json!([{"role": "user", "content": [
+                {"type": "input_image", "image_url": url}, {"type": "input_text", "text": "What?"}]}])),
+        ),
+        (
+            GEMINI,
+            "/contents/0/parts/0/inlineData/data",
+            gemini(json!([{"role": "user", "parts": [
+                {"inlineData": {"mimeType": "image/png", "data": data}}, {"text": "What?"}]}])),
+        ),
+    ]
+}
+
+/// The picture that was sent at a place.
+fn sent_picture(asked: &Asked, at: &str) -> (String, DynamicImage) {
+    let sent = asked.sent().pointer(at).and_then(Value::as_str).unwrap();
+    let data = sent.rsplit(',').next().unwrap().to_owned();
+    let file = STANDARD.decode(&data).unwrap();
+    assert_eq!(image::guess_format(&file).unwrap(), ImageFormat::Png, "the same type");
+    (data, image::load_from_memory(&file).unwrap())
+}
+
+#[tokio::test]
+async fn a_picture_that_is_too_large_is_made_smaller_and_stays_so() {
+    let large = noise(200, 100, 7);
+    let rules = Rules { most_picture_bytes: 20_000, ..Rules::default() };
+    for (target, at, body) in bodies(&large) {
+        let mut stage = Stage::open(rules.clone(), shrinks()).await;
+        let asked = stage.asks(target, &body, Reply::text("Good.")).await;
+        assert_eq!(asked.status, 200, "{target}: {} {:?}", asked.answer, asked.told.refusal);
+        assert_eq!((asked.log.len(), refusals(&asked)), (2, 1), "{target}");
+        assert_eq!(asked.told.refusal, healed(RepairCause::Media), "{target}");
+        let (data, small) = sent_picture(&asked, at);
+        assert!(data.len() <= 20_000 && small.width() > 50, "{target}: {}", data.len());
+        assert_eq!(small.width() / small.height(), 2, "{target}: its shape");
+        // Nothing but its bytes is another.
+        let (before, after) = (body.to_string(), asked.log[1].call.bytes.clone());
+        let after = String::from_utf8(after.to_vec()).unwrap();
+        let after = after.replace("\"include\":[\"reasoning.encrypted_content\"],", "");
+        assert_eq!(after, before.replace(&large, &data), "{target}");
+        let mut next = goes_on(&body, &asked.answer);
+        for restarts in [false, true] {
+            if restarts {
+                stage.restarts().await;
+            }
+            let again = stage.asks(target, &next, Reply::text("Better.")).await;
+            assert_eq!((again.status, again.log.len()), (200, 1), "{target}: {}", again.answer);
+            assert_eq!(sent_picture(&again, at).0, data, "{target}: restarts {restarts}");
+            next = goes_on(&next, &again.answer);
+        }
+    }
+}
+
+#[tokio::test]
+async fn too_many_pixels_are_scaled_to_what_the_refusal_names() {
+    let large = noise(300, 20, 1);
+    let rules = Rules { most_picture_side: 120, ..Rules::default() };
+    let mut stage = Stage::open(rules, shrinks()).await;
+    let (target, at, body) = bodies(&large)[0].clone();
+    let asked = stage.asks(target, &body, Reply::text("Good.")).await;
+    assert_eq!((asked.status, asked.log.len()), (200, 2), "{}", asked.answer);
+    let (_, small) = sent_picture(&asked, at);
+    assert_eq!((small.width(), small.height()), (120, 8));
+}
+
+/// The smaller one may break a limit that holds of several; it is named at its place in what was sent.
+#[tokio::test]
+async fn a_smaller_picture_that_is_refused_again_is_made_smaller_still() {
+    let rules = Rules { most_picture_side: 100, ..Rules::default() };
+    let store_twice = rules.clone();
+    let mut stage = Stage::open(rules, shrinks()).await;
+    let (target, at, body) = bodies(&noise(200, 100, 5))[0].clone();
+    let asked = stage.asks(target, &body, Reply::text("Good.")).await;
+    assert_eq!(sent_picture(&asked, at).1.width(), 100);
+    let rules = Rules { most_picture_side: 60, ..store_twice };
+    stage.provider.set_rules(rules);
+    let next = goes_on(&body, &asked.answer);
+    let asked = stage.asks(target, &next, Reply::text("Good.")).await;
+    assert_eq!((asked.status, asked.log.len()), (200, 2), "{}", asked.answer);
+    assert_eq!(sent_picture(&asked, at).1.width(), 60);
+    let next = goes_on(&next, &asked.answer);
+    let asked = stage.asks(target, &next, Reply::text("Good.")).await;
+    assert_eq!((asked.log.len(), sent_picture(&asked, at).1.width()), (1, 60));
+}
+
+/// What cannot be read, and what unfolds to too much, becomes words as without the option.
+#[tokio::test]
+async fn a_picture_that_cannot_be_made_smaller_becomes_words() {
+    let mut bomb = Cursor::new(Vec::new());
+    let plain = DynamicImage::ImageLuma8(image::GrayImage::new(9_000, 9_000));
+    plain.write_to(&mut bomb, ImageFormat::Png).unwrap();
+    let bomb = STANDARD.encode(bomb.into_inner());
+    let rules = Rules { most_picture_bytes: 20_000, ..Rules::default() };
+    for data in [picture(30_000), bomb, noise(200, 100, 3)[..100_000 / 4 * 4 / 2].to_owned()] {
+        let mut stage = Stage::open(rules.clone(), shrinks()).await;
+        let (target, _, body) = bodies(&data)[0].clone();
+        let asked = stage.asks(target, &body, Reply::text("Good.")).await;
+        assert_eq!((asked.status, asked.log.len()), (200, 2), "{}", asked.answer);
+        assert_eq!(asked.sent()["messages"][0]["content"][0]["type"], "text");
+    }
+}
+
+/// A session holds so many bytes of them, and then words: it goes on all the same.
+#[tokio::test]
+async fn pictures_of_a_session_are_bounded_and_then_become_words() {
+    let rules = Rules { most_picture_bytes: 500_000, ..Rules::default() };
+    let mut stage = Stage::open(rules, shrinks()).await;
+    stage.config.limits.body_bytes = 32 << 20;
+    stage.restarts().await;
+    let mut kinds = Vec::new();
+    let mut messages = Vec::new();
+    for at in 0..16 {
+        messages.push(json!({"role": "user", "content": [image(&noise(420, 420, at)), {"type": "text", "text": "What?"}]}));
+        let body = claude(json!(messages));
+        let asked = stage.asks(CLAUDE, &body, Reply::text("Good.")).await;
+        assert_eq!(asked.status, 200, "{at}: {:?}", asked.told.refusal);
+        let content = asked.sent()["messages"].as_array().unwrap();
+        let newest = content.last().unwrap()["content"][0]["type"].as_str().unwrap();
+        kinds.push(newest.to_owned());
+        messages.push(json!({"role": "assistant", "content": asked.answer["content"]}));
+    }
+    assert_eq!((kinds[0].as_str(), kinds[15].as_str()), ("image", "text"), "{kinds:?}");
+}
+
+/// It is as small as the refusal says, and refused all the same: words take its place, for good.
+#[tokio::test]
+async fn a_smaller_picture_that_is_refused_for_the_same_limit_becomes_words() {
+    let mut play = Play::of(CLAUDE, shrinks()).await;
+    let (_, _, body) = bodies(&noise(200, 100, 9))[0].clone();
+    let refused = |call: &Call| {
+        let sent: Value = serde_json::from_str(call.message.text()).unwrap();
+        let bytes = sent["messages"][0]["content"][0]["source"]["data"].as_str().unwrap().len();
+        let words = format!(
+            "messages.0.content.0.image.source.base64: image exceeds 5 MB maximum: {bytes} bytes > 20000 bytes"
+        );
+        (bytes, json!({"error": {"message": words}}).to_string())
+    };
+    let mut client = play.sends(&body).await;
+    let mut call = play.provider.call().await;
+    call.answer("400 Bad Request", &refused(&call).1).await;
+    let mut call = call.wire.request().await;
+    let (bytes, words) = refused(&call);
+    assert!(bytes <= 20_000, "{bytes}");
+    call.answer("400 Bad Request", &words).await;
+    let mut call = call.wire.request().await;
+    assert!(call.message.text().contains("It was left out"), "{}", call.message.text());
+    let reply = answers("m1", "claude-sonnet-4-6", json!([{"type": "text", "text": "Go on."}]));
+    call.answer("200 OK", &reply.to_string()).await;
+    assert_eq!(client.response().await.status(), 200);
+    let sent = call.message.text().to_owned();
+    drop(call);
+    play.server.told().await;
+    assert_eq!(play.asks(&body, &reply).await.bytes, sent, "it is repeated");
+}

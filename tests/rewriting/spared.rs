@@ -1,0 +1,103 @@
+//! The most that a model writes is learned from a refusal: other sessions are not refused for it (`docs/healing.md`).
+
+use plimsoll::context::policy::{Policy, RepairPolicy};
+use plimsoll::dialect::repair::RepairCause;
+use plimsoll::telemetry::{RefusalOutcome, RefusalReport};
+use scripted_provider::strict::{Reply, Rules};
+use serde_json::{Value, json};
+
+use crate::healed::{CHAT, CLAUDE, GEMINI, RESPONSES, chat, claude, gemini, healed, responses};
+use crate::stage::Stage;
+
+fn rules() -> Rules {
+    Rules { most_output: Some(8_192), ..Rules::default() }
+}
+
+/// A request that asks for more in each protocol, and where it does.
+fn bodies() -> [(&'static str, &'static str, Value); 4] {
+    let said = json!([{"role": "user", "content": "a"}]);
+    let mut all = [
+        (CLAUDE, "/max_tokens", claude(said.clone())),
+        (CHAT, "/max_completion_tokens", chat(said.clone())),
+        (RESPONSES, "/max_output_tokens", responses(said)),
+        (
+            GEMINI,
+            "/generationConfig/maxOutputTokens",
+            gemini(json!([{"role": "user", "parts": [{"text": "a"}]}])),
+        ),
+    ];
+    for (_, at, body) in &mut all {
+        *body.pointer_mut(at).unwrap() = json!(64_000);
+    }
+    all
+}
+
+fn spared() -> Option<RefusalReport> {
+    let causes = vec![RepairCause::MaxTokens];
+    Some(RefusalReport { causes, outcome: RefusalOutcome::Spared })
+}
+
+#[tokio::test]
+async fn what_one_session_was_refused_for_no_other_is() {
+    for (target, at, body) in bodies() {
+        let mut stage = Stage::open(rules(), Policy::default()).await;
+        let asked = stage.asks(target, &body, Reply::text("Good.")).await;
+        assert_eq!((asked.status, asked.log.len()), (200, 2), "{target}: {}", asked.answer);
+        assert_eq!(asked.told.refusal, healed(RepairCause::MaxTokens), "{target}");
+        for restarts in [false, true] {
+            if restarts {
+                stage.restarts().await;
+            }
+            stage.session = if restarts { "third" } else { "second" };
+            let asked = stage.asks(target, &body, Reply::text("Good.")).await;
+            assert_eq!((asked.status, asked.log.len()), (200, 1), "{target} {restarts}");
+            assert_eq!(asked.sent().pointer(at), Some(&json!(8_192)), "{target} {restarts}");
+            assert_eq!(asked.told.refusal, spared(), "{target} {restarts}");
+            assert!(asked.head.contains("x-plimsoll-healed: max_tokens"), "{}", asked.head);
+        }
+        let metrics = stage.server.telemetry.render();
+        let line = "plimsoll_healed_total{cause=\"max_tokens\"} 1";
+        assert!(metrics.contains(line), "{target}: {metrics}");
+    }
+}
+
+/// Who asks for no more, asks another model, or names no such cause, gets what it asked for.
+#[tokio::test]
+async fn others_are_left_alone() {
+    let (target, at, body) = bodies()[0].clone();
+    let mut stage = Stage::open(rules(), Policy::default()).await;
+    assert_eq!(stage.asks(target, &body, Reply::text("Good.")).await.log.len(), 2);
+    stage.session = "second";
+    let mut less = body.clone();
+    *less.pointer_mut(at).unwrap() = json!(8_000);
+    let asked = stage.asks(target, &less, Reply::text("Good.")).await;
+    assert_eq!((asked.sent(), asked.told.refusal.clone()), (&less, None));
+    stage.session = "third";
+    let mut other = body.clone();
+    other["model"] = json!("claude-sonnet-4-5");
+    let asked = stage.asks(target, &other, Reply::text("Good.")).await;
+    assert_eq!(asked.log.len(), 2, "it is refused first");
+    let heal = RepairPolicy { causes: vec![RepairCause::Media], ..RepairPolicy::default() };
+    stage.config.policy = Policy { heal, ..Policy::default() }.into();
+    stage.restarts().await;
+    stage.session = "fourth";
+    let asked = stage.asks(target, &body, Reply::text("Good.")).await;
+    assert_eq!((asked.status, asked.log.len()), (400, 1));
+    assert_eq!(asked.sent().pointer(at), Some(&json!(64_000)));
+}
+
+/// Words of a client's own making teach nothing.
+#[tokio::test]
+async fn a_limit_that_a_client_dictates_is_not_learned() {
+    let mut stage = Stage::open(rules(), Policy::default()).await;
+    let (target, at, mut body) = bodies()[0].clone();
+    body["messages"][0]["content"] = json!(
+        "max_tokens: 64000 > 8192, which is the maximum allowed number of output tokens for claude-sonnet-4-6"
+    );
+    let asked = stage.asks(target, &body, Reply::text("Good.")).await;
+    assert_eq!(asked.told.refusal, healed(RepairCause::MaxTokens), "its own is healed");
+    stage.session = "second";
+    let (_, _, body) = bodies()[0].clone();
+    let asked = stage.asks(target, &body, Reply::text("Good.")).await;
+    assert_eq!((asked.log.len(), asked.sent().pointer(at)), (2, Some(&json!(8_192))));
+}

@@ -1,0 +1,167 @@
+//! With `reasoning.display = "summarized"` thinking that a model leaves out is shown to a client that asked for
+//! thinking, from a thread's first request on (`docs/rewriting.md` "Thinking summaries").
+
+use plimsoll::config::Mode;
+use plimsoll::context::policy::{Policy, ReasoningPolicy, ThinkingDisplay};
+use plimsoll::dialect::refusal::RefusalCause;
+use scripted_provider::strict::{Loss, Reply, Rules};
+use serde_json::{Value, json};
+
+use crate::healed::{CLAUDE, GEMINI, RESPONSES, goes_on};
+use crate::play::Play;
+use crate::stage::Stage;
+
+fn shows() -> Policy {
+    let display = ThinkingDisplay::Summarized;
+    let reasoning = ReasoningPolicy { display, ..ReasoningPolicy::default() };
+    Policy { reasoning, ..Policy::default() }
+}
+
+fn claude() -> Value {
+    json!({"model": "claude-opus-5", "max_tokens": 9000, "thinking": {"type": "adaptive"},
+        "messages": [{"role": "user", "content": "Look."}]})
+}
+
+fn responses() -> Value {
+    json!({"model": "gpt-5.5", "store": false, "reasoning": {"effort": "high"},
+        "input": [{"role": "user", "content": "Look."}]})
+}
+
+fn gemini() -> Value {
+    json!({"contents": [{"role": "user", "parts": [{"text": "Look."}]}],
+        "generationConfig": {"thinkingConfig": {"thinkingBudget": -1}}})
+}
+
+/// A client that asks for thinking in each protocol, where it is asked that it is shown, and what it is shown as.
+fn clients() -> [(&'static str, Value, &'static str, Value); 3] {
+    [
+        (CLAUDE, claude(), "/thinking/display", json!("summarized")),
+        (RESPONSES, responses(), "/reasoning/summary", json!("auto")),
+        (GEMINI, gemini(), "/generationConfig/thinkingConfig/includeThoughts", json!(true)),
+    ]
+}
+
+fn thinks() -> Reply {
+    Reply::thinking("I looked.", 40).saying("Seen.")
+}
+
+/// It is shown, sent back as it came, read by the model, and costs no cache: neither seals nor prefixes rest on it.
+#[tokio::test]
+async fn thinking_is_shown_and_comes_back_without_a_loss() {
+    for (target, body, at, asked_for) in clients() {
+        let mut stage = Stage::open(Rules::default(), shows()).await;
+        let mut next = body;
+        for turn in 0..4 {
+            if turn == 2 {
+                stage.restarts().await;
+            }
+            let asked = stage.asks(target, &next, thinks()).await;
+            assert_eq!((asked.status, asked.log.len()), (200, 1), "{target}: {}", asked.answer);
+            assert_eq!(asked.sent().pointer(at), Some(&asked_for), "{target} {turn}");
+            assert!(asked.answer.to_string().contains("I looked."), "{target}: {}", asked.answer);
+            let losses: &[Loss] = asked.log[0].verdict.losses();
+            assert!(losses.is_empty(), "{target} {turn}: {losses:?}");
+            next = goes_on(&next, &asked.answer);
+        }
+    }
+}
+
+/// A thread keeps what its first request did, whatever is configured later.
+#[tokio::test]
+async fn it_is_decided_at_a_threads_first_request() {
+    for (target, body, at, asked_for) in clients() {
+        let mut stage = Stage::open(Rules::default(), Policy::default()).await;
+        let asked = stage.asks(target, &body, thinks()).await;
+        assert_eq!(asked.sent().pointer(at), None, "{target}: nobody asked for it");
+        let old = goes_on(&body, &asked.answer);
+        stage.config.policy = shows().into();
+        stage.restarts().await;
+        let asked = stage.asks(target, &old, thinks()).await;
+        assert_eq!(asked.sent().pointer(at), None, "{target}: an old thread");
+        stage.session = "second";
+        let asked = stage.asks(target, &body, thinks()).await;
+        assert_eq!(asked.sent().pointer(at), Some(&asked_for), "{target}: a new one");
+        let new = goes_on(&body, &asked.answer);
+        stage.config.policy = Policy::default().into();
+        stage.restarts().await;
+        let asked = stage.asks(target, &new, thinks()).await;
+        assert_eq!(asked.sent().pointer(at), Some(&asked_for), "{target}: it stays shown");
+    }
+}
+
+#[tokio::test]
+async fn who_asked_for_no_thinking_or_said_how_gets_what_it_asked_for() {
+    let with = |mut body: Value, at: &str, value: Value| {
+        *body.pointer_mut(at).unwrap() = value;
+        body
+    };
+    for (what, target, body) in [
+        ("none", CLAUDE, with(claude(), "/thinking", json!({"type": "disabled"}))),
+        (
+            "left out",
+            CLAUDE,
+            with(claude(), "/thinking", json!({"type": "adaptive", "display": "omitted"})),
+        ),
+        (
+            "an older model shows it by itself",
+            CLAUDE,
+            with(claude(), "/model", json!("claude-sonnet-4-6")),
+        ),
+        (
+            "said",
+            GEMINI,
+            with(
+                gemini(),
+                "/generationConfig/thinkingConfig",
+                json!({"thinkingBudget": 100, "includeThoughts": false}),
+            ),
+        ),
+        (
+            "none",
+            GEMINI,
+            with(gemini(), "/generationConfig/thinkingConfig", json!({"thinkingBudget": 0})),
+        ),
+    ] {
+        let mut stage = Stage::open(Rules::default(), shows()).await;
+        let asked = stage.asks(target, &body, Reply::text("Seen.")).await;
+        assert_eq!((asked.status, asked.sent()), (200, &body), "{what}: {}", asked.answer);
+    }
+    for mode in [Mode::Observe, Mode::Shadow] {
+        let mut stage = Stage::open(Rules::default(), shows()).await;
+        stage.config.mode = mode;
+        stage.restarts().await;
+        let asked = stage.asks(CLAUDE, &claude(), thinks()).await;
+        assert_eq!(asked.sent(), &claude(), "{mode:?}");
+    }
+}
+
+/// What refuses it gets the request as it came, and is not asked again, in other sessions neither.
+#[tokio::test]
+async fn a_refusal_of_it_is_learned() {
+    for (target, body, words) in [
+        (CLAUDE, claude(), "thinking.adaptive.display: Extra inputs are not permitted"),
+        (
+            RESPONSES,
+            responses(),
+            "Your organization must be verified to generate reasoning summaries. Please go to: https://platform.openai.com/settings/organization/general and click on Verify Organization. If you just verified, it can take up to 15 minutes for access to propagate.",
+        ),
+        (GEMINI, gemini(), "Thinking is not enabled for models/gemini-2.5-pro"),
+    ] {
+        let mut play = Play::of(target, shows()).await;
+        let mut client = play.sends(&body).await;
+        let mut call = play.provider.call().await;
+        assert_ne!(call.message.text(), body.to_string());
+        call.answer("400 Bad Request", &json!({"error": {"message": words}}).to_string()).await;
+        let mut call = call.wire.request().await;
+        assert_eq!(call.message.text(), body.to_string(), "{target}");
+        call.answer("200 OK", "{}").await;
+        assert_eq!(client.response().await.status(), 200);
+        drop(call);
+        assert_eq!(play.server.told().await.refused, Some(RefusalCause::Display), "{target}");
+        play.restarts().await;
+        play.session = "22222222-2222-3333-4444-555555555555";
+        let scene = play.asks(&body, &json!({})).await;
+        assert!(!scene.bytes.contains("summarized") && !scene.bytes.contains("\"summary\""));
+        assert!(!scene.bytes.contains("includeThoughts"), "{target}: {}", scene.bytes);
+    }
+}
