@@ -22,7 +22,9 @@ use super::{CompactionRecord, Fact, SketchPart, reasoning, trim};
 use crate::dialect::models::Family;
 use crate::dialect::summary::frame::SummaryFrame;
 use crate::dialect::summary::provider;
-use crate::dialect::{Chain, Dialect, Message, Part, PartKey, PartKind, Purpose, Role, rewrite};
+use crate::dialect::{
+    Chain, Dialect, Message, Part, PartIndex, PartKey, PartKind, Purpose, Role, rewrite,
+};
 use crate::wire::splice::Edit;
 use quotes::Quotes;
 
@@ -341,7 +343,7 @@ pub fn shorten(
     let messages = request.conversation.messages.iter().enumerate();
     let within = messages.take(piece.through).skip(piece.from.max(known.kept_from()));
     let places = within.flat_map(|(index, message)| {
-        message.parts.iter().enumerate().map(move |(at, part)| ((index, at), part))
+        message.parts.iter().enumerate().map(move |(at, part)| (PartIndex::new(index, at), part))
     });
     let results = places.filter(|(_, part)| part.kind == PartKind::ToolResult);
     let shortened = results.filter_map(|(at, part)| {

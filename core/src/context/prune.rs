@@ -16,7 +16,7 @@ use super::plan::{self, Change, DecisionReason, PlanRequest, PlanStep, RecordedD
 use super::policy::{ProtectUnit, PruneGate, PruneMethod, PrunePolicy};
 use super::trim::{self, TrimRange, words_at};
 use super::{Cut, Fact, Replacement, SketchPart, compact, reasoning, savings};
-use crate::dialect::{Message, Part, PartKey, PartKind, Purpose, Role};
+use crate::dialect::{Message, Part, PartIndex, PartKey, PartKind, Purpose, Role};
 use crate::tokens::TokenCounter;
 use crate::tokens::classic::ClassicRules;
 
@@ -65,7 +65,7 @@ pub fn propose(
 
 /// One result that may be cut.
 struct CutCandidate<'a> {
-    at: (usize, usize),
+    at: PartIndex,
     about: u128,
     part: &'a Part,
     /// What it costs, with the pictures in it where they go too.
@@ -78,7 +78,7 @@ struct CutCandidate<'a> {
 }
 
 /// A result that is sent for the first time: place, what decisions about it are kept by, part, tokens.
-type NewResult<'a> = ((usize, usize), u128, &'a Part, u64);
+type NewResult<'a> = (PartIndex, u128, &'a Part, u64);
 
 /// What was found in a request, newest first.
 #[derive(Default)]
@@ -113,7 +113,7 @@ impl<'a> PruneCandidates<'a> {
                     return found;
                 }
                 reasoning |= part.kind == PartKind::Reasoning || part.sealed.is_some();
-                let at = (index, part_at);
+                let at = PartIndex::new(index, part_at);
                 // One that was trimmed can be cleared like any other.
                 let (cut, trimmed) = known.cut_at(part, at);
                 let own = trimmed.map_or_else(|| weights.own(part), |cut| u64::from(cut.tokens));
@@ -229,7 +229,7 @@ impl<'a> PruneCandidates<'a> {
     /// Reasoning that the cuts make void, where policy accepts that: it goes, because the provider
     /// would refuse it (`docs/protocols.md` 1.5). What we put back ourselves no longer fits its prefix.
     fn voided(&self, request: &PlanRequest<'_>) -> Vec<Fact> {
-        let first = self.old.last().filter(|_| request.is_bound()).map(|result| result.at.0);
+        let first = self.old.last().filter(|_| request.is_bound()).map(|result| result.at.message);
         let after = request.conversation.messages.iter().skip(first.unwrap_or(usize::MAX));
         let parts = after.flat_map(|message| &message.parts);
         let out = parts.filter_map(|part| reasoning::identity(part, request.body));
