@@ -179,7 +179,9 @@ impl Explanation {
             saved: Some(exchanged.saved()),
             compactions: compactions::of_turn(ledger, turn, prices),
             ..Self::of(
-                (&turn.request, turn.at, turn.outcome),
+                &turn.request,
+                turn.at,
+                turn.outcome,
                 &turn.done,
                 &turn.usage,
                 turn.estimate.as_ref(),
@@ -218,7 +220,9 @@ impl Explanation {
             model: word(&exchange.model),
             saved: exchange.saved,
             ..Self::of(
-                (&exchange.id, exchange.at, exchange.outcome),
+                &exchange.id,
+                exchange.at,
+                exchange.outcome,
                 done,
                 usage,
                 exchange.estimate.as_ref(),
@@ -229,7 +233,9 @@ impl Explanation {
     }
 
     fn of(
-        (request, at, outcome): (&str, Millis, Outcome),
+        request: &str,
+        at: Millis,
+        outcome: Outcome,
         done: &RewriteSummary,
         usage: &Usage,
         estimate: Option<&Estimate>,

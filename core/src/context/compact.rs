@@ -124,9 +124,8 @@ pub fn would_fit(
     }
     let by = writers(request, false, false).first();
     let choice = by.and_then(|by| Some((*by, choose(request, known, parts, *by)?)));
-    choice.is_some_and(|(by, choice)| {
-        outlook(request, (by, &choice), tokens).after <= usable(request)
-    })
+    choice
+        .is_some_and(|(by, choice)| outlook(request, by, &choice, tokens).after <= usable(request))
 }
 
 /// Who writes a summary of a request, the first choice first; nobody where policy leaves it to a
@@ -266,7 +265,8 @@ const EXPECTED: u64 = 2000;
 /// What a cut would do to a request of so many tokens.
 pub fn outlook(
     request: &PlanRequest<'_>,
-    (by, choice): (SummaryAuthor, &CutPoint),
+    by: SummaryAuthor,
+    choice: &CutPoint,
     tokens: u64,
 ) -> CompactionPreview {
     let summary = EXPECTED.min(choice.was / 4);

@@ -199,7 +199,7 @@ impl Part {
     }
 
     /// A part that is not understood: it survives as it is, and its bytes are what is counted.
-    pub fn opaque(role: Role, value: Value<'_>, keyer: &mut Keyer) -> Self {
+    fn opaque(role: Role, value: Value<'_>, keyer: &mut Keyer) -> Self {
         Self {
             texts: vec![value.span()],
             key: keyer.value(PartKind::Opaque, role, value),

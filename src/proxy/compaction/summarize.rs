@@ -148,7 +148,7 @@ impl SummaryJob {
             Err(_) => Err(SummaryError::NotOurs),
         };
         if let (Err(SummaryError::NotOurs), Some((by, choice))) = (&kept, self.choices.first()) {
-            self.tells(*by, choice, (&kept, Usage::default()), began);
+            self.tells(*by, choice, &kept, Usage::default(), began);
         }
         // What others wrote is used first.
         if let (Ok(Some(_)) | Err(SummaryError::TooLarge), Some(claim)) = (&kept, &mut self.claim) {
@@ -195,7 +195,7 @@ impl SummaryJob {
                 }
                 Err(failed) => Err(failed),
             };
-            self.tells(*by, choice, (&kept, spent), began);
+            self.tells(*by, choice, &kept, spent, began);
             if matches!(kept, Ok(_) | Err(SummaryError::TimedOut | SummaryError::NotKept)) {
                 break;
             }
@@ -208,7 +208,8 @@ impl SummaryJob {
         &self,
         by: SummaryAuthor,
         choice: &CutPoint,
-        (kept, usage): (&Result<Option<CompactionRecord>, SummaryError>, Usage),
+        kept: &Result<Option<CompactionRecord>, SummaryError>,
+        usage: Usage,
         began: Instant,
     ) {
         let (_, upstream, model) = self.asked(by);
@@ -326,7 +327,7 @@ impl SummaryJob {
         let (known, is_asked) = (&self.known, self.claim.is_some());
         let written = compact::lay_out(&request, known, choice.cut, &words, seed()?, is_asked);
         let tokens = self.count(&written.raw);
-        self.judged(choice, (written, tokens), None)
+        self.judged(choice, written, tokens, None)
     }
 
     /// Asks for a summary of a piece. Where its reasoning turns out to be bound to what stood before it, that
@@ -556,7 +557,8 @@ impl SummaryJob {
     fn judged(
         &self,
         choice: &CutPoint,
-        (written, tokens): (SummaryMessage, u64),
+        written: SummaryMessage,
+        tokens: u64,
         carries: Option<ForwardedHistory>,
     ) -> Result<CompactionRecord, SummaryError> {
         let why = self.why();

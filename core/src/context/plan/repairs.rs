@@ -19,7 +19,7 @@ pub(super) fn of_parts(request: &PlanRequest<'_>, known: &RecordedDecisions, pla
                     let key = PartKey::of_bytes(text.as_bytes());
                     let tokens = (text.len() / 4) as u32;
                     plan.sent.replace(found.span, key, tokens);
-                    told(request, known, plan, (one, at), std::slice::from_ref(&edit));
+                    told(request, known, plan, one, at, std::slice::from_ref(&edit));
                     plan.edits.push(edit);
                 }
             }
@@ -35,7 +35,8 @@ pub(super) fn of_parts(request: &PlanRequest<'_>, known: &RecordedDecisions, pla
                     request,
                     known,
                     plan,
-                    (one, PartIndex::new(message, 0)),
+                    one,
+                    PartIndex::new(message, 0),
                     std::slice::from_ref(&edit),
                 );
                 plan.edits.push(edit);
@@ -59,7 +60,7 @@ pub(super) fn of_text(request: &PlanRequest<'_>, known: &RecordedDecisions, plan
         }
         let next = splice::applied(body, &edits);
         let Some(composed) = splice::compose(&plan.edits, body, edits.clone()) else { continue };
-        told(request, known, plan, (one, PartIndex::default()), &edits);
+        told(request, known, plan, one, PartIndex::default(), &edits);
         plan.edits = composed;
         sent = Some(next);
     }
@@ -84,7 +85,8 @@ fn told(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
     plan: &mut Plan,
-    (one, at): (&RepairDecision, PartIndex),
+    one: &RepairDecision,
+    at: PartIndex,
     edits: &[Edit],
 ) {
     plan.steps.push(PlanStep {

@@ -52,7 +52,7 @@ fn found_in(scene: &SessionFixture, known: &RecordedDecisions) -> Found {
     let found = PruneCandidates::of(&request, known, cost);
     Found {
         old: found.old.iter().map(|result| result.at.message).collect(),
-        new: found.newborn.iter().map(|(at, ..)| at.message).collect(),
+        new: found.newborn.iter().map(|newborn| newborn.at.message).collect(),
         after_first: found.after_first,
         reasoning_after: found.reasoning_after,
     }
