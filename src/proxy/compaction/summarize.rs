@@ -375,10 +375,9 @@ impl SummaryJob {
     async fn body(&self, asking: &SummaryRequest<'_>, bound: bool) -> Option<Bytes> {
         let SummaryRequest { piece, before, words, output, room } = *asking;
         let edits = self.edits_of(piece, before, room)?;
-        let begins_anew = before.is_some();
+        let (begins_anew, ends) = (before.is_some(), piece.through);
         let (prepared, words) = (self.prepared.clone(), words.to_owned());
-        let model = self.prepared.policy.compact.model.clone();
-        let (target, ends) = (self.target(), piece.through);
+        let (model, target) = (self.prepared.policy.compact.model.clone(), self.target());
         let marks = !begins_anew && self.is_of_its_model();
         let made = off_thread(self.prepared.body.len().max(OFF_THREAD + 1), move || {
             let slices = splice(&prepared.body, edits).ok()?;
@@ -561,8 +560,7 @@ impl SummaryJob {
         tokens: u64,
         carries: Option<ForwardedHistory>,
     ) -> Result<CompactionRecord, SummaryError> {
-        let why = self.why();
-        let sizes = (self.tokens, choice.was, tokens);
+        let (why, sizes) = (self.why(), (self.tokens, choice.was, tokens));
         let needed = if self.due == CompactionNeed::Must { DecisionReason::Window } else { why };
         if !compact::is_accepted(&self.prepared.request(), sizes, needed) {
             return Err(SummaryError::TooLarge);
