@@ -149,7 +149,7 @@ impl SummaryJob {
             Err(_) => Err(SummaryError::NotOurs),
         };
         if let (Err(SummaryError::NotOurs), Some((by, choice))) = (&kept, self.choices.first()) {
-            self.tells(*by, choice, (&kept, Usage::default()), began);
+            self.tells(*by, choice, &kept, Usage::default(), began);
         }
         // What others wrote is used first.
         if let (Ok(Some(_)) | Err(SummaryError::TooLarge), Some(claim)) = (&kept, &mut self.claim) {
@@ -196,7 +196,7 @@ impl SummaryJob {
                 }
                 Err(failed) => Err(failed),
             };
-            self.tells(*by, choice, (&kept, spent), began);
+            self.tells(*by, choice, &kept, spent, began);
             if matches!(kept, Ok(_) | Err(SummaryError::TimedOut | SummaryError::NotKept)) {
                 break;
             }
@@ -209,7 +209,8 @@ impl SummaryJob {
         &self,
         by: SummaryAuthor,
         choice: &CutPoint,
-        (kept, usage): (&Result<Option<CompactionRecord>, SummaryError>, Usage),
+        kept: &Result<Option<CompactionRecord>, SummaryError>,
+        usage: Usage,
         began: Instant,
     ) {
         let (_, upstream, model) = self.asked(by);
@@ -327,7 +328,7 @@ impl SummaryJob {
         let (known, is_asked) = (&self.known, self.claim.is_some());
         let written = compact::lay_out(&request, known, choice.cut, &words, seed()?, is_asked);
         let tokens = self.count(&written.raw);
-        self.judged(choice, (written, tokens), None)
+        self.judged(choice, written, tokens, None)
     }
 
     /// Asks for a summary of a piece. Where its reasoning turns out to be bound to what stood before it, that
@@ -375,10 +376,9 @@ impl SummaryJob {
     async fn body(&self, asking: &SummaryRequest<'_>, bound: bool) -> Option<Bytes> {
         let SummaryRequest { piece, before, words, output, room } = *asking;
         let edits = self.edits_of(piece, before, room)?;
-        let begins_anew = before.is_some();
+        let (begins_anew, ends) = (before.is_some(), piece.through);
         let (prepared, words) = (self.prepared.clone(), words.to_owned());
-        let model = self.prepared.policy.compact.model.clone();
-        let (target, ends) = (self.target(), piece.through);
+        let (model, target) = (self.prepared.policy.compact.model.clone(), self.target());
         let marks = !begins_anew && self.is_of_its_model();
         let made = off_thread(self.prepared.body.len().max(OFF_THREAD + 1), move || {
             let slices = splice(&prepared.body, edits).ok()?;
@@ -557,11 +557,11 @@ impl SummaryJob {
     fn judged(
         &self,
         choice: &CutPoint,
-        (written, tokens): (SummaryMessage, u64),
+        written: SummaryMessage,
+        tokens: u64,
         carries: Option<ForwardedHistory>,
     ) -> Result<CompactionRecord, SummaryError> {
-        let why = self.why();
-        let sizes = (self.tokens, choice.was, tokens);
+        let (why, sizes) = (self.why(), (self.tokens, choice.was, tokens));
         let needed = if self.due == CompactionNeed::Must { DecisionReason::Window } else { why };
         if !compact::is_accepted(&self.prepared.request(), sizes, needed) {
             return Err(SummaryError::TooLarge);

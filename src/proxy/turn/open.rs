@@ -143,7 +143,7 @@ impl OpenTurn {
                     let error = reply.error.as_ref();
                     event.refusal = error.and_then(|error| self.info.refusal(status, error));
                 }
-                return Box::pin(self.refused(proxy, (status, reply), turn.estimate, outgrew));
+                return Box::pin(self.refused(proxy, status, reply, turn.estimate, outgrew));
             }
             self.shown(&mut turn, event, &host, &reply);
             turn.usage = reply.usage.clone();
@@ -306,7 +306,8 @@ impl OpenTurn {
     async fn refused(
         mut self,
         proxy: Arc<Proxy>,
-        (status, reply): (u16, Reply),
+        status: u16,
+        reply: Reply,
         estimate: Option<Estimate>,
         outgrew: bool,
     ) -> Option<FailOpen> {
