@@ -339,7 +339,7 @@ impl<'a> Session<'a> {
         if let Some(seen) = &sent.seen {
             self.learned = self.learned.clone().after(seen, &sent.estimate.guess, input);
         }
-        let prospect = CarryOutlook::new(&request, (&sent, grown), true, WindowLimits::default());
+        let prospect = CarryOutlook::new(&request, &sent, grown, true, WindowLimits::default());
         turn.carry = Some(prospect.carry_over(&turn, &reply, request.model, &self.learned));
         let thoughts = reasoning::record(
             &reply,

@@ -102,9 +102,9 @@ pub struct ExplainedChange {
     /// Where the rule comes from.
     pub section: String,
     /// The message of the history, counted from 0.
-    pub message: Option<u32>,
+    pub message: Option<usize>,
     /// The part of the message, counted from 0.
-    pub part: Option<u32>,
+    pub part: Option<usize>,
     /// The first byte of what is changed, in the request as it came.
     pub byte: Option<u64>,
     /// Bytes there before.
@@ -179,7 +179,9 @@ impl Explanation {
             saved: Some(exchanged.saved()),
             compactions: compactions::of_turn(ledger, turn, prices),
             ..Self::of(
-                (&turn.request, turn.at, turn.outcome),
+                &turn.request,
+                turn.at,
+                turn.outcome,
                 &turn.done,
                 &turn.usage,
                 turn.estimate.as_ref(),
@@ -218,7 +220,9 @@ impl Explanation {
             model: word(&exchange.model),
             saved: exchange.saved,
             ..Self::of(
-                (&exchange.id, exchange.at, exchange.outcome),
+                &exchange.id,
+                exchange.at,
+                exchange.outcome,
                 done,
                 usage,
                 exchange.estimate.as_ref(),
@@ -229,7 +233,9 @@ impl Explanation {
     }
 
     fn of(
-        (request, at, outcome): (&str, Millis, Outcome),
+        request: &str,
+        at: Millis,
+        outcome: Outcome,
         done: &RewriteSummary,
         usage: &Usage,
         estimate: Option<&Estimate>,
@@ -344,8 +350,8 @@ impl ExplainedChange {
             why: step.why,
             rule: rule.to_owned(),
             section: section.to_owned(),
-            message: Some(step.at.0),
-            part: Some(step.at.1),
+            message: Some(step.at.message),
+            part: Some(step.at.part),
             byte: Some(step.byte),
             bytes_before: Some(step.bytes_before),
             bytes_after: Some(step.bytes_after),
@@ -372,8 +378,8 @@ impl ExplainedChange {
             why: cut.why,
             rule: rule.to_owned(),
             section: section.to_owned(),
-            message: step.map(|step| step.at.0),
-            part: step.map(|step| step.at.1),
+            message: step.map(|step| step.at.message),
+            part: step.map(|step| step.at.part),
             byte: None,
             bytes_before: step.map(|step| step.bytes_before),
             bytes_after: step.map(|step| step.bytes_after),

@@ -170,7 +170,7 @@ async fn handle(
 ) {
     match arrival.open(TIMEOUT).await {
         Ok(None) => {}
-        Ok(Some((wire, peer))) => connection(admin, (wire, peer), stay, ended).await,
+        Ok(Some((wire, peer))) => connection(admin, wire, peer, stay, ended).await,
         Err(user) => {
             routes::record_refusal(&admin, AdminRefusal::ForeignUser, AdminPeer::User(user));
         }
@@ -179,7 +179,8 @@ async fn handle(
 
 async fn connection(
     admin: Arc<Admin>,
-    (wire, peer): (Box<dyn AdminStream>, AdminPeer),
+    wire: Box<dyn AdminStream>,
+    peer: AdminPeer,
     stay: ConnectionLifetime,
     mut ended: watch::Receiver<bool>,
 ) {

@@ -257,7 +257,7 @@ pub struct DeleteOutcome {
 }
 
 /// The thread that was used last, turns of a conversation before side calls.
-pub const LATEST: &str = "latest";
+const LATEST: &str = "latest";
 
 /// How full a thread's context is: as the newest of `open_exchanges` will make it, which are requests of its
 /// session on their way; else after its newest turn of which that is known.

@@ -18,7 +18,7 @@ use crate::config::{Config, Secret};
 use crate::store::folder;
 
 /// The files' names in the data folder.
-pub(super) const ADMIN_FILE: &str = "admin.token";
+const ADMIN_FILE: &str = "admin.token";
 const READER_FILE: &str = "read.token";
 
 /// Random bytes of a token, and how many characters they are.

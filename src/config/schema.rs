@@ -183,7 +183,7 @@ pub(super) fn from_text(schema: &Value, text: &str) -> Value {
 }
 
 /// The plain type: `string`, `integer`, `boolean`, `number`, `array`.
-pub(super) fn type_of(schema: &Value) -> &str {
+fn type_of(schema: &Value) -> &str {
     match &bare(schema)["type"] {
         Value::String(one) => one,
         Value::Array(some) => {

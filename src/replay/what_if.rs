@@ -29,7 +29,7 @@ use crate::context::{
     Breakdown, CompactionRecord, Fact, Millis, SketchPart, Turn, prune, reasoning,
 };
 use crate::dialect::models::{Catalogue, Model};
-use crate::dialect::{self, Conversation, PartKind, Usage};
+use crate::dialect::{self, Conversation, PartIndex, PartKind, Usage};
 use crate::tokens::Tokenizer;
 use crate::tokens::learn::EstimatorState;
 
@@ -305,7 +305,7 @@ impl<'l> WhatIfSession<'l> {
                 Err(why) => refused.push(plan::PlanStep::refused(
                     Change::Compacted,
                     why,
-                    (0, 0),
+                    PartIndex::default(),
                     dialect::Span::new(0, 0),
                     measured.estimate.tokens,
                 )),
@@ -406,11 +406,15 @@ impl<'l> WhatIfSession<'l> {
         }
         told.results_cut += cut.len() as u64;
         let places = conversation.messages.iter().enumerate().flat_map(|(index, message)| {
-            message.parts.iter().enumerate().map(move |(at, part)| ((index, at), part))
+            message
+                .parts
+                .iter()
+                .enumerate()
+                .map(move |(at, part)| (PartIndex::new(index, at), part))
         });
         let results = places.filter(|(_, part)| part.kind == PartKind::ToolResult).enumerate();
-        for (number, ((message, part), _)) in results {
-            if cut.contains(&(message as u32, part as u32))
+        for (number, (at, _)) in results {
+            if cut.contains(&at)
                 && let Some(call) = self.history.call_of(number)
             {
                 *self.cut.entry(call).or_default() += 1;

@@ -90,14 +90,14 @@ impl Cipher {
     }
 
     /// The hash that was keyed.
-    pub fn open_hash(&self, keyed: u128) -> u128 {
+    fn open_hash(&self, keyed: u128) -> u128 {
         let mut block = keyed.to_be_bytes().into();
         self.blocks.decrypt_block(&mut block);
         u128::from_be_bytes(block.into())
     }
 
     /// A value with its hashes keyed, and marked.
-    pub fn seal_value(&self, value: &[u8]) -> Bytes {
+    fn seal_value(&self, value: &[u8]) -> Bytes {
         let mut keyed = Vec::with_capacity(value.len() + 1);
         keyed.push(MARK);
         keyed.extend_from_slice(value);
@@ -106,7 +106,7 @@ impl Cipher {
     }
 
     /// A value as it was. One that is not marked was never keyed.
-    pub fn open_value(&self, value: Bytes) -> Bytes {
+    fn open_value(&self, value: Bytes) -> Bytes {
         let Some(keyed) = value.strip_prefix(&[MARK]) else { return value };
         let mut open = keyed.to_vec();
         turn(&mut open, |hash| self.open_hash(hash));

@@ -143,8 +143,10 @@ impl OpenedSession {
     fn at(
         asked: &SessionLookup<'_>,
         conversation: &Conversation,
-        (scope, cache): (Scope, Arc<SessionCache>),
-        (began, store_missed): (Instant, bool),
+        scope: Scope,
+        cache: Arc<SessionCache>,
+        began: Instant,
+        store_missed: bool,
     ) -> Self {
         let (placed, anchor, known) = cache.look(|ledger| {
             let placed = place(ledger, conversation, asked.request, asked.client_thread);
@@ -250,7 +252,7 @@ impl Ledgers {
         }
         let store_missed = cache.load(&self.store, &scope, asked.reads).await.is_err();
         cache.wait_for_parent(conversation, Instant::now() + asked.timeout).await;
-        Some(OpenedSession::at(&asked, conversation, (scope, cache), (began, store_missed)))
+        Some(OpenedSession::at(&asked, conversation, scope, cache, began, store_missed))
     }
 
     /// Looks a request up that takes no place: nothing waits for it, nothing grows from it, and what

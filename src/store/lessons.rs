@@ -28,7 +28,7 @@ const REFRESH: Millis = 30_000;
 /// Most notes that are read of one day.
 const NOTES: usize = 16_384;
 /// The longest life of a lesson that can be configured, days: older scopes are empty.
-pub const LONGEST_LIFE: u64 = 90;
+const LONGEST_LIFE: u64 = 90;
 
 /// When a lesson holds for all, and how long any holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

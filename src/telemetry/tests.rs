@@ -16,7 +16,7 @@ use crate::context::{
 use crate::dialect::cache::{CacheMiss, CacheMissCause};
 use crate::dialect::models::Family;
 use crate::dialect::refusal::RefusalCause;
-use crate::dialect::{Dialect, Note, Purpose, Span, StopReason, Usage};
+use crate::dialect::{Dialect, Note, PartIndex, Purpose, Span, StopReason, Usage};
 
 /// A place for log lines that the test can read.
 #[derive(Clone, Default)]
@@ -402,7 +402,7 @@ fn rewritten() -> Exchange {
     let step = |change, decision, why, before, after| PlanStep {
         decision,
         tokens_after: after,
-        ..PlanStep::refused(change, why, (3, 0), Span::new(10, 20), before)
+        ..PlanStep::refused(change, why, PartIndex::new(3, 0), Span::new(10, 20), before)
     };
     let steps = [
         step(Change::Cut, Decision::Replayed, DecisionReason::Pressure, 6_000, 100),

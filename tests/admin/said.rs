@@ -93,7 +93,7 @@ async fn live_events_tell_what_is_dequeued_compacted_and_pruned() {
     };
     let told = exchange("r2");
     let estimate = told.estimate.as_ref().unwrap();
-    let view = ContextView::before(estimate, (200_000, 16_000), None, &RewriteSummary::default());
+    let view = ContextView::before(estimate, 200_000, 16_000, None, &RewriteSummary::default());
     let total = view.total;
     let of = |mode| OpenExchange {
         id: "r2".into(),

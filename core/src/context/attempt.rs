@@ -58,7 +58,7 @@ pub struct RefusalKind {
 }
 
 /// As often as this a request is repaired: once for each thing that is refused.
-pub const MOST_REPAIRS: u8 = 4;
+const MOST_REPAIRS: u8 = 4;
 
 /// What is known of a request before it is sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

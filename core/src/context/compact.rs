@@ -22,7 +22,9 @@ use super::{CompactionRecord, Fact, SketchPart, reasoning, trim};
 use crate::dialect::models::Family;
 use crate::dialect::summary::frame::SummaryFrame;
 use crate::dialect::summary::provider;
-use crate::dialect::{Chain, Dialect, Message, Part, PartKey, PartKind, Purpose, Role, rewrite};
+use crate::dialect::{
+    Chain, Dialect, Message, Part, PartIndex, PartKey, PartKind, Purpose, Role, rewrite,
+};
 use crate::wire::splice::Edit;
 use quotes::Quotes;
 
@@ -122,9 +124,8 @@ pub fn would_fit(
     }
     let by = writers(request, false, false).first();
     let choice = by.and_then(|by| Some((*by, choose(request, known, parts, *by)?)));
-    choice.is_some_and(|(by, choice)| {
-        outlook(request, (by, &choice), tokens).after <= usable(request)
-    })
+    choice
+        .is_some_and(|(by, choice)| outlook(request, by, &choice, tokens).after <= usable(request))
 }
 
 /// Who writes a summary of a request, the first choice first; nobody where policy leaves it to a
@@ -264,7 +265,8 @@ const EXPECTED: u64 = 2000;
 /// What a cut would do to a request of so many tokens.
 pub fn outlook(
     request: &PlanRequest<'_>,
-    (by, choice): (SummaryAuthor, &CutPoint),
+    by: SummaryAuthor,
+    choice: &CutPoint,
     tokens: u64,
 ) -> CompactionPreview {
     let summary = EXPECTED.min(choice.was / 4);
@@ -341,7 +343,7 @@ pub fn shorten(
     let messages = request.conversation.messages.iter().enumerate();
     let within = messages.take(piece.through).skip(piece.from.max(known.kept_from()));
     let places = within.flat_map(|(index, message)| {
-        message.parts.iter().enumerate().map(move |(at, part)| ((index, at), part))
+        message.parts.iter().enumerate().map(move |(at, part)| (PartIndex::new(index, at), part))
     });
     let results = places.filter(|(_, part)| part.kind == PartKind::ToolResult);
     let shortened = results.filter_map(|(at, part)| {

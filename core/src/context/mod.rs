@@ -437,7 +437,7 @@ impl CompactionRecord {
     }
 
     /// Whether a request for this model can be sent with it.
-    pub fn is_for(&self, model: Option<&str>) -> bool {
+    fn is_for(&self, model: Option<&str>) -> bool {
         self.by == policy::SummaryAuthor::Summary || model == Some(&*self.model)
     }
 }

@@ -23,7 +23,9 @@ use serde::{Deserialize, Serialize};
 use super::Millis;
 use super::policy::{EchoRule, Mode, Policy, SummaryAuthor};
 use crate::dialect::models::{Model, ReasoningBinding};
-use crate::dialect::{Chain, Conversation, Dialect, Part, PartKey, PartKind, Role, Span};
+use crate::dialect::{
+    Chain, Conversation, Dialect, Part, PartIndex, PartKey, PartKind, Role, Span,
+};
 use crate::tokens::Tokenizer;
 use crate::wire::splice::Edit;
 
@@ -83,8 +85,8 @@ impl PlanRequest<'_> {
     }
 
     /// The part at a place of the history.
-    pub fn part(&self, (message, part): (usize, usize)) -> Option<&Part> {
-        self.conversation.messages.get(message)?.parts.get(part)
+    pub fn part(&self, at: PartIndex) -> Option<&Part> {
+        self.conversation.part(at)
     }
 
     /// The message with which the turn begins that is not finished yet: the newest words of the
@@ -226,7 +228,7 @@ pub struct PlanStep {
     /// Why.
     pub why: DecisionReason,
     /// Message and part of the history.
-    pub at: (u32, u32),
+    pub at: PartIndex,
     /// First byte of what is changed, in the request as it came.
     pub byte: u64,
     /// Bytes there before.
@@ -266,7 +268,7 @@ impl PlanStep {
     pub fn refused(
         change: Change,
         why: DecisionReason,
-        at: (usize, usize),
+        at: PartIndex,
         span: Span,
         tokens: u64,
     ) -> Self {
@@ -274,7 +276,7 @@ impl PlanStep {
             change,
             decision: Decision::Refused,
             why,
-            at: (at.0 as u32, at.1 as u32),
+            at,
             byte: span.start as u64,
             bytes_before: span.len() as u64,
             bytes_after: span.len() as u64,

@@ -16,7 +16,7 @@ use super::plan::{self, Change, DecisionReason, PlanRequest, PlanStep, RecordedD
 use super::policy::{ProtectUnit, PruneGate, PruneMethod, PrunePolicy};
 use super::trim::{self, TrimRange, words_at};
 use super::{Cut, Fact, Replacement, SketchPart, compact, reasoning, savings};
-use crate::dialect::{Message, Part, PartKey, PartKind, Purpose, Role};
+use crate::dialect::{Message, Part, PartIndex, PartKey, PartKind, Purpose, Role};
 use crate::tokens::TokenCounter;
 use crate::tokens::classic::ClassicRules;
 
@@ -65,7 +65,7 @@ pub fn propose(
 
 /// One result that may be cut.
 struct CutCandidate<'a> {
-    at: (usize, usize),
+    at: PartIndex,
     about: u128,
     part: &'a Part,
     /// What it costs, with the pictures in it where they go too.
@@ -77,15 +77,22 @@ struct CutCandidate<'a> {
     saves: u64,
 }
 
-/// A result that is sent for the first time: place, what decisions about it are kept by, part, tokens.
-type NewResult<'a> = ((usize, usize), u128, &'a Part, u64);
+/// A result, or a picture, that a cut may take.
+#[derive(Clone, Copy)]
+struct CutTarget<'a> {
+    at: PartIndex,
+    /// What decisions about it are kept by.
+    about: u128,
+    part: &'a Part,
+    tokens: u64,
+}
 
 /// What was found in a request, newest first.
 #[derive(Default)]
 struct PruneCandidates<'a> {
     old: Vec<CutCandidate<'a>>,
     /// Results that are sent for the first time, with what each costs.
-    newborn: Vec<NewResult<'a>>,
+    newborn: Vec<CutTarget<'a>>,
     /// Tokens from the oldest candidate to the end.
     after_first: u64,
     /// Whether there is reasoning after the oldest candidate.
@@ -113,7 +120,7 @@ impl<'a> PruneCandidates<'a> {
                     return found;
                 }
                 reasoning |= part.kind == PartKind::Reasoning || part.sealed.is_some();
-                let at = (index, part_at);
+                let at = PartIndex::new(index, part_at);
                 // One that was trimmed can be cleared like any other.
                 let (cut, trimmed) = known.cut_at(part, at);
                 let own = trimmed.map_or_else(|| weights.own(part), |cut| u64::from(cut.tokens));
@@ -141,8 +148,8 @@ impl<'a> PruneCandidates<'a> {
                 let about = trimmed.map_or(about, |_| plan::again(about));
                 if is_new {
                     // A picture has no head and tail.
-                    let result = (at, about, part, own);
-                    found.newborn.extend((may_go && !is_picture).then_some(result));
+                    let target = CutTarget { at, about, part, tokens: own };
+                    found.newborn.extend((may_go && !is_picture).then_some(target));
                     // It is the newest of the results, though it cannot be cut yet.
                     if !protected && may_go && policy.protect_counts == ProtectUnit::Results {
                         counted += weights.judged(part, own);
@@ -163,8 +170,8 @@ impl<'a> PruneCandidates<'a> {
                     continue;
                 }
                 let saves = weights.saved(policy, part, own, &text);
-                let result = (at, about, part, tokens);
-                if let Some(result) = CutCandidate::cleared(result, text, saves, &mut counter) {
+                let target = CutTarget { at, about, part, tokens };
+                if let Some(result) = CutCandidate::cleared(target, text, saves, &mut counter) {
                     (found.after_first, found.reasoning_after) = (passed, reasoning);
                     found.old.push(result);
                 }
@@ -229,7 +236,7 @@ impl<'a> PruneCandidates<'a> {
     /// Reasoning that the cuts make void, where policy accepts that: it goes, because the provider
     /// would refuse it (`docs/protocols.md` 1.5). What we put back ourselves no longer fits its prefix.
     fn voided(&self, request: &PlanRequest<'_>) -> Vec<Fact> {
-        let first = self.old.last().filter(|_| request.is_bound()).map(|result| result.at.0);
+        let first = self.old.last().filter(|_| request.is_bound()).map(|result| result.at.message);
         let after = request.conversation.messages.iter().skip(first.unwrap_or(usize::MAX));
         let parts = after.flat_map(|message| &message.parts);
         let out = parts.filter_map(|part| part.reasoning_key(request.body));
@@ -295,35 +302,35 @@ impl<'a> PruneCandidates<'a> {
         let fits = fits || limit.is_none() && !self.newborn.is_empty() && is_compacted();
         let mut counter =
             request.tokenizer.counter(request.conversation, request.body, request.model);
-        for (at, about, part, tokens) in &self.newborn {
-            let room = request.usable().saturating_sub(cost.tokens.saturating_sub(*tokens));
+        for newborn in &self.newborn {
+            let CutTarget { at, part, tokens, .. } = *newborn;
+            let room = request.usable().saturating_sub(cost.tokens.saturating_sub(tokens));
             let too_large = match limit {
-                Some(limit) => *tokens > limit,
-                None => !fits && *tokens > request.usable() / 2,
+                Some(limit) => tokens > limit,
+                None => !fits && tokens > request.usable() / 2,
             };
-            if !too_large || *tokens < LEAST_TRIMMED {
+            if !too_large || tokens < LEAST_TRIMMED {
                 continue;
             }
             if known.rests {
                 refused.push(PlanStep::refused(
                     Change::Cut,
                     DecisionReason::Aside,
-                    *at,
+                    at,
                     part.span,
-                    *tokens,
+                    tokens,
                 ));
                 continue;
             }
             let target = limit.unwrap_or(u64::MAX).min(room.max(request.usable() / SMALLEST));
-            let newborn = (*at, *about, *part, *tokens);
-            let Some(result) = CutCandidate::trimmed(newborn, request.body, target, &mut counter)
+            let Some(result) = CutCandidate::trimmed(*newborn, request.body, target, &mut counter)
             else {
                 refused.push(PlanStep::refused(
                     Change::Cut,
                     DecisionReason::Shape,
-                    *at,
+                    at,
                     part.span,
-                    *tokens,
+                    tokens,
                 ));
                 continue;
             };
@@ -341,29 +348,31 @@ const LEAST_TRIMMED: u64 = 200;
 const SMALLEST: u64 = 20;
 
 impl<'a> CutCandidate<'a> {
-    /// A result of `tokens` in whose place this text stands; `None` where that is no smaller. `saves`: as
+    /// A result in whose place this text stands; `None` where that is no smaller. `saves`: as
     /// decisions count it, where they count otherwise.
     fn cleared(
-        (at, about, part, tokens): NewResult<'a>,
+        target: CutTarget<'a>,
         text: String,
         saves: Option<u64>,
         counter: &mut TokenCounter<'_>,
     ) -> Option<Self> {
+        let CutTarget { at, about, part, tokens } = target;
         let after = u64::from(counter.stands_for(part, &text));
         let saves = saves.unwrap_or(tokens.saturating_sub(after));
         let content = Replacement::Text(text.into());
         (after < tokens).then_some(Self { at, about, part, tokens, content, after, saves })
     }
 
-    /// A result of `tokens` of which some `target` tokens stay; `None` where nothing is left out.
+    /// A result of which some `stay` tokens stay; `None` where nothing is left out.
     fn trimmed(
-        (at, about, part, tokens): NewResult<'a>,
+        target: CutTarget<'a>,
         body: &[u8],
-        target: u64,
+        stay: u64,
         counter: &mut TokenCounter<'_>,
     ) -> Option<Self> {
+        let CutTarget { at, about, part, tokens } = target;
         let words = trim::words(part, body);
-        let trim = TrimRange::new(&words, tokens, target)?;
+        let trim = TrimRange::new(&words, tokens, stay)?;
         let after = u64::from(counter.stands_for(part, &trim.apply(&words)?));
         let (content, saves) = (Replacement::Trim(trim), tokens.saturating_sub(after));
         Some(Self { at, about, part, tokens, content, after, saves })

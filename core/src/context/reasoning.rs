@@ -20,7 +20,9 @@ use super::policy::{EchoRule, ReinjectPolicy, StripPolicy};
 use super::{
     Fact, Millis, ReasoningAction, ReasoningBlock, ReasoningDecision, ReasoningRecord, ledger,
 };
-use crate::dialect::{Chain, Dialect, PartKey, PartKind, Purpose, Reply, ReplyPart, Span};
+use crate::dialect::{
+    Chain, Dialect, PartIndex, PartKey, PartKind, Purpose, Reply, ReplyPart, Span,
+};
 
 /// What an upstream does with reasoning that is sent back, as far as its host and the model's name
 /// tell (`docs/protocols.md` 4.2). Configuration and what was learned stand above it.
@@ -308,7 +310,7 @@ impl ReasoningProposal<'_> {
         for (index, message) in messages.skip(known.kept_from()) {
             let first = message.parts.iter().position(|part| part.kind == PartKind::ToolCall);
             let Some(part) = first.filter(|_| request.is_models(index)) else { continue };
-            let at = (index, part);
+            let at = PartIndex::new(index, part);
             let raw = match request.conversation.dialect {
                 Dialect::Gemini if index < begins || message.parts[part].sealed.is_some() => {
                     continue;
@@ -373,7 +375,7 @@ impl ReasoningProposal<'_> {
                 }
                 match may_leave(request, index, begins) {
                     Ok(()) => self.decide(about, ReasoningAction::Out, DecisionReason::Stripped),
-                    Err(why) => self.refuse(Change::TakenOut, why, (index, part_at)),
+                    Err(why) => self.refuse(Change::TakenOut, why, PartIndex::new(index, part_at)),
                 }
             }
         }
@@ -383,7 +385,7 @@ impl ReasoningProposal<'_> {
         self.facts.push(decision(self.request, about, does, why));
     }
 
-    fn refuse(&mut self, change: Change, why: DecisionReason, at: (usize, usize)) {
+    fn refuse(&mut self, change: Change, why: DecisionReason, at: PartIndex) {
         let span = self.request.part(at).map_or(Span::new(0, 0), |part| part.span);
         self.refused.push(PlanStep::refused(change, why, at, span, 0));
     }
@@ -428,7 +430,7 @@ fn reason(
         .iter()
         .flatten()
         .next()
-        .is_some_and(|(message, _)| *message >= request.turn_begins());
+        .is_some_and(|at| at.message >= request.turn_begins());
     let strips = request.policy.reasoning.strip() != StripPolicy::None;
     if strips && request.echo != EchoRule::Demanded && !in_turn {
         return Err(DecisionReason::Policy);

@@ -85,7 +85,7 @@ impl ModelTurn<'_> {
             };
             let at = results.iter().position(|(result, _)| is_answer(result))?;
             let (result, media) = results.remove(at);
-            identity(&mut keyer, call, (result, media), body)
+            identity(&mut keyer, call, result, media, body)
         });
         answered.collect()
     }
@@ -95,7 +95,8 @@ impl ModelTurn<'_> {
 fn identity(
     keyer: &mut Keyer,
     call: &Part,
-    (result, media): (&Part, &[PartKey]),
+    result: &Part,
+    media: &[PartKey],
     body: &[u8],
 ) -> Option<PartKey> {
     let name = call.name.as_deref().unwrap_or_default();

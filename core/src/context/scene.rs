@@ -12,7 +12,7 @@ use super::reasoning::{self, ReplyOrigin};
 use super::{Fact, Millis, Outcome, PromptSection, SketchPart, Turn, budget};
 use crate::dialect::models::{Catalogue, Model};
 use crate::dialect::reading::{Framing, ResponseReader};
-use crate::dialect::{self, Conversation, Dialect, Reply};
+use crate::dialect::{self, Conversation, Dialect, PartIndex, Reply};
 use crate::tokens::Tokenizer;
 use crate::tokens::learn::EstimatorState;
 
@@ -117,7 +117,9 @@ impl SessionFixture {
     /// What decisions about the first part of a message that is kept so are kept by.
     pub(super) fn about(&self, message: usize) -> u128 {
         let known = self.known();
-        (0..9).find_map(|part| known.about((message, part))).expect("a part with a key")
+        (0..9)
+            .find_map(|part| known.about(PartIndex::new(message, part)))
+            .expect("a part with a key")
     }
 
     /// A reply of Anthropic's with this content.

@@ -15,8 +15,8 @@ pub use reply::ReplyStream;
 use super::key::{Keyer, ToolArguments};
 use super::note::note_once;
 use super::{
-    Conversation, Dialect, HeldHistory, Media, Message, Note, Part, PartKey, PartKind, Purpose,
-    Role,
+    Conversation, Dialect, HeldHistory, Media, Message, Note, Part, PartIndex, PartKey, PartKind,
+    Purpose, Role,
 };
 use crate::wire::json::{Document, Kind, Value, first, members};
 
@@ -67,7 +67,7 @@ struct Reader {
 struct ModelTextRun {
     text: String,
     /// Message and part of its last piece.
-    last: Option<(usize, usize)>,
+    last: Option<PartIndex>,
 }
 
 impl Reader {
@@ -198,13 +198,13 @@ impl Reader {
             return;
         }
         self.run.text.push_str(text);
-        self.run.last = Some((self.conversation.messages.len(), parts.len()));
+        self.run.last = Some(PartIndex::new(self.conversation.messages.len(), parts.len()));
     }
 
     /// Ends the run of words: its last piece gets its key. `parts` are the unfinished message's.
     fn end_run(&mut self, parts: &mut [Part]) {
         let run = std::mem::take(&mut self.run);
-        let Some((message, index)) = run.last else { return };
+        let Some(PartIndex { message, part: index }) = run.last else { return };
         let part = match self.conversation.messages.get_mut(message) {
             Some(message) => message.parts.get_mut(index),
             None => parts.get_mut(index),

@@ -12,7 +12,7 @@ use crate::dialect::percent::decoded;
 use crate::wire::json::{Document, Value, members};
 
 /// Longest name that is taken, bytes. The longest seen is 90.
-pub const MAX_NAME: usize = 128;
+const MAX_NAME: usize = 128;
 
 /// The tenant of requests whose credential counts for nothing, or that have none.
 pub const ANONYMOUS: &str = "0000000000000000";
@@ -82,7 +82,7 @@ members! {
 /// The session in Anthropic's `metadata.user_id`: a JSON string with a `session_id` (Claude Code),
 /// `user_…_account_…_session_{uuid}` (older ones), or `session_…` (Kimi Code). Any other text names
 /// a user.
-pub fn session_in_user_id(text: &str) -> Option<Box<str>> {
+fn session_in_user_id(text: &str) -> Option<Box<str>> {
     let name = if text.trim_start().starts_with('{') {
         let document = Document::read(text.as_bytes()).ok()?;
         document.root(text.as_bytes())?.get_text("session_id")?.into_owned()

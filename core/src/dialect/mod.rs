@@ -96,6 +96,42 @@ pub enum PartKind {
     Opaque,
 }
 
+/// Where a part of the history stands. Written as a pair of numbers.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(from = "(usize, usize)", into = "(usize, usize)")]
+pub struct PartIndex {
+    /// The number of its message.
+    pub message: usize,
+    /// Its number there.
+    pub part: usize,
+}
+
+impl PartIndex {
+    /// The part with this number, of the message with that.
+    pub fn new(message: usize, part: usize) -> Self {
+        Self { message, part }
+    }
+
+    /// The place right after it.
+    pub fn after(self) -> Self {
+        Self { part: self.part + 1, ..self }
+    }
+}
+
+impl From<(usize, usize)> for PartIndex {
+    fn from((message, part): (usize, usize)) -> Self {
+        Self { message, part }
+    }
+}
+
+impl From<PartIndex> for (usize, usize) {
+    fn from(at: PartIndex) -> Self {
+        (at.message, at.part)
+    }
+}
+
 /// The smallest thing with a meaning.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Part {
@@ -171,7 +207,7 @@ impl Part {
     }
 
     /// A part that is not understood: it survives as it is, and its bytes are what is counted.
-    pub fn opaque(role: Role, value: Value<'_>, keyer: &mut Keyer) -> Self {
+    fn opaque(role: Role, value: Value<'_>, keyer: &mut Keyer) -> Self {
         Self {
             texts: vec![value.span()],
             key: keyer.value(PartKind::Opaque, role, value),
@@ -280,6 +316,11 @@ pub struct Conversation {
 }
 
 impl Conversation {
+    /// The part at a place of the history.
+    pub fn part(&self, at: PartIndex) -> Option<&Part> {
+        self.messages.get(at.message)?.parts.get(at.part)
+    }
+
     /// A conversation in which nothing was understood.
     pub fn empty(dialect: Dialect) -> Self {
         Self {

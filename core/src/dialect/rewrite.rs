@@ -25,7 +25,7 @@ pub use invariants::fuzz;
 pub use openai_responses::include_encrypted_reasoning;
 pub use say::say;
 
-use super::{Conversation, Dialect, Message, Part, PartKind, Role, Span};
+use super::{Conversation, Dialect, Message, Part, PartIndex, PartKind, Role, Span};
 use crate::wire::json::{Document, Kind};
 use crate::wire::splice::Edit;
 pub(super) use beside::{
@@ -58,14 +58,14 @@ pub struct ReasoningInsert<'a> {
 pub fn cut(
     conversation: &Conversation,
     body: &[u8],
-    at: (usize, usize),
+    at: PartIndex,
     cut: &CutContent<'_>,
 ) -> Vec<Edit> {
-    let Some(message) = conversation.messages.get(at.0) else { return Vec::new() };
-    let Some(part) = message.parts.get(at.1) else { return Vec::new() };
+    let Some(message) = conversation.messages.get(at.message) else { return Vec::new() };
+    let Some(part) = message.parts.get(at.part) else { return Vec::new() };
     let Some(content) = part.content else { return Vec::new() };
     // What stands in a result follows it.
-    let inner = &message.parts[at.1 + 1..];
+    let inner = &message.parts[at.part + 1..];
     let inner = &inner[..inner.iter().take_while(|it| within(it.span, part.span)).count()];
     let kept = if cut.keep_media { inner } else { &[] };
     let kind = match conversation.dialect {
@@ -83,13 +83,13 @@ pub fn cut(
 pub fn cut_picture(
     conversation: &Conversation,
     body: &[u8],
-    at: (usize, usize),
+    at: PartIndex,
     text: &str,
 ) -> Vec<Edit> {
-    let message = conversation.messages.get(at.0);
+    let message = conversation.messages.get(at.message);
     let message =
-        message.filter(|it| it.parts.get(at.1).is_some_and(|it| it.kind == PartKind::Image));
-    message.map_or_else(Vec::new, |it| picture::cut(conversation.dialect, it, at.1, body, text))
+        message.filter(|it| it.parts.get(at.part).is_some_and(|it| it.kind == PartKind::Image));
+    message.map_or_else(Vec::new, |it| picture::cut(conversation.dialect, it, at.part, body, text))
 }
 
 /// Edits that put blocks back into message `message` (one item of Responses is one message here),
@@ -130,11 +130,11 @@ pub fn put_back(
 pub fn seal(
     conversation: &Conversation,
     body: &[u8],
-    at: (usize, usize),
+    at: PartIndex,
     signature: &str,
 ) -> Option<Edit> {
-    let message = conversation.messages.get(at.0).filter(|it| it.role == Role::Assistant)?;
-    let part = message.parts.get(at.1).filter(|part| part.sealed.is_none())?;
+    let message = conversation.messages.get(at.message).filter(|it| it.role == Role::Assistant)?;
+    let part = message.parts.get(at.part).filter(|part| part.sealed.is_none())?;
     match conversation.dialect {
         Dialect::Gemini => gemini::seal(part, body, signature),
         Dialect::OpenaiChat => openai_chat::seal(part, body, signature),

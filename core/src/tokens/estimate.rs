@@ -17,7 +17,7 @@ use crate::wire::json::text_of;
 
 /// Most bytes of text that are tokenised for one request, at some 30 MB/s; past it the length
 /// model speaks.
-pub const EXACT_BYTES: usize = 2 << 20;
+const EXACT_BYTES: usize = 2 << 20;
 
 /// How the tokens of new parts were counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -35,7 +35,7 @@ pub enum UnsupportedEncoding {
 }
 
 /// Most codings on top of each other. Each costs a window of memory, and nobody needs two.
-pub const MOST_CODINGS: usize = 2;
+const MOST_CODINGS: usize = 2;
 /// Largest window of a zstd frame, as a power of two: 8 MB, which is the most that HTTP allows
 /// (RFC 9659). Without it a few bytes could ask for 128 MB.
 const ZSTD_WINDOW_LOG: u32 = 23;

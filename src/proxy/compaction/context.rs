@@ -19,7 +19,7 @@ use crate::context::compact::{self, CompactionNeed, CutPoint, HistoryChunk};
 use crate::context::plan::{Change, DecisionReason, PlanStep};
 use crate::context::policy::SummaryAuthor;
 use crate::dialect::lesson::Lesson;
-use crate::dialect::{Chain, Span};
+use crate::dialect::{Chain, PartIndex, Span};
 use crate::proxy::compaction::scheduler::{CompactionKey, SummaryGuard};
 use crate::proxy::plan::planned_request::{self, PlannedRequest};
 use crate::proxy::plan::prepared_request::PreparedRequest;
@@ -345,7 +345,7 @@ impl<'a> CompactionContext<'a> {
         let tokens = self.planned.measured.as_ref().map_or(0, |it| it.estimate.tokens);
         let first = self.prepared.conversation.messages.first();
         let span = first.map_or(Span::new(0, 0), |message| message.span);
-        let step = PlanStep::refused(Change::Compacted, why, (0, 0), span, tokens);
+        let step = PlanStep::refused(Change::Compacted, why, PartIndex::default(), span, tokens);
         self.planned.refuses(step);
         None
     }

@@ -4,17 +4,14 @@
 //! time and size. What fails costs the compaction, never the client: it sees nothing of any of this.
 
 mod provider;
+mod send;
 mod sums;
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_LENGTH, HeaderValue};
-use http::{Request, Response, StatusCode, Uri, request};
-use http_body::Body;
-use http_body_util::{BodyExt as _, Limited};
+use http::request;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::scheduler::SummaryGuard;
@@ -24,17 +21,11 @@ use crate::context::plan::{DecisionReason, RecordedDecisions};
 use crate::context::policy::SummaryAuthor;
 use crate::context::{CompactionRecord, Fact, ForwardedHistory, SketchPart};
 use crate::dialect::lesson::Lesson;
-use crate::dialect::refusal::{self, RefusalCause};
-use crate::dialect::summary::{self, SummaryQuestion, SummaryRejection};
-use crate::dialect::{Dialect, PartKind, ReplyPart, Usage, rewrite};
-use crate::proxy::http::body::OutgoingBody;
-use crate::proxy::http::headers;
-use crate::proxy::learning::{lessons, questions};
+use crate::dialect::summary::{self, SummaryQuestion};
+use crate::dialect::{PartKind, ReplyPart, Usage, rewrite};
 use crate::proxy::offload::{OFF_THREAD, off_thread};
 use crate::proxy::plan::prepared_request::PreparedRequest;
-use crate::proxy::response::observe::ResponseObserver;
 use crate::proxy::state::Proxy;
-use crate::proxy::upstream::route::{self, Route};
 use crate::store::Scope;
 use crate::store::ledgers::{ClaimedCompaction, SessionRoom};
 use crate::store::lessons::LessonSource;
@@ -49,6 +40,8 @@ pub(super) use sums::head_tokens;
 const OUTPUT: u64 = 8192;
 /// What a stream weighs beside the words it carries, at most, times.
 const FRAMING: usize = 64;
+/// What stands around one message, tokens, roughly.
+const STRUCTURE: u64 = 8;
 /// How often another replica's summary is looked for.
 const ASK_AGAIN: Duration = Duration::from_millis(250);
 
@@ -148,7 +141,7 @@ impl SummaryJob {
             Err(_) => Err(SummaryError::NotOurs),
         };
         if let (Err(SummaryError::NotOurs), Some((by, choice))) = (&kept, self.choices.first()) {
-            self.tells(*by, choice, (&kept, Usage::default()), began);
+            self.tells(*by, choice, &kept, Usage::default(), began);
         }
         // What others wrote is used first.
         if let (Ok(Some(_)) | Err(SummaryError::TooLarge), Some(claim)) = (&kept, &mut self.claim) {
@@ -195,7 +188,7 @@ impl SummaryJob {
                 }
                 Err(failed) => Err(failed),
             };
-            self.tells(*by, choice, (&kept, spent), began);
+            self.tells(*by, choice, &kept, spent, began);
             if matches!(kept, Ok(_) | Err(SummaryError::TimedOut | SummaryError::NotKept)) {
                 break;
             }
@@ -208,7 +201,8 @@ impl SummaryJob {
         &self,
         by: SummaryAuthor,
         choice: &CutPoint,
-        (kept, usage): (&Result<Option<CompactionRecord>, SummaryError>, Usage),
+        kept: &Result<Option<CompactionRecord>, SummaryError>,
+        usage: Usage,
         began: Instant,
     ) {
         let (_, upstream, model) = self.asked(by);
@@ -326,7 +320,7 @@ impl SummaryJob {
         let (known, is_asked) = (&self.known, self.claim.is_some());
         let written = compact::lay_out(&request, known, choice.cut, &words, seed()?, is_asked);
         let tokens = self.count(&written.raw);
-        self.judged(choice, (written, tokens), None)
+        self.judged(choice, written, tokens, None)
     }
 
     /// Asks for a summary of a piece. Where its reasoning turns out to be bound to what stood before it, that
@@ -374,10 +368,9 @@ impl SummaryJob {
     async fn body(&self, asking: &SummaryRequest<'_>, bound: bool) -> Option<Bytes> {
         let SummaryRequest { piece, before, words, output, room } = *asking;
         let edits = self.edits_of(piece, before, room)?;
-        let begins_anew = before.is_some();
+        let (begins_anew, ends) = (before.is_some(), piece.through);
         let (prepared, words) = (self.prepared.clone(), words.to_owned());
-        let model = self.prepared.policy.compact.model.clone();
-        let (target, ends) = (self.target(), piece.through);
+        let (model, target) = (self.prepared.policy.compact.model.clone(), self.target());
         let marks = !begins_anew && self.is_of_its_model();
         let made = off_thread(self.prepared.body.len().max(OFF_THREAD + 1), move || {
             let slices = splice(&prepared.body, edits).ok()?;
@@ -448,119 +441,15 @@ impl SummaryJob {
         Some(edits)
     }
 
-    /// Sends it, and reads the answer to its end.
-    async fn call(&self, body: Bytes) -> Result<SummaryResponse, SummaryError> {
-        let (other, ..) = self.asked(SummaryAuthor::Summary);
-        let uri = self.address(other).ok_or(SummaryError::Upstream)?;
-        let response = self.sent(SummaryAuthor::Summary, other, uri, body).await?;
-        let status = response.status();
-        if status != StatusCode::OK {
-            return Err(self.why_refused(response).await);
-        }
-        let dialect: Dialect = self.prepared.conversation.dialect;
-        let most = usize::try_from(self.prepared.policy.compact.max_bytes).unwrap_or(usize::MAX);
-        let limit = most.saturating_mul(FRAMING);
-        let (status, memory) = (status.as_u16(), self.proxy.memory.share());
-        let mut reading =
-            ResponseObserver::new(dialect, status, response.headers(), limit, &memory);
-        let (mut body, mut read) = (response.into_body(), 0usize);
-        loop {
-            let next = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await;
-            let Some(frame) = next else { break };
-            let data = frame.map_err(|_| SummaryError::Upstream)?.into_data().unwrap_or_default();
-            read = read.saturating_add(data.len());
-            if read > limit {
-                return Err(SummaryError::Rejected);
-            }
-            if reading.saw(&data) {
-                break;
-            }
-        }
-        let reply = reading.finish(true).reply.ok_or(SummaryError::Rejected)?;
-        // Half a summary is better than a conversation that ends here.
-        match summary::words(&reply, self.due == CompactionNeed::Must) {
-            Ok(words) if words.len() <= most => Ok(SummaryResponse { words, usage: reply.usage }),
-            Err(SummaryRejection::Refused) => Err(SummaryError::Upstream),
-            Ok(_) | Err(_) => Err(SummaryError::Rejected),
-        }
-    }
-
-    /// Why a question was refused, as far as that matters. The words themselves go nowhere.
-    async fn why_refused(&self, response: Response<OutgoingBody>) -> SummaryError {
-        let status = response.status().as_u16();
-        let body = Limited::new(response.into_body(), REFUSAL_BYTES).collect().await;
-        let body = body.map(http_body_util::Collected::to_bytes).unwrap_or_default();
-        if refusal::cause(&body) != RefusalCause::Bound {
-            return SummaryError::Upstream;
-        }
-        let error = lessons::RefusalResponse::Refused { status, body: &body };
-        let taught = lessons::taught(error, self.prepared.quotable(), Some(&self.head)).await;
-        SummaryError::Bound { is_taught: taught.holds(Lesson::ReasoningBound) }
-    }
-
-    /// Sends a question with what its host may see of the client's headers.
-    async fn sent(
-        &self,
-        by: SummaryAuthor,
-        other: Option<&Upstream>,
-        uri: Uri,
-        body: Bytes,
-    ) -> Result<Response<OutgoingBody>, SummaryError> {
-        let mut head = self.head.clone();
-        head.uri = uri;
-        let from =
-            self.proxy.upstream(Some(&self.prepared.upstream)).ok_or(SummaryError::Upstream)?;
-        let (to, credentials) = (other.unwrap_or(from), &self.proxy.credentials);
-        head.headers = questions::headers(&head.headers, from, to, credentials);
-        let is_block = |compact: &CompactionRecord| compact.by == SummaryAuthor::Provider;
-        let holds_block = self.known.compact().is_some_and(|(_, compact)| is_block(compact));
-        let is_anthropic = self.prepared.conversation.dialect == Dialect::Anthropic;
-        if is_anthropic && (holds_block || by == SummaryAuthor::Provider) {
-            headers::list_beta(&mut head.headers, summary::provider::BETA);
-        }
-        head.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-        head.headers
-            .insert(ACCEPT, HeaderValue::from_static("text/event-stream, application/json"));
-        head.headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
-        let request = Request::from_parts(head, OutgoingBody::slices(vec![body], None));
-        self.proxy.pool.send(request).await.map_err(|_| SummaryError::Upstream)
-    }
-
-    /// Where it is sent: the request's own address, or the same path at the configured upstream.
-    fn address(&self, other: Option<&Upstream>) -> Option<Uri> {
-        let dialect = self.prepared.conversation.dialect;
-        let (_, _, model) = self.asked(SummaryAuthor::Summary);
-        let own = self.target();
-        let own = match (other, dialect) {
-            (None, _) => own,
-            (Some(_), Dialect::Anthropic) => "/v1/messages".to_owned(),
-            (Some(_), Dialect::OpenaiChat) => "/v1/chat/completions".to_owned(),
-            (Some(_), Dialect::OpenaiResponses) => "/v1/responses".to_owned(),
-            (Some(_), Dialect::Gemini) => format!("/v1beta/models/{model}:generateContent"),
-        };
-        let target = summary::target(dialect, &own, Some(model).filter(|model| !model.is_empty()));
-        match other {
-            Some(upstream) => {
-                let route = Route { upstream, path: &target };
-                route::address(&route, None, &self.proxy.credentials)
-            }
-            None => {
-                let mut parts = self.head.uri.clone().into_parts();
-                parts.path_and_query = Some(target.parse().ok()?);
-                Uri::from_parts(parts).ok()
-            }
-        }
-    }
-
     /// The summary as a fact, if it is worth its place.
     fn judged(
         &self,
         choice: &CutPoint,
-        (written, tokens): (SummaryMessage, u64),
+        written: SummaryMessage,
+        tokens: u64,
         carries: Option<ForwardedHistory>,
     ) -> Result<CompactionRecord, SummaryError> {
-        let why = self.why();
-        let sizes = (self.tokens, choice.was, tokens);
+        let (why, sizes) = (self.why(), (self.tokens, choice.was, tokens));
         let needed = if self.due == CompactionNeed::Must { DecisionReason::Window } else { why };
         if !compact::is_accepted(&self.prepared.request(), sizes, needed) {
             return Err(SummaryError::TooLarge);
@@ -592,9 +481,3 @@ impl SummaryJob {
 fn seed() -> Result<u32, SummaryError> {
     getrandom::u32().map_err(|_| SummaryError::Rejected)
 }
-
-/// Most bytes of a refusal that are read for its cause.
-const REFUSAL_BYTES: usize = 64 * 1024;
-
-/// What stands around one message, tokens, roughly.
-const STRUCTURE: u64 = 8;

@@ -193,7 +193,7 @@ impl ClientRequest {
         let tenant = self.tenant(&recorder.proxy);
         recorder.event.tenant = tenant.as_ref().ok().cloned();
         let reads = self.read_budget(&analysis.conversation, head.is_some(), recorder);
-        let mut prepared = self.prepared(analysis, &who, (recorder, &reads)).await;
+        let mut prepared = self.prepared(analysis, &who, recorder, &reads).await;
         if let Err(why) = tenant {
             recorder.stood_aside(why);
             let prepared = Arc::new(prepared);
@@ -201,13 +201,13 @@ impl ClientRequest {
             return self.counted_alone(prepared, recorder);
         }
         if prepared.conversation.purpose == Purpose::Count {
-            let counted = self.counted(prepared, &who, (recorder, &reads)).await;
+            let counted = self.counted(prepared, &who, recorder, &reads).await;
             waited(&reads, recorder);
             return counted;
         }
         let proxy = recorder.proxy.clone();
         let head = head.filter(|_| !self.is_signed());
-        let asked = asked(&prepared, &who, (recorder, &reads));
+        let asked = asked(&prepared, &who, recorder, &reads);
         let opened = proxy.ledgers.open(asked, &prepared.conversation).await;
         waited(&reads, recorder);
         let Some(mut opened) = opened else {
@@ -243,7 +243,7 @@ impl ClientRequest {
                 writer = attended.attend().await;
                 let waited = attended.waited.map(|waited| waited.as_micros() as u64);
                 recorder.event.compaction_wait_us = waited;
-                latest_request::keep(proxy, (prepared, &planned), opened, head);
+                latest_request::keep(proxy, prepared, &planned, opened, head);
                 (planned, undelivered)
             }
             None => (PlannedRequest::as_it_came(&prepared, &mut opened).await, None),
@@ -270,7 +270,8 @@ impl ClientRequest {
         &self,
         mut prepared: PreparedRequest,
         who: &Identity,
-        (recorder, reads): (&mut ExchangeRecorder, &ReadBudget),
+        recorder: &mut ExchangeRecorder,
+        reads: &ReadBudget,
     ) -> PlacedRequest {
         let proxy = recorder.proxy.clone();
         if proxy.config.count == ProviderCounting::Raw || self.is_signed() {
@@ -279,12 +280,12 @@ impl ClientRequest {
         let is_shadow = prepared.mode == Mode::Shadow;
         // A thread that was rewritten before is repeated, as its turns would be.
         prepared.mode = if is_shadow { Mode::Observe } else { prepared.mode };
-        let asks = asked(&prepared, who, (recorder, reads));
+        let asks = asked(&prepared, who, recorder, reads);
         let mut peeked = proxy.ledgers.peek(asks, &prepared.conversation).await;
         let is_plain = matches!(&peeked, LookupOutcome::Found(it) if it.known.decides_nothing());
         if is_shadow && is_plain {
             prepared.mode = Mode::Shadow;
-            let asks = asked(&prepared, who, (recorder, reads));
+            let asks = asked(&prepared, who, recorder, reads);
             peeked = proxy.ledgers.peek(asks, &prepared.conversation).await;
         }
         let known = match peeked {
@@ -341,7 +342,8 @@ impl ClientRequest {
     pub(crate) fn provider_request_id(
         &self,
         answered: &HeaderMap,
-        (proxy, upstream): (&Proxy, &Upstream),
+        proxy: &Proxy,
+        upstream: &Upstream,
     ) -> Option<Box<str>> {
         // Of other paths the headers are not kept, and nobody could tell a credential in it.
         let id = self.dialect.and_then(|_| provider_request_id(answered))?;
@@ -376,7 +378,8 @@ impl ClientRequest {
         &self,
         analysis: RequestAnalysis,
         who: &Identity,
-        (recorder, reads): (&mut ExchangeRecorder, &ReadBudget),
+        recorder: &mut ExchangeRecorder,
+        reads: &ReadBudget,
     ) -> PreparedRequest {
         let RequestAnalysis { plain: body, mut conversation, repeated_calls, memory } = analysis;
         let proxy = recorder.proxy.clone();
@@ -560,7 +563,8 @@ fn waited(reads: &ReadBudget, recorder: &mut ExchangeRecorder) {
 fn asked<'a>(
     prepared: &'a PreparedRequest,
     who: &'a Identity,
-    (recorder, reads): (&'a ExchangeRecorder, &'a ReadBudget),
+    recorder: &'a ExchangeRecorder,
+    reads: &'a ReadBudget,
 ) -> ledgers::SessionLookup<'a> {
     ledgers::SessionLookup {
         tenant: recorder.event.tenant.as_deref().unwrap_or(ANONYMOUS),

@@ -58,7 +58,8 @@ impl Drop for SummaryContext {
 /// Keeps a turn of a session's main conversation.
 pub(crate) fn keep(
     proxy: &Arc<Proxy>,
-    (prepared, planned): (&Arc<PreparedRequest>, &PlannedRequest),
+    prepared: &Arc<PreparedRequest>,
+    planned: &PlannedRequest,
     opened: &OpenedSession,
     head_of_client: &request::Parts,
 ) {
@@ -146,7 +147,7 @@ impl SummaryContext {
     fn outlook(&self) -> Option<CompactionPreview> {
         let request = self.prepared.request();
         let (by, choice) = self.choice(compact::writers(&request, false, false))?;
-        Some(compact::outlook(&request, (by, &choice), self.tokens))
+        Some(compact::outlook(&request, by, &choice, self.tokens))
     }
 
     /// Asks the provider how many tokens it is, as it was sent.

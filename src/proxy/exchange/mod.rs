@@ -216,7 +216,7 @@ async fn answered(
     mut recorder: ExchangeRecorder,
 ) -> Response<ResponseBody> {
     let RoutedRequest { upstream, head, .. } = routed;
-    let read = read_request(proxy, asked, (head, body), &mut recorder).await;
+    let read = read_request(proxy, asked, head, body, &mut recorder).await;
     let CollectedRequest { outbound, mut pending, writer, count, here } = match read {
         Ok(read) => read,
         Err(fault) => return ours(&fault, recorder),
@@ -248,7 +248,7 @@ async fn answered(
             };
         }
     };
-    let id = asked.provider_request_id(response.headers(), (proxy, upstream));
+    let id = asked.provider_request_id(response.headers(), proxy, upstream);
     recorder.event.provider_request_id = id;
     if let (Some(count), Some(head)) = (count, head) {
         response = match count.answer_missing(response, &head, &mut recorder).await {
@@ -276,7 +276,7 @@ async fn answered(
     });
     let settle = open.map(|turn| turn.settle(proxy.clone()));
     let actions = ResponseActions { observation, settle, ..ResponseActions::default() };
-    tapped(response, recorder, actions, (asked_usage, unpruned)).await
+    tapped(response, recorder, actions, asked_usage, unpruned).await
 }
 
 /// A request whose body is here, or on its way unread.
@@ -292,7 +292,8 @@ struct CollectedRequest {
 async fn read_request(
     proxy: &Proxy,
     asked: &ClientRequest,
-    (head, body): (request::Parts, Incoming),
+    head: request::Parts,
+    body: Incoming,
     recorder: &mut ExchangeRecorder,
 ) -> Result<CollectedRequest, ProxyError> {
     // 3. Body.
@@ -337,7 +338,8 @@ async fn tapped(
     response: Response<OutgoingBody>,
     mut recorder: ExchangeRecorder,
     mut actions: ResponseActions,
-    (asked_usage, unpruned): (bool, Option<UsageAddition>),
+    asked_usage: bool,
+    unpruned: Option<UsageAddition>,
 ) -> Response<ResponseBody> {
     let (mut parts, body) = response.into_parts();
     let passing = HeaderDirection { upgrade: false, keep_chunked: true };
@@ -386,7 +388,7 @@ fn silence(headers: &HeaderMap, recorder: &ExchangeRecorder) -> Option<StreamSil
     let ours = event.request_side_us + event.compaction_wait_us.unwrap_or(0);
     let before = Duration::from_micros(event.headers_us.unwrap_or(0).saturating_sub(ours));
     let upstream = event.upstream.as_deref().unwrap_or_default();
-    StreamSilence::new(event.dialect, upstream, headers, (limits, before))
+    StreamSilence::new(event.dialect, upstream, headers, limits, before)
 }
 
 /// What changes a response on its way, where it can be: hides what we asked for in a stream, or tells
@@ -468,10 +470,10 @@ async fn upgraded(
         Err(error) => return ours(&fault(upstream, error), recorder),
     };
     recorder.event.headers_us = Some(recorder.elapsed_us());
-    let id = asked.provider_request_id(response.headers(), (proxy, upstream));
+    let id = asked.provider_request_id(response.headers(), proxy, upstream);
     recorder.event.provider_request_id = id;
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-        return tapped(response, recorder, ResponseActions::default(), (false, None)).await;
+        return tapped(response, recorder, ResponseActions::default(), false, None).await;
     }
     recorder.event.status = Some(StatusCode::SWITCHING_PROTOCOLS.as_u16());
     let upstream = hyper::upgrade::on(&mut response);

@@ -376,12 +376,13 @@ pub(crate) async fn collect(
     (limit, timeout): (usize, Duration),
     memory: &Arc<MemoryShare>,
 ) -> CollectOutcome {
-    collect_within(body, (limit, BodyTimeout::GiveUp(timeout)), memory).await
+    collect_within(body, limit, BodyTimeout::GiveUp(timeout), memory).await
 }
 
 async fn collect_within(
     mut body: Incoming,
-    (limit, timeout): (usize, BodyTimeout),
+    limit: usize,
+    timeout: BodyTimeout,
     memory: &Arc<MemoryShare>,
 ) -> CollectOutcome {
     let expected = body.size_hint().lower();
@@ -438,8 +439,7 @@ pub(crate) async fn collect_unread(body: Incoming, memory: &Arc<MemoryShare>) ->
     if body.is_end_stream() || length > UNREAD as u64 {
         return CollectOutcome::Unread(OutgoingBody::request(body, memory));
     }
-    match collect_within(body, (UNREAD, BodyTimeout::PassOn(Instant::now() + AT_HAND)), memory)
-        .await
+    match collect_within(body, UNREAD, BodyTimeout::PassOn(Instant::now() + AT_HAND), memory).await
     {
         CollectOutcome::Whole { bytes, trailers } => {
             CollectOutcome::Unread(OutgoingBody::slices(vec![bytes], trailers))

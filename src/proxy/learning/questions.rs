@@ -79,7 +79,7 @@ pub(crate) fn headers(
 }
 
 /// Whether the same server answers at both.
-pub(crate) fn is_same_host(one: &Uri, other: &Uri) -> bool {
+fn is_same_host(one: &Uri, other: &Uri) -> bool {
     let at = |uri: &Uri| {
         let scheme = uri.scheme_str().unwrap_or_default().to_owned();
         let port = uri.port_u16().unwrap_or(if scheme == "https" { 443 } else { 80 });

@@ -393,7 +393,7 @@ impl PlannedRequest {
         let rewrites = prepared.rewrites() && self.done.resent.is_none();
         let measured = self.measured.as_ref()?;
         let limits = WindowLimits::of(&prepared.request(), prepared.may_decide());
-        Some(CarryOutlook::new(&prepared.request(), (measured, self.anchor()), rewrites, limits))
+        Some(CarryOutlook::new(&prepared.request(), measured, self.anchor(), rewrites, limits))
     }
 
     /// How much was sent.
@@ -413,7 +413,7 @@ impl PlannedRequest {
         let anchor = self.anchor.as_ref().map(|anchor| &*anchor.turn);
         let (window, reserve) = (prepared.model.window, prepared.reserve);
         let limits = WindowLimits::of(&prepared.request(), prepared.may_decide());
-        let mut view = ContextView::before(estimate, (window, reserve), anchor, &self.done);
+        let mut view = ContextView::before(estimate, window, reserve, anchor, &self.done);
         view.rewriting.summary_by = self.summary;
         Some(view.with(Some(limits)).made_of(Some(&contents.clone().with_few_tools())))
     }

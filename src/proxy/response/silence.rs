@@ -65,7 +65,8 @@ impl StreamSilence {
         dialect: Option<Dialect>,
         upstream: &str,
         headers: &HeaderMap,
-        (limits, before): (SilenceLimits, Duration),
+        limits: SilenceLimits,
+        before: Duration,
     ) -> Option<Self> {
         let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok())?;
         if Framing::of(kind) != Framing::Events {

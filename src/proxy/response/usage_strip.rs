@@ -70,7 +70,7 @@ fn insert(at: usize, text: &'static [u8]) -> Edit {
 const NULL_IF_ASKED: [&str; 3] = ["api.openai.com", ".openai.azure.com", ".services.ai.azure.com"];
 
 /// Whether `"usage":null` in an upstream's chunks is there only because we asked.
-pub(crate) fn adds_null_usage(host: &str) -> bool {
+fn adds_null_usage(host: &str) -> bool {
     let host = host.to_ascii_lowercase();
     NULL_IF_ASKED.iter().any(|known| match known.starts_with('.') {
         true => host.ends_with(known),

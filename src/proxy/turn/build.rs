@@ -72,7 +72,9 @@ impl ExchangeEnding {
 
 /// What stays of an exchange that began at this time if nothing more is heard.
 pub(super) fn draft(
-    (opened, prepared, planned): (&OpenedSession, &PreparedRequest, &PlannedRequest),
+    opened: &OpenedSession,
+    prepared: &PreparedRequest,
+    planned: &PlannedRequest,
     at: Millis,
 ) -> Turn {
     let position = opened.placed.position.clone();

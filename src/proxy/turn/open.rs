@@ -142,7 +142,7 @@ impl OpenTurn {
                 if event.refusal.is_none() {
                     event.refusal = self.info.refusal(status, reply.error.as_ref());
                 }
-                return Box::pin(self.refused(proxy, (status, reply), turn.estimate, outgrew));
+                return Box::pin(self.refused(proxy, status, reply, turn.estimate, outgrew));
             }
             self.shown(&mut turn, event, &host, &reply);
             turn.usage = reply.usage.clone();
@@ -305,7 +305,8 @@ impl OpenTurn {
     async fn refused(
         mut self,
         proxy: Arc<Proxy>,
-        (status, reply): (u16, Reply),
+        status: u16,
+        reply: Reply,
         estimate: Option<Estimate>,
         outgrew: bool,
     ) -> Option<FailOpen> {

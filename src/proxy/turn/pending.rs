@@ -64,7 +64,7 @@ impl PendingExchange {
     ) -> Self {
         let streams = prepared.conversation.stream;
         let delay = if streams { drafts::STREAM } else { drafts::UNARY };
-        let draft = build::draft((&opened, &prepared, &planned), at);
+        let draft = build::draft(&opened, &prepared, &planned, at);
         let draft = proxy.ledgers.draft(&opened, draft, delay);
         Self { opened, prepared, planned, counted: None, draft, undelivered }
     }
@@ -76,7 +76,7 @@ impl PendingExchange {
             let is_same = turn.done == planned.done
                 && turn.estimate.as_ref() == self.estimate()
                 && turn.position == opened.placed.position;
-            (!is_same).then(|| build::draft((opened, prepared, planned), turn.at))
+            (!is_same).then(|| build::draft(opened, prepared, planned, turn.at))
         });
     }
 

@@ -90,7 +90,8 @@ impl Http2 {
     /// For the upstream at `to`. `connector` gives up after its patience.
     pub(super) fn new(
         to: Uri,
-        (connector, timeout): (Connector, Duration),
+        connector: Connector,
+        timeout: Duration,
         spares: SpareConnections,
         metrics: UpstreamMetrics,
     ) -> Self {

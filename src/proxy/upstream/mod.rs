@@ -67,7 +67,7 @@ impl UpstreamPool {
             let authority = base.authority()?;
             let metrics = gauges.get(authority)?.clone();
             let spares = http1.spares();
-            let http2 = Http2::new(base.clone(), (any.clone(), timeout), spares, metrics);
+            let http2 = Http2::new(base.clone(), any.clone(), timeout, spares, metrics);
             Some((authority.clone(), Arc::new(http2)))
         });
         Ok(Self { http2: http2.collect(), http1, credentials })

@@ -56,7 +56,8 @@ pub enum DecisionError {
 async fn decided(
     store: Arc<dyn Store>,
     room: SessionRoom,
-    (facts, records): (Vec<Fact>, Vec<Record>),
+    facts: Vec<Fact>,
+    records: Vec<Record>,
     token: WriteToken,
 ) -> DecisionResult {
     let only_if = Precondition { token: Some(token), ..room.cache.precondition() };
@@ -126,7 +127,7 @@ impl Ledgers {
         let (store, room) = (decision.store.clone(), decision.room.clone());
         let token = decision.token.clone();
         tokio::spawn(async move {
-            let won = decided(store.clone(), room.clone(), (facts, records), token).await;
+            let won = decided(store.clone(), room.clone(), facts, records, token).await;
             if let Err(Ok(won)) = told.send(won) {
                 requeue(store, room, won).await;
             }

@@ -49,7 +49,7 @@ pub(super) fn code(kind: RecordKind) -> i64 {
 }
 
 /// The kind of a number; `None` where a newer version wrote it.
-pub(super) fn kind_of(number: i64) -> Option<RecordKind> {
+fn kind_of(number: i64) -> Option<RecordKind> {
     RecordKind::ALL.into_iter().find(|kind| code(*kind) == number)
 }
 

@@ -388,7 +388,7 @@ pub(super) fn truncate(connection: &Connection, timeout: Duration) -> rusqlite::
 }
 
 /// What the file's pages in use take.
-pub(super) fn used_bytes(connection: &Connection) -> rusqlite::Result<u64> {
+fn used_bytes(connection: &Connection) -> rusqlite::Result<u64> {
     let pages = pragma(connection, "page_count")?;
     let free = pragma(connection, "freelist_count")?;
     Ok(pages.saturating_sub(free) * pragma(connection, "page_size")?)

@@ -104,7 +104,8 @@ impl CarryOutlook {
     /// says. `limits`: where things begin for the next one.
     pub fn new(
         request: &PlanRequest<'_>,
-        (measured, anchor): (&MeasuredEstimate, Option<Anchor<'_>>),
+        measured: &MeasuredEstimate,
+        anchor: Option<Anchor<'_>>,
         rewrites: bool,
         limits: WindowLimits,
     ) -> Self {

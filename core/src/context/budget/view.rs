@@ -186,7 +186,8 @@ impl ContextView {
     /// is the turn the estimate grew from.
     pub fn before(
         estimate: &Estimate,
-        (window, reserve): (u64, u64),
+        window: u64,
+        reserve: u64,
         anchor: Option<&Turn>,
         done: &RewriteSummary,
     ) -> Self {

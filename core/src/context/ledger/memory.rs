@@ -62,7 +62,13 @@ fn a_turn_counts_for_what_it_holds() {
     check(grows(Turn { sketch, ..turn() }), 1);
     check(grows(Turn { reply: vec![part(); count], ..turn() }), 1);
     let (refused, span) = (plan::PlanStep::refused, crate::dialect::Span::new(0, 1));
-    let step = refused(plan::Change::Cut, plan::DecisionReason::NoGate, (0, 0), span, 1);
+    let step = refused(
+        plan::Change::Cut,
+        plan::DecisionReason::NoGate,
+        crate::dialect::PartIndex::new(0, 0),
+        span,
+        1,
+    );
     let mut told = turn();
     told.done.steps = vec![step; HELD / size_of::<plan::PlanStep>() + 1];
     check(grows(told), 1);

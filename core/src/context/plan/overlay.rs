@@ -5,7 +5,7 @@
 
 use foldhash::{HashMap, HashSet};
 
-use crate::dialect::{Chain, Conversation, Message, PartKey, Span};
+use crate::dialect::{Chain, Conversation, Message, PartIndex, PartKey, Span};
 
 /// What is sent in place of what came. The default: nothing else.
 #[derive(Clone, Debug, Default)]
@@ -116,11 +116,11 @@ impl Overlay {
     pub(super) fn put_back(
         &mut self,
         conversation: &Conversation,
-        (message, part): (usize, usize),
+        before: PartIndex,
         key: PartKey,
     ) {
-        let Some(message) = conversation.messages.get(message) else { return };
-        let at = message.parts.get(part).map_or(message.span.end, |part| part.span.start);
+        let Some(message) = conversation.messages.get(before.message) else { return };
+        let at = message.parts.get(before.part).map_or(message.span.end, |part| part.span.start);
         self.back.entry(at).or_default().push(key);
     }
 }

@@ -22,7 +22,7 @@ use crate::context::{
     CompactionRecord, Cut, Fact, InjectedMessage, Millis, QueuedMessage, ReasoningAction,
     ReasoningDecision, ThreadId, Turn, inject,
 };
-use crate::dialect::{Chain, Conversation, Dialect, Part, PartKey, PartKind, Role};
+use crate::dialect::{Chain, Conversation, Dialect, Part, PartIndex, PartKey, PartKind, Role};
 use branch::{Branch, CutCount};
 
 pub use replies::ReturnedReply;
@@ -31,7 +31,7 @@ pub use replies::ReturnedReply;
 #[derive(Clone, Copy, Debug)]
 struct KeyedPart {
     /// Message and part.
-    at: (usize, usize),
+    at: PartIndex,
     key: PartKey,
     /// What decisions about it are kept by.
     about: u128,
@@ -47,7 +47,7 @@ pub struct RecordedDecisions {
     cuts: HashMap<u128, Arc<Cut>>,
     /// How far the history goes with the requests that decided them, by what they are kept by: a part's
     /// place.
-    ends: HashMap<u128, (usize, usize)>,
+    ends: HashMap<u128, PartIndex>,
     echoes: HashMap<u128, Arc<ReasoningDecision>>,
     /// Those of them, about parts, that were made for the model that is asked.
     of_its_model: HashSet<PartKey>,
@@ -157,7 +157,7 @@ impl RecordedDecisions {
 
     /// Where words can be said now: after the newest part, if the model has not answered it. Its
     /// place, what decisions about it are kept by, and its boundary.
-    pub(in crate::context) fn end(&self) -> Option<((usize, usize), u128, Option<PartKey>)> {
+    pub(in crate::context) fn end(&self) -> Option<(PartIndex, u128, Option<PartKey>)> {
         let heard = |keyed: &KeyedPart| keyed.role != Role::System;
         let place = self.keyed_parts.iter().rposition(heard)?;
         let keyed = self.keyed_parts[place];
@@ -173,7 +173,7 @@ impl RecordedDecisions {
     /// Words that follow the part at a place.
     pub(in crate::context) fn said_at(
         &self,
-        at: (usize, usize),
+        at: PartIndex,
     ) -> impl Iterator<Item = &InjectedMessage> {
         let here = self.injected.iter().filter(move |(place, _)| self.keyed_parts[*place].at == at);
         here.map(|(_, injected)| &**injected)
@@ -184,15 +184,17 @@ impl RecordedDecisions {
         &self,
         message: usize,
     ) -> impl Iterator<Item = &InjectedMessage> {
-        let here =
-            self.injected.iter().filter(move |(place, _)| self.keyed_parts[*place].at.0 == message);
+        let here = self
+            .injected
+            .iter()
+            .filter(move |(place, _)| self.keyed_parts[*place].at.message == message);
         here.map(|(_, injected)| &**injected)
     }
 
     /// Words that are said in this request: the place they follow, and all that follow it, in order.
     pub(in crate::context) fn said_here(
         &self,
-    ) -> impl Iterator<Item = ((usize, usize), Vec<&InjectedMessage>)> {
+    ) -> impl Iterator<Item = (PartIndex, Vec<&InjectedMessage>)> {
         let from = self.kept_from();
         let groups = self.injected.chunk_by(|one, two| one.0 == two.0);
         let groups = groups.map(|group| {
@@ -202,7 +204,7 @@ impl RecordedDecisions {
             )
         });
         // What a summary stands for is not said again.
-        groups.filter(move |(at, _): &(_, Vec<&InjectedMessage>)| at.0 >= from)
+        groups.filter(move |(at, _): &(_, Vec<&InjectedMessage>)| at.message >= from)
     }
 
     fn find_decisions(
@@ -387,7 +389,7 @@ impl RecordedDecisions {
     }
 
     /// The cut of a result at a place; and once more, where it was trimmed alone.
-    pub fn cut_at(&self, part: &Part, at: (usize, usize)) -> (Option<&Cut>, Option<&Cut>) {
+    pub fn cut_at(&self, part: &Part, at: PartIndex) -> (Option<&Cut>, Option<&Cut>) {
         let is_kind = matches!(part.kind, PartKind::ToolResult | PartKind::Image);
         let may_be = is_kind && !self.cuts.is_empty();
         let about = if may_be { self.about(at) } else { None };
@@ -398,7 +400,7 @@ impl RecordedDecisions {
     }
 
     /// What the part at a place cost before anything of it was cut, tokens.
-    pub(super) fn tokens_before(&self, at: (usize, usize), cut: &Cut) -> u64 {
+    pub(super) fn tokens_before(&self, at: PartIndex, cut: &Cut) -> u64 {
         let first = self.about(at).and_then(|about| self.cuts.get(&about));
         u64::from(first.map_or(cut.was, |first| first.was))
     }
@@ -413,7 +415,7 @@ impl RecordedDecisions {
     }
 
     /// What decisions about the part at a place are kept by; `None` for parts without a key.
-    pub fn about(&self, at: (usize, usize)) -> Option<u128> {
+    pub fn about(&self, at: PartIndex) -> Option<u128> {
         let found = self.keyed_parts.binary_search_by_key(&at, |keyed| keyed.at).ok()?;
         Some(self.keyed_parts[found].about)
     }
@@ -424,16 +426,18 @@ impl RecordedDecisions {
     }
 
     /// The cuts of this request's results: place, what the part is known by then, cut.
-    pub fn cuts_here(&self) -> impl Iterator<Item = ((usize, usize), PartKey, &Cut)> {
+    pub fn cuts_here(&self) -> impl Iterator<Item = (PartIndex, PartKey, &Cut)> {
         let (none, from) = (self.cuts.is_empty(), self.kept_from());
-        let keyed_parts = self.keyed_parts.iter().filter(move |keyed| !none && keyed.at.0 >= from);
+        let keyed_parts =
+            self.keyed_parts.iter().filter(move |keyed| !none && keyed.at.message >= from);
         keyed_parts
             .filter_map(|keyed| Some((keyed.at, self.cut_key(keyed), self.cut(keyed.about)?)))
     }
 
-    pub(super) fn stand_ins(&self) -> impl Iterator<Item = ((usize, usize), &ReasoningDecision)> {
+    pub(super) fn stand_ins(&self) -> impl Iterator<Item = (PartIndex, &ReasoningDecision)> {
         let (none, from) = (self.echoes.is_empty(), self.kept_from());
-        let keyed_parts = self.keyed_parts.iter().filter(move |keyed| !none && keyed.at.0 >= from);
+        let keyed_parts =
+            self.keyed_parts.iter().filter(move |keyed| !none && keyed.at.message >= from);
         keyed_parts.filter_map(|keyed| Some((keyed.at, &**self.echoes.get(&keyed.about)?)))
     }
 
@@ -448,7 +452,7 @@ impl RecordedDecisions {
         let mut chains = Vec::with_capacity(self.keyed_parts.len() + 1);
         let mut chain = self.head;
         chains.push(chain);
-        let gone = self.keyed_parts.partition_point(|keyed| keyed.at.0 < self.kept_from());
+        let gone = self.keyed_parts.partition_point(|keyed| keyed.at.message < self.kept_from());
         if let Some((_, compact)) = self.compact().filter(|_| gone > 0) {
             chains.resize(gone, chain);
             let carried = compact.carries.filter(|it| it.head == self.head);
@@ -494,7 +498,12 @@ fn keyed_parts(conversation: &Conversation) -> Vec<KeyedPart> {
                 *own.entry(id).or_insert_with(|| ledger::is_own(id, name))
             });
             let about = about(key, chain, is_own);
-            keyed_parts.push(KeyedPart { at: (message, index), key, about, role: part.role });
+            keyed_parts.push(KeyedPart {
+                at: PartIndex::new(message, index),
+                key,
+                about,
+                role: part.role,
+            });
         }
     }
     keyed_parts

@@ -4,7 +4,7 @@
 use super::{Change, DecisionReason, Plan, PlanRequest, PlanStep, RecordedDecisions};
 use crate::context::repair::RepairDecision;
 use crate::dialect::repair::{Repair, media, prefill};
-use crate::dialect::{Part, PartKey, Span};
+use crate::dialect::{Part, PartIndex, PartKey, Span};
 use crate::tokens::media::base64_tokens;
 use crate::wire::splice::{self, Edit};
 
@@ -20,7 +20,7 @@ pub(super) fn of_parts(request: &PlanRequest<'_>, known: &RecordedDecisions, pla
                     let key = PartKey::of_bytes(text.as_bytes());
                     let tokens = (text.len() / 4) as u32;
                     plan.sent.replace(found.span, key, tokens);
-                    told(request, known, plan, (one, at), std::slice::from_ref(&edit));
+                    told(request, known, plan, one, at, std::slice::from_ref(&edit));
                     plan.edits.push(edit);
                 }
             }
@@ -31,7 +31,7 @@ pub(super) fn of_parts(request: &PlanRequest<'_>, known: &RecordedDecisions, pla
                     let Some(edit) = edit.filter(|edit| is_free(plan, edit)) else { continue };
                     let key = PartKey::of_bytes(data.as_bytes());
                     plan.sent.replace(found.span, key, base64_tokens(data, request.model));
-                    told(request, known, plan, (one, at), std::slice::from_ref(&edit));
+                    told(request, known, plan, one, at, std::slice::from_ref(&edit));
                     plan.edits.push(edit);
                 }
             }
@@ -43,7 +43,14 @@ pub(super) fn of_parts(request: &PlanRequest<'_>, known: &RecordedDecisions, pla
                 let Some(message) = messages.iter().rposition(ends) else { continue };
                 let edit = prefill::edits(request.conversation, message, text);
                 let Some(edit) = edit.filter(|edit| is_free(plan, edit)) else { continue };
-                told(request, known, plan, (one, (message, 0)), std::slice::from_ref(&edit));
+                told(
+                    request,
+                    known,
+                    plan,
+                    one,
+                    PartIndex::new(message, 0),
+                    std::slice::from_ref(&edit),
+                );
                 plan.edits.push(edit);
             }
             _ => {}
@@ -69,21 +76,17 @@ pub(super) fn of_text(request: &PlanRequest<'_>, known: &RecordedDecisions, plan
         }
         let next = splice::applied(body, &edits);
         let Some(composed) = splice::compose(&plan.edits, body, edits.clone()) else { continue };
-        told(request, known, plan, (one, (0, 0)), &edits);
+        told(request, known, plan, one, PartIndex::default(), &edits);
         plan.edits = composed;
         sent = Some(next);
     }
 }
 
 /// The parts with this key that stand in what is sent.
-fn places<'r>(
-    request: &PlanRequest<'r>,
-    key: PartKey,
-    from: usize,
-) -> Vec<((usize, usize), &'r Part)> {
+fn places<'r>(request: &PlanRequest<'r>, key: PartKey, from: usize) -> Vec<(PartIndex, &'r Part)> {
     let messages = request.conversation.messages.iter().enumerate().skip(from);
     let parts = messages.flat_map(|(at, message)| {
-        message.parts.iter().enumerate().map(move |(part, found)| ((at, part), found))
+        message.parts.iter().enumerate().map(move |(part, found)| (PartIndex::new(at, part), found))
     });
     parts.filter(|(_, part)| part.key == Some(key)).collect()
 }
@@ -98,14 +101,15 @@ fn told(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
     plan: &mut Plan,
-    (one, at): (&RepairDecision, (usize, usize)),
+    one: &RepairDecision,
+    at: PartIndex,
     edits: &[Edit],
 ) {
     plan.steps.push(PlanStep {
         change: Change::Repaired,
         decision: known.decision(one.about.0, &one.request, request.id),
         why: DecisionReason::Refusal,
-        at: (at.0 as u32, at.1 as u32),
+        at,
         byte: edits.first().map_or(0, |edit| edit.at.start as u64),
         bytes_before: edits.iter().map(|edit| edit.at.len() as u64).sum(),
         bytes_after: edits.iter().map(|edit| edit.with.len() as u64).sum(),

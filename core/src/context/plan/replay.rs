@@ -9,7 +9,7 @@ use super::{
 use crate::context::policy::EchoRule;
 use crate::context::{ReasoningAction, ReasoningDecision, reasoning};
 use crate::dialect::rewrite::{self, ReasoningInsert};
-use crate::dialect::{Dialect, Part, PartKey, PartKind, Span};
+use crate::dialect::{Dialect, Part, PartIndex, PartKey, PartKind, Span};
 use crate::wire::splice::{self, Edit};
 
 /// What is forwarded where nothing is changed.
@@ -60,7 +60,7 @@ fn compact(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan
         change: Change::Compacted,
         decision: known.decision(compact.address().0, &compact.request, request.id),
         why: compact.why,
-        at: (0, 0),
+        at: PartIndex::default(),
         byte: first.at.start as u64,
         bytes_before: edits.iter().map(|edit| edit.at.len() as u64).sum(),
         bytes_after: edits.iter().map(|edit| edit.with.len() as u64).sum(),
@@ -97,8 +97,8 @@ fn cuts(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
         }
         plan.sent.replace(part.span, key, cut.tokens);
         if !cut.keep_media {
-            let message = &request.conversation.messages[at.0];
-            let inner = message.parts[at.1 + 1..].iter();
+            let message = &request.conversation.messages[at.message];
+            let inner = message.parts[at.part + 1..].iter();
             let inner = inner.take_while(|inner| inner.span.end <= part.span.end);
             inner.for_each(|inner| plan.sent.remove(inner.span));
         }
@@ -107,7 +107,7 @@ fn cuts(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
             change: Change::Cut,
             decision: known.decision(cut.about.0, &cut.request, request.id),
             why: cut.why,
-            at: (at.0 as u32, at.1 as u32),
+            at,
             byte: edits.first().map_or(0, |edit| edit.at.start as u64),
             bytes_before: before,
             bytes_after: edits.iter().map(|edit| edit.with.len() as u64).sum(),
@@ -177,13 +177,13 @@ fn reasoning_of(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut
 }
 
 /// A signature on the part itself (Gemini), or a field of its message.
-fn stand_in(request: &PlanRequest<'_>, at: (usize, usize), raw: &str) -> Vec<Edit> {
+fn stand_in(request: &PlanRequest<'_>, at: PartIndex, raw: &str) -> Vec<Edit> {
     let conversation = request.conversation;
     match conversation.dialect {
         Dialect::Gemini => rewrite::seal(conversation, request.body, at, raw).into_iter().collect(),
         Dialect::Anthropic | Dialect::OpenaiChat | Dialect::OpenaiResponses => {
-            let block = ReasoningInsert { before: at.1, raw };
-            rewrite::put_back(conversation, request.body, at.0, &[block])
+            let block = ReasoningInsert { before: at.part, raw };
+            rewrite::put_back(conversation, request.body, at.message, &[block])
         }
     }
 }
@@ -200,21 +200,21 @@ fn put_back(
     let missing = returned.missing(request);
     let mut blocks: Vec<(usize, ReasoningInsert<'_>)> = Vec::new();
     for thought in &missing.blocks {
-        let Some((message, part)) = returned.place(conversation, thought) else { continue };
-        blocks.push((message, ReasoningInsert { before: part, raw: &thought.raw }));
+        let Some(at) = returned.place(conversation, thought) else { continue };
+        blocks.push((at.message, ReasoningInsert { before: at.part, raw: &thought.raw }));
     }
     let mut rest = &blocks[..];
     while let Some((message, _)) = rest.first() {
         let run = rest.iter().take_while(|(other, _)| other == message).count();
         let group: Vec<ReasoningInsert<'_>> = rest[..run].iter().map(|(_, block)| *block).collect();
         let edits = rewrite::put_back(conversation, request.body, *message, &group);
-        let at = (*message, group[0].before);
+        let at = PartIndex::new(*message, group[0].before);
         plan.steps.push(step_of(request, known, Change::PutBack, at, echo, &edits));
         if !edits.is_empty() {
             for block in &group {
                 let seal = reasoning::seal(block.raw);
                 let key = seal.unwrap_or_else(|| PartKey::of_bytes(block.raw.as_bytes()));
-                plan.sent.put_back(conversation, (*message, block.before), key);
+                plan.sent.put_back(conversation, PartIndex::new(*message, block.before), key);
             }
         }
         plan.edits.extend(edits);
@@ -260,7 +260,7 @@ fn take_out(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Pla
             continue;
         };
         parts.iter().for_each(|part| plan.sent.remove(message.parts[*part].span));
-        let at = (index, first);
+        let at = PartIndex::new(index, first);
         plan.steps.push(step_of(request, known, Change::TakenOut, at, echo, &edits));
         plan.edits.extend(edits);
     }
@@ -271,7 +271,7 @@ fn step_of(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
     change: Change,
-    at: (usize, usize),
+    at: PartIndex,
     echo: &ReasoningDecision,
     edits: &[Edit],
 ) -> PlanStep {
@@ -283,7 +283,7 @@ fn step_of(
         change,
         decision: known.decision(echo.about.0, &echo.request, request.id),
         why: echo.why,
-        at: (at.0 as u32, at.1 as u32),
+        at,
         byte: first.at.start as u64,
         bytes_before: edits.iter().map(|edit| edit.at.len() as u64).sum(),
         bytes_after: edits.iter().map(|edit| edit.with.len() as u64).sum(),

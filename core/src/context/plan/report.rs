@@ -287,11 +287,16 @@ impl Change {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dialect::Span;
+    use crate::dialect::{PartIndex, Span};
 
     fn step(change: Change, decision: Decision, before: u64, after: u64) -> PlanStep {
-        let refused =
-            PlanStep::refused(change, DecisionReason::Always, (1, 2), Span::new(0, 9), before);
+        let refused = PlanStep::refused(
+            change,
+            DecisionReason::Always,
+            PartIndex::new(1, 2),
+            Span::new(0, 9),
+            before,
+        );
         PlanStep { decision, tokens_after: after, ..refused }
     }
 

@@ -96,9 +96,9 @@ fn what_was_cut_is_cut_in_all_that_grows_from_it() {
     let plan = scene.plan();
     let [step] = &plan.steps[..] else { panic!("{:?}", plan.steps) };
     assert_eq!((step.change, step.decision, step.why), (Change::Cut, Decision::Replayed, PRESSURE));
-    assert_eq!((step.at, step.tokens_before, step.tokens_after), ((2, 0), 900, 20));
+    assert_eq!((step.at, step.tokens_before, step.tokens_after), (PartIndex::new(2, 0), 900, 20));
     assert!(step.bytes_before > 900 && step.bytes_after < 50, "{step:?}");
-    assert!(plan.sent.replaced(scene.request().part((2, 0)).unwrap().span).is_some());
+    assert!(plan.sent.replaced(scene.request().part(PartIndex::new(2, 0)).unwrap().span).is_some());
     assert!(!plan.sent.is_as_it_came() && as_it_came(&scene.request()).is_as_it_came());
     // The request that decides it has it as new.
     let mut scene = plain("ucrau");
@@ -204,10 +204,10 @@ fn a_trimmed_result_is_cleared_by_its_second_cut() {
     let step = plan.steps.last().unwrap();
     assert_eq!((step.tokens_before, step.tokens_after), (900, 9), "as it was before anything");
     let known = scene.known();
-    let part = scene.request().part((2, 0)).unwrap().clone();
-    let (cut, trimmed) = known.cut_at(&part, (2, 0));
+    let part = scene.request().part(PartIndex::new(2, 0)).unwrap().clone();
+    let (cut, trimmed) = known.cut_at(&part, PartIndex::new(2, 0));
     assert_eq!((cut.unwrap().about, trimmed.is_some()), (again, false));
-    assert_eq!(known.cut_at(&part, (0, 0)), (None, None));
+    assert_eq!(known.cut_at(&part, PartIndex::new(0, 0)), (None, None));
     let whole = scene.conversation.messages[2].parts[0].key.unwrap();
     assert_eq!(known.cuts_here().map(|(_, key, _)| key).collect::<Vec<_>>(), [whole.cut().cut()]);
 }
@@ -298,12 +298,15 @@ fn a_summary_takes_the_place_of_what_is_before_its_cut() {
     assert_eq!(words, ["They spoke.", "Words 2.", "Said 3.", "Words 4."]);
     let plan = scene.plan();
     let step = &plan.steps[0];
-    assert_eq!((step.change, step.decision, step.at), (Change::Compacted, Decision::New, (0, 0)));
+    assert_eq!(
+        (step.change, step.decision, step.at),
+        (Change::Compacted, Decision::New, PartIndex::new(0, 0))
+    );
     assert_eq!((step.tokens_before, step.tokens_after), (100, 10));
     assert_eq!(plan.summary, Some(SummaryAuthor::Summary));
     assert_eq!(plan.sent.summary().map(|(_, tokens)| tokens), Some(10));
     let request = scene.request();
-    let gone = |message| plan.sent.is_gone(request.part((message, 0)).unwrap().span);
+    let gone = |message| plan.sent.is_gone(request.part(PartIndex::new(message, 0)).unwrap().span);
     assert_eq!([0, 1, 2, 3, 4].map(gone), [true, true, false, false, false]);
     // What is cut before it is not cut as well.
     let mut both = session(FREE, "ucrauau", |at, scene| {
@@ -479,9 +482,12 @@ fn reasoning_that_was_taken_out_stays_out() {
     assert_eq!((content(1), content(3)), (1, 2));
     let plan = scene.plan();
     let [step] = &plan.steps[..] else { panic!("{:?}", plan.steps) };
-    assert_eq!((step.change, step.at), (Change::TakenOut, (1, 0)));
+    assert_eq!((step.change, step.at), (Change::TakenOut, PartIndex::new(1, 0)));
     let span = |at| scene.request().part(at).unwrap().span;
-    assert!(plan.sent.is_gone(span((1, 0))) && !plan.sent.is_gone(span((3, 0))));
+    assert!(
+        plan.sent.is_gone(span(PartIndex::new(1, 0)))
+            && !plan.sent.is_gone(span(PartIndex::new(3, 0)))
+    );
     assert_eq!(plan.sent.thought(), reasoning::seal(&thinking(3).to_string()));
 }
 
@@ -514,18 +520,18 @@ fn queued_words_are_said_once_and_stay() {
     assert_eq!(words(&scene), [1, 1]);
     let known = scene.known();
     assert!(known.is_said("q1") && !known.is_said("q3"));
-    assert_eq!(known.said_at((2, 0)).count(), 2);
-    assert_eq!((known.said_at((0, 0)).count(), known.said_in(2).count()), (0, 2));
+    assert_eq!(known.said_at(PartIndex::new(2, 0)).count(), 2);
+    assert_eq!((known.said_at(PartIndex::new(0, 0)).count(), known.said_in(2).count()), (0, 2));
     let ids: Vec<_> = known.said_here().map(|(at, said)| (at, said.len())).collect();
-    assert_eq!(ids, [((2, 0), 2)]);
+    assert_eq!(ids, [(PartIndex::new(2, 0), 2)]);
     let plan = scene.plan();
-    let span = scene.request().part((2, 0)).unwrap().span;
+    let span = scene.request().part(PartIndex::new(2, 0)).unwrap().span;
     assert_eq!(plan.sent.said_after(span).len(), 2);
     assert!(plan.steps.iter().all(|it| (it.change, it.decision) == (Change::Said, Decision::New)));
     scene.answered(&json!([{"type": "text", "text": "Said 3."}]));
     scene.send(&messages("uauau"));
     assert_eq!(words(&scene), [1, 1]);
-    assert_eq!(scene.known().said_at((2, 0)).count(), 2);
+    assert_eq!(scene.known().said_at(PartIndex::new(2, 0)).count(), 2);
     let steps = scene.plan().steps;
     assert!(steps.iter().all(|step| step.decision == Decision::Replayed), "{steps:?}");
     // Of a request that nobody answered they wait again.
@@ -611,4 +617,12 @@ fn a_stand_in_goes_where_it_is_demanded() {
     deepseek.echo = EchoRule::Demanded;
     let facts = proposed(&deepseek);
     assert!(format!("{facts:?}").contains(r#"{\"reasoning_content\":\"\"}"#), "{facts:?}");
+}
+
+#[test]
+fn the_place_of_a_change_is_written_as_a_pair() {
+    let step = PlanStep::refused(Change::Cut, PRESSURE, PartIndex::new(2, 1), Span::new(0, 9), 1);
+    let written = serde_json::to_value(&step).unwrap();
+    assert_eq!(written["at"], json!([2, 1]));
+    assert_eq!(serde_json::from_value::<PlanStep>(written).unwrap(), step);
 }

@@ -80,12 +80,12 @@ fn shortened(
     left: u64,
     goal: u64,
 ) -> Vec<Fact> {
-    let all: u64 = found.newborn.iter().map(|(.., tokens)| tokens).sum();
+    let all: u64 = found.newborn.iter().map(|newborn| newborn.tokens).sum();
     let room = goal.saturating_sub(left.saturating_sub(all)).max(goal / SMALLEST);
     let share = room / (found.newborn.len() as u64).max(1);
     let mut counter = request.tokenizer.counter(request.conversation, request.body, request.model);
     let least = share.max(LEAST_TRIMMED);
-    let too_large = found.newborn.iter().filter(|(.., tokens)| *tokens > least);
+    let too_large = found.newborn.iter().filter(|newborn| newborn.tokens > least);
     let cuts = too_large.filter_map(|newborn| {
         let result = CutCandidate::trimmed(*newborn, request.body, share, &mut counter)?;
         (result.saves > 0).then(|| result.cut(request, DecisionReason::TooLarge))

@@ -51,8 +51,8 @@ fn found_in(scene: &SessionFixture, known: &RecordedDecisions) -> Found {
     let request = scene.request();
     let found = PruneCandidates::of(&request, known, cost);
     Found {
-        old: found.old.iter().map(|result| result.at.0).collect(),
-        new: found.newborn.iter().map(|(at, ..)| at.0).collect(),
+        old: found.old.iter().map(|result| result.at.message).collect(),
+        new: found.newborn.iter().map(|newborn| newborn.at.message).collect(),
         after_first: found.after_first,
         reasoning_after: found.reasoning_after,
     }
@@ -528,7 +528,7 @@ fn one_line_tells_of_the_batch_that_waits() {
     let (facts, refused) = propose(&scene.request(), &scene.known(), cost);
     assert!(facts.is_empty());
     let [one] = &refused[..] else { panic!("{refused:?}") };
-    assert_eq!((one.at, one.why), ((2, 0), DecisionReason::NoGate));
+    assert_eq!((one.at, one.why), (PartIndex::new(2, 0), DecisionReason::NoGate));
     assert!(one.tokens_before > u64::from(EACH), "of both: {}", one.tokens_before);
 }
 
@@ -710,7 +710,8 @@ fn room_is_made_of_old_results_first_and_of_new_ones_where_these_are_not_enough(
         let facts = make_room(&scene.request(), &scene.known(), cost, said);
         let cuts = facts.iter().map(|fact| match fact {
             Fact::Cut(cut) => {
-                let at = (0..9).find(|at| scene.known().about((*at, 0)) == Some(cut.about.0));
+                let at = (0..9)
+                    .find(|at| scene.known().about(PartIndex::new(*at, 0)) == Some(cut.about.0));
                 (at.unwrap(), cut.why)
             }
             other => panic!("{other:?}"),

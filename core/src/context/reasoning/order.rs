@@ -4,7 +4,7 @@
 //! Works from the newest reply back: whatever is put back must lead on to what stands after it.
 
 use crate::context::plan::{Overlay, PlanRequest, RecordedDecisions, ReturnedReply};
-use crate::dialect::{PartKey, PartKind};
+use crate::dialect::{PartIndex, PartKey, PartKind};
 use crate::wire::json::Document;
 
 /// What may stand before the oldest piece that stays.
@@ -69,12 +69,12 @@ fn is_elsewhere(known: &RecordedDecisions, returned: &ReturnedReply) -> bool {
 }
 
 /// Where a client sends reasoning that no known reply holds.
-fn foreign(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<(usize, usize)> {
+fn foreign(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<PartIndex> {
     let messages = request.conversation.messages.iter().enumerate().skip(known.kept_from());
     let parts = messages.flat_map(|(index, message)| {
         let parts = message.parts.iter().enumerate();
         let reasoning = parts.filter(|(_, part)| part.kind == PartKind::Reasoning);
-        reasoning.map(move |(part, _)| (index, part))
+        reasoning.map(move |(part, _)| PartIndex::new(index, part))
     });
     parts.filter(|at| !known.replies.iter().any(|returned| returned.spans(*at))).collect()
 }

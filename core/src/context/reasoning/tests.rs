@@ -443,7 +443,7 @@ fn a_call_of_geminis_without_a_signature_gets_a_stand_in() {
     let known = scene.known();
     let facts = propose(&scene.request(), &known).0;
     let [Fact::Echo(echo)] = &facts[..] else { panic!("{facts:?}") };
-    assert_eq!(Some(echo.about.0), known.about((5, 0)));
+    assert_eq!(Some(echo.about.0), known.about(PartIndex::new(5, 0)));
     assert_eq!(echo.does, ReasoningAction::StandIn(SKIP.into()));
     scene.echo = EchoRule::Wanted;
     assert_eq!(proposed(&scene).0, []);
@@ -467,7 +467,9 @@ fn a_message_with_calls_gets_a_stand_in_where_nothing_is_known() {
         let known = scene.known();
         let facts = propose(&scene.request(), &known).0;
         let about = |fact: &Fact| match fact {
-            Fact::Echo(echo) => (0..7).find(|at| known.about((*at, 0)) == Some(echo.about.0)),
+            Fact::Echo(echo) => {
+                (0..7).find(|at| known.about(PartIndex::new(*at, 0)) == Some(echo.about.0))
+            }
             other => panic!("{other:?}"),
         };
         facts.iter().map(about).collect::<Vec<_>>()

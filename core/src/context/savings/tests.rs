@@ -1,14 +1,15 @@
 //! Savings against sums done by hand, and the cases in which rewriting costs more than it saves.
 
 use super::*;
-use crate::dialect::Span;
 use crate::dialect::refusal::RefusalCause;
+use crate::dialect::{PartIndex, Span};
 
 /// Anthropic's ratios at 10 dollars a million: a read costs a tenth, a write a quarter more.
 const PRICE: Price = Price { input: 10.0, output: 50.0, cache_read: 1.0, cache_write: 12.5 };
 
 fn cut(why: DecisionReason, decision: Decision, tokens: u64) -> PlanStep {
-    let refused = PlanStep::refused(Change::Cut, why, (1, 0), Span::new(0, 1), tokens);
+    let refused =
+        PlanStep::refused(Change::Cut, why, PartIndex::new(1, 0), Span::new(0, 1), tokens);
     PlanStep { decision, tokens_after: 0, ..refused }
 }
 

@@ -10,7 +10,7 @@ use super::{
     CutContent, ReasoningInsert, cut, cut_picture, is_object, put_back, says_something, seal,
     take_out, within,
 };
-use crate::dialect::{Dialect, Part, PartKind, Role, Span};
+use crate::dialect::{Dialect, Part, PartIndex, PartKind, Role, Span};
 use crate::wire::json::{Document, Kind, Value};
 use seen::{RequestSnapshot, agree, without};
 
@@ -52,7 +52,7 @@ pub fn one_by_one(dialect: Dialect, target: &str, body: &[u8]) -> InvariantCount
     let request = RequestSnapshot::read(dialect, target, body);
     let mut tried = InvariantCounts::default();
     for (message, of) in request.read.messages.iter().enumerate() {
-        for at in (0..of.parts.len()).map(|part| (message, part)) {
+        for at in (0..of.parts.len()).map(|part| PartIndex::new(message, part)) {
             tried.cut += usize::from(request.cut(at, false)) + usize::from(request.cut(at, true));
             request.cut_picture(at);
             tried.sealed += usize::from(request.seal(at));
@@ -98,7 +98,9 @@ pub fn together(dialect: Dialect, target: &str, body: &[u8]) -> InvariantCounts 
         }
         let out = take_out(&request.read, &request.body, message, &reasoning);
         if let Some(out) = out.filter(|_| !request.is_second_of_two_thoughts(message)) {
-            gone.extend(reasoning.iter().map(|part| request.number((message, *part))));
+            gone.extend(
+                reasoning.iter().map(|part| request.number(PartIndex::new(message, *part))),
+            );
             tried.taken_out += reasoning.len();
             edits.extend(out);
             vanished.extend(goes_whole.then_some(message));
@@ -161,13 +163,13 @@ impl RequestSnapshot<'_> {
     }
 
     /// Results of a message that can be cut, and stand in no other.
-    fn results(&self, message: usize) -> Vec<(usize, usize)> {
+    fn results(&self, message: usize) -> Vec<PartIndex> {
         let mut last = Span::default();
         let mut results = Vec::new();
         for (part, of) in self.read.messages[message].parts.iter().enumerate() {
             if of.content.is_some() && !within(of.span, last) {
                 last = of.span;
-                results.push((message, part));
+                results.push(PartIndex::new(message, part));
             }
         }
         results
@@ -187,7 +189,7 @@ impl RequestSnapshot<'_> {
         self.is(Dialect::OpenaiResponses) && message == 1 && !self.reasoning(0).is_empty()
     }
 
-    fn cut(&self, at: (usize, usize), keep_media: bool) -> bool {
+    fn cut(&self, at: PartIndex, keep_media: bool) -> bool {
         let cutting = CutContent { keep_media, ..NO_MEDIA };
         let edits = cut(&self.read, &self.body, at, &cutting);
         assert_eq!(edits.is_empty(), self.part(at).content.is_none());
@@ -208,7 +210,7 @@ impl RequestSnapshot<'_> {
     }
 
     /// A picture becomes words of the same speaker, and nothing else changes.
-    fn cut_picture(&self, at: (usize, usize)) {
+    fn cut_picture(&self, at: PartIndex) {
         let edits = cut_picture(&self.read, &self.body, at, WORDS);
         if edits.is_empty() {
             return;
@@ -224,7 +226,7 @@ impl RequestSnapshot<'_> {
         agree(&without(after.snapshots(), &[number]), &without(self.snapshots(), &[number]));
     }
 
-    fn seal(&self, at: (usize, usize)) -> bool {
+    fn seal(&self, at: PartIndex) -> bool {
         let Some(edit) = seal(&self.read, &self.body, at, SEAL) else { return false };
         let after = self.after(vec![edit]);
         assert_eq!(after.part(at).sealed.map(|sealed| after.words_at(sealed)), Some(SEAL.into()));
@@ -260,7 +262,8 @@ impl RequestSnapshot<'_> {
         if self.is(Dialect::OpenaiChat) {
             let words = |at: &usize| of.parts[*at].kind == PartKind::Text;
             let tagged = (0..of.parts.len()).filter(words);
-            count += tagged.filter(|at| self.put_back_in_tags((message, *at))).count();
+            count +=
+                tagged.filter(|at| self.put_back_in_tags(PartIndex::new(message, *at))).count();
         }
         count
     }
@@ -278,7 +281,8 @@ impl RequestSnapshot<'_> {
         assert_eq!(new.len(), blocks.len());
         let all_say = self.read.messages[message].parts.iter().all(says_something);
         if !self.is(Dialect::OpenaiChat) && all_say {
-            let first = self.number((message, self.outermost(message, blocks[0].before)));
+            let first =
+                self.number(PartIndex::new(message, self.outermost(message, blocks[0].before)));
             assert!(new.iter().copied().eq(first..first + blocks.len()), "{new:?} at {first}");
         }
         let snapshots = without(after.snapshots(), &[new, after.empty()].concat());
@@ -297,12 +301,16 @@ impl RequestSnapshot<'_> {
     }
 
     /// Words of the model with a thought in tags before them are the same words.
-    fn put_back_in_tags(&self, at: (usize, usize)) -> bool {
+    fn put_back_in_tags(&self, at: PartIndex) -> bool {
         let words: String = self.part(at).texts.iter().map(|span| self.words_at(*span)).collect();
         let tagged = format!("<think>the law</think>\n\n{words}");
         let raw = serde_json::json!({ "content": tagged }).to_string();
-        let edits =
-            put_back(&self.read, &self.body, at.0, &[ReasoningInsert { before: 0, raw: &raw }]);
+        let edits = put_back(
+            &self.read,
+            &self.body,
+            at.message,
+            &[ReasoningInsert { before: 0, raw: &raw }],
+        );
         if edits.is_empty() {
             return false;
         }
@@ -325,7 +333,8 @@ impl RequestSnapshot<'_> {
             return 0; // instructions that now come first are the system's
         }
         let after = self.after(edits);
-        let gone: Vec<usize> = parts.iter().map(|part| self.number((message, *part))).collect();
+        let gone: Vec<usize> =
+            parts.iter().map(|part| self.number(PartIndex::new(message, *part))).collect();
         let mut left = without(self.snapshots(), &gone);
         if self.goes_whole(message, parts) {
             left.iter_mut().for_each(|snapshot| snapshot.moves_up(message));
@@ -370,7 +379,7 @@ impl RequestSnapshot<'_> {
             return;
         }
         let raws: Vec<String> =
-            parts.iter().filter_map(|part| self.raw((message, *part))).collect();
+            parts.iter().filter_map(|part| self.raw(PartIndex::new(message, *part))).collect();
         if raws.len() < parts.len() || self.is(Dialect::OpenaiChat) && has_double(&raws) {
             return;
         }
@@ -386,7 +395,7 @@ impl RequestSnapshot<'_> {
     }
 
     /// Reasoning as the reply had it: the whole block, or the member that it is in Chat Completions.
-    fn raw(&self, at: (usize, usize)) -> Option<String> {
+    fn raw(&self, at: PartIndex) -> Option<String> {
         let part = self.part(at);
         let raw = std::str::from_utf8(part.span.of(&self.body)).ok()?;
         let raw = match self.dialect() {

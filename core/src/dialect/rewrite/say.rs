@@ -5,19 +5,14 @@
 //! client wrote a string or a list (`docs/protocols.md` 10.7). Only adds bytes.
 
 use super::beside::{insert, literal};
-use super::{Conversation, Dialect, Message, Part, PartKind, Role, Span, within};
+use super::{Conversation, Dialect, Message, Part, PartIndex, PartKind, Role, Span, within};
 use crate::wire::splice::Edit;
 
 /// Edits that add `texts`, in order, after the part `at` (message and part). None where the model
 /// spoke there, or the bytes do not allow it.
-pub fn say(
-    conversation: &Conversation,
-    body: &[u8],
-    at: (usize, usize),
-    texts: &[&str],
-) -> Vec<Edit> {
-    let Some(message) = conversation.messages.get(at.0) else { return Vec::new() };
-    let Some(part) = holder(message, at.1) else { return Vec::new() };
+pub fn say(conversation: &Conversation, body: &[u8], at: PartIndex, texts: &[&str]) -> Vec<Edit> {
+    let Some(message) = conversation.messages.get(at.message) else { return Vec::new() };
+    let Some(part) = holder(message, at.part) else { return Vec::new() };
     if texts.is_empty() || !matches!(part.role, Role::User | Role::Tool) {
         return Vec::new();
     }
@@ -119,7 +114,7 @@ mod tests {
         let body = bytes::Bytes::from(body.to_string());
         let conversation = read(dialect, target, &body);
         let last = conversation.messages.len() - 1;
-        let at = (last, conversation.messages[last].parts.len() - 1);
+        let at = PartIndex::new(last, conversation.messages[last].parts.len() - 1);
         let edits = say(&conversation, &body, at, &["a \"b\"", "c"]);
         let slices = splice(&body, edits).unwrap();
         serde_json::from_slice(&slices.concat()).unwrap()

@@ -57,7 +57,7 @@ impl SummaryJob {
         let sealed = written.usage.output.filter(|_| written.is_sealed);
         let tokens = self.count(&written.words).saturating_add(sealed.unwrap_or(0));
         let written = SummaryMessage { raw: written.raw, by: SummaryAuthor::Provider };
-        self.judged(choice, (written, tokens), Some(self.known.carried(choice.cut)))
+        self.judged(choice, written, tokens, Some(self.known.carried(choice.cut)))
     }
 
     /// The request with nothing of its history but what is before the cut, as it is forwarded.

@@ -345,7 +345,7 @@ impl SocketConversation {
         let (answer, answered) = oneshot::channel();
         self.open.insert(number, answer);
         let under_way = (place, recorder.proxy.telemetry.websocket_request());
-        tokio::spawn(kept(shared.asked.clone(), read, (recorder, under_way), answered));
+        tokio::spawn(kept(shared.asked.clone(), read, recorder, under_way, answered));
     }
 
     fn answered(&mut self, message: &[u8], shared: &FrameObserverState) -> bool {
@@ -381,7 +381,8 @@ fn look_into(message: &[u8], connection: &SocketConnection) -> Option<HeldMemory
 async fn kept(
     asked: Arc<ClientRequest>,
     read: Result<RequestAnalysis, FailOpen>,
-    (mut recorder, _under_way): (ExchangeRecorder, (OwnedSemaphorePermit, GaugeGuard)),
+    mut recorder: ExchangeRecorder,
+    _under_way: (OwnedSemaphorePermit, GaugeGuard),
     answered: oneshot::Receiver<(Reply, Outcome)>,
 ) {
     let pending = match read {

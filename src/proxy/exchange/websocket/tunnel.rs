@@ -45,14 +45,18 @@ pub(crate) async fn carry(
     let half_closed = AtomicBool::new(false);
     let outcome = {
         let up = pump(
-            (from_client, Outcome::ClientLeft),
-            (to_upstream, Outcome::UpstreamFailed),
+            from_client,
+            Outcome::ClientLeft,
+            to_upstream,
+            Outcome::UpstreamFailed,
             |bytes| up += looked(Direction::Up, bytes),
             &half_closed,
         );
         let down = pump(
-            (from_upstream, Outcome::UpstreamFailed),
-            (to_client, Outcome::ClientLeft),
+            from_upstream,
+            Outcome::UpstreamFailed,
+            to_client,
+            Outcome::ClientLeft,
             |bytes| down += looked(Direction::Down, bytes),
             &half_closed,
         );
@@ -100,8 +104,10 @@ async fn quiet(timeouts: TunnelTimeouts, memory: &MemoryShare, half_closed: &Ato
 /// Moves bytes one way until their end, which is passed on; each side comes with what it means if
 /// it fails.
 async fn pump(
-    (mut from, from_failed): (impl AsyncRead + Unpin, Outcome),
-    (mut to, to_failed): (impl AsyncWrite + Unpin, Outcome),
+    mut from: impl AsyncRead + Unpin,
+    from_failed: Outcome,
+    mut to: impl AsyncWrite + Unpin,
+    to_failed: Outcome,
     mut saw: impl FnMut(&[u8]),
     half_closed: &AtomicBool,
 ) -> Result<(), Outcome> {

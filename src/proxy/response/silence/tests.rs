@@ -24,7 +24,7 @@ fn silence(
 ) -> StreamSilence {
     let after = |ms: u64| (ms > 0).then(|| Duration::from_millis(ms));
     let limits = SilenceLimits { silent: after(ms.0), keep_alive: after(ms.1) };
-    StreamSilence::new(Some(dialect), "up", &headers(more), (limits, Duration::ZERO)).unwrap()
+    StreamSilence::new(Some(dialect), "up", &headers(more), limits, Duration::ZERO).unwrap()
 }
 
 async fn next(silence: &mut StreamSilence) -> SilenceAction {
@@ -115,7 +115,7 @@ async fn without_limits_it_only_counts() {
     assert_eq!(means.iter().map(|(count, _)| count).sum::<u32>(), 1, "the end is no piece");
     let mut json = headers(&[]);
     json.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    let limits = (SilenceLimits::default(), Duration::ZERO);
-    assert!(StreamSilence::new(Some(Dialect::Gemini), "up", &json, limits).is_none());
-    assert!(StreamSilence::new(None, "up", &headers(&[]), limits).is_none());
+    let (limits, before) = (SilenceLimits::default(), Duration::ZERO);
+    assert!(StreamSilence::new(Some(Dialect::Gemini), "up", &json, limits, before).is_none());
+    assert!(StreamSilence::new(None, "up", &headers(&[]), limits, before).is_none());
 }

@@ -3,6 +3,7 @@
 //!
 //! They are found by their chain, or by a mark where the client changed what stands before them.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use foldhash::HashSet;
@@ -12,7 +13,7 @@ use crate::context::ledger::Ledger;
 use crate::context::plan::PlanRequest;
 use crate::context::reasoning::Signature;
 use crate::context::{ReasoningBlock, ReasoningRecord};
-use crate::dialect::{Chain, Conversation, Dialect, Part, PartKind, Role};
+use crate::dialect::{Chain, Conversation, Dialect, Part, PartIndex, PartKind, Role};
 use crate::wire::json::text_of;
 
 /// A reply that the client sent back, whose reasoning is recorded.
@@ -21,14 +22,14 @@ pub struct ReturnedReply {
     /// What it thought.
     pub reasoning: Arc<ReasoningRecord>,
     /// Where each of its keyed parts stands; `None` for those the client dropped.
-    pub parts: Vec<Option<(usize, usize)>>,
+    pub parts: Vec<Option<PartIndex>>,
     /// Its place among the known replies of the request.
     pub number: usize,
     /// The first keyed part of it, counted among all keyed parts of the history.
     pub index: usize,
     /// The parts of the history that belong to it, keyed or not: message and part of the first, and
     /// one past the last, counted over all parts.
-    region: ((usize, usize), (usize, usize)),
+    region: Range<PartIndex>,
 }
 
 /// Reasoning that a client left out of a reply.
@@ -37,7 +38,7 @@ pub struct DroppedReasoning<'r> {
     /// Blocks, in order.
     pub blocks: Vec<&'r ReasoningBlock>,
     /// Signatures, by message and part that they stand on.
-    pub seals: Vec<((usize, usize), &'r str)>,
+    pub seals: Vec<(PartIndex, &'r str)>,
 }
 
 impl DroppedReasoning<'_> {
@@ -99,11 +100,12 @@ impl RecordedDecisions {
         index: usize,
     ) -> Option<ReturnedReply> {
         let returned = self.returned(conversation, reasoning, Vec::new(), index + 1, index);
-        let thought = returned.places(conversation).find(|(message, part)| {
-            let part = conversation.messages.get(*message).and_then(|it| it.parts.get(*part));
-            part.is_some_and(|it| (it.kind, it.role) == (PartKind::Reasoning, Role::Assistant))
+        let thought = returned.places(conversation).find(|at| {
+            conversation
+                .part(*at)
+                .is_some_and(|it| (it.kind, it.role) == (PartKind::Reasoning, Role::Assistant))
         });
-        Some(ReturnedReply { region: (thought?, returned.region.1), ..returned })
+        Some(ReturnedReply { region: thought?..returned.region.end, ..returned })
     }
 
     /// Where the parts of a reply stand around one of them, in order.
@@ -112,7 +114,7 @@ impl RecordedDecisions {
         &self,
         reasoning: &ReasoningRecord,
         marked: usize,
-    ) -> Option<(Vec<Option<(usize, usize)>>, usize, usize)> {
+    ) -> Option<(Vec<Option<PartIndex>>, usize, usize)> {
         let is_models = |index: &usize| self.keyed_parts[*index].role == Role::Assistant;
         let first = (0..marked).rev().take_while(is_models).last().unwrap_or(marked);
         let last = (marked..self.keyed_parts.len()).take_while(is_models).last()?;
@@ -133,22 +135,22 @@ impl RecordedDecisions {
         &self,
         conversation: &Conversation,
         reasoning: &Arc<ReasoningRecord>,
-        parts: Vec<Option<(usize, usize)>>,
+        parts: Vec<Option<PartIndex>>,
         first: usize,
         last: usize,
     ) -> ReturnedReply {
         let before = first.checked_sub(1).map(|before| self.keyed_parts[before].at);
-        let begin = before.map_or((0, 0), |(message, part)| (message, part + 1));
+        let begin = before.map_or_else(PartIndex::default, PartIndex::after);
         let end = match self.keyed_parts.get(last + 1) {
             Some(next) => next.at,
-            None => (conversation.messages.len(), 0),
+            None => PartIndex::new(conversation.messages.len(), 0),
         };
         ReturnedReply {
             reasoning: reasoning.clone(),
             parts,
             number: 0,
             index: first,
-            region: (begin, end),
+            region: begin..end,
         }
     }
 }
@@ -165,17 +167,17 @@ impl ReturnedReply {
     }
 
     /// Message and part with which it begins.
-    pub fn begins(&self) -> (usize, usize) {
-        self.parts.iter().flatten().next().copied().unwrap_or(self.region.0)
+    pub fn begins(&self) -> PartIndex {
+        self.parts.iter().flatten().next().copied().unwrap_or(self.region.start)
     }
 
     /// Whether a place lies between its neighbours.
-    pub fn spans(&self, at: (usize, usize)) -> bool {
-        (self.region.0..self.region.1).contains(&at)
+    pub fn spans(&self, at: PartIndex) -> bool {
+        self.region.contains(&at)
     }
 
     /// Whether one of its parts stands there.
-    pub fn holds(&self, at: (usize, usize)) -> bool {
+    pub fn holds(&self, at: PartIndex) -> bool {
         self.parts.iter().flatten().any(|part| *part == at)
     }
 
@@ -211,17 +213,17 @@ impl ReturnedReply {
 
     /// Message and part that a signature stands on. `None` where that did not come back, and of words also where
     /// they came back in other pieces, which it does not fit.
-    fn signed(&self, request: &PlanRequest<'_>, signature: &Signature) -> Option<(usize, usize)> {
+    fn signed(&self, request: &PlanRequest<'_>, signature: &Signature) -> Option<PartIndex> {
         let keyed = self.parts.get(signature.part as usize).copied().flatten()?;
         if request.part(keyed)?.kind != PartKind::Text {
             return Some(keyed);
         }
         let before: Vec<_> =
             self.places(request.conversation).take_while(|at| *at <= keyed).collect();
-        let is_of_run = |at: &&(usize, usize)| {
+        let is_of_run = |at: &&PartIndex| {
             **at == keyed || request.part(**at).is_some_and(|part| part.key.is_none())
         };
-        let mut run: Vec<((usize, usize), usize)> = before
+        let mut run: Vec<(PartIndex, usize)> = before
             .iter()
             .rev()
             .take_while(is_of_run)
@@ -244,40 +246,38 @@ impl ReturnedReply {
         &self,
         conversation: &Conversation,
         thought: &ReasoningBlock,
-    ) -> Option<(usize, usize)> {
+    ) -> Option<PartIndex> {
         let before = self.parts.len().min(thought.before as usize);
         let (earlier, later) = self.parts.split_at(before);
         let after = earlier.iter().flatten().next_back().copied();
         if !thought.leads {
-            let last = after.map(|(message, part)| (message, part + 1));
+            let last = after.map(PartIndex::after);
             return later.iter().flatten().next().copied().or(last);
         }
-        let all: Vec<(usize, usize)> = self.places(conversation).collect();
+        let all: Vec<PartIndex> = self.places(conversation).collect();
         let start = match after {
             Some(after) => all.iter().position(|at| *at == after)? + 1,
             None => 0,
         };
-        let part = |at: &&(usize, usize)| conversation.messages.get(at.0)?.parts.get(at.1);
-        let ran = all[start..].iter().filter(|at| part(at).is_some_and(is_hosted));
+        let ran = all[start..].iter().filter(|at| conversation.part(**at).is_some_and(is_hosted));
         ran.copied().nth(thought.hosted as usize)
     }
 
-    fn places(&self, conversation: &Conversation) -> impl Iterator<Item = (usize, usize)> {
-        let ((first, from), (last, to)) = self.region;
-        let messages = conversation.messages.iter().enumerate().skip(first);
-        let messages = messages.take_while(move |(index, _)| *index <= last);
+    fn places(&self, conversation: &Conversation) -> impl Iterator<Item = PartIndex> {
+        let Range { start, end } = self.region;
+        let messages = conversation.messages.iter().enumerate().skip(start.message);
+        let messages = messages.take_while(move |(index, _)| *index <= end.message);
         messages.flat_map(move |(index, message)| {
-            let begin = if index == first { from } else { 0 };
-            let end = if index == last { to } else { message.parts.len() };
-            (begin..end).map(move |part| (index, part))
+            let from = if index == start.message { start.part } else { 0 };
+            let to = if index == end.message { end.part } else { message.parts.len() };
+            (from..to).map(move |part| PartIndex::new(index, part))
         })
     }
 
     /// Every part between the neighbours of the reply that is the model's.
     pub(in crate::context) fn region<'c>(&self, conversation: &'c Conversation) -> Vec<&'c Part> {
         let places = self.places(conversation);
-        let parts = places
-            .filter_map(|(message, part)| conversation.messages.get(message)?.parts.get(part));
+        let parts = places.filter_map(|at| conversation.part(at));
         parts.filter(|part| part.role == Role::Assistant).collect()
     }
 }

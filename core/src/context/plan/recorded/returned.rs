@@ -12,7 +12,7 @@ use crate::context::ReasoningAction;
 use crate::context::ledger::Ledger;
 use crate::context::plan::PlanRequest;
 use crate::context::policy::StripPolicy;
-use crate::dialect::{Chain, Conversation, PartKind};
+use crate::dialect::{Chain, Conversation, PartIndex, PartKind};
 
 impl RecordedDecisions {
     /// Finds how far the history goes with the requests that decided the cuts, if it may matter.
@@ -28,8 +28,8 @@ impl RecordedDecisions {
         }
         let ends =
             conversation.chains().zip(&self.keyed_parts).map(|(chain, keyed)| (chain, keyed.at));
-        let ends: HashMap<Chain, (usize, usize)> = ends.collect();
-        let mut shared: HashMap<Box<str>, Option<(usize, usize)>> = HashMap::default();
+        let ends: HashMap<Chain, PartIndex> = ends.collect();
+        let mut shared: HashMap<Box<str>, Option<PartIndex>> = HashMap::default();
         let cuts = self.keyed_parts.iter().flat_map(|keyed| {
             let nth = [(keyed.about, CutCount::Once), (again(keyed.about), CutCount::Twice)];
             nth.map(|(about, nth)| Some((&**self.cuts.get(&about)?, nth.of(keyed.key))))
@@ -51,14 +51,18 @@ impl RecordedDecisions {
         }
         let messages = request.conversation.messages.iter().enumerate();
         let parts = messages.flat_map(|(index, message)| {
-            message.parts.iter().enumerate().map(move |(number, part)| ((index, number), part))
+            message
+                .parts
+                .iter()
+                .enumerate()
+                .map(move |(number, part)| (PartIndex::new(index, number), part))
         });
         let is_out =
             |about: u128| self.echo(about).is_some_and(|echo| echo.does == ReasoningAction::Out);
         let thoughts = parts.filter(|(_, part)| {
             part.reasoning_key(request.body).is_some_and(|about| !is_out(about))
         });
-        let thoughts: Vec<(usize, usize)> = thoughts.map(|(at, _)| at).collect();
+        let thoughts: Vec<PartIndex> = thoughts.map(|(at, _)| at).collect();
         let is_void = |at, end| thoughts.iter().any(|thought| (at..end).contains(thought));
         let abouts = self
             .keyed_parts
@@ -75,9 +79,9 @@ impl RecordedDecisions {
 /// it left it (a rewind, a fork). `ends`: the chains of the history, with their places.
 fn last_shared(
     ledger: &Ledger,
-    ends: &HashMap<Chain, (usize, usize)>,
+    ends: &HashMap<Chain, PartIndex>,
     request: &str,
-) -> Option<(usize, usize)> {
+) -> Option<PartIndex> {
     let mut turn = ledger.turn(request)?;
     let mut end = ends.get(&turn.position.chain);
     // No line is longer.

@@ -35,9 +35,9 @@ impl RecordedDecisions {
             last.find(|index| near(*index))
         };
         let index = chains.get(&compact.about).copied().or_else(by_parts)?;
-        let cut = self.keyed_parts[index].at.0 + 1;
+        let cut = self.keyed_parts[index].at.message + 1;
         let next = self.keyed_parts.get(index + 1)?;
-        (next.at.0 >= cut).then_some(cut)
+        (next.at.message >= cut).then_some(cut)
     }
 
     pub(super) fn find_summaries(
@@ -81,7 +81,7 @@ impl RecordedDecisions {
     pub(super) fn only_kept(&mut self) {
         let from = self.kept_from();
         if from > 0 {
-            self.replies.retain(|returned| returned.begins().0 >= from);
+            self.replies.retain(|returned| returned.begins().message >= from);
             let replies = self.replies.iter_mut().enumerate();
             replies.for_each(|(number, returned)| returned.number = number);
         }
@@ -101,9 +101,9 @@ impl RecordedDecisions {
     /// The chain at a cut, and the keyed parts before it, nearest first; `None` where no keyed part
     /// ends the message before it, so that it could not be found again.
     pub fn at_cut(&self, cut: usize) -> Option<(Chain, Vec<PartKey>)> {
-        let before = self.keyed_parts.partition_point(|keyed| keyed.at.0 < cut);
+        let before = self.keyed_parts.partition_point(|keyed| keyed.at.message < cut);
         let keyed_parts = &self.keyed_parts[..before];
-        keyed_parts.last().filter(|keyed| keyed.at.0 + 1 == cut)?;
+        keyed_parts.last().filter(|keyed| keyed.at.message + 1 == cut)?;
         let chain = keyed_parts.iter().map(|keyed| keyed.key).fold(Chain::START, Chain::then);
         Some((chain, keyed_parts.iter().rev().take(NEAR).map(|keyed| keyed.key).collect()))
     }
@@ -111,10 +111,10 @@ impl RecordedDecisions {
     /// Whether one of the parts just before a cut stands for itself: by an id of its own, or by words
     /// of the model that are long enough to be said once.
     pub fn has_own_near(&self, conversation: &Conversation, cut: usize) -> bool {
-        let before = self.keyed_parts.partition_point(|keyed| keyed.at.0 < cut);
+        let before = self.keyed_parts.partition_point(|keyed| keyed.at.message < cut);
         self.keyed_parts[..before].iter().rev().take(NEAR).any(|keyed| {
-            let message = conversation.messages.get(keyed.at.0);
-            let part = message.and_then(|message| message.parts.get(keyed.at.1));
+            let message = conversation.messages.get(keyed.at.message);
+            let part = message.and_then(|message| message.parts.get(keyed.at.part));
             let said = part.filter(|it| it.kind == PartKind::Text && it.role == Role::Assistant);
             let words = said.map_or(0, |part| part.texts.iter().map(Span::len).sum());
             keyed.about == keyed.key.0 || words >= ledger::ANCHOR_BYTES
@@ -123,7 +123,7 @@ impl RecordedDecisions {
 
     /// What is forwarded before a message of the history.
     pub fn carried(&self, cut: usize) -> ForwardedHistory {
-        let before = self.keyed_parts.partition_point(|keyed| keyed.at.0 < cut);
+        let before = self.keyed_parts.partition_point(|keyed| keyed.at.message < cut);
         ForwardedHistory { head: self.head, sent: self.sent().before(before) }
     }
 }

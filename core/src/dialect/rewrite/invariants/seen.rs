@@ -6,7 +6,7 @@
 use bytes::Bytes;
 
 use crate::dialect::rewrite::{says_something, within};
-use crate::dialect::{Conversation, Dialect, Part, PartKey, PartKind, Role, Span, read};
+use crate::dialect::{Conversation, Dialect, Part, PartIndex, PartKey, PartKind, Role, Span, read};
 use crate::wire::json::Document;
 use crate::wire::splice::{Edit, splice};
 
@@ -72,20 +72,21 @@ impl<'a> RequestSnapshot<'a> {
         self.dialect() == dialect
     }
 
-    pub(super) fn part(&self, at: (usize, usize)) -> &Part {
-        &self.read.messages[at.0].parts[at.1]
+    pub(super) fn part(&self, at: PartIndex) -> &Part {
+        &self.read.messages[at.message].parts[at.part]
     }
 
     /// The number of a part among all of the history.
-    pub(super) fn number(&self, at: (usize, usize)) -> usize {
-        let before = self.read.messages[..at.0].iter().map(|message| message.parts.len());
-        before.sum::<usize>() + at.1
+    pub(super) fn number(&self, at: PartIndex) -> usize {
+        let before = self.read.messages[..at.message].iter().map(|message| message.parts.len());
+        before.sum::<usize>() + at.part
     }
 
     /// Numbers of the parts inside another.
-    pub(super) fn held(&self, at: (usize, usize)) -> Vec<usize> {
-        let parts = &self.read.messages[at.0].parts;
-        let inner = parts[at.1 + 1..].iter().take_while(|it| within(it.span, parts[at.1].span));
+    pub(super) fn held(&self, at: PartIndex) -> Vec<usize> {
+        let parts = &self.read.messages[at.message].parts;
+        let inner =
+            parts[at.part + 1..].iter().take_while(|it| within(it.span, parts[at.part].span));
         (self.number(at) + 1..).take(inner.count()).collect()
     }
 

@@ -4,7 +4,7 @@
 
 use super::{inside, spliced};
 use crate::dialect::rewrite::{CutContent, cut};
-use crate::dialect::{Dialect, read};
+use crate::dialect::{Dialect, PartIndex, read};
 
 /// The message around what is tested, as a client of the dialect sends it: before and after.
 fn around_it(dialect: Dialect) -> (&'static str, &'static str) {
@@ -33,7 +33,7 @@ fn cut_down(dialect: Dialect, inner: &str, keep_media: bool) -> String {
     let (head, tail) = around_it(dialect);
     let body = format!("{head}{inner}{tail}");
     let conversation = read(dialect, "/", body.as_bytes());
-    let at = (conversation.messages.len() - 1, 0);
+    let at = PartIndex::new(conversation.messages.len() - 1, 0);
     let cutting = CutContent { text: r#"new "words""#, keep_media };
     let out = spliced(&body, cut(&conversation, body.as_bytes(), at, &cutting));
     inside(&out, head, tail)
@@ -86,8 +86,8 @@ fn a_cut_of_anthropic_changes_the_content_alone() {
         format!(r#"{head}"content":"old",{tail}"#).replace("tool_result", "mcp_tool_result");
     let read = read(Dialect::Anthropic, "/", hosted.as_bytes());
     let cutting = CutContent { text: "x", keep_media: false };
-    assert_eq!(cut(&read, hosted.as_bytes(), (0, 0), &cutting), []);
-    for nowhere in [(0, 1), (0, 9), (9, 0)] {
+    assert_eq!(cut(&read, hosted.as_bytes(), PartIndex::new(0, 0), &cutting), []);
+    for nowhere in [PartIndex::new(0, 1), PartIndex::new(0, 9), PartIndex::new(9, 0)] {
         assert_eq!(cut(&read, hosted.as_bytes(), nowhere, &cutting), []);
     }
 }
@@ -247,7 +247,7 @@ fn a_cut_of_gemini_stays_an_object() {
     let conversation = read(Dialect::Gemini, "/", snake.as_bytes());
     let cutting = CutContent { text: "b", keep_media: false };
     assert_eq!(
-        spliced(snake, cut(&conversation, snake.as_bytes(), (0, 0), &cutting)),
+        spliced(snake, cut(&conversation, snake.as_bytes(), PartIndex::new(0, 0), &cutting)),
         r#"{"contents":[{"role":"user","parts":[{"function_response":{"name":"t","response":{"output":"b"}}}]}]}"#
     );
 }

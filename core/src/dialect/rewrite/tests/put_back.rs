@@ -4,7 +4,7 @@
 
 use super::{inside, spliced};
 use crate::dialect::rewrite::{ReasoningInsert, put_back, seal};
-use crate::dialect::{Dialect, read};
+use crate::dialect::{Dialect, PartIndex, read};
 
 /// The one message (or, of Responses, the last item) with blocks put back. Each block is given as
 /// the number of the part it stood before, and its raw bytes.
@@ -229,13 +229,13 @@ fn thinking_in_tags_goes_back_before_the_same_words() {
 
 #[test]
 fn a_signature_goes_back_on_its_part() {
-    let sealed = |dialect: Dialect, body: &str, at: (usize, usize)| {
+    let sealed = |dialect: Dialect, body: &str, at: PartIndex| {
         let conversation = read(dialect, "/", body.as_bytes());
         spliced(body, seal(&conversation, body.as_bytes(), at, "c2ln").into_iter().collect())
     };
     let gemini = |part: &str| {
         let (head, tail) = (r#"{"contents":[{"role":"model","parts":["#, "]}]}");
-        let out = sealed(Dialect::Gemini, &format!("{head}{part}{tail}"), (0, 0));
+        let out = sealed(Dialect::Gemini, &format!("{head}{part}{tail}"), PartIndex::new(0, 0));
         inside(&out, head, tail)
     };
     for (part, expected) in [
@@ -259,7 +259,7 @@ fn a_signature_goes_back_on_its_part() {
     }
     let chat = |call: &str| {
         let (head, tail) = (r#"{"messages":[{"role":"assistant","tool_calls":["#, "]}]}");
-        let out = sealed(Dialect::OpenaiChat, &format!("{head}{call}{tail}"), (0, 0));
+        let out = sealed(Dialect::OpenaiChat, &format!("{head}{call}{tail}"), PartIndex::new(0, 0));
         inside(&out, head, tail)
     };
     for (call, expected) in [
@@ -282,7 +282,7 @@ fn a_signature_goes_back_on_its_part() {
         assert_eq!(chat(call), expected, "{call}");
     }
     let words = r#"{"messages":[{"role":"assistant","content":"a"}]}"#;
-    assert_eq!(sealed(Dialect::OpenaiChat, words, (0, 0)), "-");
-    assert_eq!(sealed(Dialect::Anthropic, words, (0, 0)), "-");
-    assert_eq!(sealed(Dialect::Gemini, words, (3, 0)), "-");
+    assert_eq!(sealed(Dialect::OpenaiChat, words, PartIndex::new(0, 0)), "-");
+    assert_eq!(sealed(Dialect::Anthropic, words, PartIndex::new(0, 0)), "-");
+    assert_eq!(sealed(Dialect::Gemini, words, PartIndex::new(3, 0)), "-");
 }

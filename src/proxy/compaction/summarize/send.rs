@@ -1,0 +1,136 @@
+//! The question for a summary on the wire: where it goes, with which headers, and how its answer is read.
+//!
+//! Bounded in size: an answer or a refusal past its limit is read no further. What a refusal says goes nowhere but
+//! into what is learned.
+
+use std::pin::Pin;
+
+use bytes::Bytes;
+use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_LENGTH, HeaderValue};
+use http::{Request, Response, StatusCode, Uri};
+use http_body::Body;
+use http_body_util::{BodyExt as _, Limited};
+
+use super::{FRAMING, SummaryError, SummaryJob, SummaryResponse};
+use crate::config::Upstream;
+use crate::context::CompactionRecord;
+use crate::context::compact::CompactionNeed;
+use crate::context::policy::SummaryAuthor;
+use crate::dialect::Dialect;
+use crate::dialect::lesson::Lesson;
+use crate::dialect::refusal::{self, RefusalCause};
+use crate::dialect::summary::{self, SummaryRejection};
+use crate::proxy::http::body::OutgoingBody;
+use crate::proxy::http::headers;
+use crate::proxy::learning::{lessons, questions};
+use crate::proxy::response::observe::ResponseObserver;
+use crate::proxy::upstream::route::{self, Route};
+
+/// Most bytes of a refusal that are read for its cause.
+const REFUSAL_BYTES: usize = 64 * 1024;
+
+impl SummaryJob {
+    /// Sends it, and reads the answer to its end.
+    pub(super) async fn call(&self, body: Bytes) -> Result<SummaryResponse, SummaryError> {
+        let (other, ..) = self.asked(SummaryAuthor::Summary);
+        let uri = self.address(other).ok_or(SummaryError::Upstream)?;
+        let response = self.sent(SummaryAuthor::Summary, other, uri, body).await?;
+        let status = response.status();
+        if status != StatusCode::OK {
+            return Err(self.why_refused(response).await);
+        }
+        let dialect: Dialect = self.prepared.conversation.dialect;
+        let most = usize::try_from(self.prepared.policy.compact.max_bytes).unwrap_or(usize::MAX);
+        let limit = most.saturating_mul(FRAMING);
+        let (status, memory) = (status.as_u16(), self.proxy.memory.share());
+        let mut reading =
+            ResponseObserver::new(dialect, status, response.headers(), limit, &memory);
+        let (mut body, mut read) = (response.into_body(), 0usize);
+        loop {
+            let next = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await;
+            let Some(frame) = next else { break };
+            let data = frame.map_err(|_| SummaryError::Upstream)?.into_data().unwrap_or_default();
+            read = read.saturating_add(data.len());
+            if read > limit {
+                return Err(SummaryError::Rejected);
+            }
+            if reading.saw(&data) {
+                break;
+            }
+        }
+        let reply = reading.finish(true).reply.ok_or(SummaryError::Rejected)?;
+        // Half a summary is better than a conversation that ends here.
+        match summary::words(&reply, self.due == CompactionNeed::Must) {
+            Ok(words) if words.len() <= most => Ok(SummaryResponse { words, usage: reply.usage }),
+            Err(SummaryRejection::Refused) => Err(SummaryError::Upstream),
+            Ok(_) | Err(_) => Err(SummaryError::Rejected),
+        }
+    }
+
+    /// Why a question was refused, as far as that matters. The words themselves go nowhere.
+    async fn why_refused(&self, response: Response<OutgoingBody>) -> SummaryError {
+        let status = response.status().as_u16();
+        let body = Limited::new(response.into_body(), REFUSAL_BYTES).collect().await;
+        let body = body.map(http_body_util::Collected::to_bytes).unwrap_or_default();
+        if refusal::cause(&body) != RefusalCause::Bound {
+            return SummaryError::Upstream;
+        }
+        let error = lessons::RefusalResponse::Refused { status, body: &body };
+        let taught = lessons::taught(error, self.prepared.quotable(), Some(&self.head)).await;
+        SummaryError::Bound { is_taught: taught.holds(Lesson::ReasoningBound) }
+    }
+
+    /// Sends a question with what its host may see of the client's headers.
+    pub(super) async fn sent(
+        &self,
+        by: SummaryAuthor,
+        other: Option<&Upstream>,
+        uri: Uri,
+        body: Bytes,
+    ) -> Result<Response<OutgoingBody>, SummaryError> {
+        let mut head = self.head.clone();
+        head.uri = uri;
+        let from =
+            self.proxy.upstream(Some(&self.prepared.upstream)).ok_or(SummaryError::Upstream)?;
+        let (to, credentials) = (other.unwrap_or(from), &self.proxy.credentials);
+        head.headers = questions::headers(&head.headers, from, to, credentials);
+        let is_block = |compact: &CompactionRecord| compact.by == SummaryAuthor::Provider;
+        let holds_block = self.known.compact().is_some_and(|(_, compact)| is_block(compact));
+        let is_anthropic = self.prepared.conversation.dialect == Dialect::Anthropic;
+        if is_anthropic && (holds_block || by == SummaryAuthor::Provider) {
+            headers::list_beta(&mut head.headers, summary::provider::BETA);
+        }
+        head.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        head.headers
+            .insert(ACCEPT, HeaderValue::from_static("text/event-stream, application/json"));
+        head.headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
+        let request = Request::from_parts(head, OutgoingBody::slices(vec![body], None));
+        self.proxy.pool.send(request).await.map_err(|_| SummaryError::Upstream)
+    }
+
+    /// Where it is sent: the request's own address, or the same path at the configured upstream.
+    pub(super) fn address(&self, other: Option<&Upstream>) -> Option<Uri> {
+        let dialect = self.prepared.conversation.dialect;
+        let (_, _, model) = self.asked(SummaryAuthor::Summary);
+        let own = self.target();
+        let own = match (other, dialect) {
+            (None, _) => own,
+            (Some(_), Dialect::Anthropic) => "/v1/messages".to_owned(),
+            (Some(_), Dialect::OpenaiChat) => "/v1/chat/completions".to_owned(),
+            (Some(_), Dialect::OpenaiResponses) => "/v1/responses".to_owned(),
+            (Some(_), Dialect::Gemini) => format!("/v1beta/models/{model}:generateContent"),
+        };
+        let target = summary::target(dialect, &own, Some(model).filter(|model| !model.is_empty()));
+        match other {
+            Some(upstream) => {
+                let route = Route { upstream, path: &target };
+                route::address(&route, None, &self.proxy.credentials)
+            }
+            None => {
+                let mut parts = self.head.uri.clone().into_parts();
+                parts.path_and_query = Some(target.parse().ok()?);
+                Uri::from_parts(parts).ok()
+            }
+        }
+    }
+}
