@@ -5,7 +5,7 @@
 //! than are unfolded; words about a window. Whatever it does, it hears nothing of the first tenant, and the
 //! first tenant's requests and lessons are what they were.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -72,6 +72,8 @@ pub struct Hostile {
     dice: Dice,
     /// A conversation of its own.
     history: Vec<Said>,
+    /// What each of its keys was answered: where it says what the first tenant says, the model thinks the same.
+    heard: HashMap<&'static str, HashSet<String>>,
     pub moves: u64,
 }
 
@@ -108,13 +110,15 @@ pub struct Victim<'a> {
 pub struct Led {
     /// What the hostile tenant sent.
     sent: Vec<u8>,
+    /// What it had been answered before.
+    heard: HashSet<String>,
     status: u16,
     answer: String,
 }
 
 impl Hostile {
     pub fn new(seed: u64) -> Self {
-        Self { dice: Dice::new(!seed), history: Vec::new(), moves: 0 }
+        Self { dice: Dice::new(!seed), history: Vec::new(), heard: HashMap::new(), moves: 0 }
     }
 
     /// Whether it moves now.
@@ -172,22 +176,22 @@ impl Hostile {
         let target = speak::target(victim.dialect, &head);
         let sent = body.to_string().into_bytes();
         let (status, answer) = asks(at, &target, key, &header, &sent).await;
+        let heard = self.heard.entry(key).or_default();
+        let heard_before = heard.clone();
+        let reply = (status == 200).then(|| match head.stream {
+            true => crate::stream::whole(victim.dialect, &answer),
+            false => serde_json::from_str(&answer).unwrap(),
+        });
+        reply.iter().for_each(|reply| thoughts(reply, heard));
         if matches!(chosen, Move::Frame) {
-            self.goes_on(victim.dialect, &head, status, &answer);
+            self.goes_on(victim.dialect, reply);
         }
-        Led { sent, status, answer }
+        Led { sent, heard: heard_before, status, answer }
     }
 
     /// Answers the calls in a reply with the frame of a summary.
-    fn goes_on(&mut self, dialect: Dialect, head: &Head, status: u16, answer: &str) {
-        if status != 200 {
-            self.history.clear();
-            return;
-        }
-        let answer = match head.stream {
-            true => crate::stream::whole(dialect, answer),
-            false => serde_json::from_str(answer).unwrap(),
-        };
+    fn goes_on(&mut self, dialect: Dialect, answer: Option<Value>) {
+        let Some(answer) = answer else { return self.history.clear() };
         let (reply, calls) = speak::kept(dialect, &answer);
         self.history.push(Said::Model(reply));
         let results = calls.into_iter().map(|call| Answered {
@@ -214,7 +218,7 @@ impl Led {
     pub fn is_nothing(&self, victim: &Victim<'_>, log: &[Judged]) -> Result<(), String> {
         for secret in victim.secrets {
             let stands_in = |bytes: &[u8]| memmem::find(bytes, secret.as_bytes()).is_some();
-            if stands_in(&self.sent) {
+            if stands_in(&self.sent) || self.heard.contains(secret) {
                 continue;
             }
             if stands_in(self.answer.as_bytes()) {
@@ -223,7 +227,11 @@ impl Led {
             let sent = log.iter().filter(|judged| !is_victims(judged));
             if let Some(judged) = sent.into_iter().find(|judged| stands_in(&judged.call.bytes)) {
                 let bytes = String::from_utf8_lossy(&judged.call.bytes);
-                return Err(format!("{secret:?} went out for a hostile tenant: {bytes}"));
+                let headers = &judged.call.headers;
+                return Err(format!(
+                    "{secret:?} went out for a hostile tenant: {headers:?}\n{bytes}\nwhich sent\n{}",
+                    String::from_utf8_lossy(&self.sent)
+                ));
             }
         }
         match self.status {

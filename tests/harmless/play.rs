@@ -254,7 +254,9 @@ impl Play {
     /// The person says something, and the model works on it until it has nothing to call.
     async fn turn(&mut self) -> Result<(), String> {
         let words = 3 + self.dice.below(40);
-        self.history.push(Said::User(self.dice.words(words)));
+        let text = self.dice.words(words);
+        let is_shown = self.dice.once_in(5);
+        self.history.push(if is_shown { Said::Shown(text) } else { Said::User(text) });
         for _ in 0..12 {
             let Some(calls) = self.exchange(true).await? else {
                 self.take_back();
@@ -279,7 +281,7 @@ impl Play {
 
     /// The person takes their newest words back, and all that came of them.
     fn take_back(&mut self) {
-        let said = self.history.iter().rposition(|said| matches!(said, Said::User(_)));
+        let said = self.history.iter().rposition(Said::is_users);
         self.history.truncate(said.unwrap_or(0));
         self.forwarded = None;
     }
@@ -298,7 +300,7 @@ impl Play {
             }
             2 => {
                 // An old message changes in a small way (a date, a reminder).
-                if let Some(Said::User(text)) = self.history.first_mut() {
+                if let Some(Said::User(text) | Said::Shown(text)) = self.history.first_mut() {
                     text.push_str(" (edited)");
                 }
                 self.forwarded = None;
@@ -340,7 +342,7 @@ impl Play {
     }
 
     fn turns(&self) -> impl Iterator<Item = usize> + '_ {
-        let begins = |(index, said): (usize, &Said)| matches!(said, Said::User(_)).then_some(index);
+        let begins = |(index, said): (usize, &Said)| said.is_users().then_some(index);
         self.history.iter().enumerate().filter_map(begins)
     }
 
@@ -499,7 +501,7 @@ impl Play {
         for said in &self.history {
             // The end of a text is chance, and stands nowhere else.
             let texts: Vec<&str> = match said {
-                Said::User(text) => vec![text],
+                Said::User(text) | Said::Shown(text) => vec![text],
                 Said::Results(results) => results.iter().map(|result| &*result.text).collect(),
                 Said::Model(_) => Vec::new(),
             };
@@ -776,7 +778,7 @@ fn policy(dice: &mut Dice) -> Policy {
         tools: if dice.once_in(4) { vec!["Re*".to_owned()] } else { Vec::new() },
         keep_errors: dice.once_in(2),
         keep_media: dice.once_in(2),
-        media: false,
+        media: dice.once_in(2),
         max_result_tokens: dice.once_in(3).then_some(400),
         accept_reasoning_loss: dice.once_in(8),
         ..PrunePolicy::default()

@@ -11,10 +11,19 @@ use serde_json::{Map, Value, json};
 pub enum Said {
     /// The person's words.
     User(String),
+    /// The person's words, and a picture.
+    Shown(String),
     /// What the model answered, as it came.
     Model(Value),
     /// Answers to its calls, in order.
     Results(Vec<Answered>),
+}
+
+impl Said {
+    /// Whether a turn of the person begins with it.
+    pub fn is_users(&self) -> bool {
+        matches!(self, Self::User(_) | Self::Shown(_))
+    }
 }
 
 /// A tool's answer.
@@ -96,6 +105,7 @@ pub fn request(dialect: Dialect, head: &Head, history: &[Said], habits: Habits) 
         let last = index + 1 == history.len();
         match said {
             Said::User(text) => messages.push(user(dialect, text, habits, last)),
+            Said::Shown(text) => messages.push(shown(dialect, text)),
             Said::Model(reply) => {
                 replies += 1;
                 let keeps = match habits.memory {
@@ -163,6 +173,21 @@ fn user(dialect: Dialect, text: &str, habits: Habits, last: bool) -> Value {
         Dialect::Responses => json!({"type": "message", "role": "user",
             "content": [{"type": "input_text", "text": text}]}),
         Dialect::Gemini => json!({"role": "user", "parts": [{"text": text}]}),
+    }
+}
+
+fn shown(dialect: Dialect, text: &str) -> Value {
+    let url = format!("data:image/png;base64,{PICTURE}");
+    match dialect {
+        Dialect::Anthropic => json!({"role": "user", "content": [
+            {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PICTURE}},
+            {"type": "text", "text": text}]}),
+        Dialect::Chat => json!({"role": "user", "content": [
+            {"type": "text", "text": text}, {"type": "image_url", "image_url": {"url": url}}]}),
+        Dialect::Responses => json!({"type": "message", "role": "user", "content": [
+            {"type": "input_text", "text": text}, {"type": "input_image", "image_url": url}]}),
+        Dialect::Gemini => json!({"role": "user", "parts": [
+            {"text": text}, {"inlineData": {"mimeType": "image/png", "data": PICTURE}}]}),
     }
 }
 
