@@ -87,6 +87,28 @@ async fn what_a_fork_cut_is_not_cut_under_bound_reasoning() {
     assert!(cleared(forked_on.sent()) >= cleared(forked.sent()));
 }
 
+/// What was cut over another model's reasoning stays cut once this model is known to be bound: its own reasoning
+/// stands on that.
+#[tokio::test]
+async fn what_was_cut_over_another_models_reasoning_stays_cut() {
+    let rules = Rules { cache_min: Some(1), binding: Some(true), ..Rules::default() };
+    let mut stage = Stage::open(rules, eager()).await;
+    let thinks = |path| {
+        Reply::thinking("Where is it?", 40).saying("I look.").calling("Read", json!({"path": path}))
+    };
+    let mut history = history(6);
+    let other = stage.asks("/v1/messages", &asks(BOUND, &history), thinks(9)).await;
+    history.extend([kept(&other.answer), result_of(&other.answer, &"Deep water. ".repeat(300))]);
+    let cut = stage.asks("/v1/messages", &asks(FREE, &history), thinks(10)).await;
+    assert!(cleared(cut.sent()) > cleared(other.sent()), "{:?}", cut.told.done);
+    history.extend([kept(&cut.answer), result_of(&cut.answer, &"Deeper water. ".repeat(300))]);
+    let next = stage.asks("/v1/messages", &asks(FREE, &history), Reply::text("Deep.")).await;
+    assert_eq!((next.status, next.log.len()), (200, 3), "{:?} {}", next.told.done, next.answer);
+    let cleared_in = |attempt: usize| cleared(&next.log[attempt].call.body);
+    assert!(cleared_in(0) > cleared(cut.sent()), "a new cut is refused");
+    assert_eq!((cleared_in(1), cleared_in(2)), (0, cleared(cut.sent())));
+}
+
 /// After a rewind, the newest results are whole where this branch sent them so, or has not sent them yet,
 /// whatever was cut of them meanwhile.
 #[tokio::test]

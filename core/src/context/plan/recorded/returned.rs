@@ -59,8 +59,13 @@ impl RecordedDecisions {
         });
         let is_out =
             |about: u128| self.echo(about).is_some_and(|echo| echo.does == ReasoningAction::Out);
-        let thoughts = parts.filter(|(_, part)| {
-            part.reasoning_key(request.body).is_some_and(|about| !is_out(about))
+        // What another model thought is nothing to this one, whatever stands before it.
+        let is_foreign = |at| {
+            let mut replies = self.replies.iter();
+            replies.any(|reply| reply.spans(at) && *reply.reasoning.model != *request.name)
+        };
+        let thoughts = parts.filter(|(at, part)| {
+            part.reasoning_key(request.body).is_some_and(|about| !is_out(about)) && !is_foreign(*at)
         });
         let thoughts: Vec<PartIndex> = thoughts.map(|(at, _)| at).collect();
         let is_void = |at, end| thoughts.iter().any(|thought| (at..end).contains(thought));
