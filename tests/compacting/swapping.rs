@@ -5,7 +5,9 @@ use plimsoll::config::{self, ConfigSources, Mode};
 use plimsoll::context::plan::{Change, Decision, DecisionReason};
 use plimsoll::context::policy::{CompactOverride, Policy, SummaryAuthor, SummaryEngine};
 use plimsoll::context::{EstimateMethod, Fact, Outcome, QueuedMessage};
+use plimsoll::dialect::models::Family;
 use plimsoll::dialect::{self, Dialect};
+use plimsoll::tokens::bpe;
 use plimsoll::tokens::classic::SentContent;
 use serde_json::{Value, json};
 
@@ -107,6 +109,8 @@ async fn the_question_reads_what_the_cache_holds_and_asks_for_words() {
 
 #[tokio::test]
 async fn what_was_prepared_is_taken_into_use_at_the_threshold_and_stays() {
+    // As when a server is ready, whichever tests ran before.
+    bpe::load(Family::Claude);
     let mut play = Play::of(policy()).await;
     let (_, question) = play.fills().await;
     writes(question, &format!("Hm. <summary>{SUMMARY}</summary>")).await;

@@ -2,11 +2,11 @@
 
 use plimsoll::context::plan::{Change, Decision, DecisionReason};
 use plimsoll::context::policy::{
-    Policy, PruneGate, PrunePolicy, ReasoningPolicy, StripPolicy, SummaryEngine,
+    Policy, PruneGate, PrunePolicy, ReasoningPolicy, ReinjectPolicy, StripPolicy, SummaryEngine,
 };
 use serde_json::{Value, json};
 
-use crate::play::{Play, asks, message};
+use crate::play::{Play, answers, asks, message};
 
 fn strips(strip: StripPolicy) -> Policy {
     let reasoning = ReasoningPolicy { strip_from_context: strip, ..ReasoningPolicy::default() };
@@ -77,7 +77,7 @@ async fn bound_reasoning_stays() {
         message("user", json!("Two?")),
     ];
     let asked = asks("claude-opus-5-5", &said);
-    let answer = crate::play::answers("m", "claude-opus-5-5", json!([]));
+    let answer = answers("m", "claude-opus-5-5", json!([]));
     let scene = play.asks(&asked, &answer).await;
     assert_eq!(scene.bytes, asked.to_string());
     assert_eq!(scene.steps(), [(Change::TakenOut, Decision::Refused, DecisionReason::Bound)]);
@@ -85,6 +85,33 @@ async fn bound_reasoning_stays() {
     play.session = "free";
     let scene = play.asks(&asked, &answer).await;
     assert_eq!(scene.sent["messages"][1]["content"], json!([{"type": "text", "text": "One."}]));
+}
+
+/// A branch that sent reasoning decides by itself that it goes, also where another branch was first and no reply
+/// is recorded.
+#[tokio::test]
+async fn what_another_branch_took_out_is_new_here() {
+    let model = "claude-opus-4-6";
+    let mut policy = strips(StripPolicy::All);
+    policy.reasoning.reinject = ReinjectPolicy::Off;
+    let mut play = Play::of("/v1/messages", policy).await;
+    let called = json!([{"type": "thinking", "thinking": "Hm.", "signature": "c2lnbmVk"},
+        {"type": "tool_use", "id": "toolu_1", "name": "Read", "input": {}}]);
+    let result = json!([{"type": "tool_result", "tool_use_id": "toolu_1", "content": "Deep."}]);
+    let mut history = vec![message("user", json!("How deep?"))];
+    play.asks(&asks(model, &history), &answers("m1", model, called.clone())).await;
+    history.extend([message("assistant", called), message("user", result)]);
+    let words = json!([{"type": "text", "text": "Deep."}]);
+    let open = play.asks(&asks(model, &history), &answers("m2", model, words.clone())).await;
+    assert_eq!(open.steps(), [(Change::TakenOut, Decision::Refused, DecisionReason::OpenLoop)]);
+    history.push(message("assistant", words.clone()));
+    for question in ["And here?", "And there?"] {
+        let branch = [history.clone(), vec![message("user", json!(question))]].concat();
+        let asked =
+            play.asks(&asks(model, &branch), &answers(question, model, words.clone())).await;
+        let taken_out = (Change::TakenOut, Decision::New, DecisionReason::Stripped);
+        assert_eq!(asked.steps(), [taken_out], "{question}");
+    }
 }
 
 /// 100k of content and 50k of reasoning that is left out: 100k is shown, and no threshold that lies
