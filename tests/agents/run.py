@@ -214,40 +214,33 @@ def check(name, events, calls, beside):
         assert abs(event["error"]) <= within, f"{event['estimate']} of {event['actual']}"
 
 
+def played(house, name, agent, judge):
+    """Runs an agent, and judges what was told of it; says whether it passed."""
+    told = Told(house)
+    try:
+        with tempfile.TemporaryDirectory(prefix=f"plimsoll-{name}-", ignore_cleanup_errors=True) as folder:
+            agent(Place(house, folder))
+        judge(settled(told))
+    except Exception:
+        print(f"FAILED {name}\n{traceback.format_exc()}", flush=True)
+        return False
+    print(f"ok {name}", flush=True)
+    return True
+
+
 def main(names):
-    passed, failed = 0, 0
+    def wanted(name):
+        return not names or name in names
+
+    results = []
     with House(slot=None) as house:
-        for name, agent, calls, beside in RUNS:
-            if names and name not in names:
-                continue
-            told = Told(house)
-            try:
-                with tempfile.TemporaryDirectory(prefix=f"plimsoll-{name}-", ignore_cleanup_errors=True) as folder:
-                    agent(Place(house, folder))
-                check(name, settled(told), calls, beside)
-            except Exception:
-                failed += 1
-                print(f"FAILED {name}\n{traceback.format_exc()}", flush=True)
-            else:
-                passed += 1
-                print(f"ok {name}", flush=True)
+        for name, agent, calls, beside in filter(lambda run: wanted(run[0]), RUNS):
+            results.append(played(house, name, agent, lambda events: check(name, events, calls, beside)))
     with House(slot=None, settings=poisoned.PATIENT, strict=True) as house:
-        for name, agent in STRUCK:
-            if names and name not in names:
-                continue
-            told = Told(house)
-            try:
-                with tempfile.TemporaryDirectory(prefix=f"plimsoll-{name}-", ignore_cleanup_errors=True) as folder:
-                    agent(Place(house, folder))
-                lives(name, settled(told))
-            except Exception:
-                failed += 1
-                print(f"FAILED {name}\n{traceback.format_exc()}", flush=True)
-            else:
-                passed += 1
-                print(f"ok {name}", flush=True)
-    print(f"agents: {passed} passed, {failed} failed", flush=True)
-    return 1 if failed else 0
+        for name, agent in filter(lambda run: wanted(run[0]), STRUCK):
+            results.append(played(house, name, agent, lambda events: lives(name, events)))
+    print(f"agents: {sum(results)} passed, {len(results) - sum(results)} failed", flush=True)
+    return 0 if all(results) else 1
 
 
 sys.exit(main(sys.argv[1:]))

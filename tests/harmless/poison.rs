@@ -7,7 +7,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use base64::Engine;
 use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::{Config, Mode};
 use plimsoll::context::policy::{ImageRepair, Policy, RepairPolicy};
@@ -19,6 +18,7 @@ use serde_json::{Value, json};
 use crate::dice::Dice;
 use crate::number;
 use crate::support::http1::Wire;
+use crate::support::noise::noise;
 use crate::support::server::{TestServer, config};
 
 /// Conversations that `cargo test` plays.
@@ -412,17 +412,4 @@ impl Play {
         }
         Ok(())
     }
-}
-
-/// The base64 of a picture that does not compress.
-fn noise(width: u32, height: u32, seed: u32) -> String {
-    let mut state = seed;
-    let noise = image::RgbImage::from_fn(width, height, |_, _| {
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        let [_, r, g, b] = state.to_le_bytes();
-        image::Rgb([r, g, b])
-    });
-    let mut file = std::io::Cursor::new(Vec::new());
-    image::DynamicImage::ImageRgb8(noise).write_to(&mut file, image::ImageFormat::Png).unwrap();
-    base64::engine::general_purpose::STANDARD.encode(file.into_inner())
 }

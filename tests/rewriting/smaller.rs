@@ -18,19 +18,7 @@ use crate::healed::{
 use crate::play::{Play, answers};
 use crate::stage::{Asked, Stage};
 use crate::support::http1::Call;
-
-/// The base64 of a picture of so many pixels that does not compress.
-fn noise(width: u32, height: u32, seed: u32) -> String {
-    let mut state = seed;
-    let noise = image::RgbImage::from_fn(width, height, |_, _| {
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        let [_, r, g, b] = state.to_le_bytes();
-        image::Rgb([r, g, b])
-    });
-    let mut file = Cursor::new(Vec::new());
-    DynamicImage::ImageRgb8(noise).write_to(&mut file, ImageFormat::Png).unwrap();
-    STANDARD.encode(file.into_inner())
-}
+use crate::support::noise::noise;
 
 fn shrinks() -> Policy {
     let heal = RepairPolicy { images: ImageRepair::Shrink, ..RepairPolicy::default() };

@@ -18,6 +18,7 @@ pub mod h2;
 pub mod held;
 pub mod http1;
 pub mod looking;
+pub mod noise;
 pub mod orders;
 pub mod server;
 pub mod wire;

@@ -60,10 +60,9 @@ impl RecordedDecisions {
         let is_out =
             |about: u128| self.echo(about).is_some_and(|echo| echo.does == ReasoningAction::Out);
         // What another model thought is nothing to this one, whatever stands before it.
-        let is_foreign = |at| {
-            let mut replies = self.replies.iter();
-            replies.any(|reply| reply.spans(at) && *reply.reasoning.model != *request.name)
-        };
+        let others = self.replies.iter().filter(|reply| *reply.reasoning.model != *request.name);
+        let others: Vec<_> = others.collect();
+        let is_foreign = |at| others.iter().any(|reply| reply.spans(at));
         let thoughts = parts.filter(|(at, part)| {
             part.reasoning_key(request.body).is_some_and(|about| !is_out(about)) && !is_foreign(*at)
         });
