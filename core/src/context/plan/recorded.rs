@@ -24,6 +24,7 @@ use crate::context::{
 };
 use crate::dialect::{Chain, Conversation, Dialect, Part, PartIndex, PartKey, PartKind, Role};
 use branch::{Branch, CutCount};
+use returned::CutReach;
 
 pub use replies::ReturnedReply;
 
@@ -45,9 +46,8 @@ pub struct RecordedDecisions {
     /// The chain of system prompt and tools.
     head: Chain,
     cuts: HashMap<u128, Arc<Cut>>,
-    /// How far the history goes with the requests that decided them, by what they are kept by: a part's
-    /// place.
-    ends: HashMap<u128, PartIndex>,
+    /// What they were decided over, by what they are kept by.
+    reaches: HashMap<u128, CutReach>,
     echoes: HashMap<u128, Arc<ReasoningDecision>>,
     /// Those of them, about parts, that were made for the model that is asked.
     of_its_model: HashSet<PartKey>,
@@ -109,10 +109,11 @@ impl RecordedDecisions {
             known.thoughts = Arc::new(branch.thoughts());
         }
         if ledger.has_decided(shadow) {
-            known.find_decisions(ledger, shadow, &branch, conversation.model.as_deref());
+            let forms =
+                known.find_decisions(ledger, shadow, &branch, conversation.model.as_deref());
             known.given_up = ledger.given_up(shadow, known.suspended);
             known.given_up.extend(branch.given_up());
-            known.find_ends(ledger, conversation, &branch);
+            known.find_reaches(ledger, conversation, &branch, &forms);
         }
         if !shadow {
             known.find_repairs(ledger, &branch);
@@ -207,13 +208,15 @@ impl RecordedDecisions {
         groups.filter(move |(at, _): &(_, Vec<&InjectedMessage>)| at.message >= from)
     }
 
+    /// Finds the decisions that hold here. Answers how the turn before sent the parts that were cut, by their
+    /// places in `keyed_parts`.
     fn find_decisions(
         &mut self,
         ledger: &Ledger,
         shadow: bool,
         branch: &Branch<'_>,
         model: Option<&str>,
-    ) {
+    ) -> HashMap<usize, CutCount> {
         let suspended = self.suspended;
         let mut cuts = Vec::new();
         for (index, keyed) in self.keyed_parts.iter().enumerate() {
@@ -246,6 +249,7 @@ impl RecordedDecisions {
         let out =
             ledger.taken_out(shadow, suspended).filter(|echo| !elsewhere.contains(&echo.about));
         self.echoes.extend(out.map(|echo| (echo.about.0, echo.clone())));
+        forms
     }
 
     /// Something is decided for this request; where another branch was first, as it decided it.
