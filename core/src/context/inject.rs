@@ -1,8 +1,8 @@
-//! Words that somebody outside wants said: which request says them, and where they stand from then on.
+//! Messages that an operator queues: which request takes them, and where they stay from then on.
 //!
-//! The next request of the session's main line, at its end, so that nothing before them changes: what
-//! is bound to its prefix stays valid (`docs/protocols.md` 1.5). The place is found by content, as cuts
-//! are. Pure; proposes facts, which `plan` replays.
+//! The next request of the session's main line takes them at its end, so that nothing before them changes and
+//! bound reasoning stays valid (`docs/protocols.md` 1.5). Later requests find the place by content, as with
+//! cuts. Pure; proposes facts, which `plan` replays.
 
 use std::sync::Arc;
 
@@ -13,12 +13,12 @@ use super::policy::Mode;
 use super::{Fact, InjectedMessage, InjectionPlace, InjectionState, Millis, QueuedMessage, Turn};
 use crate::dialect::{PartKey, Purpose};
 
-/// Longest text, bytes.
+/// Longest message, bytes.
 pub const LONGEST: usize = 64 * 1024;
-/// Most that may wait in one session.
+/// Most messages that may wait in one session.
 pub const MOST: usize = 32;
 
-/// What waits, for a request of the session's main line; nothing for any other.
+/// The waiting messages, if the request is on the session's main line; else none.
 pub(super) fn waiting(ledger: &Ledger, placed: &Placement) -> Vec<Arc<QueuedMessage>> {
     let waiting = ledger.waiting();
     if waiting.is_empty() || !is_main(ledger, placed) {
@@ -27,16 +27,16 @@ pub(super) fn waiting(ledger: &Ledger, placed: &Placement) -> Vec<Arc<QueuedMess
     waiting.into_iter().cloned().collect()
 }
 
-/// Whether a request carries on the session's main line: that of its first turn and of its forks.
-/// Where the line breaks (the client compacted its history), the same system prompt and tools carry
-/// it on. Sub-agents are named by their client, or begin with prompts of their own.
+/// Whether a request is on the session's main line: the thread of its first turn, and its forks. If the line
+/// breaks (the client compacted its history), requests with the same system prompt and tools continue it.
+/// Sub-agents are named by their client, or have other system prompts.
 fn is_main(ledger: &Ledger, placed: &Placement) -> bool {
     let is_turn = |turn: &&Arc<Turn>| turn.purpose == Purpose::Turn;
     let Some(first) = ledger.turns().find(is_turn) else { return false };
     is_line_of(ledger, placed, first)
 }
 
-/// The same, where the first request of a session carries on its main line, too.
+/// The same, but the first request of a session is on the main line, too.
 pub fn carries_on(ledger: &Ledger, placed: &Placement) -> bool {
     let is_turn = |turn: &&Arc<Turn>| turn.purpose == Purpose::Turn;
     match ledger.turns().find(is_turn) {
@@ -58,7 +58,7 @@ fn is_line_of(ledger: &Ledger, placed: &Placement, first: &Turn) -> bool {
     main.system == here.system && main.tools == here.tools
 }
 
-/// What waits, said at the end of this request, if the model is to answer it.
+/// Takes the waiting messages at the end of this request, if the model is to answer it.
 pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<Fact> {
     let conversation = request.conversation;
     let may = request.mode == Mode::Active
@@ -69,7 +69,7 @@ pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<Fact
         return Vec::new();
     };
     let Some(part) = request.part(at) else { return Vec::new() };
-    // A retry has its words where they were.
+    // A retry still has the message at its place.
     let is_there = |queued: &&Arc<QueuedMessage>| {
         queued.again.as_deref().is_some_and(|old| known.is_said(old))
     };
@@ -106,11 +106,12 @@ pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<Fact
     needless.into_iter().chain(taken).collect()
 }
 
-/// How ids of words begin that wait again.
+/// Prefix of the ids of messages that are queued again.
 const AGAIN: &str = "again-";
 
-/// Words at the end of a request that nobody answered: they wait again. `in_vain`: because it was
-/// refused with them, and answered without; then once, since they may be what was refused.
+/// Queues messages again that were at the end of a request without a reply. `in_vain`: the request was
+/// refused with them and accepted without. Then they are tried only once more, because they may be what was
+/// refused.
 pub fn again(known: &RecordedDecisions, request: &str, now: Millis, in_vain: bool) -> Vec<Fact> {
     let Some((end, ..)) = known.end() else { return Vec::new() };
     let last = known.said_at(end);
@@ -118,7 +119,7 @@ pub fn again(known: &RecordedDecisions, request: &str, now: Millis, in_vain: boo
     said.filter_map(|said| requeued(said, request, now)).collect()
 }
 
-/// Words that a request took and never had, of what was saved for it: they wait again.
+/// Queues messages again that a request took but did not send. `saved`: the facts saved for that request.
 pub fn untaken(saved: &[Fact], request: &str) -> Vec<Fact> {
     let said = saved.iter().filter_map(|fact| match fact {
         Fact::Said(said) => Some(said),
@@ -140,7 +141,7 @@ fn requeued(said: &InjectedMessage, request: &str, now: Millis) -> Option<Fact> 
     })))
 }
 
-/// The ids of words that this exchange took, of what was saved.
+/// The ids of the messages that this exchange took, among saved facts.
 pub fn taken(saved: &[Fact], request: &str) -> Vec<Box<str>> {
     let said = saved.iter().filter_map(|fact| match fact {
         Fact::Said(said) => Some(said),
@@ -151,7 +152,7 @@ pub fn taken(saved: &[Fact], request: &str) -> Vec<Box<str>> {
 }
 
 impl InjectedMessage {
-    /// Its identity among the parts of a request.
+    /// Its key among the parts of a request.
     pub fn key(&self) -> PartKey {
         PartKey::of_bytes(self.id.as_bytes())
     }

@@ -1,9 +1,10 @@
-//! Reasoning that a client left out while results before it were cut, and sends after all.
+//! Reasoning that a client dropped while results before it were cut, and that it sends after all.
 //!
-//! Where a model binds reasoning to its prefix, the cut that was free then would make it void now
-//! (`docs/architecture.md` "When a rewrite is allowed"): such a cut is not repeated while the reasoning is
-//! there. What was made after a cut rests on it, and stays. So does a cut that this branch has sent beside
-//! the same reasoning already: policy accepted the loss then, and the provider's cache holds those bytes.
+//! If a model binds reasoning to its prefix, a cut that was harmless then would make the reasoning void now
+//! (`docs/architecture.md` "When a rewrite is allowed"). Such a cut is not repeated as long as the reasoning
+//! is sent. Reasoning that was made after a cut depends on the cut, which then stays. A cut also stays if this
+//! branch has already sent it together with the same reasoning: policy accepted the loss at that time, and the
+//! provider's cache holds those bytes.
 
 use std::sync::Arc;
 
@@ -17,18 +18,18 @@ use crate::context::plan::PlanRequest;
 use crate::context::policy::StripPolicy;
 use crate::dialect::{Chain, Conversation, PartIndex, PartKey, PartKind};
 
-/// What a cut was decided over.
+/// The range of the history in which a cut makes reasoning void.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CutReach {
-    /// How far the history goes with the request that decided the cut: a part's place.
+    /// The end: the first part that the request which decided the cut does not share.
     end: PartIndex,
-    /// The turn that the request grew from sent the part so.
+    /// The parent turn sent the part in this cut form.
     is_sent: bool,
 }
 
 impl RecordedDecisions {
-    /// Finds how far the history goes with the requests that decided the cuts, if it may matter. `forms`: how
-    /// the turn before sent the parts that were cut.
+    /// Finds how far this history agrees with the requests that decided the cuts, if that can matter.
+    /// `forms`: in which form the parent turn sent the parts that were cut.
     pub(super) fn find_reaches(
         &mut self,
         ledger: &Ledger,
@@ -62,8 +63,7 @@ impl RecordedDecisions {
         }
     }
 
-    /// Lets go of the cuts that would make reasoning void which came back, where policy does not accept
-    /// its loss.
+    /// Drops the cuts that would make returned reasoning void, unless policy accepts its loss.
     pub fn spares_reasoning(&mut self, request: &PlanRequest<'_>) {
         let policy = request.policy;
         let loses =
@@ -81,7 +81,7 @@ impl RecordedDecisions {
         });
         let is_out =
             |about: u128| self.echo(about).is_some_and(|echo| echo.does == ReasoningAction::Out);
-        // What another model thought is nothing to this one, whatever stands before it.
+        // Reasoning of another model is not read, so it does not matter what changes before it.
         let others = self.replies.iter().filter(|reply| *reply.reasoning.model != *request.name);
         let others: Vec<_> = others.collect();
         let is_foreign = |at| others.iter().any(|reply| reply.spans(at));
@@ -105,8 +105,8 @@ impl RecordedDecisions {
     }
 }
 
-/// How far a history goes with the request of an exchange: to that request's end, or as far as to where
-/// it left it (a rewind, a fork). `ends`: the chains of the history, with their places.
+/// How far a history agrees with the request of an exchange: to the end of that request, or to where it
+/// diverged (a rewind, a fork). `ends`: the chains of the history, with their places.
 fn last_shared(
     ledger: &Ledger,
     ends: &HashMap<Chain, PartIndex>,
@@ -114,7 +114,7 @@ fn last_shared(
 ) -> Option<PartIndex> {
     let mut turn = ledger.turn(request)?;
     let mut end = ends.get(&turn.position.chain);
-    // No line is longer.
+    // No branch is longer than the number of turns.
     for _ in ledger.turns() {
         if end.is_some() {
             break;
