@@ -6,17 +6,82 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::ledger::Ledger;
 use super::lineage::Placement;
 use super::plan::{PlanRequest, RecordedDecisions};
 use super::policy::Mode;
-use super::{Fact, InjectedMessage, InjectionPlace, InjectionState, Millis, QueuedMessage, Turn};
+use super::{ExchangeId, Fact, Millis, ThreadId, Turn};
 use crate::dialect::{PartKey, Purpose};
 
 /// Longest text, bytes.
 pub const LONGEST: usize = 64 * 1024;
 /// Most that may wait in one session.
 pub const MOST: usize = 32;
+
+/// Words that somebody outside wants said in a session: they wait for its next request.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct QueuedMessage {
+    /// Unique in its session.
+    pub id: Box<str>,
+    /// Its place among all words that were queued there, from 1.
+    pub number: u32,
+    /// When it was queued.
+    pub at: Millis,
+    /// The words.
+    pub text: Box<str>,
+    /// Those that it repeats, because the request that said them was not answered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub again: Option<Box<str>>,
+}
+
+/// What became of queued words; the first to write it decides.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct InjectedMessage {
+    /// Which.
+    pub id: Box<str>,
+    /// When it was decided.
+    pub at: Millis,
+    /// How it ended.
+    pub fate: InjectionState,
+}
+
+/// How queued words ended.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum InjectionState {
+    /// They were taken back before anybody took them.
+    Removed,
+    /// They stand in a request, and in all that grow from it.
+    Taken(Box<InjectionPlace>),
+}
+
+/// Where queued words stand.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct InjectionPlace {
+    /// The exchange that took them.
+    #[serde(rename = "request")]
+    pub exchange: ExchangeId,
+    /// Its thread.
+    pub thread: ThreadId,
+    /// Their place among those queued.
+    pub number: u32,
+    /// The part that they follow ([`plan::about`](super::plan::about)).
+    pub after: PartKey,
+    /// That part and the one before it: the place is found by these where the client changed what came before.
+    #[serde(rename = "joint", default, skip_serializing_if = "Option::is_none")]
+    pub boundary: Option<PartKey>,
+    /// The words.
+    pub text: Box<str>,
+    /// What they cost, tokens.
+    pub tokens: u32,
+    /// When they were queued.
+    pub queued: Millis,
+    /// Said after this refusal ([`Suspension::at`](super::Suspension::at)); what had been said before it is not said again there.
+    #[serde(rename = "aside", default, skip_serializing_if = "Option::is_none")]
+    pub suspended: Option<Millis>,
+}
 
 /// What waits, for a request of the session's main line; nothing for any other.
 pub(super) fn waiting(ledger: &Ledger, placed: &Placement) -> Vec<Arc<QueuedMessage>> {
@@ -50,7 +115,7 @@ fn is_line_of(ledger: &Ledger, placed: &Placement, first: &Turn) -> bool {
     if main.client_thread != here.client_thread {
         return false;
     }
-    let parent = |turn: &&Arc<Turn>| ledger.turn(turn.position.parent.as_deref()?);
+    let parent = |turn: &&Arc<Turn>| ledger.turn(turn.position.parent.as_ref()?);
     let line = std::iter::successors(placed.parent.as_ref(), parent).take(ledger.turns().count());
     if line.into_iter().any(|turn| turn.position.thread == main.thread) {
         return true;
@@ -88,7 +153,7 @@ pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<Fact
     }
     let mut counter = request.tokenizer.counter(conversation, request.body, request.model);
     let taken = waiting.iter().map(|queued| InjectionPlace {
-        request: request.id.into(),
+        exchange: request.exchange.clone(),
         thread: known.thread.clone(),
         number: queued.number,
         after: PartKey(after),
@@ -111,26 +176,31 @@ const AGAIN: &str = "again-";
 
 /// Words at the end of a request that nobody answered: they wait again. `in_vain`: because it was
 /// refused with them, and answered without; then once, since they may be what was refused.
-pub fn again(known: &RecordedDecisions, request: &str, now: Millis, in_vain: bool) -> Vec<Fact> {
+pub fn again(
+    known: &RecordedDecisions,
+    exchange: &ExchangeId,
+    now: Millis,
+    in_vain: bool,
+) -> Vec<Fact> {
     let Some((end, ..)) = known.end() else { return Vec::new() };
     let last = known.said_at(end);
     let said = last.filter(|said| !(in_vain && said.id.starts_with(AGAIN)));
-    said.filter_map(|said| requeued(said, request, now)).collect()
+    said.filter_map(|said| requeued(said, exchange, now)).collect()
 }
 
 /// Words that a request took and never had, of what was saved for it: they wait again.
-pub fn untaken(saved: &[Fact], request: &str) -> Vec<Fact> {
+pub fn untaken(saved: &[Fact], exchange: &ExchangeId) -> Vec<Fact> {
     let said = saved.iter().filter_map(|fact| match fact {
         Fact::Said(said) => Some(said),
         _ => None,
     });
-    let ours = said.filter(|said| said.taken().is_some_and(|taken| &*taken.request == request));
-    ours.filter_map(|said| requeued(said, request, said.at)).collect()
+    let ours = said.filter(|said| said.taken().is_some_and(|taken| taken.exchange == *exchange));
+    ours.filter_map(|said| requeued(said, exchange, said.at)).collect()
 }
 
-fn requeued(said: &InjectedMessage, request: &str, now: Millis) -> Option<Fact> {
+fn requeued(said: &InjectedMessage, exchange: &ExchangeId, now: Millis) -> Option<Fact> {
     let taken = said.taken()?;
-    let id = PartKey::of_bytes(format!("{} {request}", said.id).as_bytes());
+    let id = PartKey::of_bytes(format!("{} {exchange}", said.id).as_bytes());
     Some(Fact::Queued(Box::new(QueuedMessage {
         id: format!("{AGAIN}{id}").into(),
         number: taken.number,
@@ -141,12 +211,12 @@ fn requeued(said: &InjectedMessage, request: &str, now: Millis) -> Option<Fact> 
 }
 
 /// The ids of words that this exchange took, of what was saved.
-pub fn taken(saved: &[Fact], request: &str) -> Vec<Box<str>> {
+pub fn taken(saved: &[Fact], exchange: &ExchangeId) -> Vec<Box<str>> {
     let said = saved.iter().filter_map(|fact| match fact {
         Fact::Said(said) => Some(said),
         _ => None,
     });
-    let ours = said.filter(|said| said.taken().is_some_and(|taken| &*taken.request == request));
+    let ours = said.filter(|said| said.taken().is_some_and(|taken| taken.exchange == *exchange));
     ours.map(|said| said.id.clone()).collect()
 }
 

@@ -29,9 +29,11 @@ pub mod trim;
 use std::borrow::Cow;
 
 pub use self::method::EstimateMethod;
+pub use crate::dialect::ids::{ExchangeId, SessionId, TenantId, ThreadId};
 use crate::dialect::{Chain, Dialect, Part, PartKey, Purpose, StopReason, Usage, models::Family};
 pub use crate::tokens::{CountingMethod, learn::CostPrediction};
 pub use compact::ForwardedHistory;
+pub use inject::{InjectedMessage, InjectionPlace, InjectionState, QueuedMessage};
 use serde::{Deserialize, Serialize};
 
 /// Milliseconds since 1970, UTC. Passed in: these floors have no clock.
@@ -109,14 +111,12 @@ pub enum Outcome {
     Interrupted,
 }
 
-/// One lineage of messages in a session: 16 hex digits, of the exchange with which it began.
-pub type ThreadId = Box<str>;
-
 /// One completed exchange on a thread.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Turn {
     /// Its exchange: unique, where a chain is not (retries, parallel calls).
-    pub request: Box<str>,
+    #[serde(rename = "request")]
+    pub exchange: ExchangeId,
     /// Where it stands among the turns of its session.
     #[serde(rename = "standing")]
     pub position: Position,
@@ -181,7 +181,7 @@ pub struct Position {
     pub thread: ThreadId,
     /// The exchange it grew from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub parent: Option<Box<str>>,
+    pub parent: Option<ExchangeId>,
     /// The chain at the end of the request.
     pub chain: Chain,
     /// The last keyed part of the request: with the first of the reply, a boundary to find it by.
@@ -237,7 +237,7 @@ pub struct SketchPart {
 pub struct Sketch {
     /// The exchange whose sketch it differs from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub base: Option<Box<str>>,
+    pub base: Option<ExchangeId>,
     /// How many entries of that sketch stay, from the front.
     pub kept: u32,
     /// What follows them.
@@ -299,7 +299,8 @@ pub struct Cut {
     /// When it was decided.
     pub at: Millis,
     /// The exchange that decided it.
-    pub request: Box<str>,
+    #[serde(rename = "request")]
+    pub exchange: ExchangeId,
     /// What stands in its place.
     #[serde(flatten)]
     pub content: Replacement,
@@ -348,7 +349,8 @@ pub struct ReasoningDecision {
     /// When it was decided.
     pub at: Millis,
     /// The exchange that decided it.
-    pub request: Box<str>,
+    #[serde(rename = "request")]
+    pub exchange: ExchangeId,
     /// What.
     pub does: ReasoningAction,
     /// Why.
@@ -386,7 +388,8 @@ pub struct CompactionRecord {
     /// When it was written, or taken into use.
     pub at: Millis,
     /// The exchange it was written for, or that took it into use.
-    pub request: Box<str>,
+    #[serde(rename = "request")]
+    pub exchange: ExchangeId,
     /// The messages that stand in place of those before the cut, as they stand in a body.
     pub raw: Box<str>,
     /// What those cost, tokens, estimated.
@@ -447,12 +450,13 @@ impl CompactionRecord {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Suspension {
     /// The exchange that was refused.
-    pub request: Box<str>,
+    #[serde(rename = "request")]
+    pub exchange: ExchangeId,
     /// Its thread.
     pub thread: ThreadId,
     /// The exchange it grew from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub parent: Option<Box<str>>,
+    pub parent: Option<ExchangeId>,
     /// When.
     pub at: Millis,
 }
@@ -462,12 +466,13 @@ pub struct Suspension {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Revocation {
     /// The exchange that was refused.
-    pub request: Box<str>,
+    #[serde(rename = "request")]
+    pub exchange: ExchangeId,
     /// Its thread.
     pub thread: ThreadId,
     /// The exchange it grew from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub parent: Option<Box<str>>,
+    pub parent: Option<ExchangeId>,
     /// When.
     pub at: Millis,
     /// What the decisions are kept by.
@@ -492,7 +497,7 @@ pub enum RevocationRetry {
 impl Revocation {
     /// What it is kept by: a request may be refused more than once, each time with less.
     pub fn key(&self) -> u128 {
-        let exchange = Chain(PartKey::of_bytes(self.request.as_bytes()).0);
+        let exchange = Chain(PartKey::of_bytes(self.exchange.as_str().as_bytes()).0);
         self.about.iter().copied().fold(exchange, Chain::then).0
     }
 
@@ -500,68 +505,6 @@ impl Revocation {
     pub fn epoch(&self) -> Option<Millis> {
         (self.retry != RevocationRetry::Never).then(|| (self.key() >> 64) as u64 | 1 << 63)
     }
-}
-
-/// Words that somebody outside wants said in a session: they wait for its next request.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct QueuedMessage {
-    /// Unique in its session.
-    pub id: Box<str>,
-    /// Its place among all words that were queued there, from 1.
-    pub number: u32,
-    /// When it was queued.
-    pub at: Millis,
-    /// The words.
-    pub text: Box<str>,
-    /// Those that it repeats, because the request that said them was not answered.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub again: Option<Box<str>>,
-}
-
-/// What became of queued words; the first to write it decides.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct InjectedMessage {
-    /// Which.
-    pub id: Box<str>,
-    /// When it was decided.
-    pub at: Millis,
-    /// How it ended.
-    pub fate: InjectionState,
-}
-
-/// How queued words ended.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum InjectionState {
-    /// They were taken back before anybody took them.
-    Removed,
-    /// They stand in a request, and in all that grow from it.
-    Taken(Box<InjectionPlace>),
-}
-
-/// Where queued words stand.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct InjectionPlace {
-    /// The exchange that took them.
-    pub request: Box<str>,
-    /// Its thread.
-    pub thread: ThreadId,
-    /// Their place among those queued.
-    pub number: u32,
-    /// The part that they follow ([`plan::about`]).
-    pub after: PartKey,
-    /// That part and the one before it: the place is found by these where the client changed what came before.
-    #[serde(rename = "joint", default, skip_serializing_if = "Option::is_none")]
-    pub boundary: Option<PartKey>,
-    /// The words.
-    pub text: Box<str>,
-    /// What they cost, tokens.
-    pub tokens: u32,
-    /// When they were queued.
-    pub queued: Millis,
-    /// Said after this refusal ([`Suspension::at`]); what had been said before it is not said again there.
-    #[serde(rename = "aside", default, skip_serializing_if = "Option::is_none")]
-    pub suspended: Option<Millis>,
 }
 
 /// Everything that is remembered. Written once; first write wins.

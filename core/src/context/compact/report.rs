@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::context::ledger::Ledger;
 use crate::context::plan::DecisionReason;
 use crate::context::policy::SummaryAuthor;
-use crate::context::{CompactionRecord, Millis, Turn};
+use crate::context::{CompactionRecord, ExchangeId, Millis, Turn};
 use crate::dialect::Usage;
 
 /// A compaction, as it is told.
@@ -29,7 +29,8 @@ pub struct CompactionReport {
     /// When it was taken into use, ms since 1970; of one that still waits, when it was written.
     pub at: Millis,
     /// The exchange that took it into use, or for which it was written.
-    pub request: Box<str>,
+    #[serde(rename = "request")]
+    pub exchange: ExchangeId,
     /// What the messages before the cut cost, tokens, estimated.
     pub tokens_before: u64,
     /// What stands in their place costs, tokens, estimated.
@@ -61,7 +62,7 @@ impl CompactionReport {
             model: compact.model.clone(),
             why: compact.why,
             at: compact.at,
-            request: compact.request.clone(),
+            exchange: compact.exchange.clone(),
             tokens_before: compact.was,
             tokens_after: u64::from(compact.tokens),
             took_ms: compact.took,
@@ -101,7 +102,7 @@ impl Compactions {
             return Self { used: Vec::new(), ready: ready(ledger, &line, 0) };
         };
         let folded = |one: &&Arc<CompactionRecord>| {
-            one.about != newest.about && one.at <= newest.at && line.contains(&*one.request)
+            one.about != newest.about && one.at <= newest.at && line.contains(&one.exchange)
         };
         let mut used: Vec<_> = ledger.compacts(false).filter(folded).collect();
         used.sort_by_key(|compact| compact.at);
@@ -112,21 +113,21 @@ impl Compactions {
 }
 
 /// The exchanges that a turn grew from, itself among them.
-fn line<'l>(ledger: &'l Ledger, turn: &'l Turn) -> HashSet<&'l str> {
-    let parent = |turn: &&'l Turn| Some(&**ledger.turn(turn.position.parent.as_deref()?)?);
+fn line<'l>(ledger: &'l Ledger, turn: &'l Turn) -> HashSet<&'l ExchangeId> {
+    let parent = |turn: &&'l Turn| Some(&**ledger.turn(turn.position.parent.as_ref()?)?);
     let turns = std::iter::successors(Some(turn), parent);
     let mut line = HashSet::default();
     // What was seen before is a circle: the facts contradict each other.
-    turns.map(|turn| &*turn.request).take_while(|request| line.insert(*request)).for_each(drop);
+    turns.map(|turn| &turn.exchange).take_while(|exchange| line.insert(*exchange)).for_each(drop);
     line
 }
 
 /// The newest summary that was written for one of these exchanges after `since` and is not in use.
-fn ready(ledger: &Ledger, line: &HashSet<&str>, since: Millis) -> Option<CompactionReport> {
+fn ready(ledger: &Ledger, line: &HashSet<&ExchangeId>, since: Millis) -> Option<CompactionReport> {
     let is_used = |one: &CompactionRecord| {
         ledger.compacts(false).any(|used| (used.about, used.after) == (one.about, one.after))
     };
     let fresh = ledger.summaries(false).filter(|one| one.at > since);
-    let ready = fresh.filter(|one| line.contains(&*one.request) && !is_used(one));
+    let ready = fresh.filter(|one| line.contains(&one.exchange) && !is_used(one));
     ready.max_by_key(|one| one.at).map(|one| CompactionReport::of(one))
 }

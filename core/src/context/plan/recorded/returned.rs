@@ -8,10 +8,10 @@ use foldhash::HashMap;
 
 use super::branch::{Branch, CutCount};
 use super::{RecordedDecisions, again};
-use crate::context::ReasoningAction;
 use crate::context::ledger::Ledger;
 use crate::context::plan::PlanRequest;
 use crate::context::policy::StripPolicy;
+use crate::context::{ExchangeId, ReasoningAction};
 use crate::dialect::{Chain, Conversation, PartIndex, PartKind};
 
 impl RecordedDecisions {
@@ -29,13 +29,14 @@ impl RecordedDecisions {
         let ends =
             conversation.chains().zip(&self.keyed_parts).map(|(chain, keyed)| (chain, keyed.at));
         let ends: HashMap<Chain, PartIndex> = ends.collect();
-        let mut shared: HashMap<Box<str>, Option<PartIndex>> = HashMap::default();
+        let mut shared: HashMap<ExchangeId, Option<PartIndex>> = HashMap::default();
         let cuts = self.keyed_parts.iter().flat_map(|keyed| {
             let nth = [(keyed.about, CutCount::Once), (again(keyed.about), CutCount::Twice)];
             nth.map(|(about, nth)| Some((&**self.cuts.get(&about)?, nth.of(keyed.key))))
         });
-        for (about, request) in branch.began(cuts.flatten()) {
-            let end = shared.entry(request).or_insert_with_key(|it| last_shared(ledger, &ends, it));
+        for (about, exchange) in branch.began(cuts.flatten()) {
+            let end =
+                shared.entry(exchange).or_insert_with_key(|it| last_shared(ledger, &ends, it));
             self.ends.extend(end.map(|end| (about.0, end)));
         }
     }
@@ -84,16 +85,16 @@ impl RecordedDecisions {
 fn last_shared(
     ledger: &Ledger,
     ends: &HashMap<Chain, PartIndex>,
-    request: &str,
+    exchange: &ExchangeId,
 ) -> Option<PartIndex> {
-    let mut turn = ledger.turn(request)?;
+    let mut turn = ledger.turn(exchange)?;
     let mut end = ends.get(&turn.position.chain);
     // No line is longer.
     for _ in ledger.turns() {
         if end.is_some() {
             break;
         }
-        turn = ledger.turn(turn.position.parent.as_deref()?)?;
+        turn = ledger.turn(turn.position.parent.as_ref()?)?;
         end = ends.get(&turn.after).or_else(|| ends.get(&turn.position.chain));
     }
     end.copied()
