@@ -12,10 +12,10 @@ use foldhash::{HashMap, HashSet};
 
 use super::branch::{Branch, CutCount};
 use super::{RecordedDecisions, again};
-use crate::context::ReasoningAction;
 use crate::context::ledger::Ledger;
 use crate::context::plan::PlanRequest;
 use crate::context::policy::StripPolicy;
+use crate::context::{ExchangeId, ReasoningAction};
 use crate::dialect::{Chain, Conversation, PartIndex, PartKey, PartKind};
 
 /// The range of the history in which a cut makes reasoning void.
@@ -44,7 +44,7 @@ impl RecordedDecisions {
         let ends =
             conversation.chains().zip(&self.keyed_parts).map(|(chain, keyed)| (chain, keyed.at));
         let ends: HashMap<Chain, PartIndex> = ends.collect();
-        let mut shared: HashMap<Box<str>, Option<PartIndex>> = HashMap::default();
+        let mut shared: HashMap<ExchangeId, Option<PartIndex>> = HashMap::default();
         let mut sent = HashSet::default();
         let cuts = self.keyed_parts.iter().enumerate().flat_map(|(index, keyed)| {
             let nth = [(keyed.about, CutCount::Once), (again(keyed.about), CutCount::Twice)];
@@ -53,8 +53,9 @@ impl RecordedDecisions {
             nth.map(|(about, nth)| Some((&**self.cuts.get(&about)?, nth.of(keyed.key))))
         });
         let began = branch.began(cuts.flatten());
-        for (about, request) in began {
-            let end = shared.entry(request).or_insert_with_key(|it| last_shared(ledger, &ends, it));
+        for (about, exchange) in began {
+            let end =
+                shared.entry(exchange).or_insert_with_key(|it| last_shared(ledger, &ends, it));
             let reach = end.map(|end| CutReach { end, is_sent: sent.contains(&about.0) });
             self.reaches.extend(reach.map(|reach| (about.0, reach)));
         }
@@ -110,16 +111,16 @@ impl RecordedDecisions {
 fn last_shared(
     ledger: &Ledger,
     ends: &HashMap<Chain, PartIndex>,
-    request: &str,
+    exchange: &ExchangeId,
 ) -> Option<PartIndex> {
-    let mut turn = ledger.turn(request)?;
+    let mut turn = ledger.turn(exchange)?;
     let mut end = ends.get(&turn.position.chain);
     // No branch is longer than the number of turns.
     for _ in ledger.turns() {
         if end.is_some() {
             break;
         }
-        turn = ledger.turn(turn.position.parent.as_deref()?)?;
+        turn = ledger.turn(turn.position.parent.as_ref()?)?;
         end = ends.get(&turn.after).or_else(|| ends.get(&turn.position.chain));
     }
     end.copied()
