@@ -49,7 +49,7 @@ pub struct RecordedDecisions {
     /// For each cut, by its decision key: the range of the history in which it makes reasoning void.
     reaches: HashMap<u128, CutReach>,
     echoes: HashMap<u128, Arc<ReasoningDecision>>,
-    /// Those decisions about parts that were made for the requested model.
+    /// The keys of the decisions about parts, and to remove reasoning, that were made for the requested model.
     of_its_model: HashSet<PartKey>,
     /// Keys of decisions that were refused and are never made again.
     given_up: HashSet<u128>,
@@ -248,7 +248,12 @@ impl RecordedDecisions {
         let elsewhere = branch.not_out(ledger.taken_out(shadow, suspended), replies);
         let out =
             ledger.taken_out(shadow, suspended).filter(|echo| !elsewhere.contains(&echo.about));
-        self.echoes.extend(out.map(|echo| (echo.about.0, echo.clone())));
+        for echo in out {
+            if branch.is_of_model(echo, model) {
+                self.of_its_model.insert(echo.about);
+            }
+            self.echoes.insert(echo.about.0, echo.clone());
+        }
         forms
     }
 
@@ -425,7 +430,8 @@ impl RecordedDecisions {
         Some(self.keyed_parts[found].about)
     }
 
-    /// Whether a decision about a part was made for the model that this request asks for.
+    /// Whether a decision about a part, or to remove reasoning, was made for the model that this request asks
+    /// for.
     pub(super) fn is_of_its_model(&self, echo: &ReasoningDecision) -> bool {
         self.of_its_model.contains(&echo.about)
     }

@@ -234,13 +234,14 @@ fn take_out(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Pla
     if !known.takes_out() {
         return;
     }
+    // What was removed for another model stays if this one requires it.
+    let is_demanded = request.echo == EchoRule::Demanded;
     let messages = request.conversation.messages.iter().enumerate();
     for (index, message) in messages.skip(known.kept_from()) {
         let is_out = |part: &Part| {
-            let about = part.reasoning_key(request.body);
-            about
-                .and_then(|about| known.echo(about))
-                .filter(|echo| echo.does == ReasoningAction::Out)
+            let echo = known.echo(part.reasoning_key(request.body)?)?;
+            let applies = !is_demanded || known.is_of_its_model(echo);
+            (applies && echo.does == ReasoningAction::Out).then_some(echo)
         };
         let out: Vec<(usize, &ReasoningDecision)> = message
             .parts

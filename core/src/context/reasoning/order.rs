@@ -14,7 +14,7 @@ enum OrderConstraint {
     Free,
     /// Only this piece; with `None`, no piece.
     Exactly(Option<PartKey>),
-    /// Unknown, so none of ours.
+    /// Unknown, so none of ours except what the parent turn sent already.
     Unknown,
 }
 
@@ -53,7 +53,8 @@ pub fn chosen(
             let leads_on = match need {
                 OrderConstraint::Free => true,
                 OrderConstraint::Exactly(before) => before.is_some() && before == last,
-                OrderConstraint::Unknown => false,
+                // What came after it was made on what the parent turn sent, or was sent there beside it.
+                OrderConstraint::Unknown => known.was_sent(returned),
             };
             (chosen[index], need) = if leads_on { (true, order) } else { (false, need) };
         }

@@ -3,6 +3,7 @@
 //!
 //! They are found by their chain, or by an anchor key if the client changed something before them.
 
+use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -85,10 +86,26 @@ impl RecordedDecisions {
                 }
             }
         }
-        self.replies.sort_by_key(|returned| returned.index);
+        self.sort_replies();
         let replies = self.replies.iter_mut().enumerate();
         replies.for_each(|(number, returned)| returned.number = number);
         self.only_kept();
+    }
+
+    /// Sorts the replies by their places. Drops a reply whose parts are the first ones of another reply: it
+    /// broke off, its request was repeated, and the second reply came back.
+    fn sort_replies(&mut self) {
+        let last = |returned: &ReturnedReply| returned.parts.iter().flatten().next_back().copied();
+        let order = |returned: &ReturnedReply| {
+            (returned.index, !returned.parts.is_empty(), Reverse(last(returned)))
+        };
+        self.replies.sort_by_key(order);
+        let mut end = None;
+        self.replies.retain(|returned| {
+            let is_within = last(returned).is_some() && last(returned) < end;
+            end = end.max(last(returned));
+            !is_within
+        });
     }
 
     /// A reply of nothing but reasoning, after the part at `index`, if its client sends the reasoning.
@@ -181,26 +198,28 @@ impl ReturnedReply {
     }
 
     /// The reasoning that the client dropped. What it sends is left as it is: one signature stands for its
-    /// block, and in dialects with one reasoning field, that field stands for all.
+    /// block, and in dialects with one reasoning field, that field stands for all. Nothing is missing where the
+    /// client sends the reasoning of another reply with the same parts: the provider was asked twice.
     pub fn missing(&self, request: &PlanRequest<'_>) -> DroppedReasoning<'_> {
         let sent: Vec<&Part> = self.region(request.conversation);
         let is_reasoning = |part: &&&Part| part.kind == PartKind::Reasoning;
         let sent: Vec<&Part> = sent.iter().filter(is_reasoning).copied().collect();
         let one_field = request.conversation.dialect == Dialect::OpenaiChat;
-        let is_there = |raw: &str| {
-            sent.iter().any(|part| match part.sealed {
-                Some(sealed) => {
-                    let literal = sealed.of(request.body);
-                    let words = literal.get(1..literal.len().saturating_sub(1));
-                    words.is_some_and(|words| memchr::memmem::find(raw.as_bytes(), words).is_some())
-                }
-                None => true,
-            })
+        let recorded = &self.reasoning.blocks;
+        let is_of = |part: &Part, raw: &str| match part.sealed {
+            Some(sealed) => {
+                let literal = sealed.of(request.body);
+                let words = literal.get(1..literal.len().saturating_sub(1));
+                words.is_some_and(|words| memchr::memmem::find(raw.as_bytes(), words).is_some())
+            }
+            None => true,
         };
-        let blocks = self.reasoning.blocks.iter();
-        let blocks = blocks.filter(|block| match one_field {
+        let is_anothers =
+            |part: &&Part| !recorded.is_empty() && recorded.iter().all(|it| !is_of(part, &it.raw));
+        let is_replaced = sent.iter().any(is_anothers);
+        let blocks = recorded.iter().filter(|block| match one_field {
             true => sent.is_empty(),
-            false => !is_there(&block.raw),
+            false => !is_replaced && sent.iter().all(|part| !is_of(part, &block.raw)),
         });
         let seals = self.reasoning.seals.iter().filter_map(|signature| {
             let at = self.signed(request, signature)?;
