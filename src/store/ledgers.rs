@@ -506,7 +506,7 @@ const RECORD_BYTES: usize = 2048;
 fn record(fact: &Fact) -> Option<Record> {
     let (kind, key, at) = match fact {
         Fact::Turn(turn) => (RecordKind::Turn, turn_key(&turn.exchange), turn.at),
-        Fact::Reasoning(reasoning) => (RecordKind::Reasoning, reasoning.after.0, reasoning.at),
+        Fact::Reasoning(reasoning) => (RecordKind::Reasoning, reasoning.key(), reasoning.at),
         Fact::Cut(cut) => {
             (RecordKind::Cut, decision_address(cut.about.0, cut.shadow, cut.after), cut.at)
         }

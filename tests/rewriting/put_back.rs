@@ -2,7 +2,7 @@
 
 use plimsoll::context::ledger::Ledger;
 use plimsoll::context::plan::{Change, Decision, DecisionReason};
-use plimsoll::context::policy::{EchoRule, Policy, ReasoningPolicy, ReinjectPolicy};
+use plimsoll::context::policy::{EchoRule, Policy, ReasoningPolicy, ReinjectPolicy, StripPolicy};
 use serde_json::{Value, json};
 
 use crate::play::{Play, answers, asks, message};
@@ -78,6 +78,102 @@ async fn a_reply_that_was_nothing_but_thinking_keeps_the_order() {
     history[3] = message("assistant", json!([thinking("It may be otherwise.")]));
     let scene = play.asks(&asks(BOUND, &history), &answers("m4", BOUND, json!([]))).await;
     assert_eq!(scene.told.done.made.put_back, 0, "{:?}", scene.steps());
+}
+
+/// A request that is sent twice may be answered twice with the same words. The client goes on with the second
+/// reply: the first one's reasoning is not put beside it.
+#[tokio::test]
+async fn the_reasoning_of_a_repeated_requests_second_reply_stands_alone() {
+    let id = "toolu_01AbCdEfGh12";
+    for model in [MODEL, "claude-opus-5-5"] {
+        let mut play = Play::of("/v1/messages", Policy::default()).await;
+        let mut history = vec![message("user", json!("Look."))];
+        for words in ["Let me look.", "I shall look."] {
+            let reply = json!([thinking(words), call(id)]);
+            play.asks(&asks(model, &history), &answers(words, model, reply)).await;
+        }
+        history.push(message("assistant", json!([thinking("I shall look."), call(id)])));
+        history.push(message("user", json!([result(id, "Deep water.")])));
+        for _ in 0..2 {
+            let request = asks(model, &history);
+            let scene = play.asks(&request, &answers("m3", model, json!([]))).await;
+            assert_eq!(scene.bytes, request.to_string());
+            play.restarts().await;
+        }
+    }
+}
+
+/// A reply breaks off after its text. The request is repeated, and the second reply says the same and calls a
+/// tool. Its own reasoning is put back, once.
+#[tokio::test]
+async fn a_broken_reply_gives_way_to_the_longer_one_that_came_back() {
+    let id = "toolu_01AbCdEfGh12";
+    let mut play = Play::of("/v1/messages", Policy::default()).await;
+    let mut history = vec![message("user", json!("Look."))];
+    let says = json!({"type": "text", "text": "I look."});
+    let broken = json!([thinking("Let me look."), says]);
+    play.asks(&asks(MODEL, &history), &answers("m1", MODEL, broken)).await;
+    let whole = json!([thinking("I shall look."), says, call(id)]);
+    play.asks(&asks(MODEL, &history), &answers("m2", MODEL, whole.clone())).await;
+    history.push(message("assistant", json!([says, call(id)])));
+    history.push(message("user", json!([result(id, "Deep water.")])));
+    let scene = play.asks(&asks(MODEL, &history), &answers("m3", MODEL, json!([]))).await;
+    assert_eq!(scene.told.done.made.put_back, 1, "{:?}", scene.steps());
+    assert_eq!(scene.sent["messages"][1]["content"], whole);
+}
+
+/// Bound reasoning that came back without the rest of its reply, or in a second reply to the same request, still
+/// stands after what was put back before it, after a restart too.
+#[tokio::test]
+async fn what_was_put_back_stays_before_reasoning_whose_reply_is_not_whole() {
+    const BOUND: &str = "claude-opus-5-5";
+    let (id, next) = ("toolu_01AbCdEfGh12", "toolu_01AbCdEfGh34");
+    let thought = |words: &str| vec![json!([thinking(words)])];
+    let repeated = [thought("So it is."), thought("It is just so.")].concat();
+    let broken = vec![json!([thinking("It is just so."), call(next)])];
+    for replies in [repeated, broken] {
+        let mut play = Play::of("/v1/messages", Policy::default()).await;
+        let mut history = vec![message("user", json!("Look."))];
+        let reply = json!([thinking("Let me look."), call(id)]);
+        play.asks(&asks(BOUND, &history), &answers("m1", BOUND, reply)).await;
+        history.push(message("assistant", json!([call(id)])));
+        history.push(message("user", json!([result(id, "Deep water.")])));
+        for (number, reply) in replies.iter().enumerate() {
+            let answer = answers(&format!("n{number}"), BOUND, reply.clone());
+            let scene = play.asks(&asks(BOUND, &history), &answer).await;
+            assert_eq!(scene.told.done.made.put_back, 1);
+        }
+        history.push(message("assistant", json!([thinking("It is just so.")])));
+        history.push(message("user", json!("Resume directly.")));
+        for _ in 0..2 {
+            let scene = play.asks(&asks(BOUND, &history), &answers("m3", BOUND, json!([]))).await;
+            assert_eq!(scene.sent["messages"][1]["content"][0], thinking("Let me look."));
+            assert_eq!(scene.sent["messages"].as_array().unwrap()[2..], history[2..]);
+            play.restarts().await;
+        }
+    }
+}
+
+/// Reasoning that policy removed for one model stays in the request to a model that demands it.
+#[tokio::test]
+async fn what_was_taken_out_for_another_model_is_there_where_it_is_demanded() {
+    let mut policy = Policy::default();
+    policy.reasoning.strip_from_context = StripPolicy::All;
+    let mut play = Play::of("/v1/chat/completions", policy).await;
+    let said = json!({"role": "assistant", "content": "Deep.", "reasoning_content": "Hm."});
+    let messages =
+        [message("user", json!("How deep?")), said, message("user", json!("And how wide?"))];
+    let asks = |model: &str| json!({"model": model, "messages": messages});
+    let reply = |id: &str| {
+        json!({"id": id, "choices": [{"index": 0, "finish_reason": "stop",
+        "message": {"role": "assistant", "content": "So."}}], "usage": {"prompt_tokens": 9, "completion_tokens": 1}})
+    };
+    for _ in 0..2 {
+        let scene = play.asks(&asks("glm-5"), &reply("c1")).await;
+        assert_eq!(scene.told.done.made.taken_out, 1, "{:?}", scene.steps());
+        let request = asks("deepseek-v4");
+        assert_eq!(play.asks(&request, &reply("c2")).await.bytes, request.to_string());
+    }
 }
 
 #[tokio::test]

@@ -14,6 +14,7 @@ use foldhash::{HashMap, HashSet};
 use super::decisions::Decisions;
 use super::footprint::{block, entry, list, text};
 use super::repair::RepairDecision;
+use super::seal::seal;
 use super::{
     CompactionRecord, Cut, ExchangeId, Fact, InjectedMessage, InjectionPlace, InjectionState,
     Outcome, QueuedMessage, ReasoningDecision, ReasoningRecord, Revocation, Sketch, SketchPart,
@@ -33,6 +34,8 @@ pub struct Ledger {
     /// Turns that a later turn continues.
     grown: HashSet<ExchangeId>,
     reasoning: HashMap<Chain, Arc<ReasoningRecord>>,
+    /// The same, and that of replies to a repeated request, by the keys of its signed pieces.
+    by_signature: HashMap<PartKey, Arc<ReasoningRecord>>,
     /// Chains after replies, by the replies' anchor keys; of several replies with a key, the newest.
     by_anchor_key: HashMap<PartKey, Chain>,
     /// Decisions, those of shadow mode included.
@@ -161,21 +164,37 @@ impl Ledger {
         cuts.bytes() + echoes.bytes() + repairs.bytes() + summaries.bytes() + compacts.bytes()
     }
 
+    /// Adds the reasoning of a reply. If a request was repeated and answered with the same parts, the first
+    /// reply is the one that is put back; the other one is only found by its signatures.
     fn add_reasoning(&mut self, reasoning: Arc<ReasoningRecord>) {
-        if let Entry::Vacant(place) = self.reasoning.entry(reasoning.after) {
-            let blocks = reasoning.blocks.iter().map(|block| text(&block.raw));
-            let seals = reasoning.seals.iter().map(|signature| text(&signature.seal));
-            let words = text(&reasoning.model) + text(&reasoning.upstream);
-            let lists = list(&reasoning.blocks) + list(&reasoning.seals);
-            let parts = list(&reasoning.parts) + list(&reasoning.anchor_keys);
-            let found = entry::<(Chain, Arc<ReasoningRecord>)>()
-                + reasoning.anchor_keys.len() * entry::<(PartKey, Chain)>();
-            let own = block(size_of::<ReasoningRecord>() + 16) + found;
-            self.bytes += own + words + lists + parts + blocks.chain(seals).sum::<usize>();
+        let signatures: Vec<_> = reasoning.blocks.iter().filter_map(|it| seal(&it.raw)).collect();
+        let first = self.reasoning.get(&reasoning.after);
+        let mut known = signatures.iter().filter_map(|key| self.by_signature.get(key)).chain(first);
+        if known.any(|known| known.key() == reasoning.key()) {
+            return;
+        }
+        let blocks = reasoning.blocks.iter().map(|block| text(&block.raw));
+        let seals = reasoning.seals.iter().map(|signature| text(&signature.seal));
+        let words = text(&reasoning.model) + text(&reasoning.upstream);
+        let lists = list(&reasoning.blocks) + list(&reasoning.seals);
+        let parts = list(&reasoning.parts) + list(&reasoning.anchor_keys);
+        let found = entry::<(Chain, Arc<ReasoningRecord>)>()
+            + signatures.len() * entry::<(PartKey, Arc<ReasoningRecord>)>()
+            + reasoning.anchor_keys.len() * entry::<(PartKey, Chain)>();
+        let own = block(size_of::<ReasoningRecord>() + 16) + found;
+        let bytes = own + words + lists + parts + blocks.chain(seals).sum::<usize>();
+        let is_first = |known: &Arc<ReasoningRecord>| {
+            (known.at, known.key()) <= (reasoning.at, reasoning.key())
+        };
+        if self.reasoning.get(&reasoning.after).is_none_or(|known| !is_first(known)) {
             self.by_anchor_key
                 .extend(reasoning.anchor_keys.iter().map(|key| (*key, reasoning.after)));
-            place.insert(reasoning);
+            self.reasoning.insert(reasoning.after, reasoning.clone());
+        } else if signatures.is_empty() {
+            return;
         }
+        self.bytes += bytes;
+        self.by_signature.extend(signatures.into_iter().map(|key| (key, reasoning.clone())));
     }
 
     fn add_suspension(&mut self, suspended: Suspension) {
@@ -326,6 +345,11 @@ impl Ledger {
     /// The reasoning of the newest reply with this anchor key.
     pub fn reasoning_by_anchor_key(&self, key: PartKey) -> Option<&Arc<ReasoningRecord>> {
         self.reasoning(*self.by_anchor_key.get(&key)?)
+    }
+
+    /// The reasoning of the reply that holds a signed piece.
+    pub fn reasoning_by_signature(&self, key: PartKey) -> Option<&Arc<ReasoningRecord>> {
+        self.by_signature.get(&key)
     }
 
     /// Whether reasoning of any reply is known.

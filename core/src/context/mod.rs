@@ -24,6 +24,7 @@ pub mod reasoning;
 pub mod repair;
 pub mod repeats;
 pub mod savings;
+mod seal;
 pub mod trim;
 
 use std::borrow::Cow;
@@ -274,6 +275,16 @@ pub struct ReasoningRecord {
     /// (`ledger::anchor_keys`).
     #[serde(rename = "marks", default, skip_serializing_if = "Vec::is_empty")]
     pub anchor_keys: Vec<PartKey>,
+}
+
+impl ReasoningRecord {
+    /// The key that it is stored under. It includes the reasoning, because a request that is sent twice may be
+    /// answered twice with the same parts.
+    pub fn key(&self) -> u128 {
+        let seals = self.seals.iter().map(|signature| &signature.seal);
+        let pieces = self.blocks.iter().map(|block| &block.raw).chain(seals);
+        pieces.map(|piece| PartKey::of_bytes(piece.as_bytes())).fold(self.after, Chain::then).0
+    }
 }
 
 /// One block of reasoning, and its place in its reply.

@@ -13,7 +13,7 @@ mod report;
 
 pub use overlay::Overlay;
 pub(in crate::context) use recorded::again;
-pub use recorded::{RecordedDecisions, ReturnedReply};
+pub use recorded::{ForeignReasoning, RecordedDecisions, ReturnedReply};
 pub use replay::{as_it_came, replay};
 pub(in crate::context) use report::is_default;
 pub use report::{ChangeCounts, MOST_TOLD, RewriteSummary};

@@ -169,6 +169,8 @@ pub struct Part {
     /// Identity: role, kind, normalised content and ids. `None` for what is no part of the chain
     /// (reasoning, empty text, text that changes with every call).
     pub key: Option<PartKey>,
+    /// Of a client's own reasoning: the hash of its signature, else of its text.
+    reasoning: Option<PartKey>,
 }
 
 impl Part {
@@ -188,15 +190,24 @@ impl Part {
             in_history: false,
             is_schema: false,
             key: None,
+            reasoning: None,
         }
     }
 
-    /// What a client's own reasoning is known by: its seal, else its words. `None` for all other parts.
-    pub fn reasoning_key(&self, body: &[u8]) -> Option<u128> {
-        let span = self.sealed.or_else(|| self.texts.first().copied()).unwrap_or(self.span);
-        let bytes = span.of(body);
-        let words = bytes.strip_prefix(b"\"").and_then(|bytes| bytes.strip_suffix(b"\""));
-        (self.kind == PartKind::Reasoning).then(|| PartKey::of_bytes(words.unwrap_or(bytes)).0)
+    /// The key of a client's own reasoning: the hash of its signature, else of its text. `None` for all other
+    /// parts.
+    pub fn reasoning_key(&self) -> Option<u128> {
+        self.reasoning.map(|key| key.0)
+    }
+
+    /// Hashes a client's own reasoning, which stands in `body`.
+    fn hash_reasoning(&mut self, body: &[u8]) {
+        if self.kind == PartKind::Reasoning {
+            let span = self.sealed.or_else(|| self.texts.first().copied()).unwrap_or(self.span);
+            let bytes = span.of(body);
+            let text = bytes.strip_prefix(b"\"").and_then(|bytes| bytes.strip_suffix(b"\""));
+            self.reasoning = Some(PartKey::of_bytes(text.unwrap_or(bytes)));
+        }
     }
 
     /// Words: `value` is the string literal, which is also where the part stands.
@@ -390,6 +401,8 @@ pub fn read_in(document: &Document, dialect: Dialect, target: &str, body: &[u8])
         conversation.purpose = purpose::told(&conversation, body).unwrap_or_default();
     }
     conversation.model = conversation.model.map(size::name);
+    let messages = conversation.messages.iter_mut();
+    messages.flat_map(|message| &mut message.parts).for_each(|part| part.hash_reasoning(body));
     conversation
 }
 

@@ -26,7 +26,7 @@ use crate::dialect::{Chain, Conversation, Dialect, Part, PartIndex, PartKey, Par
 use branch::{Branch, CutCount};
 use returned::CutReach;
 
-pub use replies::ReturnedReply;
+pub use replies::{ForeignReasoning, ReturnedReply};
 
 /// A keyed part of the history.
 #[derive(Clone, Copy, Debug)]
@@ -63,6 +63,8 @@ pub struct RecordedDecisions {
     thoughts: Arc<HashSet<PartKey>>,
     /// Replies whose reasoning is recorded, oldest first.
     pub replies: Vec<ReturnedReply>,
+    /// The client's own reasoning that belongs to none of them, in order.
+    pub foreign: Vec<ForeignReasoning>,
     /// The turn that it continues.
     pub parent: Option<Arc<Turn>>,
     /// When a rewrite of its branch was refused: earlier decisions are not repeated.

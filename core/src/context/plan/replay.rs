@@ -239,7 +239,7 @@ fn take_out(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Pla
     let messages = request.conversation.messages.iter().enumerate();
     for (index, message) in messages.skip(known.kept_from()) {
         let is_out = |part: &Part| {
-            let echo = known.echo(part.reasoning_key(request.body)?)?;
+            let echo = known.echo(part.reasoning_key()?)?;
             let applies = !is_demanded || known.is_of_its_model(echo);
             (applies && echo.does == ReasoningAction::Out).then_some(echo)
         };

@@ -3,9 +3,11 @@
 //!
 //! Works backwards from the newest reply: each piece that is put back must lead to the one after it.
 
-use crate::context::plan::{Overlay, PlanRequest, RecordedDecisions, ReturnedReply};
-use crate::dialect::{PartIndex, PartKey, PartKind};
-use crate::wire::json::Document;
+use crate::context::plan::{
+    ForeignReasoning, Overlay, PlanRequest, RecordedDecisions, ReturnedReply,
+};
+use crate::context::seal::seal;
+use crate::dialect::PartKey;
 
 /// Which reasoning may come before the oldest piece that stays.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -14,7 +16,7 @@ enum OrderConstraint {
     Free,
     /// Only this piece; with `None`, no piece.
     Exactly(Option<PartKey>),
-    /// Unknown, so none of ours except what the parent turn sent already.
+    /// Unknown, so none of ours.
     Unknown,
 }
 
@@ -28,13 +30,18 @@ pub fn chosen(
     if !request.is_bound() || !chosen.contains(&true) {
         return chosen;
     }
-    let mut foreign = foreign(request, known);
+    let mut foreign = &known.foreign[..];
     let mut need = OrderConstraint::Free;
     for (index, returned) in known.replies.iter().enumerate().rev() {
         let begins = returned.begins();
-        while foreign.last().is_some_and(|at| *at > begins) {
-            foreign.pop();
-            need = OrderConstraint::Unknown;
+        let is_before = |other: &ForeignReasoning| other.at > begins || returned.spans(other.at);
+        while let Some((last, rest)) = foreign.split_last().filter(|(last, _)| is_before(last)) {
+            foreign = rest;
+            need = last.order.map_or(OrderConstraint::Unknown, OrderConstraint::Exactly);
+        }
+        if returned.is_replaced {
+            chosen[index] = false;
+            continue;
         }
         let missing = returned.missing(request);
         let order = OrderConstraint::Exactly(returned.reasoning.order);
@@ -53,8 +60,7 @@ pub fn chosen(
             let leads_on = match need {
                 OrderConstraint::Free => true,
                 OrderConstraint::Exactly(before) => before.is_some() && before == last,
-                // What came after it was made on what the parent turn sent, or was sent there beside it.
-                OrderConstraint::Unknown => known.was_sent(returned),
+                OrderConstraint::Unknown => false,
             };
             (chosen[index], need) = if leads_on { (true, order) } else { (false, need) };
         }
@@ -68,17 +74,6 @@ fn is_elsewhere(known: &RecordedDecisions, returned: &ReturnedReply) -> bool {
     known.replies.iter().any(|other| other.number != returned.number && other.spans(at))
 }
 
-/// The places where a client sends reasoning that is in no known reply.
-fn foreign(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<PartIndex> {
-    let messages = request.conversation.messages.iter().enumerate().skip(known.kept_from());
-    let parts = messages.flat_map(|(index, message)| {
-        let parts = message.parts.iter().enumerate();
-        let reasoning = parts.filter(|(_, part)| part.kind == PartKind::Reasoning);
-        reasoning.map(move |(part, _)| PartIndex::new(index, part))
-    });
-    parts.filter(|at| !known.replies.iter().any(|returned| returned.spans(*at))).collect()
-}
-
 /// The newest reasoning that is sent: the model's next reasoning is bound to come after it.
 pub fn newest(request: &PlanRequest<'_>, sent: &Overlay) -> Option<PartKey> {
     let messages = request.conversation.messages.iter().rev();
@@ -89,7 +84,7 @@ pub fn newest(request: &PlanRequest<'_>, sent: &Overlay) -> Option<PartKey> {
             if found.is_some() {
                 return found;
             }
-            found = match part.reasoning_key(request.body) {
+            found = match part.reasoning_key() {
                 Some(own) if !sent.is_gone(part.span) => Some(PartKey(own)),
                 _ => sent.back(part.span.start).last().copied(),
             };
@@ -99,27 +94,4 @@ pub fn newest(request: &PlanRequest<'_>, sent: &Overlay) -> Option<PartKey> {
         }
     }
     None
-}
-
-/// The members of a block that hold its seal.
-const SEALS: [&str; 4] = ["signature", "data", "encrypted_content", "thoughtSignature"];
-/// The members of APIs compatible with Chat Completions, which send reasoning as plain text.
-const WORDS: [&str; 2] = ["reasoning_content", "reasoning"];
-
-/// The key of a block as it was received: the hash of its seal, the same as
-/// [`Part::reasoning_key`](crate::dialect::Part::reasoning_key) gives for a client's block.
-pub fn seal(raw: &str) -> Option<PartKey> {
-    let document = Document::read(raw.as_bytes()).ok()?;
-    let root = document.root(raw.as_bytes())?;
-    Some(PartKey::of_bytes(root.get_any(&SEALS)?.text()?.as_bytes()))
-}
-
-/// What [`Part::reasoning_key`](crate::dialect::Part::reasoning_key) hashes, taken from a block as it was
-/// received: its seal, else its text, as a raw JSON string without quotes.
-pub fn literal(raw: &str) -> Option<String> {
-    let document = Document::read(raw.as_bytes()).ok()?;
-    let root = document.root(raw.as_bytes())?;
-    let found = root.get_any(&SEALS).or_else(|| root.get_any(&WORDS))?;
-    let literal = std::str::from_utf8(found.raw()).ok()?;
-    Some(literal.strip_prefix('"')?.strip_suffix('"')?.to_owned())
 }

@@ -13,8 +13,9 @@ use super::RecordedDecisions;
 use crate::context::ledger::Ledger;
 use crate::context::plan::PlanRequest;
 use crate::context::reasoning::Signature;
+use crate::context::seal::seal;
 use crate::context::{ReasoningBlock, ReasoningRecord};
-use crate::dialect::{Chain, Conversation, Dialect, Part, PartIndex, PartKind, Role};
+use crate::dialect::{Chain, Conversation, Dialect, Part, PartIndex, PartKey, PartKind, Role};
 use crate::wire::json::text_of;
 
 /// A reply that the client sent back and whose reasoning is recorded.
@@ -30,6 +31,17 @@ pub struct ReturnedReply {
     pub index: usize,
     /// The places of the parts that belong to it, with a key or without: from the first to one past the last.
     region: Range<PartIndex>,
+    /// The client sends reasoning of another reply in its place: the request was repeated.
+    pub is_replaced: bool,
+}
+
+/// A client's own reasoning that belongs to no reply which the client sent back.
+#[derive(Clone, Copy, Debug)]
+pub struct ForeignReasoning {
+    /// Its place.
+    pub at: PartIndex,
+    /// The newest reasoning before it when it was made. `None` if it is not known who made it.
+    pub order: Option<Option<PartKey>>,
 }
 
 /// Reasoning that a client left out of a reply.
@@ -89,6 +101,7 @@ impl RecordedDecisions {
         self.sort_replies();
         let replies = self.replies.iter_mut().enumerate();
         replies.for_each(|(number, returned)| returned.number = number);
+        self.find_foreign(ledger, conversation);
         self.only_kept();
     }
 
@@ -106,6 +119,35 @@ impl RecordedDecisions {
             end = end.max(last(returned));
             !is_within
         });
+    }
+
+    /// Finds the client's own reasoning that belongs to no reply which it sent back, and the replies whose place
+    /// it takes.
+    fn find_foreign(&mut self, ledger: &Ledger, conversation: &Conversation) {
+        let messages = conversation.messages.iter().enumerate();
+        let parts = messages.flat_map(|(index, message)| {
+            let parts = message.parts.iter().enumerate();
+            parts.map(move |(part, it)| (PartIndex::new(index, part), it))
+        });
+        let mut from = 0;
+        for (at, part) in parts {
+            let Some(key) = part.reasoning_key().map(PartKey) else { continue };
+            let made = ledger.reasoning_by_signature(key);
+            // Replies and reasoning are in the same order.
+            from += self.replies[from..].iter().take_while(|it| it.region.end <= at).count();
+            let here = self.replies[from..].iter_mut().take_while(|it| it.region.start <= at);
+            let mut here: Vec<_> = here.filter(|it| it.spans(at)).collect();
+            let holds = |it: &ReturnedReply| {
+                made.is_some_and(|made| Arc::ptr_eq(made, &it.reasoning))
+                    || it.reasoning.blocks.iter().any(|block| seal(&block.raw) == Some(key))
+            };
+            let is_unsigned = part.sealed.is_none() && !here.is_empty();
+            if is_unsigned || here.iter().any(|it| holds(it)) {
+                continue;
+            }
+            here.iter_mut().for_each(|returned| returned.is_replaced = true);
+            self.foreign.push(ForeignReasoning { at, order: made.map(|made| made.order) });
+        }
     }
 
     /// A reply of nothing but reasoning, after the part at `index`, if its client sends the reasoning.
@@ -167,6 +209,7 @@ impl RecordedDecisions {
             number: 0,
             index: first,
             region: begin..end,
+            is_replaced: false,
         }
     }
 }
@@ -198,28 +241,29 @@ impl ReturnedReply {
     }
 
     /// The reasoning that the client dropped. What it sends is left as it is: one signature stands for its
-    /// block, and in dialects with one reasoning field, that field stands for all. Nothing is missing where the
-    /// client sends the reasoning of another reply with the same parts: the provider was asked twice.
+    /// block, and in dialects with one reasoning field, that field stands for all.
     pub fn missing(&self, request: &PlanRequest<'_>) -> DroppedReasoning<'_> {
+        if self.is_replaced {
+            return DroppedReasoning::default();
+        }
         let sent: Vec<&Part> = self.region(request.conversation);
         let is_reasoning = |part: &&&Part| part.kind == PartKind::Reasoning;
         let sent: Vec<&Part> = sent.iter().filter(is_reasoning).copied().collect();
         let one_field = request.conversation.dialect == Dialect::OpenaiChat;
-        let recorded = &self.reasoning.blocks;
-        let is_of = |part: &Part, raw: &str| match part.sealed {
-            Some(sealed) => {
-                let literal = sealed.of(request.body);
-                let words = literal.get(1..literal.len().saturating_sub(1));
-                words.is_some_and(|words| memchr::memmem::find(raw.as_bytes(), words).is_some())
-            }
-            None => true,
+        let is_there = |raw: &str| {
+            sent.iter().any(|part| match part.sealed {
+                Some(sealed) => {
+                    let literal = sealed.of(request.body);
+                    let words = literal.get(1..literal.len().saturating_sub(1));
+                    words.is_some_and(|words| memchr::memmem::find(raw.as_bytes(), words).is_some())
+                }
+                None => true,
+            })
         };
-        let is_anothers =
-            |part: &&Part| !recorded.is_empty() && recorded.iter().all(|it| !is_of(part, &it.raw));
-        let is_replaced = sent.iter().any(is_anothers);
-        let blocks = recorded.iter().filter(|block| match one_field {
+        let blocks = self.reasoning.blocks.iter();
+        let blocks = blocks.filter(|block| match one_field {
             true => sent.is_empty(),
-            false => !is_replaced && sent.iter().all(|part| !is_of(part, &block.raw)),
+            false => !is_there(&block.raw),
         });
         let seals = self.reasoning.seals.iter().filter_map(|signature| {
             let at = self.signed(request, signature)?;
