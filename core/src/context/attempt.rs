@@ -60,17 +60,26 @@ pub struct RefusalKind {
 /// As often as this a request is repaired: once for each thing that is refused.
 const MOST_REPAIRS: u8 = 4;
 
+/// Something that is asked on our behalf.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RefusableOption {
+    /// What a refusal of it names.
+    pub cause: RefusalCause,
+    /// What that teaches.
+    pub lesson: Lesson,
+}
+
 /// What is known of a request before it is sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct AttemptContext {
+pub struct AttemptContext<'a> {
     /// Its plan changes what its client sent.
     pub is_rewritten: bool,
     /// It changes more than what was refused before: what the client's reasoning may rest on.
     pub may_unbind: bool,
     /// Reasoning that its client left out was put back in what was sent last.
     pub has_reasoning_back: bool,
-    /// What is asked on our behalf: the cause that a refusal of it names, and what that teaches.
-    pub added: [Option<(RefusalCause, Lesson)>; 2],
+    /// What is asked on our behalf.
+    pub added: &'a [RefusableOption],
     /// It asks how many tokens it is: its endpoint may know less than the one that answers.
     pub is_count: bool,
 }
@@ -235,7 +244,7 @@ impl RetryState {
 }
 
 /// What to do after `verdict` on what was sent last.
-pub fn next(facts: AttemptContext, state: RetryState, verdict: Verdict) -> RetryStep {
+pub fn next(facts: AttemptContext<'_>, state: RetryState, verdict: Verdict) -> RetryStep {
     match state {
         RetryState::Planned => facts.after_planned(verdict),
         RetryState::Repaired { otherwise, round } => facts.after_repair(otherwise, round, verdict),
@@ -262,7 +271,7 @@ impl Verdict {
     }
 }
 
-impl AttemptContext {
+impl AttemptContext<'_> {
     /// What to do after `verdict` on the request as planned.
     fn after_planned(self, verdict: Verdict) -> RetryStep {
         match verdict {
@@ -378,7 +387,7 @@ impl AttemptContext {
     /// nothing was rewritten it names what was asked on our behalf, or it is the client's: no second request
     /// is sent on a guess.
     fn without_changes(self, cause: RefusalCause, blamed: BlameTarget) -> RetryStep {
-        let is_of_added = self.added.iter().flatten().any(|(added, _)| *added == cause);
+        let is_of_added = self.added.iter().any(|added| added.cause == cause);
         match self.is_rewritten || is_of_added {
             true => RetryStep::send(RetryState::Original { cause, blamed }),
             false => RetryStep::answer(RequestForm::Planned),
@@ -447,7 +456,7 @@ impl RetryStep {
 
 impl AttemptFinding {
     /// What is remembered of it.
-    pub fn consequence(self, facts: AttemptContext) -> Consequence {
+    pub fn consequence(self, facts: AttemptContext<'_>) -> Consequence {
         match self {
             AttemptFinding::Overflow
             | AttemptFinding::RoomMade { .. }
@@ -468,10 +477,9 @@ impl AttemptFinding {
                 let void =
                     (facts.is_rewritten && !cause.is_beside()).then_some(RevocationScope::InBranch);
                 // With nothing else to blame, it was what we asked for.
-                let all = || facts.added.iter().flatten();
-                let named = all().find(|(added, _)| *added == cause);
-                let added = named.or_else(|| all().next().filter(|_| !facts.is_rewritten));
-                let added = added.map(|(_, lesson)| *lesson);
+                let named = facts.added.iter().find(|added| added.cause == cause);
+                let added = named.or_else(|| facts.added.first().filter(|_| !facts.is_rewritten));
+                let added = added.map(|added| added.lesson);
                 let of_rewrite = || of_what_is_sent(cause).or(of_the_model(cause));
                 let lesson = added.or_else(|| of_rewrite().filter(|_| facts.is_rewritten));
                 Consequence { void, lesson }

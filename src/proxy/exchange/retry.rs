@@ -14,8 +14,8 @@ use super::original_request::{OriginalRequest, sent};
 use super::response_peek;
 use crate::context::Fact;
 use crate::context::attempt::{
-    AttemptContext, AttemptFinding, NextAction, RefusalKind, RequestForm, RetryState,
-    RevocationScope, Verdict, next,
+    AttemptContext, AttemptFinding, NextAction, RefusableOption, RefusalKind, RequestForm,
+    RetryState, RevocationScope, Verdict, next,
 };
 use crate::context::overflow::OverflowSign;
 use crate::dialect::lesson::{Lesson, LessonMatch};
@@ -26,7 +26,6 @@ use crate::dialect::{PartKey, Purpose};
 use crate::proxy::exchange_recorder::{ExchangeRecorder, LearningSubject};
 use crate::proxy::http::body::{OutgoingBody, StartedResponse};
 use crate::proxy::learning::lessons;
-use crate::proxy::plan::added_option::AddedOptionKind;
 use crate::proxy::response::status::{blames_request, may_not_fit};
 use crate::proxy::state::Proxy;
 use crate::proxy::turn::pending::{PendingExchange, RevisedRequest};
@@ -52,7 +51,8 @@ pub(super) struct Suspicion {
 /// A request whose answer may not be the last word.
 pub(super) struct Retry<'a> {
     pub(super) original: Box<OriginalRequest>,
-    pub(super) adds: Vec<AddedOptionKind>,
+    /// What it asks on our behalf.
+    pub(super) adds: Vec<RefusableOption>,
     pub(super) is_rewritten: bool,
     pub(super) suspicion: Suspicion,
     pub(super) pending: Option<&'a mut PendingExchange>,
@@ -125,14 +125,13 @@ impl Retry<'_> {
         }
     }
 
-    fn facts(&self) -> AttemptContext {
+    fn facts(&self) -> AttemptContext<'_> {
         let pending = self.pending.as_deref();
-        let added = |at: usize| self.adds.get(at).map(|adds| (adds.cause(), adds.lesson()));
         AttemptContext {
             is_rewritten: self.is_rewritten,
             may_unbind: pending.is_some_and(PendingExchange::may_unbind),
             has_reasoning_back: pending.is_some_and(PendingExchange::has_reasoning_back),
-            added: [added(0), added(1)],
+            added: &self.adds,
             is_count: self.recorder.event.purpose == Some(Purpose::Count),
         }
     }

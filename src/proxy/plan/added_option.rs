@@ -5,6 +5,7 @@
 use http::HeaderMap;
 use http::header::{ACCEPT_ENCODING, HeaderValue};
 
+use crate::context::attempt::RefusableOption;
 use crate::dialect::editing::BETA;
 use crate::dialect::lesson::Lesson;
 use crate::dialect::refusal::RefusalCause;
@@ -44,14 +45,15 @@ impl AddedOptionKind {
         }
     }
 
-    /// How a refusal names it.
-    pub(crate) fn cause(self) -> RefusalCause {
-        match self {
+    /// How a refusal names it, and what that teaches.
+    pub(crate) fn refusable(self) -> RefusableOption {
+        let cause = match self {
             AddedOptionKind::Usage => RefusalCause::Usage,
             AddedOptionKind::Editing { .. } => RefusalCause::Editing,
             AddedOptionKind::Reasoning => RefusalCause::Include,
             AddedOptionKind::Display => RefusalCause::Display,
-        }
+        };
+        RefusableOption { cause, lesson: self.lesson() }
     }
 
     /// What the head says of it.
