@@ -333,15 +333,15 @@ fn done(command: &Command) -> Result<ExitCode, CliError> {
             at.ask(async |asked| look::sessions(&asked, *limit, at.json).await)?;
         }
         Command::Context { session, thread, count, at } => at.ask(async |asked| {
-            let what = (thread.as_deref(), *count);
-            look::context(&asked, session.as_deref(), what, at.json).await
+            let (session, thread) = (session.as_deref(), thread.as_deref());
+            look::context(&asked, session, thread, *count, at.json).await
         })?,
         Command::Explain { request, at } => {
             at.ask(async |asked| look::explain(&asked, request.as_deref(), at.json).await)?;
         }
         Command::Compact { session, dry_run, focus, at } => {
-            let what = (focus.as_deref(), *dry_run);
-            at.ask(async |asked| look::compact(&asked, session, what, at.json).await)?;
+            let focus = focus.as_deref();
+            at.ask(async |asked| look::compact(&asked, session, focus, *dry_run, at.json).await)?;
         }
         Command::Savings { session, limit, at } => {
             at.ask(async |asked| look::savings(&asked, session.as_deref(), *limit, at.json).await)?;

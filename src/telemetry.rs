@@ -271,8 +271,8 @@ impl Telemetry {
 
     /// What answers have taught of a model so far: how many did, and how wide its band is, in multiples of
     /// what counting is expected to miss.
-    pub fn learned(&self, upstream: &str, model: &str, state: (u64, f32)) {
-        self.metrics.learned(upstream, model, state);
+    pub fn learned(&self, upstream: &str, model: &str, lessons: u64, band: f32) {
+        self.metrics.learned(upstream, model, lessons, band);
     }
 
     /// The store took this long to answer, or to fail.

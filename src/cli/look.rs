@@ -51,7 +51,8 @@ pub(super) async fn sessions(
 pub(super) async fn context(
     asked: &AdminClient,
     session: Option<&str>,
-    (thread, count): (Option<&str>, bool),
+    thread: Option<&str>,
+    count: bool,
     as_json: bool,
 ) -> Result<(), CliError> {
     let id = match session {
@@ -155,7 +156,8 @@ fn unkept(lines: &str) -> Option<String> {
 pub(super) async fn compact(
     asked: &AdminClient,
     session: &str,
-    (focus, dry): (Option<&str>, bool),
+    focus: Option<&str>,
+    dry: bool,
     as_json: bool,
 ) -> Result<(), CliError> {
     let focus = focus.map(|focus| format!("focus={}", encoded(focus)));

@@ -33,7 +33,8 @@ pub fn count_tokens(text: &str) -> usize {
 /// Where one of the two does not answer as it should.
 pub async fn play(
     listen: SocketAddr,
-    (admin, token): (SocketAddr, &str),
+    admin: SocketAddr,
+    token: &str,
     out: &mut (dyn FnMut(&str) + Send),
 ) -> io::Result<()> {
     let http = session::http();

@@ -16,7 +16,7 @@ use super::{answer_of, in_order, turn_of};
 use crate::config::Config;
 use crate::context::budget::{self, Anchor, MeasuredEstimate};
 use crate::context::cache::is_cold;
-use crate::context::compact::{self, CompactionNeed};
+use crate::context::compact::{self, CompactionNeed, SummarySizes};
 use crate::context::ledger::{Ledger, anchor_keys};
 use crate::context::lineage::place;
 use crate::context::plan::{
@@ -239,7 +239,7 @@ impl<'l> WhatIfSession<'l> {
         let (plan, measured, summary) = self.decide(&call, known, asked);
         let came = call.came(&plan, &measured, &self.came);
         let came_tokens = tokens(&came);
-        let left_out = (came_tokens.saturating_sub(tokens(&measured.parts)), came_tokens);
+        let left_out = came_tokens.saturating_sub(tokens(&measured.parts));
         self.came = came;
         self.tell_cuts(line, &conversation, &plan, told);
         let done = RewriteSummary::of(&plan.steps, Mode::Active);
@@ -248,7 +248,8 @@ impl<'l> WhatIfSession<'l> {
         let mut turn = Turn { estimate, done, sketch: measured.sketch, ..turn };
         let guess = measured.estimate.guess;
         let removed;
-        (turn.usage, removed) = self.would_report(line, &turn, &plan, left_out, body.len());
+        (turn.usage, removed) =
+            self.would_report(line, &turn, &plan, left_out, came_tokens, body.len());
         turn.done.measured = measured_share(&turn.done, removed);
         if let (Some(estimate), Some(head)) = (&mut turn.estimate, self.head) {
             let Breakdown { system, messages, .. } = &mut estimate.breakdown;
@@ -347,7 +348,8 @@ impl<'l> WhatIfSession<'l> {
         line: &TranscriptLine,
         turn: &Turn,
         plan: &Plan,
-        (left_out, came): (u64, u64),
+        left_out: u64,
+        came: u64,
         bytes: usize,
     ) -> (Usage, u64) {
         let mut usage = answer_of(line, turn.dialect, &[]).usage;
@@ -500,7 +502,8 @@ fn written(
     } else {
         DecisionReason::Threshold
     };
-    if !compact::is_accepted(request, (measured.estimate.tokens, choice.was, tokens), why) {
+    let sizes = SummarySizes { whole: measured.estimate.tokens, was: choice.was, tokens };
+    if !compact::is_accepted(request, sizes, why) {
         return None;
     }
     // Whoever writes it reads all that was sent; of another model, or a cold cache, nothing is cached.

@@ -131,8 +131,9 @@ impl SqliteStore {
         });
         connection.busy_timeout(LOCKED).map_err(trouble)?;
         let make_way = Arc::<ReaderGate>::default();
-        let connections = (connection, connect(path)?);
-        let writer = Writer::start(path, connections, moving.clone(), seal, made, make_way.clone());
+        let beside = connect(path)?;
+        let (legacy, gate) = (moving.clone(), make_way.clone());
+        let writer = Writer::start(path, connection, beside, legacy, seal, made, gate);
         let traffic = Readers::start(path, TRAFFIC, Arc::default())?;
         let lookers = Readers::start(path, LOOKERS, make_way)?;
         let file = Database { writer, traffic, lookers, moving, path: path.into(), _lock: lock };

@@ -219,14 +219,21 @@ pub fn choose(
     weights.choice(request, known, cut, by)
 }
 
-/// Whether a summary of `tokens` is accepted in place of what cost `was` of a request's `whole`: it must
-/// shrink the context, and leave it under the threshold; where the request would not fit, in the window;
-/// where somebody asked for it, anywhere.
-pub fn is_accepted(
-    request: &PlanRequest<'_>,
-    (whole, was, tokens): (u64, u64, u64),
-    why: DecisionReason,
-) -> bool {
+/// What a summary saves of a request, tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SummarySizes {
+    /// The whole request.
+    pub whole: u64,
+    /// What the summary stands for.
+    pub was: u64,
+    /// The summary.
+    pub tokens: u64,
+}
+
+/// Whether a summary is accepted: it must shrink the context, and leave it under the threshold; where the
+/// request would not fit, in the window; where somebody asked for it, anywhere.
+pub fn is_accepted(request: &PlanRequest<'_>, sizes: SummarySizes, why: DecisionReason) -> bool {
+    let SummarySizes { whole, was, tokens } = sizes;
     let usable = usable(request);
     let most = match why {
         DecisionReason::Window => usable,

@@ -248,8 +248,9 @@ impl ClientRequest {
         };
         tell_plan(&planned, recorder);
         announce_taken(&planned.taken, &opened.scope, recorder);
-        let prepared = (prepared, planned, undelivered);
-        let mut pending = PendingExchange::begin(&proxy, opened, prepared, recorder.event.at);
+        let at = recorder.event.at;
+        let mut pending =
+            PendingExchange::begin(&proxy, opened, prepared, planned, undelivered, at);
         recorder.event.estimate = pending.estimate().cloned();
         recorder.event.classic = pending.classic().cloned();
         let shown = pending.open_exchange(recorder.event.at);
@@ -322,7 +323,7 @@ impl ClientRequest {
         let beta = planned.beta(&prepared);
         planned.stood_aside.into_iter().for_each(|why| recorder.stood_aside(why));
         recorder.event.done = planned.done;
-        let count = self.count_fallback(prepared, (planned.sent, planned.known), recorder);
+        let count = self.count_fallback(prepared, planned.sent, planned.known, recorder);
         PlacedRequest { edits: planned.edits, beta, added, count, ..PlacedRequest::default() }
     }
 
@@ -333,7 +334,7 @@ impl ClientRequest {
         recorder: &ExchangeRecorder,
     ) -> PlacedRequest {
         let sent = plan::as_it_came(&prepared.request());
-        let count = self.count_fallback(prepared, (sent, Arc::default()), recorder);
+        let count = self.count_fallback(prepared, sent, Arc::default(), recorder);
         PlacedRequest { count, ..PlacedRequest::default() }
     }
 
@@ -341,13 +342,14 @@ impl ClientRequest {
     fn count_fallback(
         &self,
         prepared: Arc<PreparedRequest>,
-        sent: (Overlay, Arc<RecordedDecisions>),
+        sent: Overlay,
+        known: Arc<RecordedDecisions>,
         recorder: &ExchangeRecorder,
     ) -> Option<CountFallback> {
         let wanted = recorder.proxy.upstream(recorder.event.upstream.as_deref())?.count_tokens;
         let is_count = prepared.conversation.purpose == Purpose::Count;
-        let how = (wanted, self.mode(recorder));
-        is_count.then(|| CountFallback::new(prepared, sent, self.target(), how))
+        let (target, mode) = (self.target().into(), self.mode(recorder));
+        is_count.then(|| CountFallback { prepared, sent, known, target, wanted, mode })
     }
 
     /// The provider's id of the request, from its answer's headers; one that gives a credential away is none.
@@ -423,8 +425,8 @@ impl ClientRequest {
             model.binding = ReasoningBinding::Prefix;
         }
         let pupil = tenant.as_ref().filter(|_| !vouched);
-        let counted = (&*behind, name, pupil);
-        let learned = proxy.calibration.of(&proxy.ledgers, counted, model.family, reads);
+        let (calibration, ledgers) = (&proxy.calibration, &proxy.ledgers);
+        let learned = calibration.of(ledgers, &behind, name, pupil, model.family, reads);
         let (learned, counting) = learned.await;
         let exchange = recorder.event.id.clone();
         if taught != RecallOutcome::Known || counting != RecallOutcome::Known {

@@ -225,7 +225,8 @@ async fn answered(
     let waited = recorder.event.compaction_wait_us.unwrap_or(0);
     recorder.event.request_side_us = (here.elapsed().as_micros() as u64).saturating_sub(waited);
     if let Some(pending) = &mut pending {
-        pending.count_where_wanted(proxy, outbound.going());
+        let (head, body) = outbound.going();
+        pending.count_where_wanted(proxy, head, body);
     }
     if let Some(count) = &count
         && let Some(counted) = count.answer_unasked(&mut recorder).await
@@ -300,8 +301,8 @@ async fn read_request(
     let collected = match asked.read_as() {
         Some(_) => {
             let ServerLimits { body_bytes, body_s, .. } = proxy.config.limits;
-            let bounds = (body_bytes, Duration::from_secs(body_s));
-            body::collect(body, bounds, &recorder.memory).await
+            let timeout = Duration::from_secs(body_s);
+            body::collect(body, body_bytes, timeout, &recorder.memory).await
         }
         None => body::collect_unread(body, &recorder.memory).await,
     };

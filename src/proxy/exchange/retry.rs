@@ -320,7 +320,8 @@ impl Retry<'_> {
         let Some(pending) = &self.pending else { return LessonMatch::default() };
         let (status, body) = (refused.head.status.as_u16(), &*refused.start);
         let error = lessons::RefusalResponse::Refused { status, body };
-        lessons::taught(error, pending.prepared().quotable(), Some(&self.original.head)).await
+        let prepared = pending.prepared();
+        lessons::taught(error, &prepared.body, prepared.name(), Some(&self.original.head)).await
     }
 
     /// Tells of a finding, and keeps what follows from it.
@@ -351,12 +352,12 @@ impl Retry<'_> {
                     let causes = &answers.repair_causes;
                     self.recorder.report_refusal(causes, RefusalOutcome::RefusedAgain);
                 }
-                (AttemptFinding::Overflow, Some(overflow)) => {
+                (AttemptFinding::Overflow, Some((sign, overflow))) => {
                     // Room is made beside what was repaired.
                     if let Some(repaired) = answers.repaired.take() {
                         pending.set_repaired(repaired, &[], self.recorder);
                     }
-                    pending.record_overflow(overflow, &answers.taught, self.recorder).await;
+                    pending.record_overflow(sign, overflow, &answers.taught, self.recorder).await;
                 }
                 (AttemptFinding::RoomMade { saved }, _) => {
                     let room = answers.room.take();
@@ -449,7 +450,8 @@ async fn read_refusal(
 ) -> StartedResponse {
     StartedResponse::until(
         response,
-        (CAUSE_BYTES, response_peek::TIMEOUT),
+        CAUSE_BYTES,
+        response_peek::TIMEOUT,
         &recorder.memory,
         |head, start| {
             let is_plain = !head.headers.contains_key(CONTENT_ENCODING);

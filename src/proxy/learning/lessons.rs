@@ -27,7 +27,8 @@ pub(crate) enum RefusalResponse<'a> {
 /// it went out, where it is known.
 pub(crate) async fn taught(
     error: RefusalResponse<'_>,
-    (body, model): (&Bytes, &str),
+    body: &Bytes,
+    model: &str,
     head: Option<&request::Parts>,
 ) -> LessonMatch {
     let words = words(model, head);

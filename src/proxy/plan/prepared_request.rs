@@ -72,11 +72,6 @@ impl PreparedRequest {
         LessonSource { tenant, upstream, model: self.name(), vouched: self.vouched }
     }
 
-    /// What its provider may quote of it.
-    pub(crate) fn quotable(&self) -> (&Bytes, &str) {
-        (&self.body, self.name())
-    }
-
     /// As the pure floors see it.
     pub(crate) fn request(&self) -> plan::PlanRequest<'_> {
         plan::PlanRequest {

@@ -55,11 +55,9 @@ impl PendingExchange {
     pub(crate) fn begin(
         proxy: &Proxy,
         opened: OpenedSession,
-        (prepared, planned, undelivered): (
-            Arc<PreparedRequest>,
-            PlannedRequest,
-            Option<UndeliveredMessage>,
-        ),
+        prepared: Arc<PreparedRequest>,
+        planned: PlannedRequest,
+        undelivered: Option<UndeliveredMessage>,
         at: Millis,
     ) -> Self {
         let streams = prepared.conversation.stream;
@@ -94,11 +92,12 @@ impl PendingExchange {
     pub(crate) fn count_where_wanted(
         &mut self,
         proxy: &Arc<Proxy>,
-        going: (&request::Parts, &OutgoingBody),
+        head: &request::Parts,
+        sent: &OutgoingBody,
     ) {
         let Some(estimate) = self.estimate() else { return };
-        let of = (estimate, self.is_rewritten());
-        self.counted = counting::ask(proxy, &self.prepared, of, going);
+        let is_rewritten = self.is_rewritten();
+        self.counted = counting::ask(proxy, &self.prepared, estimate, is_rewritten, head, sent);
     }
 
     /// What the request will cost.
@@ -148,7 +147,8 @@ impl PendingExchange {
     /// `taught`: what the same words teach, if anything.
     pub(crate) async fn record_overflow(
         &mut self,
-        (sign, said): (OverflowSign, Overflow),
+        sign: OverflowSign,
+        said: Overflow,
         taught: &LessonMatch,
         recorder: &mut ExchangeRecorder,
     ) {

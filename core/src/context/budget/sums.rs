@@ -82,7 +82,8 @@ pub(super) fn thoughts(anchor: &Anchor<'_>) -> u64 {
 /// counted wrong by.
 pub(super) fn grown(
     anchor: &Anchor<'_>,
-    (retention, all): (ReasoningRetention, u64),
+    retention: ReasoningRetention,
+    all: u64,
     left: u64,
     clears_past: Option<u64>,
 ) -> u64 {
@@ -144,7 +145,7 @@ const MUCH: u64 = 1_000;
 /// together.
 ///
 /// `counted`: the tokens before what was learned corrected them; that is of what is new.
-pub(super) fn moved(anchor: &Anchor<'_>, (counted, tokens): (u64, u64), new: u64) -> (u64, u64) {
+pub(super) fn moved(anchor: &Anchor<'_>, counted: u64, tokens: u64, new: u64) -> (u64, u64) {
     let context = anchor.turn.context().unwrap_or_default();
     let before = context.input.saturating_add(context.output);
     let new = new.saturating_add(tokens).saturating_sub(counted);

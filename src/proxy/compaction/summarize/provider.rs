@@ -110,7 +110,9 @@ impl SummaryJob {
         }
         // Its own words are remembered; in other words it holds for this question.
         let error = lessons::RefusalResponse::Refused { status: status.as_u16(), body };
-        let taught = lessons::taught(error, self.prepared.quotable(), Some(&self.head)).await;
+        let prepared = &self.prepared;
+        let taught =
+            lessons::taught(error, &prepared.body, prepared.name(), Some(&self.head)).await;
         self.proxy.count_quoted(&self.prepared.upstream, &taught);
         match taught.holds(Lesson::CompactionRefused) {
             true => self.offers_none().await,
