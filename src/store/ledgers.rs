@@ -30,13 +30,13 @@ use crate::context::plan::RecordedDecisions;
 use crate::context::{ExchangeId, Fact, Millis, SessionId, SketchPart, TenantId, Turn};
 use crate::dialect::{Conversation, Role};
 use drafts::Drafts;
-pub use drafts::{DraftGuard, DraftProgress};
+pub(crate) use drafts::{DraftGuard, DraftProgress};
 use fingerprints::SessionFingerprints;
 pub use late_writes::SessionRoom;
 use latest_requests::LatestRequests;
-pub use latest_requests::{LatestRequest, ProviderRecount, RecountError};
+pub(crate) use latest_requests::{LatestRequest, ProviderRecount, RecountError};
 use pending_compactions::PendingCompactions;
-pub use pending_compactions::{ClaimedCompaction, FOCUS_BYTES, PENDING_TTL};
+pub(crate) use pending_compactions::{ClaimedCompaction, FOCUS_BYTES, PENDING_TTL};
 use session_cache::{SessionCache, SessionCaches};
 pub use writes::DecisionError;
 
@@ -60,7 +60,7 @@ pub struct Ledgers {
 
 /// Memory for what is kept of sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KeptBytes {
+pub(crate) struct KeptBytes {
     /// Their turns and decisions.
     pub sessions: usize,
     /// The decisions of the one that has most of them.
@@ -71,7 +71,7 @@ pub struct KeptBytes {
 
 impl KeptBytes {
     /// The most that there may be.
-    pub const LIMIT: Self = Self {
+    pub(crate) const LIMIT: Self = Self {
         sessions: session_cache::BYTES,
         decisions: session_cache::DECISIONS,
         latest_requests: latest_requests::BYTES,
@@ -120,7 +120,7 @@ pub struct OpenedSession {
 }
 
 /// What is known of a request that takes no place.
-pub struct SessionPeek {
+pub(crate) struct SessionPeek {
     /// Its session.
     pub session: SessionId,
     /// What is known of its parts.
@@ -171,7 +171,11 @@ impl OpenedSession {
     }
 
     /// New decisions for a request that was `suspended` then, each after what took back the one before it.
-    pub fn after_suspension(&self, facts: Vec<Fact>, suspended: Option<Millis>) -> Vec<Fact> {
+    pub(crate) fn after_suspension(
+        &self,
+        facts: Vec<Fact>,
+        suspended: Option<Millis>,
+    ) -> Vec<Fact> {
         let dated = |ledger: &Ledger| {
             facts.into_iter().map(|fact| ledger.after_suspension(fact, suspended)).collect()
         };
@@ -179,7 +183,11 @@ impl OpenedSession {
     }
 
     /// What is known by now of the request's parts.
-    pub fn look_again(&self, conversation: &Conversation, shadow: bool) -> RecordedDecisions {
+    pub(crate) fn look_again(
+        &self,
+        conversation: &Conversation,
+        shadow: bool,
+    ) -> RecordedDecisions {
         self.cache.look(|ledger| RecordedDecisions::of(ledger, conversation, &self.placed, shadow))
     }
 }
@@ -223,7 +231,7 @@ impl Ledgers {
     }
 
     /// What counting has learned.
-    pub fn calibrations(&self) -> &Calibrations {
+    pub(crate) fn calibrations(&self) -> &Calibrations {
         &self.calibrations
     }
 
@@ -257,7 +265,7 @@ impl Ledgers {
 
     /// Looks a request up that takes no place: nothing waits for it, nothing grows from it, and what
     /// it belongs to need not exist.
-    pub async fn peek(
+    pub(crate) async fn peek(
         &self,
         asked: SessionLookup<'_>,
         conversation: &Conversation,
@@ -289,19 +297,19 @@ impl Ledgers {
     }
 
     /// Keeps the newest request of a session at hand, for a while, unless it was forgotten meanwhile.
-    pub fn keep_latest_request(&self, opened: &OpenedSession, one: LatestRequest) {
+    pub(crate) fn keep_latest_request(&self, opened: &OpenedSession, one: LatestRequest) {
         opened
             .cache
             .unless_forgotten(|| lock(&self.latest_requests).keep(opened.scope.clone(), one));
     }
 
     /// The newest request of a session, where it is at hand.
-    pub fn latest_request(&self, scope: &Scope) -> Option<Arc<LatestRequest>> {
+    pub(crate) fn latest_request(&self, scope: &Scope) -> Option<Arc<LatestRequest>> {
         lock(&self.latest_requests).of(scope)
     }
 
     /// What is kept in memory.
-    pub fn kept(&self) -> KeptBytes {
+    pub(crate) fn kept(&self) -> KeptBytes {
         let (sessions, decisions) = {
             let caches = lock(&self.caches);
             (caches.bytes(), caches.most_decisions())
@@ -313,7 +321,7 @@ impl Ledgers {
     ///
     /// # Errors
     /// The store's [`StoreError`]; what was known stays.
-    pub async fn refresh(&self, scope: &Scope) -> Result<(), StoreError> {
+    pub(crate) async fn refresh(&self, scope: &Scope) -> Result<(), StoreError> {
         let cache = lock(&self.caches).cache(scope);
         let records = self.store.scan(scope.clone(), session_cache::FACTS).await?;
         let ledger = parsers::parse(move || session_cache::ledger(&records).0).await?;
@@ -346,7 +354,10 @@ impl Ledgers {
     ///
     /// # Errors
     /// The store's [`StoreError`].
-    pub async fn scope_of_turn(&self, exchange: &ExchangeId) -> Result<Option<Scope>, StoreError> {
+    pub(crate) async fn scope_of_turn(
+        &self,
+        exchange: &ExchangeId,
+    ) -> Result<Option<Scope>, StoreError> {
         self.lookers.holder(RecordKind::Turn, turn_key(exchange)).await
     }
 
@@ -355,7 +366,7 @@ impl Ledgers {
     ///
     /// # Errors
     /// The store's [`StoreError`].
-    pub async fn glance<T: Send + 'static>(
+    pub(crate) async fn glance<T: Send + 'static>(
         &self,
         scope: &Scope,
         look: impl FnOnce(&Ledger) -> T + Send + 'static,

@@ -81,7 +81,7 @@ struct Database {
 
 /// How busy a store is, and what it takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StoreLoad {
+pub(crate) struct StoreLoad {
     /// Writes that wait.
     pub writes: usize,
     /// Bytes of them.
@@ -193,7 +193,7 @@ impl SqliteStore {
     }
 
     /// How busy it is, and what it takes.
-    pub fn load(&self) -> StoreLoad {
+    pub(crate) fn load(&self) -> StoreLoad {
         let Database { writer, traffic, lookers, path, .. } = &*self.file;
         let length = |path: &Path| std::fs::metadata(path).map_or(0, |file| file.len());
         let log = beside(path, "-wal");
@@ -264,7 +264,7 @@ pub fn backup(path: &Path, copy: &Path) -> Result<u64, StoreError> {
 ///
 /// # Errors
 /// [`StoreError::Unusable`] or [`StoreError::Damaged`], saying what is wrong with the file and what to do.
-pub fn examine(path: &Path) -> Result<u64, StoreError> {
+pub(crate) fn examine(path: &Path) -> Result<u64, StoreError> {
     is_database(path)?;
     let look = || -> rusqlite::Result<usize> {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;

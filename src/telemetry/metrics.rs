@@ -34,7 +34,7 @@ use self::memory::MemoryMetrics;
 use self::rewriting::RewriteMetrics;
 use self::traffic::{TrafficHandles, TrafficKey, UsageHandles};
 use self::upstreams::UpstreamConnections;
-pub use self::upstreams::UpstreamMetrics;
+pub(crate) use self::upstreams::UpstreamMetrics;
 use super::event::{Compaction, Exchange};
 use super::gaps::BOUNDS;
 use super::labels::{AdminRefusal, ClientTimeout, CountOutcome, LessonOutcome, RejectedConnection};
