@@ -1,9 +1,9 @@
-//! What was decided about one thing: once, and anew after each refusal that made it void.
+//! The decisions about one thing: the first, and one more after each refusal that made the earlier one void.
 //!
-//! A refused rewrite sets what grows from it aside ([`super::Suspension`]), or takes back what was decided for
-//! it ([`super::Revocation`]): that is not repeated. What is decided afterwards stands beside it under that
-//! refusal, so that neither hides the other, and branches that were not refused keep what they have. No
-//! clock is compared. Pure.
+//! A refused rewrite either suspends its branch ([`super::Suspension`]) or revokes the request's decisions
+//! ([`super::Revocation`]); they are then not repeated. Later decisions are stored beside the earlier ones,
+//! with that refusal in their key. So neither hides the other, and branches without the refusal keep theirs.
+//! Times are only compared for equality. Pure.
 
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
@@ -18,17 +18,16 @@ use super::{
 };
 use crate::dialect::PartKey;
 
-/// What a decision is kept by: what it is about, whether it is shadow mode's, and the refusal after
-/// which it was decided.
+/// The key of a decision: what it is about, whether it is of shadow mode, and the refusal that it came after.
 pub(super) type DecisionKey = (u128, bool, Option<Millis>);
 
-/// A fact that can be decided anew.
+/// A fact that can be decided again.
 pub(super) trait Decidable {
-    /// What it is kept by.
+    /// Its key.
     fn place(&self) -> DecisionKey;
     /// The exchange that decided it.
     fn exchange(&self) -> &ExchangeId;
-    /// What it takes in memory, bytes, roughly.
+    /// Its size in memory, bytes, roughly.
     fn bytes(&self) -> usize;
 }
 
@@ -99,13 +98,13 @@ impl Decidable for CompactionRecord {
     }
 }
 
-/// What a decision takes itself, with its entry.
+/// The size of a decision itself and its entry in the map.
 fn place<T>(one: &T) -> usize {
     block(size_of_val(one) + 16) + entry::<(DecisionKey, Arc<T>)>()
 }
 
 impl Fact {
-    /// A decision for a request that was `suspended` then, if it ever was.
+    /// Marks a decision for a request whose branch was last suspended at this time, if ever.
     #[must_use]
     pub fn after(mut self, suspended: Option<Millis>) -> Self {
         match &mut self {
@@ -124,11 +123,11 @@ impl Fact {
     }
 }
 
-/// Everything that was decided of one kind.
+/// All decisions of one kind.
 #[derive(Clone, Debug)]
 pub(super) struct Decisions<T> {
     by_place: HashMap<DecisionKey, Arc<T>>,
-    /// What they take, bytes.
+    /// Their size in memory, bytes.
     bytes: usize,
 }
 
@@ -139,7 +138,7 @@ impl<T> Default for Decisions<T> {
 }
 
 impl<T: Decidable> Decisions<T> {
-    /// Adds one, unless one of the same place is there; answers by how many bytes it grew.
+    /// Adds one, unless there is one with the same key; returns by how many bytes the size grew.
     pub(super) fn add(&mut self, one: Arc<T>) -> usize {
         let bytes = match self.by_place.entry(one.place()) {
             Entry::Occupied(_) => 0,
@@ -149,12 +148,12 @@ impl<T: Decidable> Decisions<T> {
         bytes
     }
 
-    /// What they take, bytes.
+    /// Their size in memory, bytes.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The one that holds for a request that was `suspended` then.
+    /// The one that applies to a request whose branch was last suspended at this time.
     pub(super) fn get(
         &self,
         about: u128,
@@ -164,7 +163,7 @@ impl<T: Decidable> Decisions<T> {
         self.by_place.get(&(about, shadow, suspended))
     }
 
-    /// All that hold for a request that was `suspended` then, in no order.
+    /// All that apply to a request whose branch was last suspended at this time, in no order.
     pub(super) fn holding(
         &self,
         shadow: bool,
@@ -179,7 +178,7 @@ impl<T: Decidable> Decisions<T> {
         self.by_place.values()
     }
 
-    /// Whether there is any.
+    /// Whether there is one of shadow mode, or of the real mode.
     pub(super) fn any(&self, shadow: bool) -> bool {
         self.by_place.keys().any(|place| place.1 == shadow)
     }

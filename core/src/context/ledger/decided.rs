@@ -1,7 +1,7 @@
-//! What was decided in a session and holds: in which branch, and until what refusal.
+//! The decisions of a session that apply: in which branch, and until which refusal.
 //!
-//! A decision is looked for at its place; where it was taken back, at the place after that, once. Must
-//! not know what is decided from it.
+//! A decision is looked up under its key. If it was revoked, the one that replaced it is looked up, once.
+//! Must not know what is decided from it.
 
 use std::sync::Arc;
 
@@ -17,17 +17,17 @@ use crate::context::{
 use crate::dialect::PartKey;
 
 impl Ledger {
-    /// Whether anything was decided, in shadow mode or not.
+    /// Whether any decision is stored, of shadow mode or of the real one.
     pub fn has_decided(&self, shadow: bool) -> bool {
         self.cuts.any(shadow) || self.echoes.any(shadow) || self.repairs.any(shadow)
     }
 
-    /// The summaries that are in use, in no order.
+    /// The summaries in use, in no order.
     pub fn compacts(&self, shadow: bool) -> impl Iterator<Item = &Arc<CompactionRecord>> {
         self.compacts.all().filter(move |one| one.shadow == shadow)
     }
 
-    /// Those that are in use in a thread that was `suspended` then.
+    /// The summaries in use that apply in a branch that was last suspended at this time.
     pub fn compacts_holding(
         &self,
         shadow: bool,
@@ -41,7 +41,7 @@ impl Ledger {
         self.summaries.all().filter(move |one| one.shadow == shadow)
     }
 
-    /// Those that a thread which was `suspended` then can use.
+    /// The written summaries that a branch last suspended at this time can use.
     pub fn summaries_holding(
         &self,
         shadow: bool,
@@ -54,17 +54,17 @@ impl Ledger {
         self.summaries.holding(shadow, suspended).filter(move |one| may_be_used(one))
     }
 
-    /// What was cut from a result, in a thread that was `suspended` then.
+    /// The cut of a result that applies in a branch last suspended at this time.
     pub fn cut(&self, about: u128, shadow: bool, suspended: Option<Millis>) -> Option<&Arc<Cut>> {
         self.holding(&self.cuts, about, shadow, suspended)
     }
 
-    /// Everything that is cut in a thread that was `suspended` then, in no order.
+    /// All cuts that apply in a branch last suspended at this time, in no order.
     pub fn cuts_holding(&self, suspended: Option<Millis>) -> impl Iterator<Item = &Arc<Cut>> {
         self.all_that_hold(&self.cuts, false, suspended)
     }
 
-    /// What was decided about reasoning, in a thread that was `suspended` then.
+    /// The decision about reasoning that applies in a branch last suspended at this time.
     pub fn echo(
         &self,
         about: u128,
@@ -74,7 +74,7 @@ impl Ledger {
         self.holding(&self.echoes, about, shadow, suspended)
     }
 
-    /// Reasoning of clients that is taken out, in a thread that was `suspended` then.
+    /// Decisions to remove the client's reasoning that apply in a branch last suspended at this time.
     pub fn taken_out(
         &self,
         shadow: bool,
@@ -84,15 +84,15 @@ impl Ledger {
         holding.filter(|echo| echo.does == ReasoningAction::Out)
     }
 
-    /// Changes that answer refusals, and hold, in no order.
+    /// The changes that answer refusals and apply, in no order.
     ///
-    /// A refused rewrite sets none aside: they answer what was said of the client's own words.
+    /// Suspensions do not affect them: they answer refusals of the client's own content.
     pub fn repairs(&self) -> impl Iterator<Item = &Arc<RepairDecision>> {
         self.all_that_hold(&self.repairs, false, None)
     }
 
-    /// When a rewrite was last refused that a request of `thread`, grown from `parent`, has to mind: one
-    /// of the turns that it grew from, or one that grew from there in the same thread.
+    /// When a rewrite was last refused that affects a request of `thread` with this parent: a rewrite of one
+    /// of its ancestors, or of another request with the same thread and parent.
     pub fn suspended_since(&self, thread: &ThreadId, parent: Option<&Turn>) -> Option<Millis> {
         let from = parent.map(|turn| &turn.exchange);
         let beside = |suspended: &&Suspension| {
@@ -102,14 +102,14 @@ impl Ledger {
         beside.max(parent.and_then(|turn| turn.position.suspended))
     }
 
-    /// What took a decision back.
+    /// The revocation of a decision.
     fn taker(&self, one: &impl Decidable) -> Option<&Revocation> {
         let about = PartKey(one.place().0);
         let taken = self.taken_back.get(one.exchange())?;
         taken.iter().find(|taken| taken.about.contains(&about))
     }
 
-    /// Everything that was taken back, in no order.
+    /// All revocations, in no order.
     pub fn all_taken_back(&self) -> impl Iterator<Item = &Revocation> {
         self.taken_back.values().flatten()
     }
@@ -118,8 +118,8 @@ impl Ledger {
         self.taker(one).is_some()
     }
 
-    /// The last that was decided about something, void or not, and the refusal after which: once anew after
-    /// it was taken back, and no more.
+    /// The last decision with a key, void or not, and the marker of the refusal that it came after. A revoked
+    /// decision is made again once, and no more.
     fn last<'l, T: Decidable>(
         &'l self,
         all: &'l Decisions<T>,
@@ -134,7 +134,7 @@ impl Ledger {
         }
     }
 
-    /// What holds of it.
+    /// The decision with a key that applies.
     fn holding<'l, T: Decidable>(
         &'l self,
         all: &'l Decisions<T>,
@@ -155,8 +155,8 @@ impl Ledger {
         first.filter_map(move |first| self.holding(all, first.place().0, shadow, suspended))
     }
 
-    /// A new decision for a request that was `suspended` then, if it ever was: it stands after what took
-    /// back the one before it.
+    /// Marks a new decision for a request of a branch last suspended at this time: it comes after the
+    /// revocation of the decision before it.
     pub fn after_suspension(&self, fact: Fact, suspended: Option<Millis>) -> Fact {
         let after = match &fact {
             Fact::Cut(cut) => self.last(&self.cuts, cut.place().0, cut.shadow, suspended).0,
@@ -168,7 +168,7 @@ impl Ledger {
         fact.after(after)
     }
 
-    /// Whether a decision was taken back, and is not to be made.
+    /// Whether a decision was revoked and must not be made.
     pub fn voids(&self, fact: &Fact) -> bool {
         match fact {
             Fact::Cut(cut) => self.is_void(&**cut),
@@ -179,7 +179,7 @@ impl Ledger {
         }
     }
 
-    /// What was taken back for good in a thread that was `suspended` then: what that is kept by.
+    /// The keys of decisions that were revoked for good in a branch last suspended at this time.
     pub fn given_up(&self, shadow: bool, suspended: Option<Millis>) -> HashSet<u128> {
         if self.taken_back.is_empty() {
             return HashSet::default();
@@ -202,9 +202,9 @@ impl Ledger {
         })
     }
 
-    /// Whether nothing new is tried in a request of `thread`, grown from `parent`, until its cache is cold:
-    /// decisions were refused in one that it grew from, or that grew from there in the same thread, and
-    /// nothing was learned that would spare the next ones.
+    /// Whether a request of `thread` with this parent gets no new decisions until its cache is cold. That is
+    /// so if decisions were refused for one of its ancestors, or for another request with the same thread and
+    /// parent, and nothing was learned that would prevent the next refusal.
     pub fn rests(&self, thread: &ThreadId, parent: Option<&Turn>) -> bool {
         let from = parent.map(|turn| &turn.exchange);
         let mut resting =
@@ -213,7 +213,7 @@ impl Ledger {
             return false;
         }
         let before = |turn: &&Turn| Some(&**self.turn(turn.position.parent.as_ref()?)?);
-        // No line is longer.
+        // No branch is longer than the number of turns.
         let line = std::iter::successors(parent, before).take(self.turns.len());
         let line: HashSet<&ExchangeId> = line.map(|turn| &turn.exchange).collect();
         resting.any(|taken| {
