@@ -37,12 +37,12 @@ struct ScreenSize {
 const SIZE: ScreenSize = ScreenSize { columns: 80, rows: 24 };
 
 /// Shows until Ctrl-C.
-pub(super) async fn run(asked: &AdminClient, as_json: bool) -> Result<(), CliError> {
+pub(super) async fn run(client: &AdminClient, as_json: bool) -> Result<(), CliError> {
     if as_json {
-        return follow(asked).await;
+        return follow(client).await;
     }
     let progress = ProgressLine::begin("reading the sessions in use");
-    let first = picture(asked).await?;
+    let first = picture(client).await?;
     drop(progress);
     if !std::io::stdout().is_terminal() {
         print::out(&first);
@@ -52,7 +52,7 @@ pub(super) async fn run(asked: &AdminClient, as_json: bool) -> Result<(), CliErr
     Screen::default().control(TerminalControl::Enter).show();
     drawn(&first, size()).show();
     let shown = tokio::select! {
-        shown = show(asked) => shown,
+        shown = show(client) => shown,
         () = ending.asked_for() => Ok(()),
     };
     Screen::default().control(TerminalControl::Leave).show();
@@ -99,24 +99,24 @@ fn drawn(picture: &str, size: ScreenSize) -> Screen {
     screen
 }
 
-async fn show(asked: &AdminClient) -> Result<(), CliError> {
-    let mut events = asked.ask(&Method::GET, "/api/v1/events").await?;
+async fn show(client: &AdminClient) -> Result<(), CliError> {
+    let mut events = client.ask(&Method::GET, "/api/v1/events").await?;
     loop {
         // Either something happened or time passed; both are a reason to look. A stream that ended
         // means that the proxy did, which the next question says.
         let _ = tokio::time::timeout(TICK, events.frame()).await;
-        let picture = picture(asked).await?;
+        let picture = picture(client).await?;
         drawn(&picture, size()).show();
         tokio::time::sleep(PAUSE).await;
     }
 }
 
-async fn picture(asked: &AdminClient) -> Result<String, CliError> {
-    let about = asked.about().await?;
-    let listed = asked.sessions(SHOWN).await?;
+async fn picture(client: &AdminClient) -> Result<String, CliError> {
+    let about = client.about().await?;
+    let listed = client.sessions(SHOWN).await?;
     let mut sessions = Vec::new();
     for line in &listed.sessions {
-        if let Ok(session) = asked.session(&line.id).await {
+        if let Ok(session) = client.session(&line.id).await {
             sessions.push(session);
         }
     }
@@ -128,7 +128,7 @@ async fn picture(asked: &AdminClient) -> Result<String, CliError> {
     }
     let mut out = format!(
         "plimsoll {}   {} sessions   input {}  output {}  from cache {}\n\n",
-        asked.place(),
+        client.place(),
         sessions.len(),
         grouped(input),
         grouped(output),
@@ -143,8 +143,8 @@ async fn picture(asked: &AdminClient) -> Result<String, CliError> {
 }
 
 /// For machines: every exchange as it ends, one JSON object a line.
-async fn follow(asked: &AdminClient) -> Result<(), CliError> {
-    let mut events = asked.ask(&Method::GET, "/api/v1/events").await?;
+async fn follow(client: &AdminClient) -> Result<(), CliError> {
+    let mut events = client.ask(&Method::GET, "/api/v1/events").await?;
     let mut framer = Framer::new(EVENT_BYTES);
     while let Some(frame) = events.frame().await {
         let Ok(data) = frame?.into_data() else { continue };

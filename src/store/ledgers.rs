@@ -141,7 +141,7 @@ pub struct AnchorTurn {
 impl OpenedSession {
     /// The place of a request on the cache of its session, by what is known there now.
     fn at(
-        asked: &SessionLookup<'_>,
+        lookup: &SessionLookup<'_>,
         conversation: &Conversation,
         scope: Scope,
         cache: Arc<SessionCache>,
@@ -149,17 +149,17 @@ impl OpenedSession {
         store_missed: bool,
     ) -> Self {
         let (placed, anchor, known) = cache.look(|ledger| {
-            let placed = place(ledger, conversation, asked.exchange, asked.client_thread);
+            let placed = place(ledger, conversation, lookup.exchange, lookup.client_thread);
             let anchor = anchor(ledger, &placed);
-            let known = RecordedDecisions::of(ledger, conversation, &placed, asked.shadow);
+            let known = RecordedDecisions::of(ledger, conversation, &placed, lookup.shadow);
             (placed, anchor, known)
         });
-        cache.begin(asked.exchange.clone(), placed.position.chain);
+        cache.begin(lookup.exchange.clone(), placed.position.chain);
         Self {
             unread: cache.has_unread(),
-            reads: asked.reads.after_first_load(),
-            exchange: asked.exchange.clone(),
-            named: asked.session.is_some(),
+            reads: lookup.reads.after_first_load(),
+            exchange: lookup.exchange.clone(),
+            named: lookup.session.is_some(),
             scope,
             placed,
             anchor,
@@ -244,55 +244,55 @@ impl Ledgers {
     /// it has one: such a request takes no place, so that the next one finds its session.
     pub async fn open(
         &self,
-        asked: SessionLookup<'_>,
+        lookup: SessionLookup<'_>,
         conversation: &Conversation,
     ) -> Option<OpenedSession> {
         let began = Instant::now();
-        let (session, begins) = match self.session(&asked, conversation).await {
+        let (session, begins) = match self.session(&lookup, conversation).await {
             LookupOutcome::Found(session) => (session, false),
-            LookupOutcome::None => (fingerprints::name_for(asked.exchange), true),
+            LookupOutcome::None => (fingerprints::name_for(lookup.exchange), true),
             LookupOutcome::Late => return None,
         };
-        let scope = Scope { tenant: asked.tenant.clone(), session };
+        let scope = Scope { tenant: lookup.tenant.clone(), session };
         let cache = lock(&self.caches).cache(&scope);
         if begins {
             cache.is_new();
         }
-        let store_missed = cache.load(&self.store, &scope, asked.reads).await.is_err();
-        cache.wait_for_parent(conversation, Instant::now() + asked.timeout).await;
-        Some(OpenedSession::at(&asked, conversation, scope, cache, began, store_missed))
+        let store_missed = cache.load(&self.store, &scope, lookup.reads).await.is_err();
+        cache.wait_for_parent(conversation, Instant::now() + lookup.timeout).await;
+        Some(OpenedSession::at(&lookup, conversation, scope, cache, began, store_missed))
     }
 
     /// Looks a request up that takes no place: nothing waits for it, nothing grows from it, and what
     /// it belongs to need not exist.
     pub(crate) async fn peek(
         &self,
-        asked: SessionLookup<'_>,
+        lookup: SessionLookup<'_>,
         conversation: &Conversation,
     ) -> LookupOutcome<SessionPeek> {
-        let session = match self.session(&asked, conversation).await {
+        let session = match self.session(&lookup, conversation).await {
             LookupOutcome::Found(session) => session,
             LookupOutcome::None => return LookupOutcome::None,
             LookupOutcome::Late => return LookupOutcome::Late,
         };
-        let scope = Scope { tenant: asked.tenant.clone(), session };
+        let scope = Scope { tenant: lookup.tenant.clone(), session };
         let cache = lock(&self.caches).cache(&scope);
-        let store_missed = cache.load(&self.store, &scope, asked.reads).await.is_err();
+        let store_missed = cache.load(&self.store, &scope, lookup.reads).await.is_err();
         let known = cache.look(|ledger| {
-            let placed = place(ledger, conversation, asked.exchange, asked.client_thread);
-            RecordedDecisions::of(ledger, conversation, &placed, asked.shadow)
+            let placed = place(ledger, conversation, lookup.exchange, lookup.client_thread);
+            RecordedDecisions::of(ledger, conversation, &placed, lookup.shadow)
         });
         LookupOutcome::Found(SessionPeek { session: scope.session, known, store_missed })
     }
 
     async fn session(
         &self,
-        asked: &SessionLookup<'_>,
+        lookup: &SessionLookup<'_>,
         conversation: &Conversation,
     ) -> LookupOutcome<SessionId> {
-        match asked.session {
+        match lookup.session {
             Some(session) => LookupOutcome::Found(session.clone()),
-            None => self.session_of(asked, conversation).await,
+            None => self.session_of(lookup, conversation).await,
         }
     }
 
@@ -465,11 +465,11 @@ impl Ledgers {
     /// comes late is remembered for the next request of the conversation.
     async fn session_of(
         &self,
-        asked: &SessionLookup<'_>,
+        lookup: &SessionLookup<'_>,
         conversation: &Conversation,
     ) -> LookupOutcome<SessionId> {
         let signs = fingerprints::shown_by(conversation);
-        let known = lock(&self.signs).session(asked.tenant, &signs);
+        let known = lock(&self.signs).session(lookup.tenant, &signs);
         if let Some(session) = known {
             return LookupOutcome::Found(session);
         }
@@ -479,10 +479,10 @@ impl Ledgers {
             return LookupOutcome::None; // nothing was answered in it, so nothing is known of it
         }
         let own = signs.first().copied();
-        let since = lock(&self.signs).look_up(asked.tenant, &signs);
+        let since = lock(&self.signs).look_up(lookup.tenant, &signs);
         let wanted = fingerprints::asked_for(conversation, signs);
         let (store, known) = (self.store.clone(), self.signs.clone());
-        let (tenant, forgotten) = (asked.tenant.clone(), lock(&known).forgotten());
+        let (tenant, forgotten) = (lookup.tenant.clone(), lock(&known).forgotten());
         let asking = tokio::spawn(async move {
             let session = store.signed(tenant.clone(), wanted).await;
             own.into_iter().for_each(|own| lock(&known).looked_up(&tenant, own));
@@ -493,7 +493,7 @@ impl Ledgers {
             }
             Ok::<_, StoreError>(session)
         });
-        match asked.reads.wait_again(since, asking).await {
+        match lookup.reads.wait_again(since, asking).await {
             Some(Ok(Ok(Some(session)))) => LookupOutcome::Found(session),
             Some(Ok(Ok(None))) => LookupOutcome::None,
             Some(Ok(Err(_)) | Err(_)) | None => LookupOutcome::Late,

@@ -204,8 +204,8 @@ impl ClientRequest {
         }
         let proxy = recorder.proxy.clone();
         let head = head.filter(|_| !self.is_signed());
-        let asked = asked(&prepared, &tenant, &who, recorder, &reads);
-        let opened = proxy.ledgers.open(asked, &prepared.conversation).await;
+        let lookup = session_lookup(&prepared, &tenant, &who, recorder, &reads);
+        let opened = proxy.ledgers.open(lookup, &prepared.conversation).await;
         waited(&reads, recorder);
         let Some(mut opened) = opened else {
             // It is sent as it came, and stored as no turn: the next request finds the session.
@@ -292,13 +292,13 @@ impl ClientRequest {
         let is_shadow = prepared.mode == Mode::Shadow;
         // Shadow mode would decide; but a thread that was rewritten before is repeated, as its turns are.
         prepared.mode = if is_shadow { Mode::Observe } else { prepared.mode };
-        let asks = asked(&prepared, tenant, who, recorder, reads);
-        let mut peeked = proxy.ledgers.peek(asks, &prepared.conversation).await;
+        let lookup = session_lookup(&prepared, tenant, who, recorder, reads);
+        let mut peeked = proxy.ledgers.peek(lookup, &prepared.conversation).await;
         let is_plain = matches!(&peeked, LookupOutcome::Found(it) if it.known.decides_nothing());
         if is_shadow && is_plain {
             prepared.mode = Mode::Shadow;
-            let asks = asked(&prepared, tenant, who, recorder, reads);
-            peeked = proxy.ledgers.peek(asks, &prepared.conversation).await;
+            let lookup = session_lookup(&prepared, tenant, who, recorder, reads);
+            peeked = proxy.ledgers.peek(lookup, &prepared.conversation).await;
         }
         let known = match peeked {
             LookupOutcome::Found(SessionPeek { session, known, store_missed }) => {
@@ -573,7 +573,7 @@ fn waited(reads: &ReadBudget, recorder: &mut ExchangeRecorder) {
 }
 
 /// What a request is placed by.
-fn asked<'a>(
+fn session_lookup<'a>(
     prepared: &'a PreparedRequest,
     tenant: &'a TenantId,
     who: &'a Identity,

@@ -147,20 +147,20 @@ impl Retry<'_> {
         let refused = read_refusal(response, self.recorder).await;
         answers.taught = self.taught(&refused).await;
         let cause = refusal::cause(&refused.start);
-        let said = window_of(&refused, self.recorder).filter(|_| self.suspicion.may_not_fit);
+        let overflow = window_of(&refused, self.recorder).filter(|_| self.suspicion.may_not_fit);
         answers.refusal = self.repairable(&refused);
         if answers.is_of_output() {
             answers.output_taught = answers.taught.clone();
         }
         answers.held.push((RequestForm::Planned, refused));
         let blames_us = self.suspicion.blames_us;
-        let said = said.filter(|said| self.believes(said, &answers.taught));
-        answers.overflow = said.map(|said| (OverflowSign::Refused, said));
+        let overflow = overflow.filter(|overflow| self.believes(overflow, &answers.taught));
+        answers.overflow = overflow.map(|overflow| (OverflowSign::Refused, overflow));
         if answers.refusal.is_some() {
             let cause = blames_us.then_some(cause);
-            return Verdict::Repairable(answers.kind(cause, said.is_some()));
+            return Verdict::Repairable(answers.kind(cause, overflow.is_some()));
         }
-        match said {
+        match overflow {
             Some(_) => Verdict::DoesNotFit(blames_us.then_some(cause)),
             None if blames_us => Verdict::Refused(cause),
             None => Verdict::Failed,
@@ -178,12 +178,12 @@ impl Retry<'_> {
             answers.held.push((form, StartedResponse::unread(response, &self.recorder.memory)));
             return Verdict::Accepted;
         };
-        let (begun, said) = response_peek::read(response, pending, self.recorder).await;
+        let (begun, overflow) = response_peek::read(response, pending, self.recorder).await;
         answers.held.push((form, begun));
-        match said {
+        match overflow {
             Some(_) if form != RequestForm::Planned => Verdict::OverflowInReply,
-            Some((said, taught)) if self.believes(&said, &taught) => {
-                answers.overflow = Some((OverflowSign::InReply, said));
+            Some((overflow, taught)) if self.believes(&overflow, &taught) => {
+                answers.overflow = Some((OverflowSign::InReply, overflow));
                 answers.taught = taught;
                 Verdict::OverflowInReply
             }
@@ -247,13 +247,15 @@ impl Retry<'_> {
         if answers.is_of_output() {
             answers.output_taught = self.taught(&refused).await;
         }
-        let said = window_of(&refused, self.recorder);
-        if let Some(said) = said {
-            answers.overflow = Some((OverflowSign::Refused, said));
+        let overflow = window_of(&refused, self.recorder);
+        if let Some(overflow) = overflow {
+            answers.overflow = Some((OverflowSign::Refused, overflow));
         }
         answers.held.push((form, refused));
-        match (&answers.refusal, said) {
-            (Some(_), said) => Verdict::Repairable(answers.kind(Some(cause), said.is_some())),
+        match (&answers.refusal, overflow) {
+            (Some(_), overflow) => {
+                Verdict::Repairable(answers.kind(Some(cause), overflow.is_some()))
+            }
             (None, Some(_)) => Verdict::DoesNotFit(Some(cause)),
             (None, None) => Verdict::Refused(cause),
         }
@@ -261,10 +263,10 @@ impl Retry<'_> {
 
     /// Sends the request with room made by cuts or a summary.
     async fn send_with_room(&mut self, answers: &mut AnswerHistory) -> Verdict {
-        let (Some(pending), Some((_, said))) = (&mut self.pending, answers.overflow) else {
+        let (Some(pending), Some((_, overflow))) = (&mut self.pending, answers.overflow) else {
             return Verdict::Unavailable;
         };
-        let room = pending.make_room(said, &self.original.head, self.recorder).await;
+        let room = pending.make_room(overflow, &self.original.head, self.recorder).await;
         let Some((response, room)) = self.send_revised(room).await else {
             return Verdict::Unavailable;
         };
@@ -307,9 +309,9 @@ impl Retry<'_> {
         Some((sent(self.recorder, head, body).await.ok()?, revised))
     }
 
-    fn believes(&self, said: &Overflow, taught: &LessonMatch) -> bool {
+    fn believes(&self, overflow: &Overflow, taught: &LessonMatch) -> bool {
         let disbelieves = |pending: &&mut PendingExchange| {
-            pending.contradicts_estimate(said, taught, self.recorder)
+            pending.contradicts_estimate(overflow, taught, self.recorder)
         };
         !self.pending.as_ref().is_some_and(disbelieves)
     }
