@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 /// What is under way on one connection.
 #[derive(Clone, Debug)]
-pub struct Activity {
+pub(crate) struct Activity {
     count: watch::Sender<RequestCounts>,
 }
 
@@ -30,18 +30,18 @@ impl Default for Activity {
 
 impl Activity {
     /// A request begins; it is under way for as long as what is answered here lives.
-    pub fn begin(&self) -> RequestGuard {
+    pub(crate) fn begin(&self) -> RequestGuard {
         self.count.send_modify(|count| count.begun += 1);
         RequestGuard(self.clone())
     }
 
     /// Whether nothing was ever asked.
-    pub fn is_silent(&self) -> bool {
+    pub(crate) fn is_silent(&self) -> bool {
         self.count.borrow().begun == 0
     }
 
     /// Ready when nothing has been under way for so long.
-    pub async fn idle(&self, timeout: Duration) {
+    pub(crate) async fn idle(&self, timeout: Duration) {
         let mut watching = self.count.subscribe();
         loop {
             let quiet = watching.wait_for(|count| count.begun == count.ended).await.is_ok();
@@ -54,11 +54,11 @@ impl Activity {
 
 /// A request that is under way.
 #[derive(Debug)]
-pub struct RequestGuard(Activity);
+pub(crate) struct RequestGuard(Activity);
 
 impl RequestGuard {
     /// The body of its answer: with the last of it, the request has ended.
-    pub fn answer<B>(self, body: B) -> ActivityBody<B> {
+    pub(crate) fn answer<B>(self, body: B) -> ActivityBody<B> {
         ActivityBody { body, _request: self }
     }
 }
@@ -71,7 +71,7 @@ impl Drop for RequestGuard {
 
 /// A body that ends its request where it ends, or is dropped.
 #[derive(Debug)]
-pub struct ActivityBody<B> {
+pub(crate) struct ActivityBody<B> {
     body: B,
     _request: RequestGuard,
 }

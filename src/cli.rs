@@ -330,46 +330,48 @@ fn done(command: &Command) -> Result<ExitCode, CliError> {
         Command::Serve(settings) => serve::run(&settings.sources())?,
         Command::Check { settings, json } => check::run(&settings.sources(), *json)?,
         Command::Sessions { at, limit } => {
-            at.ask(async |asked| look::sessions(&asked, *limit, at.json).await)?;
+            at.ask(async |client| look::sessions(&client, *limit, at.json).await)?;
         }
-        Command::Context { session, thread, count, at } => at.ask(async |asked| {
-            let what = (thread.as_deref(), *count);
-            look::context(&asked, session.as_deref(), what, at.json).await
+        Command::Context { session, thread, count, at } => at.ask(async |client| {
+            let (session, thread) = (session.as_deref(), thread.as_deref());
+            look::context(&client, session, thread, *count, at.json).await
         })?,
         Command::Explain { request, at } => {
-            at.ask(async |asked| look::explain(&asked, request.as_deref(), at.json).await)?;
+            at.ask(async |client| look::explain(&client, request.as_deref(), at.json).await)?;
         }
         Command::Compact { session, dry_run, focus, at } => {
-            let what = (focus.as_deref(), *dry_run);
-            at.ask(async |asked| look::compact(&asked, session, what, at.json).await)?;
+            let focus = focus.as_deref();
+            at.ask(async |client| look::compact(&client, session, focus, *dry_run, at.json).await)?;
         }
         Command::Savings { session, limit, at } => {
-            at.ask(async |asked| look::savings(&asked, session.as_deref(), *limit, at.json).await)?;
+            at.ask(async |client| {
+                look::savings(&client, session.as_deref(), *limit, at.json).await
+            })?;
         }
         Command::Export { session, content, at } => {
-            at.ask(async |asked| look::export(&asked, session.as_deref(), *content).await)?;
+            at.ask(async |client| look::export(&client, session.as_deref(), *content).await)?;
         }
         Command::Backup { file, config, data } => {
             let (config, data) = (config.clone(), data.clone());
             backup::run(&ConfigFlags { config, data, ..ConfigFlags::default() }.sources(), file)?;
         }
         Command::Say { session, clear: true, at, .. } => {
-            at.ask(async |asked| say::clear(&asked, session, at.json).await)?;
+            at.ask(async |client| say::clear(&client, session, at.json).await)?;
         }
         Command::Say { session, text, remove, at, .. } => {
-            at.ask(async |asked| {
-                say::run(&asked, session, text, remove.as_deref(), at.json).await
+            at.ask(async |client| {
+                say::run(&client, session, text, remove.as_deref(), at.json).await
             })?;
         }
         Command::Lessons { forget, share, at } => {
             let (forget, share) = (forget.as_deref(), share.as_deref());
-            at.ask(async |asked| lessons::run(&asked, forget, share, wall(), at.json).await)?;
+            at.ask(async |client| lessons::run(&client, forget, share, wall(), at.json).await)?;
         }
-        Command::Top { at } => at.ask(async |asked| top::run(&asked, at.json).await)?,
+        Command::Top { at } => at.ask(async |client| top::run(&client, at.json).await)?,
         Command::Run { settings, json, command } => {
             return run::run(settings.sources(), command, *json);
         }
-        Command::Replay(asked) => replay::run(asked)?,
+        Command::Replay(options) => replay::run(options)?,
         Command::Completions { shell } => {
             let mut text = Vec::new();
             let name = env!("CARGO_PKG_NAME");

@@ -50,7 +50,7 @@ impl ConfigSources {
     /// The surroundings of this process: the file that was named, or else the one in the user's
     /// configuration folder, or else the system's, and the environment. The working directory may be
     /// anybody's (a cloned repository), so that what lies there is never read unless it is named.
-    pub fn of_process(file: Option<PathBuf>, flags: Vec<(String, String, String)>) -> Self {
+    pub(crate) fn of_process(file: Option<PathBuf>, flags: Vec<(String, String, String)>) -> Self {
         let variables: Vec<(String, String)> = std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
             .collect();
@@ -119,7 +119,7 @@ pub fn load(sources: &ConfigSources) -> Result<LoadedConfig, ConfigFaults> {
 ///
 /// # Errors
 /// Everything else that is wrong, at once.
-pub fn load_to_look(sources: &ConfigSources) -> Result<LoadedConfig, ConfigFaults> {
+pub(crate) fn load_to_look(sources: &ConfigSources) -> Result<LoadedConfig, ConfigFaults> {
     load_but(sources, |key| key.ends_with("token") || key.ends_with(".credential"))
 }
 
@@ -435,7 +435,7 @@ pub struct Config {
 
 impl Config {
     /// Whether only this machine's own can reach the client listener.
-    pub fn is_on_loopback(&self) -> bool {
+    pub(crate) fn is_on_loopback(&self) -> bool {
         self.listen.ip().to_canonical().is_loopback()
     }
 }

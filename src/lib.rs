@@ -27,7 +27,7 @@
 
 #![forbid(unsafe_code)]
 
-pub mod activity;
+mod activity;
 pub mod admin;
 pub mod cli;
 pub mod config;
@@ -37,6 +37,6 @@ pub mod proxy;
 pub mod replay;
 pub mod store;
 pub mod telemetry;
-pub mod tls;
+mod tls;
 
 pub use plimsoll_core::{context, dialect, tokens, wire};

@@ -4,7 +4,7 @@
 //! enums and configured names, so cardinality is bounded by types; unknown model names fold into
 //! `other` past a limit. No prompt, reply or credential reaches an event (invariant 9).
 
-pub mod clock;
+pub(crate) mod clock;
 pub mod event;
 mod gaps;
 mod labels;
@@ -13,7 +13,7 @@ pub mod log;
 pub mod metrics;
 mod open;
 mod refusal;
-pub mod terminal;
+pub(crate) mod terminal;
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,17 +22,19 @@ use std::time::Duration;
 use foldhash::HashMap;
 use tokio::sync::broadcast;
 
-pub use self::event::{Compaction, Exchange, OpenExchange, StoreState};
+pub(crate) use self::event::StoreState;
+pub use self::event::{Compaction, Exchange, OpenExchange};
 pub use self::gaps::StreamGaps;
-pub use self::labels::{
-    AdminRefusal, ClientTimeout, CountEstimate, CountOutcome, FailOpen, KeptKind, LessonOutcome,
-    MemoryKind, RefusalOutcome, RejectedConnection, RepeatCause, StoreOperation, SummaryOutcome,
+pub(crate) use self::labels::{
+    AdminRefusal, ClientTimeout, CountOutcome, KeptKind, LessonOutcome, MemoryKind,
+    RejectedConnection, RepeatCause, StoreOperation,
 };
+pub use self::labels::{CountEstimate, FailOpen, RefusalOutcome, SummaryOutcome};
 pub use self::live::{ContextReduction, MessageEvent, MessageStep};
 use self::log::{Log, LogFormat};
 use self::metrics::Metrics;
-pub use self::metrics::UpstreamMetrics;
-pub use self::open::GaugeGuard;
+pub(crate) use self::metrics::UpstreamMetrics;
+pub(crate) use self::open::GaugeGuard;
 pub use self::refusal::RefusalReport;
 use crate::context::ExchangeId;
 
@@ -83,12 +85,12 @@ impl Telemetry {
     }
 
     /// Most bytes that traffic may make us hold.
-    pub fn memory_limit(&self, bytes: u64) {
+    pub(crate) fn memory_limit(&self, bytes: u64) {
         self.metrics.memory.limit(bytes);
     }
 
     /// So many bytes more, or fewer, are held for traffic.
-    pub fn memory_held(&self, kind: MemoryKind, more: i64) {
+    pub(crate) fn memory_held(&self, kind: MemoryKind, more: i64) {
         self.metrics.memory.held(kind, more);
     }
 
@@ -108,7 +110,7 @@ impl Telemetry {
     }
 
     /// Requests on their way of which `fits` is true, the one that came last first.
-    pub fn open_exchanges(&self, fits: impl Fn(&OpenExchange) -> bool) -> Vec<OpenExchange> {
+    pub(crate) fn open_exchanges(&self, fits: impl Fn(&OpenExchange) -> bool) -> Vec<OpenExchange> {
         let open_exchanges = self.open_exchanges.lock().unwrap_or_else(PoisonError::into_inner);
         let mut found: Vec<OpenExchange> =
             open_exchanges.values().filter(|it| fits(it)).cloned().collect();
@@ -152,37 +154,37 @@ impl Telemetry {
 
     /// These upstreams are configured: what is counted for each of them begins at 0, so that the first event
     /// shows as an increase.
-    pub fn begin_at_zero<'u>(&self, upstreams: impl IntoIterator<Item = &'u str>) {
+    pub(crate) fn begin_at_zero<'u>(&self, upstreams: impl IntoIterator<Item = &'u str>) {
         upstreams.into_iter().for_each(|upstream| self.metrics.begin_at_zero(upstream));
     }
 
     /// A connection past `limits.connections` is gone.
-    pub fn turned_away(&self, got: RejectedConnection) {
+    pub(crate) fn turned_away(&self, got: RejectedConnection) {
         self.metrics.turned_away(got);
     }
 
     /// A request waited for what the store knows of its session.
-    pub fn session_loaded(&self, waited: Duration) {
+    pub(crate) fn session_loaded(&self, waited: Duration) {
         self.metrics.session_loaded(waited);
     }
 
     /// Whether what is learned cannot be kept or read, though the store was opened.
-    pub fn store_fails(&self, fails: bool) {
+    pub(crate) fn store_fails(&self, fails: bool) {
         self.metrics.store_fails(fails);
     }
 
     /// A client took too long.
-    pub fn client_timed_out(&self, kind: ClientTimeout) {
+    pub(crate) fn client_timed_out(&self, kind: ClientTimeout) {
         self.metrics.client_timed_out(kind);
     }
 
     /// What is past its time could not be forgotten.
-    pub fn retention_failed(&self) {
+    pub(crate) fn retention_failed(&self) {
         self.metrics.retention_failures.inc();
     }
 
     /// So many exchanges were on their way when a process ended without a stop.
-    pub fn found_interrupted(&self, count: u64) {
+    pub(crate) fn found_interrupted(&self, count: u64) {
         self.metrics.interrupted.inc_by(count);
     }
 
@@ -220,27 +222,27 @@ impl Telemetry {
     }
 
     /// A client connection is open while this is held.
-    pub fn connection(&self) -> GaugeGuard {
+    pub(crate) fn connection(&self) -> GaugeGuard {
         GaugeGuard::of(self.metrics.connections.clone())
     }
 
     /// A response streams while this is held.
-    pub fn stream(&self) -> GaugeGuard {
+    pub(crate) fn stream(&self) -> GaugeGuard {
         GaugeGuard::of(self.metrics.streams.clone())
     }
 
     /// A request on a WebSocket is under way while this is held.
-    pub fn websocket_request(&self) -> GaugeGuard {
+    pub(crate) fn websocket_request(&self) -> GaugeGuard {
         GaugeGuard::of(self.metrics.websocket_requests.clone())
     }
 
     /// A session is being exported while this is held.
-    pub fn export(&self) -> GaugeGuard {
+    pub(crate) fn export(&self) -> GaugeGuard {
         GaugeGuard::of(self.metrics.exports.clone())
     }
 
     /// What is counted of the connections to an upstream.
-    pub fn upstream(&self, name: &str) -> UpstreamMetrics {
+    pub(crate) fn upstream(&self, name: &str) -> UpstreamMetrics {
         self.metrics.upstream_connections.of(name)
     }
 
@@ -260,58 +262,58 @@ impl Telemetry {
     }
 
     /// A counting endpoint was asked, or was not.
-    pub fn asked_to_count(&self, upstream: &str, outcome: CountOutcome) {
+    pub(crate) fn asked_to_count(&self, upstream: &str, outcome: CountOutcome) {
         self.metrics.asked_to_count(upstream, outcome);
     }
 
     /// A refusal could teach, and did or did not.
-    pub fn lesson(&self, upstream: &str, outcome: LessonOutcome) {
+    pub(crate) fn lesson(&self, upstream: &str, outcome: LessonOutcome) {
         self.metrics.lesson(upstream, outcome);
     }
 
     /// What answers have taught of a model so far: how many did, and how wide its band is, in multiples of
     /// what counting is expected to miss.
-    pub fn learned(&self, upstream: &str, model: &str, state: (u64, f32)) {
-        self.metrics.learned(upstream, model, state);
+    pub fn learned(&self, upstream: &str, model: &str, lessons: u64, band: f32) {
+        self.metrics.learned(upstream, model, lessons, band);
     }
 
     /// The store took this long to answer, or to fail.
-    pub fn store_took(&self, operation: StoreOperation, took: Duration, succeeded: bool) {
+    pub(crate) fn store_took(&self, operation: StoreOperation, took: Duration, succeeded: bool) {
         self.metrics.store_took(operation, took, succeeded);
     }
 
     /// Something that is kept in memory has a bound of so many bytes.
-    pub fn kept_limit(&self, what: KeptKind, bytes: usize) {
+    pub(crate) fn kept_limit(&self, what: KeptKind, bytes: usize) {
         self.metrics.memory.kept_limit(what, bytes);
     }
 
     /// So many bytes of it are kept now.
-    pub fn kept(&self, what: KeptKind, bytes: usize) {
+    pub(crate) fn kept(&self, what: KeptKind, bytes: usize) {
         self.metrics.memory.kept(what, bytes);
     }
 
     /// How the store is; `None` where it cannot be used.
-    pub fn store_is(&self, state: Option<&StoreState>) {
+    pub(crate) fn store_is(&self, state: Option<&StoreState>) {
         self.metrics.store_is(state);
     }
 
     /// So many threads do what would hold up others.
-    pub fn blocking_threads(&self, threads: usize) {
+    pub(crate) fn blocking_threads(&self, threads: usize) {
         self.metrics.blocking_threads(threads);
     }
 
     /// So many sessions were forgotten, because their time or room was up.
-    pub fn store_forgot(&self, sessions: u64) {
+    pub(crate) fn store_forgot(&self, sessions: u64) {
         self.metrics.store_forgot(sessions);
     }
 
     /// The admin listener refused a request.
-    pub fn admin_refused(&self, why: AdminRefusal) {
+    pub(crate) fn admin_refused(&self, why: AdminRefusal) {
         self.metrics.admin_refused(why);
     }
 
     /// A model that is not in the catalogue was asked for: it is named once in the log.
-    pub fn unknown_model(&self, upstream: &str, model: &str) {
+    pub(crate) fn unknown_model(&self, upstream: &str, model: &str) {
         let mut unknown = self.unknown.lock().unwrap_or_else(PoisonError::into_inner);
         if unknown.len() >= NAMED || unknown.contains(model) {
             return;

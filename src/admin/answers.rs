@@ -369,8 +369,8 @@ pub(super) async fn explain(
     id: &ExchangeId,
     request: &Request<Incoming>,
 ) -> AdminAnswer {
-    let told = admin.telemetry.recent(id);
-    let scope = match told.as_ref().map(|told| (&told.tenant, &told.session)) {
+    let recent = admin.telemetry.recent(id);
+    let scope = match recent.as_ref().map(|recent| (&recent.tenant, &recent.session)) {
         Some((Some(tenant), Some(session))) => {
             Some(Scope { tenant: tenant.clone(), session: session.clone() })
         }
@@ -385,21 +385,21 @@ pub(super) async fn explain(
             };
             match admin.ledgers.look(&scope, of).await {
                 // What was told is left where the store fails.
-                Err(_) if told.is_some() => None,
+                Err(_) if recent.is_some() => None,
                 found => found?,
             }
         }
         None => None,
     };
-    let told = turn.or_else(|| told.map(|told| Explanation::of_exchange(&told)));
-    let told = told.ok_or_else(|| {
+    let explanation = turn.or_else(|| recent.map(|recent| Explanation::of_exchange(&recent)));
+    let explanation = explanation.ok_or_else(|| {
         AdminError::unknown(format!(
             "Exchange {id:?} is not among the last {}, and its turn is not stored. The log has \
              every exchange.",
             crate::telemetry::RECENT
         ))
     })?;
-    Ok(worded(&told, request))
+    Ok(worded(&explanation, request))
 }
 
 /// What rewriting saved in the sessions of a page.
@@ -522,8 +522,8 @@ impl LiveListener {
             () = tokio::time::sleep(HEARTBEAT) => Some(Bytes::from_static(b": still here\n\n")),
             heard = self.heard.recv() => match heard {
                 Ok(exchange) => {
-                    let told = serde_json::to_string(&LogFields::from(&*exchange)).unwrap_or_default();
-                    Some(format!("id: {}\n{}", exchange.id, write_event("exchange", &told)).into())
+                    let data = serde_json::to_string(&LogFields::from(&*exchange)).unwrap_or_default();
+                    Some(format!("id: {}\n{}", exchange.id, write_event("exchange", &data)).into())
                 }
                 Err(broadcast::error::RecvError::Lagged(missed)) => {
                     Some(write_event("missed", &format!("{{\"missed\":{missed}}}")).into())
@@ -532,14 +532,14 @@ impl LiveListener {
             },
             // Who missed some finds the rest in the queue itself.
             Ok(news) = self.news.recv() => {
-                let told = serde_json::to_string(&news).unwrap_or_default();
-                let mut events = write_event("say", &told);
-                events.extend(news.step.event().map(|event| write_event(event, &told)));
+                let data = serde_json::to_string(&news).unwrap_or_default();
+                let mut events = write_event("say", &data);
+                events.extend(news.step.event().map(|event| write_event(event, &data)));
                 Some(events.into())
             }
             Ok(shrunk) = self.shrunk.recv() => {
-                let told = serde_json::to_string(&shrunk).unwrap_or_default();
-                Some(write_event(shrunk.event, &told).into())
+                let data = serde_json::to_string(&shrunk).unwrap_or_default();
+                Some(write_event(shrunk.event, &data).into())
             }
         }
     }

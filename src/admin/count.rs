@@ -15,7 +15,7 @@ use crate::store::ledgers::{ProviderRecount, RecountError};
 
 /// What the provider counts, and what was estimated.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct CountComparison {
+pub(crate) struct CountComparison {
     /// The exchange whose request was counted, as it was sent: the session's newest.
     pub request: ExchangeId,
     /// Input tokens, as the provider counts them.

@@ -31,7 +31,7 @@ use crate::telemetry::Exchange;
 
 /// What was done to one request, and why.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Explanation {
+pub(super) struct Explanation {
     /// The exchange.
     pub request: ExchangeId,
     /// The provider's id of it, where it gave one: what its support asks for.
@@ -91,7 +91,7 @@ pub struct Explanation {
 
 /// One change, made or refused.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ExplainedChange {
+pub(super) struct ExplainedChange {
     /// What.
     pub change: Change,
     /// Whether.
@@ -123,7 +123,7 @@ pub struct ExplainedChange {
 
 /// Expected and reported effect on the provider's cache.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct CacheEffect {
+pub(super) struct CacheEffect {
     /// The turn that it is compared with.
     pub before: Option<CacheReport>,
     /// Expected: tokens of that turn's prompt that stand unchanged at the front of this one.
@@ -140,7 +140,7 @@ pub struct CacheEffect {
 
 /// What a provider reported of its cache, tokens.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct CacheReport {
+pub(super) struct CacheReport {
     /// The exchange.
     pub request: ExchangeId,
     /// The whole prompt.
@@ -153,7 +153,7 @@ pub struct CacheReport {
 
 /// What was predicted, and how.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ExplainedEstimate {
+pub(super) struct ExplainedEstimate {
     /// Input tokens.
     pub tokens: u64,
     /// How the estimate was made.
@@ -166,7 +166,12 @@ pub struct ExplainedEstimate {
 
 impl Explanation {
     /// Of an exchange that became a turn of this session.
-    pub fn of_turn(session: &SessionId, ledger: &Ledger, turn: &Turn, prices: &PriceList) -> Self {
+    pub(crate) fn of_turn(
+        session: &SessionId,
+        ledger: &Ledger,
+        turn: &Turn,
+        prices: &PriceList,
+    ) -> Self {
         let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
         let price = prices.price(&turn.upstream, &turn.model);
         let exchanged = SavingsInput::of(turn, parent.map(AsRef::as_ref), price);
@@ -209,7 +214,7 @@ impl Explanation {
     }
 
     /// Of an exchange that became none: refused, cut short, or not understood.
-    pub fn of_exchange(exchange: &Exchange) -> Self {
+    pub(crate) fn of_exchange(exchange: &Exchange) -> Self {
         let word = |word: &Option<Box<str>>| word.as_deref().map(str::to_owned);
         let (done, usage) = (&exchange.done, &exchange.usage);
         let mut explained = Self {

@@ -15,14 +15,14 @@ use crate::telemetry::clock::now;
 
 /// All lessons, the newest first.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct LessonList {
+pub(crate) struct LessonList {
     /// They.
     pub lessons: Vec<LessonView>,
 }
 
 /// A lesson.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct LessonView {
+pub(crate) struct LessonView {
     /// Its id.
     pub id: String,
     /// The upstream that taught it.
@@ -49,7 +49,7 @@ pub struct LessonView {
 
 /// What was decided about a lesson.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct LessonDecision {
+pub(crate) struct LessonDecision {
     /// Its id.
     pub id: String,
     /// Whether it now holds for all; else it is forgotten.

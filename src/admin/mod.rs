@@ -7,7 +7,7 @@
 mod answers;
 mod compactions;
 pub mod count;
-pub mod explain;
+mod explain;
 mod export;
 mod gate;
 mod guard;

@@ -10,7 +10,7 @@ use crate::context::policy::SummaryAuthor;
 
 /// What would be done.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct DryRun {
+pub(crate) struct DryRun {
     /// Messages of the history.
     pub messages: u64,
     /// Messages that a summary would take the place of.

@@ -23,7 +23,7 @@ const ENOUGH: u64 = 30;
 
 /// What was saved in the sessions of a page, newest first.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct SavingsPage {
+pub(crate) struct SavingsPage {
     /// All of them together.
     pub total: savings::Savings,
     /// Each that anything was removed from, or would have been, or that has a summary.
@@ -38,7 +38,7 @@ pub struct SavingsPage {
 
 /// What was saved in one session.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct SessionSavings {
+pub(crate) struct SessionSavings {
     /// How this API names it.
     pub id: String,
     /// The id that the client gave it.
@@ -49,7 +49,7 @@ pub struct SessionSavings {
 
 /// Sessions that `prune.hold_out` left untouched, and those that it did not.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Comparison {
+pub(crate) struct Comparison {
     /// Untouched.
     pub held_out: ComparisonGroup,
     /// Rewritten where policy said so.
@@ -62,7 +62,7 @@ pub struct Comparison {
 
 /// One side of a comparison.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct ComparisonGroup {
+pub(crate) struct ComparisonGroup {
     /// How many sessions.
     pub sessions: u64,
     /// How many turns with a reported input.

@@ -35,7 +35,7 @@ struct InjectRequest {
 
 /// The words of a session, in order.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct InjectQueue {
+pub(crate) struct InjectQueue {
     /// Those that wait for its next request.
     pub waiting: Vec<WaitingMessage>,
     /// Those that stand in it.
@@ -44,7 +44,7 @@ pub struct InjectQueue {
 
 /// Words that wait.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct WaitingMessage {
+pub(crate) struct WaitingMessage {
     /// Their id.
     pub id: String,
     /// Their place among those that wait, from 1.
@@ -57,7 +57,7 @@ pub struct WaitingMessage {
 
 /// Words that were taken.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct SentMessage {
+pub(crate) struct SentMessage {
     /// Their id.
     pub id: String,
     /// When they were queued, ms since 1970.
@@ -74,14 +74,14 @@ pub struct SentMessage {
 
 /// What was taken back, all at once.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct ClearedMessages {
+pub(crate) struct ClearedMessages {
     /// The ids; what was taken meanwhile is not among them.
     pub removed: Vec<String>,
 }
 
 /// What was taken back.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct RemovedMessage {
+pub(crate) struct RemovedMessage {
     /// Its id.
     pub removed: String,
 }

@@ -92,7 +92,7 @@ pub struct UpstreamLine {
 
 /// A page of sessions, newest first.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct SessionPage {
+pub(crate) struct SessionPage {
     /// The sessions.
     pub sessions: Vec<SessionLine>,
     /// What to pass as `skip` for the next page; `null` on the last. With many sessions `next_after` is
@@ -104,19 +104,19 @@ pub struct SessionPage {
 }
 
 /// A place in the list of sessions, as this API names it.
-pub fn cursor_named(cursor: Cursor) -> String {
+pub(crate) fn cursor_named(cursor: Cursor) -> String {
     format!("{}-{}", cursor.used, cursor.id)
 }
 
 /// The place that a name is of.
-pub fn cursor_of(name: &str) -> Option<Cursor> {
+pub(crate) fn cursor_of(name: &str) -> Option<Cursor> {
     let (used, id) = name.split_once('-')?;
     Some(Cursor { used: used.parse().ok()?, id: id.parse().ok()? })
 }
 
 /// A session as a list shows it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct SessionLine {
+pub(crate) struct SessionLine {
     /// How this API names it.
     pub id: String,
     /// The id that the client gave it, or one of ours where it gave none.
@@ -146,7 +146,7 @@ pub struct SessionLine {
 
 /// A session with its threads.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct SessionView {
+pub(crate) struct SessionView {
     /// How this API names it.
     pub id: String,
     /// The id that the client gave it, or one of ours where it gave none.
@@ -167,7 +167,7 @@ pub struct SessionView {
 
 /// One lineage of messages.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct ThreadView {
+pub(crate) struct ThreadView {
     /// Its id.
     pub id: ThreadId,
     /// What its last request was for.
@@ -206,7 +206,7 @@ pub struct ThreadView {
 
 /// How full a thread's context is, and what was done so that it fits.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct ContextPage {
+pub(crate) struct ContextPage {
     /// How full it is.
     #[serde(flatten)]
     pub view: ContextView,
@@ -216,7 +216,7 @@ pub struct ContextPage {
 
 /// Estimate and report of one exchange.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct ExchangeView {
+pub(crate) struct ExchangeView {
     /// Input that the provider reported, tokens.
     pub actual: u64,
     /// Input that was predicted, tokens.
@@ -227,11 +227,11 @@ pub struct ExchangeView {
     pub error_ratio: Option<f64>,
 }
 
-pub use super::outlook::DryRun;
+pub(crate) use super::outlook::DryRun;
 
 /// What became of a pending compaction.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct CompactionRequest {
+pub(crate) struct CompactionRequest {
     /// When it is taken up.
     pub begins: CompactionStart,
     /// How long it waits for a request that can have it done, seconds; absent where that is under way.
@@ -242,7 +242,7 @@ pub struct CompactionRequest {
 /// When a pending compaction is taken up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum CompactionStart {
+pub(crate) enum CompactionStart {
     /// The summary is being written, for the next request to use.
     Now,
     /// The next request of the main thread begins it.
@@ -251,7 +251,7 @@ pub enum CompactionStart {
 
 /// What a DELETE did.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct DeleteOutcome {
+pub(crate) struct DeleteOutcome {
     /// How many facts went.
     pub records: u64,
 }
@@ -261,7 +261,7 @@ const LATEST: &str = "latest";
 
 /// How full a thread's context is: as the newest of `open_exchanges` will make it, which are requests of its
 /// session on their way; else after its newest turn of which that is known.
-pub fn context(
+pub(crate) fn context(
     ledger: &Ledger,
     open_exchanges: &[OpenExchange],
     thread: &str,
@@ -309,12 +309,12 @@ fn measured<'t>(turns: impl DoubleEndedIterator<Item = &'t Turn>) -> Option<&'t 
 }
 
 /// How the API names a session: ids are clients' words, and two credentials may use the same.
-pub fn id_of(scope: &Scope) -> String {
+pub(crate) fn id_of(scope: &Scope) -> String {
     format!("{}.{}", scope.tenant, scope.session)
 }
 
 /// The scope that an id names, if it has the form of [`id_of`].
-pub fn scope_of(id: &str) -> Option<Scope> {
+pub(crate) fn scope_of(id: &str) -> Option<Scope> {
     let (tenant, session) = id.split_once('.')?;
     let is_tenant = tenant.len() == 16 && tenant.bytes().all(|byte| byte.is_ascii_hexdigit());
     is_tenant.then(|| Scope { tenant: tenant.into(), session: session.into() })
@@ -370,7 +370,7 @@ impl From<ScopeLine> for SessionLine {
 
 impl SessionView {
     /// A session as its ledger has it; `None` where nothing is known.
-    pub fn of(scope: &Scope, ledger: &Ledger) -> Option<Self> {
+    pub(crate) fn of(scope: &Scope, ledger: &Ledger) -> Option<Self> {
         let began = ledger.turns().map(|turn| turn.at).min()?;
         let newest = ledger.turns().map(|turn| turn.ended).max()?;
         let threads = ledger.threads();

@@ -44,18 +44,18 @@ impl AdminClient {
         let config = looking(sources)?;
         let is_named = sources.flags.iter().any(|(_, key, _)| key == "admin");
         match Self::by_socket(&config.data).await {
-            Ok(Some((asked, about))) if !is_named || serves_at(&about, config.admin) => {
+            Ok(Some((client, about))) if !is_named || serves_at(&about, config.admin) => {
                 warn_of_failure(&about);
-                Ok(asked)
+                Ok(client)
             }
             Err(trouble) if !is_named => Err(trouble),
             _ if is_named || config.admin_token.is_some() || config.admin_read_token.is_some() => {
-                let asked = Self::by_port(config);
+                let client = Self::by_port(config);
                 // What is wrong there is said by the question that was asked.
-                if let Ok(about) = asked.about().await {
+                if let Ok(about) = client.about().await {
                     warn_of_failure(&about);
                 }
-                Ok(asked)
+                Ok(client)
             }
             _ => Err(absent(&socket::path(&config.data).display().to_string())),
         }
@@ -68,9 +68,9 @@ impl AdminClient {
     pub(super) async fn by_socket(data: &Path) -> Result<Option<(Self, ServerInfo)>, CliError> {
         match socket::connect(data).await {
             Ok(_) => {
-                let asked = Self::Socket(data.to_owned());
-                let about = asked.about().await?;
-                Ok(Some((asked, about)))
+                let client = Self::Socket(data.to_owned());
+                let about = client.about().await?;
+                Ok(Some((client, about)))
             }
             Err(error) if socket::is_nobody(&error) => Ok(None),
             Err(error) => {

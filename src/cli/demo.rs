@@ -58,7 +58,7 @@ async fn play(keep: bool) -> Result<(), CliError> {
         "clients http://{listen}  admin http://{admin}  provider http://{}\n",
         provider.address()
     ));
-    let played = demo::play(listen, (admin, &token), &mut print::out).await;
+    let played = demo::play(listen, admin, &token, &mut print::out).await;
     if keep && played.is_ok() {
         print::line(&format!(
             "\nStill serving, with metrics at http://{admin}/metrics. Ctrl-C ends it."

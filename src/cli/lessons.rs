@@ -17,7 +17,7 @@ const PATH: &str = "/api/v1/lessons";
 
 /// Forgets or shares a lesson; with neither, lists them.
 pub(super) async fn run(
-    asked: &AdminClient,
+    client: &AdminClient,
     forget: Option<&str>,
     share: Option<&str>,
     now: Millis,
@@ -25,12 +25,12 @@ pub(super) async fn run(
 ) -> Result<(), CliError> {
     let decided: LessonDecision = match (forget, share) {
         (Some(id), _) => {
-            asked.told(&Method::DELETE, &format!("{PATH}/{}", encoded(id)), "").await?
+            client.told(&Method::DELETE, &format!("{PATH}/{}", encoded(id)), "").await?
         }
         (None, Some(id)) => {
-            asked.told(&Method::POST, &format!("{PATH}/{}/share", encoded(id)), "").await?
+            client.told(&Method::POST, &format!("{PATH}/{}/share", encoded(id)), "").await?
         }
-        (None, None) => return list(asked, now, as_json).await,
+        (None, None) => return list(client, now, as_json).await,
     };
     let id = &decided.id;
     match (as_json, decided.shared) {
@@ -41,8 +41,8 @@ pub(super) async fn run(
     Ok(())
 }
 
-async fn list(asked: &AdminClient, now: Millis, as_json: bool) -> Result<(), CliError> {
-    let all: LessonList = asked.value(PATH).await?;
+async fn list(client: &AdminClient, now: Millis, as_json: bool) -> Result<(), CliError> {
+    let all: LessonList = client.value(PATH).await?;
     match as_json {
         true => print::json(&all),
         false if all.lessons.is_empty() => print::line("There are no lessons."),

@@ -18,12 +18,12 @@ use crate::telemetry::clock::wall;
 
 /// `plimsoll sessions`.
 pub(super) async fn sessions(
-    asked: &AdminClient,
+    client: &AdminClient,
     limit: usize,
     as_json: bool,
 ) -> Result<(), CliError> {
     let progress = ProgressLine::begin("reading the list of sessions");
-    let listed = asked.sessions(limit).await?;
+    let listed = client.sessions(limit).await?;
     if as_json {
         drop(progress);
         print::json(&listed);
@@ -38,7 +38,7 @@ pub(super) async fn sessions(
     for (at, line) in listed.sessions.iter().enumerate() {
         progress.says(&format!("reading session {} of {}", at + 1, listed.sessions.len()));
         // A session may be forgotten between two questions.
-        if let Ok(session) = asked.session(&line.id).await {
+        if let Ok(session) = client.session(&line.id).await {
             rows.push(session);
         }
     }
@@ -49,31 +49,32 @@ pub(super) async fn sessions(
 
 /// `plimsoll context`.
 pub(super) async fn context(
-    asked: &AdminClient,
+    client: &AdminClient,
     session: Option<&str>,
-    (thread, count): (Option<&str>, bool),
+    thread: Option<&str>,
+    count: bool,
     as_json: bool,
 ) -> Result<(), CliError> {
     let id = match session {
         Some(session) => session.to_owned(),
-        None => newest(asked).await?,
+        None => newest(client).await?,
     };
     let thread = thread.unwrap_or("latest");
     let path = format!("/api/v1/sessions/{}/threads/{}/context", encoded(&id), encoded(thread));
     if !count {
-        return show(asked, &format!("{path}?"), as_json).await;
+        return show(client, &format!("{path}?"), as_json).await;
     }
     let progress = ProgressLine::begin("asking the provider to count");
     let path_of_count = format!("/api/v1/sessions/{}/count", encoded(&id));
-    let counted: CountComparison = asked.told(&Method::POST, &path_of_count, "").await?;
+    let counted: CountComparison = client.told(&Method::POST, &path_of_count, "").await?;
     drop(progress);
     if !as_json {
-        show(asked, &format!("{path}?"), false).await?;
+        show(client, &format!("{path}?"), false).await?;
         print::line(&counted.to_string());
         return Ok(());
     }
     let mut context: serde_json::Value =
-        asked.read(&asked.text(&format!("{path}?format=json")).await?)?;
+        client.read(&client.text(&format!("{path}?format=json")).await?)?;
     context["count"] = serde_json::to_value(&counted).unwrap_or_default();
     print::json(&context);
     Ok(())
@@ -81,33 +82,34 @@ pub(super) async fn context(
 
 /// `plimsoll explain`.
 pub(super) async fn explain(
-    asked: &AdminClient,
+    client: &AdminClient,
     request: Option<&str>,
     as_json: bool,
 ) -> Result<(), CliError> {
     let exchange = match request {
         Some(request) => request.into(),
         None => {
-            let session = asked.session(&newest(asked).await?).await?;
+            let session = client.session(&newest(client).await?).await?;
             session.threads.into_iter().next().map(|thread| thread.request).unwrap_or_default()
         }
     };
-    show(asked, &format!("/api/v1/requests/{}/explain?", encoded(exchange.as_str())), as_json).await
+    show(client, &format!("/api/v1/requests/{}/explain?", encoded(exchange.as_str())), as_json)
+        .await
 }
 
 /// `plimsoll export`.
 pub(super) async fn export(
-    asked: &AdminClient,
+    client: &AdminClient,
     session: Option<&str>,
     content: bool,
 ) -> Result<(), CliError> {
     let id = match session {
         Some(session) => session.to_owned(),
-        None => newest(asked).await?,
+        None => newest(client).await?,
     };
     let progress = ProgressLine::begin(&format!("reading session {id}"));
     let lines =
-        asked.text(&format!("/api/v1/sessions/{}/export?content={content}", encoded(&id))).await?;
+        client.text(&format!("/api/v1/sessions/{}/export?content={content}", encoded(&id))).await?;
     drop(progress);
     print::json_text(&lines);
     if let Some(missing) = unkept(&lines).filter(|_| content) {
@@ -153,15 +155,16 @@ fn unkept(lines: &str) -> Option<String> {
 
 /// Compacts a session, or looks at what that would do.
 pub(super) async fn compact(
-    asked: &AdminClient,
+    client: &AdminClient,
     session: &str,
-    (focus, dry): (Option<&str>, bool),
+    focus: Option<&str>,
+    dry: bool,
     as_json: bool,
 ) -> Result<(), CliError> {
     let focus = focus.map(|focus| format!("focus={}", encoded(focus)));
     let said: Vec<String> = focus.into_iter().chain(dry.then(|| "dry_run=true".into())).collect();
     let path = format!("/api/v1/sessions/{}/compact?{}", encoded(session), said.join("&"));
-    let answer = asked.does(&Method::POST, &path).await?;
+    let answer = client.does(&Method::POST, &path).await?;
     let unread = |error| CliError(format!("the response cannot be read: {error}"));
     if as_json {
         print::json_text(&format!("{}\n", answer.trim()));
@@ -206,7 +209,7 @@ fn looked(it: &DryRun) -> String {
 
 /// `plimsoll savings`.
 pub(super) async fn savings(
-    asked: &AdminClient,
+    client: &AdminClient,
     session: Option<&str>,
     limit: usize,
     as_json: bool,
@@ -215,25 +218,25 @@ pub(super) async fn savings(
         Some(session) => format!("/api/v1/sessions/{}/savings?", encoded(session)),
         None => format!("/api/v1/savings?limit={limit}&"),
     };
-    show(asked, &path, as_json).await
+    show(client, &path, as_json).await
 }
 
 /// A view that the API words for people and for machines; `path` can take one more parameter.
-pub(super) async fn show(asked: &AdminClient, path: &str, as_json: bool) -> Result<(), CliError> {
+pub(super) async fn show(client: &AdminClient, path: &str, as_json: bool) -> Result<(), CliError> {
     let progress = ProgressLine::begin("reading the store");
     let form = if as_json { "json" } else { "text" };
-    let answer = asked.text(&format!("{path}format={form}")).await?;
+    let answer = client.text(&format!("{path}format={form}")).await?;
     drop(progress);
     if as_json {
-        print::json(&asked.read::<serde_json::Value>(&answer)?);
+        print::json(&client.read::<serde_json::Value>(&answer)?);
     } else {
         print::out(&answer);
     }
     Ok(())
 }
 
-async fn newest(asked: &AdminClient) -> Result<String, CliError> {
-    let listed = asked.sessions(1).await?;
+async fn newest(client: &AdminClient) -> Result<String, CliError> {
+    let listed = client.sessions(1).await?;
     let newest = listed.sessions.into_iter().next();
     newest.map(|line| line.id).ok_or_else(|| {
         CliError("no session yet: point a client's base URL at the proxy".to_owned())

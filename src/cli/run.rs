@@ -89,8 +89,8 @@ pub(super) fn run(
             CliError(format!("{program} cannot be run: {error}. Is it installed and on the PATH?"))
         })?;
         let status = signals.until_end_of(child).await?;
-        all_kept(&proxied.asked).await;
-        summarise(&proxied.asked, began, as_json).await;
+        all_kept(&proxied.client).await;
+        summarise(&proxied.client, began, as_json).await;
         proxied.end().await;
         Ok(code(status))
     })
@@ -161,14 +161,14 @@ fn folders(sources: &ConfigSources, config: &Config) -> Vec<(&'static str, OsStr
 struct RunningProxy {
     /// Where clients connect.
     base: String,
-    asked: AdminClient,
+    client: AdminClient,
     own: Option<(watch::Sender<bool>, JoinHandle<()>)>,
 }
 
 impl RunningProxy {
     async fn found_or_started(sources: ConfigSources, config: &Config) -> Result<Self, CliError> {
         match AdminClient::by_socket(&config.data).await {
-            Ok(Some((asked, about))) if is_meant(&sources, config, &about) => {
+            Ok(Some((client, about))) if is_meant(&sources, config, &about) => {
                 let base = reachable(&about.clients);
                 if !is_loopback(&base) {
                     return Err(CliError(format!(
@@ -177,7 +177,7 @@ impl RunningProxy {
                     )));
                 }
                 warn_of_detours(&sources, &base);
-                return Ok(Self { base, asked, own: None });
+                return Ok(Self { base, client, own: None });
             }
             Ok(_) => {}
             Err(trouble) => print::note(&format!("{}; a proxy of our own is started", trouble.0)),
@@ -196,7 +196,7 @@ impl RunningProxy {
         // The terminal belongs to the command.
         let server = Server::build(loaded, Log::to(form, log)?, Ports::OrFree).await?;
         // Nobody else can stand at the address that we bound.
-        let asked = match server.socket {
+        let client = match server.socket {
             Some(_) => AdminClient::Socket(data),
             None => AdminClient::Port(server.admin_at, Some(server.access.admin.clone())),
         };
@@ -204,7 +204,7 @@ impl RunningProxy {
         print::note(&format!("serving on {base}; the log is {}", path.display()));
         let (stop, stopped) = watch::channel(false);
         let serving = tokio::spawn(server.serve(stopped));
-        Ok(Self { base, asked, own: Some((stop, serving)) })
+        Ok(Self { base, client, own: Some((stop, serving)) })
     }
 
     async fn end(self) {
@@ -328,10 +328,10 @@ fn code(status: ExitStatus) -> ExitCode {
 }
 
 /// Waits until what the command asked can be found: a turn may be kept after its answer has left.
-async fn all_kept(asked: &AdminClient) {
+async fn all_kept(client: &AdminClient) {
     let is_busy = |about: ServerInfo| about.in_flight > 0;
     let kept = async {
-        while asked.value("/api/v1/about").await.is_ok_and(is_busy) {
+        while client.value("/api/v1/about").await.is_ok_and(is_busy) {
             tokio::time::sleep(ASKED_EVERY).await;
         }
     };
@@ -340,11 +340,11 @@ async fn all_kept(asked: &AdminClient) {
 }
 
 /// What the sessions that were used meanwhile cost, and how full they are.
-async fn summarise(asked: &AdminClient, began: u64, as_json: bool) {
-    let Ok(listed) = asked.sessions(SUMMED).await else { return };
+async fn summarise(client: &AdminClient, began: u64, as_json: bool) {
+    let Ok(listed) = client.sessions(SUMMED).await else { return };
     let mut used: Vec<SessionView> = Vec::new();
     for line in listed.sessions.iter().filter(|line| line.newest >= began) {
-        used.extend(asked.session(&line.id).await.ok());
+        used.extend(client.session(&line.id).await.ok());
     }
     if as_json {
         // Standard output is the command's.

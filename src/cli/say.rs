@@ -12,12 +12,12 @@ use crate::admin::say::{ClearedMessages, RemovedMessage, WaitingMessage};
 
 /// Takes back all that waits.
 pub(super) async fn clear(
-    asked: &AdminClient,
+    client: &AdminClient,
     session: &str,
     as_json: bool,
 ) -> Result<(), CliError> {
     let path = format!("/api/v1/sessions/{}/say", encoded(session));
-    let cleared: ClearedMessages = asked.told(&Method::DELETE, &path, "").await?;
+    let cleared: ClearedMessages = client.told(&Method::DELETE, &path, "").await?;
     match (as_json, cleared.removed.len()) {
         (true, _) => print::json(&cleared),
         (false, 0) => print::line("No message was queued."),
@@ -29,7 +29,7 @@ pub(super) async fn clear(
 
 /// Queues `text`; with none takes `remove` back, or lists.
 pub(super) async fn run(
-    asked: &AdminClient,
+    client: &AdminClient,
     session: &str,
     text: &[String],
     remove: Option<&str>,
@@ -38,7 +38,7 @@ pub(super) async fn run(
     let path = format!("/api/v1/sessions/{}/say", encoded(session));
     if let Some(id) = remove {
         let path = format!("{path}/{}", encoded(id));
-        let removed: RemovedMessage = asked.told(&Method::DELETE, &path, "").await?;
+        let removed: RemovedMessage = client.told(&Method::DELETE, &path, "").await?;
         match as_json {
             true => print::json(&removed),
             false => print::line(&format!("{} will not be sent.", removed.removed)),
@@ -46,10 +46,10 @@ pub(super) async fn run(
         return Ok(());
     }
     if text.is_empty() {
-        return look::show(asked, &format!("{path}?"), as_json).await;
+        return look::show(client, &format!("{path}?"), as_json).await;
     }
     let question = serde_json::json!({"text": text.join(" ")}).to_string();
-    let waiting: WaitingMessage = asked.told(&Method::POST, &path, &question).await?;
+    let waiting: WaitingMessage = client.told(&Method::POST, &path, &question).await?;
     match as_json {
         true => print::json(&waiting),
         false => print::line(&format!(

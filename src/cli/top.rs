@@ -26,16 +26,23 @@ const TICK: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(200);
 /// Longest event that is read, bytes: far more than an exchange is told in.
 const EVENT_BYTES: usize = 4 << 20;
+/// How large a terminal is, in characters.
+#[derive(Clone, Copy)]
+struct ScreenSize {
+    columns: usize,
+    rows: usize,
+}
+
 /// Where it draws if the terminal does not say how large it is.
-const SIZE: (usize, usize) = (80, 24);
+const SIZE: ScreenSize = ScreenSize { columns: 80, rows: 24 };
 
 /// Shows until Ctrl-C.
-pub(super) async fn run(asked: &AdminClient, as_json: bool) -> Result<(), CliError> {
+pub(super) async fn run(client: &AdminClient, as_json: bool) -> Result<(), CliError> {
     if as_json {
-        return follow(asked).await;
+        return follow(client).await;
     }
     let progress = ProgressLine::begin("reading the sessions in use");
-    let first = picture(asked).await?;
+    let first = picture(client).await?;
     drop(progress);
     if !std::io::stdout().is_terminal() {
         print::out(&first);
@@ -45,7 +52,7 @@ pub(super) async fn run(asked: &AdminClient, as_json: bool) -> Result<(), CliErr
     Screen::default().control(TerminalControl::Enter).show();
     drawn(&first, size()).show();
     let shown = tokio::select! {
-        shown = show(asked) => shown,
+        shown = show(client) => shown,
         () = ending.asked_for() => Ok(()),
     };
     Screen::default().control(TerminalControl::Leave).show();
@@ -72,13 +79,17 @@ impl ExitSignals {
     }
 }
 
-fn size() -> (usize, usize) {
-    terminal_size::terminal_size().map_or(SIZE, |(columns, rows)| (columns.0.into(), rows.0.into()))
+fn size() -> ScreenSize {
+    terminal_size::terminal_size().map_or(SIZE, |(columns, rows)| ScreenSize {
+        columns: columns.0.into(),
+        rows: rows.0.into(),
+    })
 }
 
 /// The picture over the one before: from the top, each line to its end, nothing below; no wider and
 /// no higher than the terminal, which would scroll.
-fn drawn(picture: &str, (columns, rows): (usize, usize)) -> Screen {
+fn drawn(picture: &str, size: ScreenSize) -> Screen {
+    let ScreenSize { columns, rows } = size;
     let mut screen = Screen::default();
     screen.control(TerminalControl::Home);
     for line in picture.lines().take(rows.max(2) - 1) {
@@ -88,24 +99,24 @@ fn drawn(picture: &str, (columns, rows): (usize, usize)) -> Screen {
     screen
 }
 
-async fn show(asked: &AdminClient) -> Result<(), CliError> {
-    let mut events = asked.ask(&Method::GET, "/api/v1/events").await?;
+async fn show(client: &AdminClient) -> Result<(), CliError> {
+    let mut events = client.ask(&Method::GET, "/api/v1/events").await?;
     loop {
         // Either something happened or time passed; both are a reason to look. A stream that ended
         // means that the proxy did, which the next question says.
         let _ = tokio::time::timeout(TICK, events.frame()).await;
-        let picture = picture(asked).await?;
+        let picture = picture(client).await?;
         drawn(&picture, size()).show();
         tokio::time::sleep(PAUSE).await;
     }
 }
 
-async fn picture(asked: &AdminClient) -> Result<String, CliError> {
-    let about = asked.about().await?;
-    let listed = asked.sessions(SHOWN).await?;
+async fn picture(client: &AdminClient) -> Result<String, CliError> {
+    let about = client.about().await?;
+    let listed = client.sessions(SHOWN).await?;
     let mut sessions = Vec::new();
     for line in &listed.sessions {
-        if let Ok(session) = asked.session(&line.id).await {
+        if let Ok(session) = client.session(&line.id).await {
             sessions.push(session);
         }
     }
@@ -117,7 +128,7 @@ async fn picture(asked: &AdminClient) -> Result<String, CliError> {
     }
     let mut out = format!(
         "plimsoll {}   {} sessions   input {}  output {}  from cache {}\n\n",
-        asked.place(),
+        client.place(),
         sessions.len(),
         grouped(input),
         grouped(output),
@@ -132,8 +143,8 @@ async fn picture(asked: &AdminClient) -> Result<String, CliError> {
 }
 
 /// For machines: every exchange as it ends, one JSON object a line.
-async fn follow(asked: &AdminClient) -> Result<(), CliError> {
-    let mut events = asked.ask(&Method::GET, "/api/v1/events").await?;
+async fn follow(client: &AdminClient) -> Result<(), CliError> {
+    let mut events = client.ask(&Method::GET, "/api/v1/events").await?;
     let mut framer = Framer::new(EVENT_BYTES);
     while let Some(frame) = events.frame().await {
         let Ok(data) = frame?.into_data() else { continue };
@@ -152,20 +163,20 @@ async fn follow(asked: &AdminClient) -> Result<(), CliError> {
 
 #[cfg(test)]
 mod tests {
-    use super::drawn;
+    use super::{ScreenSize, drawn};
 
     #[test]
     fn a_picture_fits_the_terminal() {
         let picture = "0123456789\né\nthird\nfourth\n";
         let shown = "\x1b[H01234\x1b[K\né\x1b[K\n\x1b[J";
-        assert_eq!(drawn(picture, (5, 3)).text(), shown);
-        let smallest = drawn(picture, (0, 0));
+        assert_eq!(drawn(picture, ScreenSize { columns: 5, rows: 3 }).text(), shown);
+        let smallest = drawn(picture, ScreenSize { columns: 0, rows: 0 });
         assert_eq!(smallest.text(), "\x1b[H\x1b[K\n\x1b[J", "the smallest there is");
     }
 
     #[test]
     fn what_a_stranger_wrote_moves_nothing() {
-        let screen = drawn("a\x1b[2J\u{9b}2Jb\n", (40, 3));
+        let screen = drawn("a\x1b[2J\u{9b}2Jb\n", ScreenSize { columns: 40, rows: 3 });
         assert_eq!(screen.text(), "\x1b[Ha\\u{1b}[2J\\u{9b}2Jb\x1b[K\n\x1b[J");
     }
 }

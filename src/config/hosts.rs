@@ -5,7 +5,7 @@
 use std::net::{IpAddr, Ipv6Addr};
 
 /// The name or address in `host[:port]`, without brackets; `None` where it is anything else.
-pub fn host_of(authority: &str) -> Option<&str> {
+pub(crate) fn host_of(authority: &str) -> Option<&str> {
     let (name, port) = match authority.strip_prefix('[') {
         Some(rest) => {
             let (address, port) = rest.split_once(']')?;
@@ -23,7 +23,7 @@ pub fn host_of(authority: &str) -> Option<&str> {
 }
 
 /// Whether a name or address is of this machine alone: no foreign DNS answers for it.
-pub fn is_loopback(name: &str) -> bool {
+pub(crate) fn is_loopback(name: &str) -> bool {
     if let Ok(address) = name.trim_matches(['[', ']']).parse::<IpAddr>() {
         return address.to_canonical().is_loopback();
     }

@@ -33,12 +33,13 @@ pub fn count_tokens(text: &str) -> usize {
 /// Where one of the two does not answer as it should.
 pub async fn play(
     listen: SocketAddr,
-    (admin, token): (SocketAddr, &str),
+    admin: SocketAddr,
+    token: &str,
     out: &mut (dyn FnMut(&str) + Send),
 ) -> io::Result<()> {
     let http = session::http();
     let base = format!("http://{listen}");
-    let mut told = DemoReport::from(&http, admin, token).await?;
+    let mut report = DemoReport::from(&http, admin, token).await?;
     let mut rows = Vec::new();
     for mut agent in [
         Agent::new(Speaks::Anthropic, "claude-sonnet-4-6", "demo-anthropic"),
@@ -47,9 +48,9 @@ pub async fn play(
         let mut call = 0;
         while let Some(Step { sent, said }) = agent.step(&http, &base).await? {
             call += 1;
-            let exchange = told.next(&agent.session).await?;
+            let exchange = report.next(&agent.session).await?;
             let thread = exchange["thread"].as_str().unwrap_or("latest");
-            let context = told.context(&agent.session, thread).await?;
+            let context = report.context(&agent.session, thread).await?;
             out(&format!(
                 "── {}, call {call}\n   sent: {sent}\n   said: “{said}”\n\n{context}\n",
                 agent.model
@@ -59,14 +60,14 @@ pub async fn play(
     }
     let task = Agent::new(Speaks::Anthropic, "claude-sonnet-4-5", "demo-pruned").forgetful();
     out("── An agent that drops its reasoning and takes many looks at one thing:\n\n");
-    fills(task.steady(), &http, &base, &mut told, out, &mut rows).await?;
+    fills(task.steady(), &http, &base, &mut report, out, &mut rows).await?;
     let bound = Agent::new(Speaks::Responses, "gpt-5.1", "demo-compacted").long();
     out(
         "── An agent whose reasoning is bound to everything before it, so that nothing may be cut:\n\n",
     );
-    fills(bound, &http, &base, &mut told, out, &mut rows).await?;
+    fills(bound, &http, &base, &mut report, out, &mut rows).await?;
     out(&format!("{HEADING}{}", rows.concat()));
-    out(&format!("\n{EARNED}\n\n{}", told.savings().await?));
+    out(&format!("\n{EARNED}\n\n{}", report.savings().await?));
     out(&format!("\nMetrics: http://{admin}/metrics   Sessions: http://{admin}/#token={token}\n"));
     Ok(())
 }
@@ -76,14 +77,14 @@ async fn fills(
     mut agent: Agent,
     http: &session::Http,
     base: &str,
-    told: &mut DemoReport,
+    report: &mut DemoReport,
     out: &mut (dyn FnMut(&str) + Send),
     rows: &mut Vec<String>,
 ) -> io::Result<()> {
     let mut call = 0;
     while let Some(Step { sent, .. }) = agent.step(http, base).await? {
         call += 1;
-        let exchange = told.next(&agent.session).await?;
+        let exchange = report.next(&agent.session).await?;
         let done: RewriteSummary = serde_json::from_value(exchange["done"].clone())?;
         let tokens = |value: &Value| value.as_u64().map_or_else(|| "unknown".into(), grouped);
         let (input, window) = (tokens(&exchange["usage"]["input"]), tokens(&exchange["window"]));
@@ -92,7 +93,7 @@ async fn fills(
         out(&format!("   call {call}: {sent}: {input} of {window} tokens{words}\n"));
         if done.new.cut + done.new.compacted > 0 {
             let id = exchange["id"].as_str().unwrap_or_default();
-            out(&format!("\n{}\n", told.explained(id).await?));
+            out(&format!("\n{}\n", report.explained(id).await?));
         }
         rows.push(row(agent.model, call, &exchange));
     }

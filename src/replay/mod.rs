@@ -37,7 +37,7 @@ pub fn play(
 }
 
 /// The same with one family's costs as given.
-pub fn play_with(
+pub(crate) fn play_with(
     lines: &[TranscriptLine],
     catalogue: &Catalogue,
     rules: &[ClassicRules],

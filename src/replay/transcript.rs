@@ -101,7 +101,7 @@ impl TranscriptLine {
     }
 
     /// Whether it tells what was said: an export of our own tells sizes alone, unless content was asked for.
-    pub fn has_words(&self) -> bool {
+    pub(crate) fn has_words(&self) -> bool {
         let says = |part: &AddedPart| {
             !part.text.is_empty()
                 || part.redacted > 0
@@ -112,7 +112,7 @@ impl TranscriptLine {
     }
 
     /// Whether what was reported measures the context: such a call can be grown from.
-    pub fn is_measured(&self) -> bool {
+    pub(crate) fn is_measured(&self) -> bool {
         let poor = ["output_unreliable", "no_usage", "aborted"];
         self.usage.input_total > 0 && !poor.iter().any(|flag| self.is(flag))
     }
@@ -131,7 +131,7 @@ impl TranscriptLine {
 
     /// Whether everything that was added stands in the line as it was sent: nothing redacted, written
     /// again by whoever made the recording, expanded by the provider, or answered inside it.
-    pub fn is_visible(&self) -> bool {
+    pub(crate) fn is_visible(&self) -> bool {
         let hidden = |part: &&AddedPart| {
             part.redacted > 0 && !part.reply
                 || part.attachment.is_some()
@@ -304,7 +304,7 @@ impl ClientHistory {
     }
 
     /// The call that a result answers; `number`: its place among the results of the history.
-    pub fn call_of(&self, number: usize) -> Option<CallKey> {
+    pub(crate) fn call_of(&self, number: usize) -> Option<CallKey> {
         self.answered.get(number).copied()
     }
 

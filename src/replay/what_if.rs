@@ -16,7 +16,7 @@ use super::{answer_of, in_order, turn_of};
 use crate::config::Config;
 use crate::context::budget::{self, Anchor, MeasuredEstimate};
 use crate::context::cache::is_cold;
-use crate::context::compact::{self, CompactionNeed};
+use crate::context::compact::{self, CompactionNeed, SummarySizes};
 use crate::context::ledger::{Ledger, anchor_keys};
 use crate::context::lineage::place;
 use crate::context::plan::{
@@ -128,18 +128,18 @@ pub struct WhatIfReport {
 }
 
 /// Plays `lines` (any order, any number of sessions) under a policy.
-pub fn play(lines: &[TranscriptLine], asked: &WhatIfOptions) -> WhatIfReport {
-    let mut told = WhatIfReport::default();
+pub fn play(lines: &[TranscriptLine], options: &WhatIfOptions) -> WhatIfReport {
+    let mut report = WhatIfReport::default();
     let mut sessions: HashMap<&str, WhatIfSession<'_>> = HashMap::new();
     let mut learned = HashMap::new();
     for line in in_order(lines) {
-        let model = asked.catalogue.model(&line.model, "");
+        let model = options.catalogue.model(&line.model, "");
         let known = learned
             .entry((line.provider.as_str(), line.model.as_str()))
             .or_insert_with(|| EstimatorState::new(model.family));
-        sessions.entry(&line.session).or_default().call(line, &model, asked, known, &mut told);
+        sessions.entry(&line.session).or_default().call(line, &model, options, known, &mut report);
     }
-    told
+    report
 }
 
 /// One session as far as it has come.
@@ -202,9 +202,9 @@ impl<'l> WhatIfSession<'l> {
         &mut self,
         line: &'l TranscriptLine,
         model: &Model,
-        asked: &WhatIfOptions,
+        options: &WhatIfOptions,
         learned: &mut EstimatorState,
-        told: &mut WhatIfReport,
+        report: &mut WhatIfReport,
     ) {
         let Some(dialect) = line.dialect().filter(|_| line.has_words()) else { return };
         let said = self.history.add(line);
@@ -225,36 +225,37 @@ impl<'l> WhatIfSession<'l> {
                 name: &line.model,
                 upstream: &line.provider,
                 echo: reasoning::rule(dialect, "", &line.model),
-                policy: &asked.policy,
+                policy: &options.policy,
                 mode: Mode::Active,
                 clears_past: None,
                 tokenizer: Tokenizer::whole(model.family),
-                reserve: model.reserve(asked.output_reserve),
+                reserve: model.reserve(options.output_reserve),
                 now: line.at(),
             },
             anchor: parent.and_then(|turn| Some((self.ledger.sketch(&turn)?, turn))),
             learned,
         };
         let known = RecordedDecisions::of(&self.ledger, &conversation, &placed, false);
-        let (plan, measured, summary) = self.decide(&call, known, asked);
+        let (plan, measured, summary) = self.decide(&call, known, options);
         let came = call.came(&plan, &measured, &self.came);
         let came_tokens = tokens(&came);
-        let left_out = (came_tokens.saturating_sub(tokens(&measured.parts)), came_tokens);
+        let left_out = came_tokens.saturating_sub(tokens(&measured.parts));
         self.came = came;
-        self.tell_cuts(line, &conversation, &plan, told);
+        self.tell_cuts(line, &conversation, &plan, report);
         let done = RewriteSummary::of(&plan.steps, Mode::Active);
         let turn = turn_of(exchange.clone(), line, &conversation, model, &placed.position);
         let estimate = Some(measured.estimate.clone());
         let mut turn = Turn { estimate, done, sketch: measured.sketch, ..turn };
         let guess = measured.estimate.guess;
         let removed;
-        (turn.usage, removed) = self.would_report(line, &turn, &plan, left_out, body.len());
+        (turn.usage, removed) =
+            self.would_report(line, &turn, &plan, left_out, came_tokens, body.len());
         turn.done.measured = measured_share(&turn.done, removed);
         if let (Some(estimate), Some(head)) = (&mut turn.estimate, self.head) {
             let Breakdown { system, messages, .. } = &mut estimate.breakdown;
             (*system, *messages) = (*system + head, messages.saturating_sub(head));
         }
-        self.tell(line, &turn, model, summary.as_ref(), told);
+        self.tell(line, &turn, model, summary.as_ref(), report);
         if let (Some(seen), Some(actual), false) =
             (&measured.seen, turn.usage.input, turn.usage.lower_bound)
         {
@@ -269,7 +270,7 @@ impl<'l> WhatIfSession<'l> {
         &mut self,
         call: &WhatIfCall<'_>,
         mut known: RecordedDecisions,
-        asked: &WhatIfOptions,
+        options: &WhatIfOptions,
     ) -> (Plan, MeasuredEstimate, Option<CompactionRecord>) {
         let request = &call.request;
         let (echoes, _) = reasoning::propose(request, &known);
@@ -288,7 +289,7 @@ impl<'l> WhatIfSession<'l> {
         if due >= CompactionNeed::Prepare
             && (known.summaries.is_empty() || due == CompactionNeed::Must)
         {
-            summary = written(call, &known, &measured, due, asked);
+            summary = written(call, &known, &measured, due, options);
             // A request that does not fit waits for its summary; any other leaves it to the next.
             if let Some(compact) = summary.clone().filter(|_| due == CompactionNeed::Must) {
                 self.keep(&mut known, vec![Fact::Summary(Box::new(compact))]);
@@ -347,7 +348,8 @@ impl<'l> WhatIfSession<'l> {
         line: &TranscriptLine,
         turn: &Turn,
         plan: &Plan,
-        (left_out, came): (u64, u64),
+        left_out: u64,
+        came: u64,
         bytes: usize,
     ) -> (Usage, u64) {
         let mut usage = answer_of(line, turn.dialect, &[]).usage;
@@ -395,16 +397,16 @@ impl<'l> WhatIfSession<'l> {
         line: &TranscriptLine,
         conversation: &Conversation,
         plan: &Plan,
-        told: &mut WhatIfReport,
+        report: &mut WhatIfReport,
     ) {
-        told.asked_again += line.calls().filter_map(|call| self.cut.remove(&call)).sum::<u64>();
+        report.asked_again += line.calls().filter_map(|call| self.cut.remove(&call)).sum::<u64>();
         let new =
             |step: &&plan::PlanStep| (step.change, step.decision) == (Change::Cut, Decision::New);
         let cut: Vec<_> = plan.steps.iter().filter(new).map(|step| step.at).collect();
         if cut.is_empty() {
             return;
         }
-        told.results_cut += cut.len() as u64;
+        report.results_cut += cut.len() as u64;
         let places = conversation.messages.iter().enumerate().flat_map(|(index, message)| {
             message
                 .parts
@@ -428,13 +430,13 @@ impl<'l> WhatIfSession<'l> {
         turn: &Turn,
         model: &Model,
         summary: Option<&CompactionRecord>,
-        told: &mut WhatIfReport,
+        report: &mut WhatIfReport,
     ) {
         if let Some(summary) = summary {
-            told.summaries += 1;
-            told.spent_on_summaries.add(&summary.spent, turn, model);
+            report.summaries += 1;
+            report.spent_on_summaries.add(&summary.spent, turn, model);
             let summary = SummaryCosts::of(&summary.spent, model.price, turn.dialect);
-            told.savings.wrote(summary);
+            report.savings.wrote(summary);
         }
         let change = |step: &plan::PlanStep| WhatIfEvent {
             session: line.session.clone(),
@@ -448,11 +450,11 @@ impl<'l> WhatIfSession<'l> {
         };
         for step in &turn.done.steps {
             match step.decision {
-                Decision::New => told.events.push(change(step)),
+                Decision::New => report.events.push(change(step)),
                 Decision::Refused => {
                     let why = serde_json::to_value(step.why).unwrap_or_default();
                     let why = why.as_str().unwrap_or_default().to_owned();
-                    *told.refused.entry(why).or_default() += 1;
+                    *report.refused.entry(why).or_default() += 1;
                 }
                 Decision::Replayed => {}
             }
@@ -460,12 +462,12 @@ impl<'l> WhatIfSession<'l> {
         if line.actual().is_none() || turn.usage.input.is_none() {
             return;
         }
-        told.calls += 1;
-        told.priced_calls += u64::from(model.price.is_some());
-        told.as_it_was.add(&answer_of(line, turn.dialect, &[]).usage, turn, model);
-        told.under_policy.add(&turn.usage, turn, model);
+        report.calls += 1;
+        report.priced_calls += u64::from(model.price.is_some());
+        report.as_it_was.add(&answer_of(line, turn.dialect, &[]).usage, turn, model);
+        report.under_policy.add(&turn.usage, turn, model);
         let parent = turn.position.parent.as_ref().and_then(|parent| self.ledger.turn(parent));
-        told.savings.add(&SavingsInput::of(turn, parent.map(Arc::as_ref), model.price).saved());
+        report.savings.add(&SavingsInput::of(turn, parent.map(Arc::as_ref), model.price).saved());
     }
 }
 
@@ -485,13 +487,13 @@ fn written(
     known: &RecordedDecisions,
     measured: &MeasuredEstimate,
     due: CompactionNeed,
-    asked: &WhatIfOptions,
+    options: &WhatIfOptions,
 ) -> Option<CompactionRecord> {
     let request = &call.request;
     let by = *compact::writers(request, false, false).first()?;
     let choice = compact::choose(request, known, &measured.parts, by)?;
     // What it says is not known: so many words of one token each.
-    let words = " summary".repeat(asked.summary_tokens as usize);
+    let words = " summary".repeat(options.summary_tokens as usize);
     let raw = compact::lay_out(request, known, choice.cut, &words, 0, false).raw;
     let encoding = request.tokenizer.encoding;
     let tokens = encoding.map_or(raw.len() / 4, |encoding| encoding.count(&raw)) as u64;
@@ -500,7 +502,8 @@ fn written(
     } else {
         DecisionReason::Threshold
     };
-    if !compact::is_accepted(request, (measured.estimate.tokens, choice.was, tokens), why) {
+    let sizes = SummarySizes { whole: measured.estimate.tokens, was: choice.was, tokens };
+    if !compact::is_accepted(request, sizes, why) {
         return None;
     }
     // Whoever writes it reads all that was sent; of another model, or a cold cache, nothing is cached.
@@ -509,7 +512,7 @@ fn written(
     let held = known.parent.as_ref().filter(|_| own).and_then(|parent| parent.usage.input);
     let spent = Usage {
         input: Some(input),
-        output: Some(u64::from(asked.summary_tokens)),
+        output: Some(u64::from(options.summary_tokens)),
         cache_read: Some(held.unwrap_or(0).min(input)),
         ..Usage::default()
     };

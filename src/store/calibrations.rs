@@ -14,13 +14,13 @@ use crate::context::Millis;
 const STATES: usize = 8;
 
 /// The states that all processes on one store have saved.
-pub struct Calibrations {
+pub(crate) struct Calibrations {
     store: Arc<dyn Store>,
 }
 
 impl Calibrations {
     /// The states that `store` keeps.
-    pub fn new(store: Arc<dyn Store>) -> Self {
+    pub(crate) fn new(store: Arc<dyn Store>) -> Self {
         Self { store }
     }
 
@@ -28,7 +28,7 @@ impl Calibrations {
     ///
     /// # Errors
     /// The store's [`StoreError`].
-    pub async fn states(&self, name: &str) -> Result<Vec<(Bytes, Millis)>, StoreError> {
+    pub(crate) async fn states(&self, name: &str) -> Result<Vec<(Bytes, Millis)>, StoreError> {
         let kept = self.store.scan(Scope::series(name), STATES).await?;
         Ok(kept.into_iter().map(|record| (record.value, record.at)).collect())
     }
@@ -37,7 +37,12 @@ impl Calibrations {
     ///
     /// # Errors
     /// The store's [`StoreError`].
-    pub async fn save(&self, name: &str, state: Bytes, now: Millis) -> Result<(), StoreError> {
+    pub(crate) async fn save(
+        &self,
+        name: &str,
+        state: Bytes,
+        now: Millis,
+    ) -> Result<(), StoreError> {
         let record =
             Record { kind: RecordKind::Learned, key: u128::from(now), value: state, at: now };
         self.store.put_if_absent(Scope::series(name), vec![record]).await.map(drop)

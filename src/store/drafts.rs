@@ -12,10 +12,10 @@ use foldhash::{HashMap, HashMapExt as _};
 use super::record::{Record, Scope};
 
 /// How long an instance may be silent that has exchanges on their way. It writes once a second.
-pub const LEASE: Duration = Duration::from_secs(15);
+pub(crate) const LEASE: Duration = Duration::from_secs(15);
 
 /// How a turn says that it was made of a draft: its outcome.
-pub const INTERRUPTED: &str = "interrupted";
+pub(crate) const INTERRUPTED: &str = "interrupted";
 
 /// The turn of an exchange as it would be if nothing more came.
 #[derive(Clone, Debug, PartialEq, Eq)]

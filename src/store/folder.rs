@@ -10,11 +10,11 @@ use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::path::Path;
 
 /// The store's file in the data folder.
-pub const DATABASE: &str = "plimsoll.db";
+pub(crate) const DATABASE: &str = "plimsoll.db";
 /// Locked by the process that serves over the folder.
 const LOCK: &str = "plimsoll.lock";
 /// Where `plimsoll run` writes its log.
-pub const RUN_LOG: &str = "run.log";
+pub(crate) const RUN_LOG: &str = "run.log";
 
 /// Mode of a folder that one user alone may enter.
 const FOLDER_MODE: u32 = 0o700;

@@ -27,7 +27,7 @@ use super::{
 use crate::context::{Millis, SessionId, TenantId};
 
 /// The file of the installation's secret, in the data folder: 64 hex digits.
-pub const FILE: &str = "install.key";
+pub(super) const FILE: &str = "install.key";
 /// What a value begins with whose hashes are keyed.
 const MARK: u8 = b' ';
 /// Hex digits of a hash.
@@ -35,14 +35,14 @@ const DIGITS: usize = 32;
 
 /// Turns hashes of content into names that only this installation can make, and back.
 #[derive(Clone)]
-pub struct Cipher {
+pub(crate) struct Cipher {
     blocks: Aes128,
     fingerprint: [u8; 32],
 }
 
 impl Cipher {
     /// Of an installation's secret.
-    pub fn of(secret: &[u8; 32]) -> Self {
+    pub(crate) fn of(secret: &[u8; 32]) -> Self {
         let key = blake3::derive_key("plimsoll hashes of content in the store, version 1", secret);
         let fingerprint = blake3::derive_key("plimsoll install secret, fingerprint", secret);
         let mut first = [0; 16];
@@ -54,7 +54,7 @@ impl Cipher {
     ///
     /// # Errors
     /// [`StoreError::Unusable`]: the file cannot be read or made, or is no secret.
-    pub fn open(folder: &Path) -> Result<Self, StoreError> {
+    pub(crate) fn open(folder: &Path) -> Result<Self, StoreError> {
         let path = folder.join(FILE);
         let unusable = |why: &str| {
             let path = path.display();
@@ -78,12 +78,12 @@ impl Cipher {
     }
 
     /// What tells one secret from another, and nothing else of it.
-    pub fn fingerprint(&self) -> &[u8; 32] {
+    pub(crate) fn fingerprint(&self) -> &[u8; 32] {
         &self.fingerprint
     }
 
     /// A hash, keyed.
-    pub fn seal(&self, hash: u128) -> u128 {
+    pub(crate) fn seal(&self, hash: u128) -> u128 {
         let mut block = hash.to_be_bytes().into();
         self.blocks.encrypt_block(&mut block);
         u128::from_be_bytes(block.into())
@@ -205,7 +205,7 @@ fn make(folder: &Path, path: &Path) -> std::io::Result<()> {
 }
 
 /// A store whose hashes are keyed.
-pub struct KeyedStore<S> {
+pub(crate) struct KeyedStore<S> {
     store: S,
     cipher: Cipher,
     /// Whether rows of earlier versions may still be among the others.
@@ -218,7 +218,7 @@ impl KeyedStore<SqliteStore> {
     ///
     /// # Errors
     /// [`StoreError::Unusable`] or [`StoreError::Damaged`], saying what is wrong and what to do.
-    pub fn open(path: &Path) -> Result<Self, StoreError> {
+    pub(crate) fn open(path: &Path) -> Result<Self, StoreError> {
         sqlite::make_folder(path)?;
         let folder = path.parent().unwrap_or(path);
         let cipher = Cipher::open(folder)?;
@@ -241,20 +241,21 @@ impl KeyedStore<SqliteStore> {
     }
 
     /// The same for those who look in ([`SqliteStore::for_lookers`]).
-    pub fn for_lookers(&self) -> Self {
+    pub(crate) fn for_lookers(&self) -> Self {
         let (cipher, is_mixed) = (self.cipher.clone(), self.is_mixed.clone());
         Self { store: self.store.for_lookers(), cipher, is_mixed }
     }
 
     /// The store within.
-    pub fn sqlite(&self) -> &SqliteStore {
+    pub(crate) fn sqlite(&self) -> &SqliteStore {
         &self.store
     }
 }
 
 impl<S: Store> KeyedStore<S> {
     /// Over a store in which nothing stands in the clear.
-    pub fn over(store: S, cipher: Cipher) -> Self {
+    #[cfg(test)]
+    fn over(store: S, cipher: Cipher) -> Self {
         Self { store, cipher, is_mixed: Arc::default() }
     }
 

@@ -28,7 +28,7 @@ const ENDS: [&str; 3] = ["", "-wal", "-shm"];
 
 /// A store, or why there is none yet. Clones share it.
 #[derive(Clone)]
-pub struct LateStore {
+pub(crate) struct LateStore {
     path: PathBuf,
     /// For traffic, and for those who look in.
     opened: Arc<OnceLock<[KeyedStore<SqliteStore>; 2]>>,
@@ -44,7 +44,7 @@ pub struct LateStore {
 
 impl LateStore {
     /// The store at `path`, not opened yet.
-    pub fn new(path: &Path) -> Self {
+    pub(crate) fn new(path: &Path) -> Self {
         let trouble = StoreError::Unusable(format!("the store {} is not open yet", path.display()));
         Self {
             path: path.into(),
@@ -58,7 +58,7 @@ impl LateStore {
     }
 
     /// The same for those who look in ([`SqliteStore::for_lookers`]).
-    pub fn for_lookers(&self) -> Self {
+    pub(crate) fn for_lookers(&self) -> Self {
         Self { looks: true, ..self.clone() }
     }
 
@@ -66,7 +66,7 @@ impl LateStore {
     ///
     /// # Errors
     /// Why that is not possible now; every answer says so until it is.
-    pub fn open(&self) -> Result<(), StoreError> {
+    pub(crate) fn open(&self) -> Result<(), StoreError> {
         if self.opened.get().is_some() {
             return Ok(());
         }
@@ -86,7 +86,7 @@ impl LateStore {
     ///
     /// # Errors
     /// Where it cannot be renamed.
-    pub fn set_aside(&self, now: Millis) -> std::io::Result<PathBuf> {
+    pub(crate) fn set_aside(&self, now: Millis) -> std::io::Result<PathBuf> {
         let aside = |end: &str| ended(&self.path, &format!(".damaged-{}{end}", now / 1000));
         for end in ENDS {
             match std::fs::rename(ended(&self.path, end), aside(end)) {
@@ -102,7 +102,7 @@ impl LateStore {
 
     /// Why what is learned now is not kept, or not read, though the store was opened: its file is gone, the
     /// last write failed, or the last read.
-    pub fn failure(&self) -> Option<StoreError> {
+    pub(crate) fn failure(&self) -> Option<StoreError> {
         let opened = self.file.get()?;
         if identity(&self.path).as_ref() != Some(opened) {
             return Some(StoreError::Unusable(format!(
@@ -133,7 +133,7 @@ impl LateStore {
     }
 
     /// How busy it is; `None` where it is not open.
-    pub fn load(&self) -> Option<StoreLoad> {
+    pub(crate) fn load(&self) -> Option<StoreLoad> {
         self.opened.get().map(|[store, _]| store.sqlite().load())
     }
 
@@ -141,7 +141,7 @@ impl LateStore {
     ///
     /// # Errors
     /// As there.
-    pub async fn close(&self) -> Result<(), StoreError> {
+    pub(crate) async fn close(&self) -> Result<(), StoreError> {
         match self.opened.get() {
             Some([store, _]) => store.sqlite().close().await,
             None => Ok(()),

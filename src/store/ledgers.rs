@@ -30,13 +30,13 @@ use crate::context::plan::RecordedDecisions;
 use crate::context::{ExchangeId, Fact, Millis, SessionId, SketchPart, TenantId, Turn};
 use crate::dialect::{Conversation, Role};
 use drafts::Drafts;
-pub use drafts::{DraftGuard, DraftProgress};
+pub(crate) use drafts::{DraftGuard, DraftProgress};
 use fingerprints::SessionFingerprints;
 pub use late_writes::SessionRoom;
 use latest_requests::LatestRequests;
-pub use latest_requests::{LatestRequest, ProviderRecount, RecountError};
+pub(crate) use latest_requests::{LatestRequest, ProviderRecount, RecountError};
 use pending_compactions::PendingCompactions;
-pub use pending_compactions::{ClaimedCompaction, FOCUS_BYTES, PENDING_TTL};
+pub(crate) use pending_compactions::{ClaimedCompaction, FOCUS_BYTES, PENDING_TTL};
 use session_cache::{SessionCache, SessionCaches};
 pub use writes::DecisionError;
 
@@ -60,7 +60,7 @@ pub struct Ledgers {
 
 /// Memory for what is kept of sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KeptBytes {
+pub(crate) struct KeptBytes {
     /// Their turns and decisions.
     pub sessions: usize,
     /// The decisions of the one that has most of them.
@@ -71,7 +71,7 @@ pub struct KeptBytes {
 
 impl KeptBytes {
     /// The most that there may be.
-    pub const LIMIT: Self = Self {
+    pub(crate) const LIMIT: Self = Self {
         sessions: session_cache::BYTES,
         decisions: session_cache::DECISIONS,
         latest_requests: latest_requests::BYTES,
@@ -120,7 +120,7 @@ pub struct OpenedSession {
 }
 
 /// What is known of a request that takes no place.
-pub struct SessionPeek {
+pub(crate) struct SessionPeek {
     /// Its session.
     pub session: SessionId,
     /// What is known of its parts.
@@ -141,7 +141,7 @@ pub struct AnchorTurn {
 impl OpenedSession {
     /// The place of a request on the cache of its session, by what is known there now.
     fn at(
-        asked: &SessionLookup<'_>,
+        lookup: &SessionLookup<'_>,
         conversation: &Conversation,
         scope: Scope,
         cache: Arc<SessionCache>,
@@ -149,17 +149,17 @@ impl OpenedSession {
         store_missed: bool,
     ) -> Self {
         let (placed, anchor, known) = cache.look(|ledger| {
-            let placed = place(ledger, conversation, asked.exchange, asked.client_thread);
+            let placed = place(ledger, conversation, lookup.exchange, lookup.client_thread);
             let anchor = anchor(ledger, &placed);
-            let known = RecordedDecisions::of(ledger, conversation, &placed, asked.shadow);
+            let known = RecordedDecisions::of(ledger, conversation, &placed, lookup.shadow);
             (placed, anchor, known)
         });
-        cache.begin(asked.exchange.clone(), placed.position.chain);
+        cache.begin(lookup.exchange.clone(), placed.position.chain);
         Self {
             unread: cache.has_unread(),
-            reads: asked.reads.after_first_load(),
-            exchange: asked.exchange.clone(),
-            named: asked.session.is_some(),
+            reads: lookup.reads.after_first_load(),
+            exchange: lookup.exchange.clone(),
+            named: lookup.session.is_some(),
             scope,
             placed,
             anchor,
@@ -171,7 +171,11 @@ impl OpenedSession {
     }
 
     /// New decisions for a request that was `suspended` then, each after what took back the one before it.
-    pub fn after_suspension(&self, facts: Vec<Fact>, suspended: Option<Millis>) -> Vec<Fact> {
+    pub(crate) fn after_suspension(
+        &self,
+        facts: Vec<Fact>,
+        suspended: Option<Millis>,
+    ) -> Vec<Fact> {
         let dated = |ledger: &Ledger| {
             facts.into_iter().map(|fact| ledger.after_suspension(fact, suspended)).collect()
         };
@@ -179,7 +183,11 @@ impl OpenedSession {
     }
 
     /// What is known by now of the request's parts.
-    pub fn look_again(&self, conversation: &Conversation, shadow: bool) -> RecordedDecisions {
+    pub(crate) fn look_again(
+        &self,
+        conversation: &Conversation,
+        shadow: bool,
+    ) -> RecordedDecisions {
         self.cache.look(|ledger| RecordedDecisions::of(ledger, conversation, &self.placed, shadow))
     }
 }
@@ -223,7 +231,7 @@ impl Ledgers {
     }
 
     /// What counting has learned.
-    pub fn calibrations(&self) -> &Calibrations {
+    pub(crate) fn calibrations(&self) -> &Calibrations {
         &self.calibrations
     }
 
@@ -236,72 +244,72 @@ impl Ledgers {
     /// it has one: such a request takes no place, so that the next one finds its session.
     pub async fn open(
         &self,
-        asked: SessionLookup<'_>,
+        lookup: SessionLookup<'_>,
         conversation: &Conversation,
     ) -> Option<OpenedSession> {
         let began = Instant::now();
-        let (session, begins) = match self.session(&asked, conversation).await {
+        let (session, begins) = match self.session(&lookup, conversation).await {
             LookupOutcome::Found(session) => (session, false),
-            LookupOutcome::None => (fingerprints::name_for(asked.exchange), true),
+            LookupOutcome::None => (fingerprints::name_for(lookup.exchange), true),
             LookupOutcome::Late => return None,
         };
-        let scope = Scope { tenant: asked.tenant.clone(), session };
+        let scope = Scope { tenant: lookup.tenant.clone(), session };
         let cache = lock(&self.caches).cache(&scope);
         if begins {
             cache.is_new();
         }
-        let store_missed = cache.load(&self.store, &scope, asked.reads).await.is_err();
-        cache.wait_for_parent(conversation, Instant::now() + asked.timeout).await;
-        Some(OpenedSession::at(&asked, conversation, scope, cache, began, store_missed))
+        let store_missed = cache.load(&self.store, &scope, lookup.reads).await.is_err();
+        cache.wait_for_parent(conversation, Instant::now() + lookup.timeout).await;
+        Some(OpenedSession::at(&lookup, conversation, scope, cache, began, store_missed))
     }
 
     /// Looks a request up that takes no place: nothing waits for it, nothing grows from it, and what
     /// it belongs to need not exist.
-    pub async fn peek(
+    pub(crate) async fn peek(
         &self,
-        asked: SessionLookup<'_>,
+        lookup: SessionLookup<'_>,
         conversation: &Conversation,
     ) -> LookupOutcome<SessionPeek> {
-        let session = match self.session(&asked, conversation).await {
+        let session = match self.session(&lookup, conversation).await {
             LookupOutcome::Found(session) => session,
             LookupOutcome::None => return LookupOutcome::None,
             LookupOutcome::Late => return LookupOutcome::Late,
         };
-        let scope = Scope { tenant: asked.tenant.clone(), session };
+        let scope = Scope { tenant: lookup.tenant.clone(), session };
         let cache = lock(&self.caches).cache(&scope);
-        let store_missed = cache.load(&self.store, &scope, asked.reads).await.is_err();
+        let store_missed = cache.load(&self.store, &scope, lookup.reads).await.is_err();
         let known = cache.look(|ledger| {
-            let placed = place(ledger, conversation, asked.exchange, asked.client_thread);
-            RecordedDecisions::of(ledger, conversation, &placed, asked.shadow)
+            let placed = place(ledger, conversation, lookup.exchange, lookup.client_thread);
+            RecordedDecisions::of(ledger, conversation, &placed, lookup.shadow)
         });
         LookupOutcome::Found(SessionPeek { session: scope.session, known, store_missed })
     }
 
     async fn session(
         &self,
-        asked: &SessionLookup<'_>,
+        lookup: &SessionLookup<'_>,
         conversation: &Conversation,
     ) -> LookupOutcome<SessionId> {
-        match asked.session {
+        match lookup.session {
             Some(session) => LookupOutcome::Found(session.clone()),
-            None => self.session_of(asked, conversation).await,
+            None => self.session_of(lookup, conversation).await,
         }
     }
 
     /// Keeps the newest request of a session at hand, for a while, unless it was forgotten meanwhile.
-    pub fn keep_latest_request(&self, opened: &OpenedSession, one: LatestRequest) {
+    pub(crate) fn keep_latest_request(&self, opened: &OpenedSession, one: LatestRequest) {
         opened
             .cache
             .unless_forgotten(|| lock(&self.latest_requests).keep(opened.scope.clone(), one));
     }
 
     /// The newest request of a session, where it is at hand.
-    pub fn latest_request(&self, scope: &Scope) -> Option<Arc<LatestRequest>> {
+    pub(crate) fn latest_request(&self, scope: &Scope) -> Option<Arc<LatestRequest>> {
         lock(&self.latest_requests).of(scope)
     }
 
     /// What is kept in memory.
-    pub fn kept(&self) -> KeptBytes {
+    pub(crate) fn kept(&self) -> KeptBytes {
         let (sessions, decisions) = {
             let caches = lock(&self.caches);
             (caches.bytes(), caches.most_decisions())
@@ -313,7 +321,7 @@ impl Ledgers {
     ///
     /// # Errors
     /// The store's [`StoreError`]; what was known stays.
-    pub async fn refresh(&self, scope: &Scope) -> Result<(), StoreError> {
+    pub(crate) async fn refresh(&self, scope: &Scope) -> Result<(), StoreError> {
         let cache = lock(&self.caches).cache(scope);
         let records = self.store.scan(scope.clone(), session_cache::FACTS).await?;
         let ledger = parsers::parse(move || session_cache::ledger(&records).0).await?;
@@ -346,7 +354,10 @@ impl Ledgers {
     ///
     /// # Errors
     /// The store's [`StoreError`].
-    pub async fn scope_of_turn(&self, exchange: &ExchangeId) -> Result<Option<Scope>, StoreError> {
+    pub(crate) async fn scope_of_turn(
+        &self,
+        exchange: &ExchangeId,
+    ) -> Result<Option<Scope>, StoreError> {
         self.lookers.holder(RecordKind::Turn, turn_key(exchange)).await
     }
 
@@ -355,7 +366,7 @@ impl Ledgers {
     ///
     /// # Errors
     /// The store's [`StoreError`].
-    pub async fn glance<T: Send + 'static>(
+    pub(crate) async fn glance<T: Send + 'static>(
         &self,
         scope: &Scope,
         look: impl FnOnce(&Ledger) -> T + Send + 'static,
@@ -454,11 +465,11 @@ impl Ledgers {
     /// comes late is remembered for the next request of the conversation.
     async fn session_of(
         &self,
-        asked: &SessionLookup<'_>,
+        lookup: &SessionLookup<'_>,
         conversation: &Conversation,
     ) -> LookupOutcome<SessionId> {
         let signs = fingerprints::shown_by(conversation);
-        let known = lock(&self.signs).session(asked.tenant, &signs);
+        let known = lock(&self.signs).session(lookup.tenant, &signs);
         if let Some(session) = known {
             return LookupOutcome::Found(session);
         }
@@ -468,10 +479,10 @@ impl Ledgers {
             return LookupOutcome::None; // nothing was answered in it, so nothing is known of it
         }
         let own = signs.first().copied();
-        let since = lock(&self.signs).look_up(asked.tenant, &signs);
+        let since = lock(&self.signs).look_up(lookup.tenant, &signs);
         let wanted = fingerprints::asked_for(conversation, signs);
         let (store, known) = (self.store.clone(), self.signs.clone());
-        let (tenant, forgotten) = (asked.tenant.clone(), lock(&known).forgotten());
+        let (tenant, forgotten) = (lookup.tenant.clone(), lock(&known).forgotten());
         let asking = tokio::spawn(async move {
             let session = store.signed(tenant.clone(), wanted).await;
             own.into_iter().for_each(|own| lock(&known).looked_up(&tenant, own));
@@ -482,7 +493,7 @@ impl Ledgers {
             }
             Ok::<_, StoreError>(session)
         });
-        match asked.reads.wait_again(since, asking).await {
+        match lookup.reads.wait_again(since, asking).await {
             Some(Ok(Ok(Some(session)))) => LookupOutcome::Found(session),
             Some(Ok(Ok(None))) => LookupOutcome::None,
             Some(Ok(Err(_)) | Err(_)) | None => LookupOutcome::Late,

@@ -4,11 +4,11 @@
 //! first write wins; nothing is updated. What is on its way is no record yet ([`drafts`]). A store that
 //! fails costs us knowledge, never the client an answer.
 
-pub mod calibrations;
+pub(crate) mod calibrations;
 pub mod claims;
 pub mod drafts;
 pub mod folder;
-pub mod keyed;
+mod keyed;
 pub mod late;
 pub mod ledgers;
 pub mod lessons;

@@ -38,7 +38,7 @@ pub struct WriteToken(Arc<AtomicU8>);
 
 impl WriteToken {
     /// Cancels the write; `false` where it has begun, and may be kept.
-    pub fn cancel(&self) -> bool {
+    pub(crate) fn cancel(&self) -> bool {
         self.moves_to(CANCELLED)
     }
 

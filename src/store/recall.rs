@@ -38,12 +38,12 @@ impl ReadBudget {
 
     /// The same with `whole` for the first load of a session, and of what else is read once. `shutdown` turns
     /// true when nobody is to wait that long any more.
-    pub fn with_first_load(self, whole: Duration, shutdown: watch::Receiver<bool>) -> Self {
+    pub(crate) fn with_first_load(self, whole: Duration, shutdown: watch::Receiver<bool>) -> Self {
         Self { whole: whole.max(self.usual), shutdown: Some(shutdown), ..self }
     }
 
     /// The same for what is read later, with the same time spent.
-    pub fn after_first_load(&self) -> Self {
+    pub(crate) fn after_first_load(&self) -> Self {
         Self { whole: self.usual, shutdown: None, ..self.clone() }
     }
 
@@ -58,7 +58,7 @@ impl ReadBudget {
     }
 
     /// Whether that was longer than what is not a first load may take.
-    pub fn is_overspent(&self) -> bool {
+    pub(crate) fn is_overspent(&self) -> bool {
         self.spent() > self.usual
     }
 
@@ -113,7 +113,7 @@ impl ReadBudget {
 }
 
 /// What became of looking for a session.
-pub enum LookupOutcome<T> {
+pub(crate) enum LookupOutcome<T> {
     /// It is there.
     Found(T),
     /// There is none.
@@ -135,7 +135,7 @@ pub enum RecallOutcome {
 
 /// Something that is read from the store once. Clones share it.
 #[derive(Clone, Default)]
-pub struct Recall(Arc<RecallInner>);
+pub(crate) struct Recall(Arc<RecallInner>);
 
 #[derive(Default)]
 struct RecallInner {
@@ -177,18 +177,22 @@ enum RecallProgress {
 
 impl Recall {
     /// Whether it was read.
-    pub fn is_known(&self) -> bool {
+    pub(crate) fn is_known(&self) -> bool {
         matches!(self.state().progress, RecallProgress::Known)
     }
 
     /// Nothing need be read.
-    pub fn set_known(&self) {
+    pub(crate) fn set_known(&self) {
         self.state().progress = RecallProgress::Known;
     }
 
     /// Has it read by `read`, on a task of its own, where nobody does yet and no failure is too recent; waits
     /// for that within the budget.
-    pub async fn wait<F>(&self, budget: &ReadBudget, read: impl FnOnce() -> F) -> RecallOutcome
+    pub(crate) async fn wait<F>(
+        &self,
+        budget: &ReadBudget,
+        read: impl FnOnce() -> F,
+    ) -> RecallOutcome
     where
         F: Future<Output = Result<(), StoreError>> + Send + 'static,
     {

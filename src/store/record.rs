@@ -29,7 +29,7 @@ impl Scope {
 
     /// Whether it is such a place: only the newest of its facts counts, and a store keeps no more than
     /// a few.
-    pub fn is_series(&self) -> bool {
+    pub(crate) fn is_series(&self) -> bool {
         self.tenant == TenantId::default() && self.session.as_str().starts_with(SERIES)
     }
 }

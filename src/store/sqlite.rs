@@ -81,7 +81,7 @@ struct Database {
 
 /// How busy a store is, and what it takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StoreLoad {
+pub(crate) struct StoreLoad {
     /// Writes that wait.
     pub writes: usize,
     /// Bytes of them.
@@ -131,8 +131,9 @@ impl SqliteStore {
         });
         connection.busy_timeout(LOCKED).map_err(trouble)?;
         let make_way = Arc::<ReaderGate>::default();
-        let connections = (connection, connect(path)?);
-        let writer = Writer::start(path, connections, moving.clone(), seal, made, make_way.clone());
+        let beside = connect(path)?;
+        let (legacy, gate) = (moving.clone(), make_way.clone());
+        let writer = Writer::start(path, connection, beside, legacy, seal, made, gate);
         let traffic = Readers::start(path, TRAFFIC, Arc::default())?;
         let lookers = Readers::start(path, LOOKERS, make_way)?;
         let file = Database { writer, traffic, lookers, moving, path: path.into(), _lock: lock };
@@ -192,7 +193,7 @@ impl SqliteStore {
     }
 
     /// How busy it is, and what it takes.
-    pub fn load(&self) -> StoreLoad {
+    pub(crate) fn load(&self) -> StoreLoad {
         let Database { writer, traffic, lookers, path, .. } = &*self.file;
         let length = |path: &Path| std::fs::metadata(path).map_or(0, |file| file.len());
         let log = beside(path, "-wal");
@@ -263,7 +264,7 @@ pub fn backup(path: &Path, copy: &Path) -> Result<u64, StoreError> {
 ///
 /// # Errors
 /// [`StoreError::Unusable`] or [`StoreError::Damaged`], saying what is wrong with the file and what to do.
-pub fn examine(path: &Path) -> Result<u64, StoreError> {
+pub(crate) fn examine(path: &Path) -> Result<u64, StoreError> {
     is_database(path)?;
     let look = || -> rusqlite::Result<usize> {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;

@@ -15,7 +15,7 @@ static CLOCK: LazyLock<(Instant, Mutex<WallClock>)> =
     LazyLock::new(|| (Instant::now(), Mutex::default()));
 
 /// The time, ms since 1970; never before what it was.
-pub fn now() -> Millis {
+pub(crate) fn now() -> Millis {
     let wall = wall();
     let (began, clock) = &*CLOCK;
     let mut clock = clock.lock().unwrap_or_else(PoisonError::into_inner);
@@ -32,7 +32,7 @@ pub fn now() -> Millis {
 }
 
 /// What the machine's clock shows, ms since 1970: for what is compared with other processes' times.
-pub fn wall() -> Millis {
+pub(crate) fn wall() -> Millis {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as Millis)
 }
 

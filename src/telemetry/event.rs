@@ -19,7 +19,7 @@ use crate::dialect::{Dialect, Note, Purpose, StopReason, Usage};
 
 /// How busy a store is, and what it takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StoreState {
+pub(crate) struct StoreState {
     /// Writes that wait.
     pub writes: usize,
     /// Bytes of them.
@@ -249,7 +249,7 @@ impl Exchange {
     }
 
     /// As [`Exchange::error_ratio`], of the classic count.
-    pub fn classic_error_ratio(&self) -> Option<f64> {
+    pub(crate) fn classic_error_ratio(&self) -> Option<f64> {
         self.share(self.classic_error()?)
     }
 

@@ -70,7 +70,7 @@ pub enum RefusalOutcome {
 /// What memory is held for; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum MemoryKind {
+pub(crate) enum MemoryKind {
     /// Request bodies, as they came and decoded.
     Request,
     /// What is read of requests: parts, plans.
@@ -87,14 +87,14 @@ pub enum MemoryKind {
 
 impl MemoryKind {
     /// All of them, in the order in which they are declared.
-    pub const ALL: [Self; 6] =
+    pub(crate) const ALL: [Self; 6] =
         [Self::Request, Self::Analysis, Self::Reply, Self::Message, Self::Connection, Self::Buffer];
 }
 
 /// What is kept in memory beyond the exchange that it came with; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
 #[serde(rename_all = "snake_case")]
-pub enum KeptKind {
+pub(crate) enum KeptKind {
     /// Sessions: their turns and decisions.
     Sessions,
     /// The decisions of the session that has most of them.
@@ -108,7 +108,7 @@ pub enum KeptKind {
 /// Why a request was sent to its upstream again, which surely did not work on it; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
 #[serde(rename_all = "snake_case")]
-pub enum RepeatCause {
+pub(crate) enum RepeatCause {
     /// It had not left when its connection closed.
     NotSent,
     /// The upstream had closed the kept connection before it could read it.
@@ -122,7 +122,7 @@ pub enum RepeatCause {
 /// What became of a question to a provider's counting endpoint; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
 #[serde(rename_all = "snake_case")]
-pub enum CountOutcome {
+pub(crate) enum CountOutcome {
     /// It was answered.
     Answered,
     /// The same prompt was counted before.
@@ -154,7 +154,7 @@ pub enum CountEstimate {
 /// Why the admin listener refused a request; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum AdminRefusal {
+pub(crate) enum AdminRefusal {
     /// It came without a token.
     NoToken,
     /// It came with a wrong token.
@@ -174,7 +174,7 @@ pub enum AdminRefusal {
 /// What became of a lesson that a refusal could teach; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum LessonOutcome {
+pub(crate) enum LessonOutcome {
     /// It holds for the tenant that met it.
     Learned,
     /// Enough tenants agree: it holds for all.
@@ -192,7 +192,7 @@ pub enum LessonOutcome {
 /// What is asked of a store; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
 #[serde(rename_all = "snake_case")]
-pub enum StoreOperation {
+pub(crate) enum StoreOperation {
     /// New facts.
     Put,
     /// Write what is on its way, or make turns of what was.
@@ -216,7 +216,7 @@ pub enum StoreOperation {
 /// What a connection past `limits.connections` got; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
 #[serde(rename_all = "snake_case")]
-pub enum RejectedConnection {
+pub(crate) enum RejectedConnection {
     /// 503, with what to do.
     Answered,
     /// Nothing: it asked nothing in time, or there were too many of them.
@@ -226,7 +226,7 @@ pub enum RejectedConnection {
 /// What a client took too long for; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
 #[serde(rename_all = "snake_case")]
-pub enum ClientTimeout {
+pub(crate) enum ClientTimeout {
     /// To ask anything on a new connection.
     Silent,
     /// To ask the next thing on a connection that it keeps.

@@ -25,7 +25,7 @@ use crate::context::{SessionId, ThreadId};
 use crate::dialect::editing::ClearingReport;
 
 /// Most bytes that wait to be written; past it lines are dropped.
-pub const BACKLOG: usize = 1024 * 1024;
+pub(crate) const BACKLOG: usize = 1024 * 1024;
 /// Lines are gathered this long before they are written, so that a busy server wakes the writing
 /// thread a few times a second and not once an exchange.
 const GATHER: Duration = Duration::from_millis(20);
@@ -484,7 +484,7 @@ fn json(exchange: &Exchange) -> String {
 
 /// An exchange with what follows from it: the form in which machines see it everywhere.
 #[derive(Serialize)]
-pub struct LogFields<'a> {
+pub(crate) struct LogFields<'a> {
     /// As it was told.
     #[serde(flatten)]
     pub exchange: &'a Exchange,

@@ -34,7 +34,7 @@ use self::memory::MemoryMetrics;
 use self::rewriting::RewriteMetrics;
 use self::traffic::{TrafficHandles, TrafficKey, UsageHandles};
 use self::upstreams::UpstreamConnections;
-pub use self::upstreams::UpstreamMetrics;
+pub(crate) use self::upstreams::UpstreamMetrics;
 use super::event::{Compaction, Exchange};
 use super::gaps::BOUNDS;
 use super::labels::{AdminRefusal, ClientTimeout, CountOutcome, LessonOutcome, RejectedConnection};
@@ -202,9 +202,9 @@ impl Metrics {
         self.families.client_timeouts.with_label_values(&[&word(kind)]).inc();
     }
 
-    pub(super) fn learned(&self, upstream: &str, model: &str, state: (u64, f32)) {
+    pub(super) fn learned(&self, upstream: &str, model: &str, lessons: u64, band: f32) {
         let model = self.of_model(&self.of_upstream(upstream), model);
-        self.accuracy.learned(upstream, &model, state);
+        self.accuracy.learned(upstream, &model, lessons, band);
     }
 
     /// Counts one exchange.

@@ -3,7 +3,7 @@
 //! Knows nothing of what they are.
 
 /// Something that is open while this is held; counted in a gauge.
-pub struct GaugeGuard(prometheus::IntGauge);
+pub(crate) struct GaugeGuard(prometheus::IntGauge);
 
 impl GaugeGuard {
     pub(super) fn of(gauge: prometheus::IntGauge) -> Self {

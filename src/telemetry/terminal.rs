@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::fmt::Write as _;
 
 /// Whether a terminal would act on it in place of showing it. Newline and tab are none of these.
-pub fn is_control(c: char) -> bool {
+pub(crate) fn is_control(c: char) -> bool {
     match c {
         '\n' | '\t' => false,
         // Arabic letter mark, marks, embeddings, overrides, isolates.
@@ -20,7 +20,7 @@ pub fn is_control(c: char) -> bool {
 }
 
 /// Text with each control character spelled out: `\u{1b}`.
-pub fn visible(text: &str) -> Cow<'_, str> {
+pub(crate) fn visible(text: &str) -> Cow<'_, str> {
     spelled(text, |c, out| {
         let _ = write!(out, "\\u{{{:x}}}", u32::from(c));
     })
@@ -28,7 +28,7 @@ pub fn visible(text: &str) -> Cow<'_, str> {
 
 /// JSON with each control character as `\u001b`, which means the same inside a string; outside of
 /// one JSON has none.
-pub fn visible_json(json: &str) -> Cow<'_, str> {
+pub(crate) fn visible_json(json: &str) -> Cow<'_, str> {
     // All of them have four digits.
     spelled(json, |c, out| {
         let _ = write!(out, "\\u{:04x}", u32::from(c));

@@ -312,8 +312,8 @@ fn an_exchange_counts_once_everywhere() {
 #[test]
 fn what_was_learned_of_a_model_is_told() {
     let telemetry = Telemetry::silent().unwrap();
-    telemetry.learned("anthropic", "claude-opus-5", (64, 0.5));
-    telemetry.learned("anthropic", "claude-opus-5", (65, 0.75));
+    telemetry.learned("anthropic", "claude-opus-5", 64, 0.5);
+    telemetry.learned("anthropic", "claude-opus-5", 65, 0.75);
     let page = telemetry.render();
     let of = r#"model="claude-opus-5",upstream="anthropic""#;
     assert_eq!(value(&page, &format!("plimsoll_calibration_lessons{{{of}}}")), 65.0);

@@ -61,18 +61,26 @@ pub struct RefusalKind {
 /// At most this many repairs of one request: one for each refused thing.
 const MOST_REPAIRS: u8 = 4;
 
+/// An option that is requested on the client's behalf.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RefusableOption {
+    /// The cause that a refusal of it names.
+    pub cause: RefusalCause,
+    /// The lesson from that refusal.
+    pub lesson: Lesson,
+}
+
 /// What is known of a request before it is sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct AttemptContext {
+pub struct AttemptContext<'a> {
     /// The plan changes what the client sent.
     pub is_rewritten: bool,
     /// It has changes beyond repairs, which the client's reasoning may depend on.
     pub may_unbind: bool,
     /// The last form that was sent had reasoning put back that the client dropped.
     pub has_reasoning_back: bool,
-    /// What is requested on the client's behalf: the cause that a refusal of it names, and the lesson from
-    /// that.
-    pub added: [Option<(RefusalCause, Lesson)>; 2],
+    /// What is requested on the client's behalf.
+    pub added: &'a [RefusableOption],
     /// It asks for a token count: the count endpoint may accept less than the model's own endpoint.
     pub is_count: bool,
 }
@@ -238,7 +246,7 @@ impl RetryState {
 }
 
 /// What to do after `verdict` on what was sent last.
-pub fn next(facts: AttemptContext, state: RetryState, verdict: Verdict) -> RetryStep {
+pub fn next(facts: AttemptContext<'_>, state: RetryState, verdict: Verdict) -> RetryStep {
     match state {
         RetryState::Planned => facts.after_planned(verdict),
         RetryState::Repaired { otherwise, round } => facts.after_repair(otherwise, round, verdict),
@@ -265,7 +273,7 @@ impl Verdict {
     }
 }
 
-impl AttemptContext {
+impl AttemptContext<'_> {
     /// What to do after `verdict` on the planned request.
     fn after_planned(self, verdict: Verdict) -> RetryStep {
         match verdict {
@@ -383,7 +391,7 @@ impl AttemptContext {
     /// rewritten, the original is only sent if `cause` names something that was requested on the client's
     /// behalf: no second request is sent on a guess.
     fn without_changes(self, cause: RefusalCause, blamed: BlameTarget) -> RetryStep {
-        let is_of_added = self.added.iter().flatten().any(|(added, _)| *added == cause);
+        let is_of_added = self.added.iter().any(|added| added.cause == cause);
         match self.is_rewritten || is_of_added {
             true => RetryStep::send(RetryState::Original { cause, blamed }),
             false => RetryStep::answer(RequestForm::Planned),
@@ -453,7 +461,7 @@ impl RetryStep {
 
 impl AttemptFinding {
     /// What is remembered after this finding.
-    pub fn consequence(self, facts: AttemptContext) -> Consequence {
+    pub fn consequence(self, facts: AttemptContext<'_>) -> Consequence {
         match self {
             AttemptFinding::Overflow
             | AttemptFinding::RoomMade { .. }
@@ -474,10 +482,9 @@ impl AttemptFinding {
                 let void =
                     (facts.is_rewritten && !cause.is_beside()).then_some(RevocationScope::InBranch);
                 // If nothing else was changed, what we requested caused the refusal.
-                let all = || facts.added.iter().flatten();
-                let named = all().find(|(added, _)| *added == cause);
-                let added = named.or_else(|| all().next().filter(|_| !facts.is_rewritten));
-                let added = added.map(|(_, lesson)| *lesson);
+                let named = facts.added.iter().find(|added| added.cause == cause);
+                let added = named.or_else(|| facts.added.first().filter(|_| !facts.is_rewritten));
+                let added = added.map(|added| added.lesson);
                 let of_rewrite = || of_what_is_sent(cause).or(of_the_model(cause));
                 let lesson = added.or_else(|| of_rewrite().filter(|_| facts.is_rewritten));
                 Consequence { void, lesson }

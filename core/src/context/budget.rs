@@ -99,10 +99,12 @@ pub fn measure(
         tokens: if scale.compacts { 0 } else { scale.unsent },
         counted: learned.counts_unsent(),
     };
-    let counted = sums.by_retention().map(|all| match (same, anchor) {
-        (Some(anchor), _) => grown(&anchor, all, left, clears_past).saturating_add(unsent.input()),
-        (None, Some(anchor)) => rescaled(&anchor, all.1, clears_past),
-        (None, None) => all.1,
+    let counted = sums.by_retention().map(|(retention, all)| match (same, anchor) {
+        (Some(anchor), _) => {
+            grown(&anchor, retention, all, left, clears_past).saturating_add(unsent.input())
+        }
+        (None, Some(anchor)) => rescaled(&anchor, all, clears_past),
+        (None, None) => all,
     });
     let compacts = scale.compacts;
     let method = match (&conversation.held, same) {
@@ -126,8 +128,8 @@ pub fn measure(
         _ => guess,
     };
     let (tokens, retention) = (guess.tokens, guess.retention);
-    let measured = (seen.counted[retention as usize], tokens);
-    let (new, gone) = same.map_or((tokens, 0), |anchor| moved(&anchor, measured, sums.new));
+    let counted = seen.counted[retention as usize];
+    let (new, gone) = same.map_or((tokens, 0), |anchor| moved(&anchor, counted, tokens, sums.new));
     let mut parts_of = Breakdown { sections: scale.sections, ..places(&parts, retention) };
     parts_of.reasoning += unsent.input();
     let breakdown = fit(parts_of, tokens);
@@ -322,7 +324,7 @@ impl<'a> PartScale<'a> {
 
     fn history(&mut self, parts: &mut Vec<SketchPart>) {
         let conversation = self.conversation;
-        parts.extend(self.now.summary().map(|summary| self.summary(summary)));
+        parts.extend(self.now.summary().map(|(key, counted)| self.summary(key, counted)));
         for (index, message) in conversation.messages.iter().enumerate() {
             let place = match index {
                 _ if index >= self.spoke => PromptSection::Reasoning,
@@ -447,7 +449,7 @@ impl<'a> PartScale<'a> {
     }
 
     /// The summary that begins the history.
-    fn summary(&mut self, (key, counted): (PartKey, u32)) -> SketchPart {
+    fn summary(&mut self, key: PartKey, counted: u32) -> SketchPart {
         let known = self.sent.take(key);
         self.compacts = known.is_none();
         let tokens = known.unwrap_or(counted);

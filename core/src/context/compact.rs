@@ -216,14 +216,22 @@ pub fn choose(
     weights.choice(request, known, cut, by)
 }
 
-/// Whether a summary of `tokens` may replace a history of `was` in a request of `whole` tokens: it must
-/// shrink the context and leave it under the threshold. If the request would not fit otherwise, it must fit
-/// the window; if somebody asked for it, any size will do.
-pub fn is_accepted(
-    request: &PlanRequest<'_>,
-    (whole, was, tokens): (u64, u64, u64),
-    why: DecisionReason,
-) -> bool {
+/// What a summary saves of a request, in tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SummarySizes {
+    /// The whole request.
+    pub whole: u64,
+    /// The history that the summary replaces.
+    pub was: u64,
+    /// The summary.
+    pub tokens: u64,
+}
+
+/// Whether a summary may replace a part of the history: it must shrink the context and leave it under the
+/// threshold. If the request would not fit otherwise, it must fit the window; if somebody asked for it, any
+/// size will do.
+pub fn is_accepted(request: &PlanRequest<'_>, sizes: SummarySizes, why: DecisionReason) -> bool {
+    let SummarySizes { whole, was, tokens } = sizes;
     let usable = usable(request);
     let most = match why {
         DecisionReason::Window => usable,

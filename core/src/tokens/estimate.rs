@@ -133,8 +133,8 @@ impl TokenCounter<'_> {
     /// Tokens of a part of the request, with its share of structure.
     pub fn part(&mut self, part: &Part) -> u32 {
         if let Some(media) = &part.media {
-            let cost = (self.tokenizer.family, self.shape.picture_cost);
-            let tokens = media::tokens(part, media, self.body, cost);
+            let (family, cost) = (self.tokenizer.family, self.shape.picture_cost);
+            let tokens = media::tokens(part, media, self.body, family, cost);
             return tokens.unwrap_or_else(|guess| {
                 self.counting = CountingMethod::Length;
                 guess

@@ -29,7 +29,8 @@ pub(super) fn tokens(
     part: &Part,
     media: &Media,
     body: &[u8],
-    (family, cost): (Family, PictureCost),
+    family: Family,
+    cost: PictureCost,
 ) -> Result<u32, u32> {
     if part.kind == PartKind::Document {
         return Ok(DOCUMENT);
@@ -180,7 +181,7 @@ mod tests {
         let read = dialect::read(Dialect::OpenaiChat, "/v1/chat/completions", body);
         let part = read.parts().find(|part| part.kind == PartKind::Image).unwrap();
         let media = part.media.as_ref().unwrap();
-        let told = tokens(part, media, body, (Family::O200k, PictureCost::Family));
+        let told = tokens(part, media, body, Family::O200k, PictureCost::Family);
         assert!(told.is_ok_and(|tokens| (160..=420).contains(&tokens)), "{told:?}");
     }
 

@@ -17,7 +17,9 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::scheduler::SummaryGuard;
 use crate::config::Upstream;
-use crate::context::compact::{self, CompactionNeed, CutPoint, HistoryChunk, SummaryMessage};
+use crate::context::compact::{
+    self, CompactionNeed, CutPoint, HistoryChunk, SummaryMessage, SummarySizes,
+};
 use crate::context::plan::{DecisionReason, RecordedDecisions};
 use crate::context::policy::SummaryAuthor;
 use crate::context::{CompactionRecord, Fact, ForwardedHistory, SketchPart};
@@ -453,7 +455,8 @@ impl SummaryJob {
         tokens: u64,
         carries: Option<ForwardedHistory>,
     ) -> Result<CompactionRecord, SummaryError> {
-        let (why, sizes) = (self.why(), (self.tokens, choice.was, tokens));
+        let why = self.why();
+        let sizes = SummarySizes { whole: self.tokens, was: choice.was, tokens };
         let needed = if self.due == CompactionNeed::Must { DecisionReason::Window } else { why };
         if !compact::is_accepted(&self.prepared.request(), sizes, needed) {
             return Err(SummaryError::TooLarge);

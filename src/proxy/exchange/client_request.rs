@@ -204,8 +204,8 @@ impl ClientRequest {
         }
         let proxy = recorder.proxy.clone();
         let head = head.filter(|_| !self.is_signed());
-        let asked = asked(&prepared, &tenant, &who, recorder, &reads);
-        let opened = proxy.ledgers.open(asked, &prepared.conversation).await;
+        let lookup = session_lookup(&prepared, &tenant, &who, recorder, &reads);
+        let opened = proxy.ledgers.open(lookup, &prepared.conversation).await;
         waited(&reads, recorder);
         let Some(mut opened) = opened else {
             // It is sent as it came, and stored as no turn: the next request finds the session.
@@ -247,8 +247,9 @@ impl ClientRequest {
         };
         tell_plan(&planned, recorder);
         announce_taken(&planned.taken, &opened.scope, recorder);
-        let prepared = (prepared, planned, undelivered);
-        let mut pending = PendingExchange::begin(&proxy, opened, prepared, recorder.event.at);
+        let at = recorder.event.at;
+        let mut pending =
+            PendingExchange::begin(&proxy, opened, prepared, planned, undelivered, at);
         recorder.event.estimate = pending.estimate().cloned();
         recorder.event.classic = pending.classic().cloned();
         let shown = pending.open_exchange(recorder.event.at);
@@ -291,13 +292,13 @@ impl ClientRequest {
         let is_shadow = prepared.mode == Mode::Shadow;
         // Shadow mode would decide; but a thread that was rewritten before is repeated, as its turns are.
         prepared.mode = if is_shadow { Mode::Observe } else { prepared.mode };
-        let asks = asked(&prepared, tenant, who, recorder, reads);
-        let mut peeked = proxy.ledgers.peek(asks, &prepared.conversation).await;
+        let lookup = session_lookup(&prepared, tenant, who, recorder, reads);
+        let mut peeked = proxy.ledgers.peek(lookup, &prepared.conversation).await;
         let is_plain = matches!(&peeked, LookupOutcome::Found(it) if it.known.decides_nothing());
         if is_shadow && is_plain {
             prepared.mode = Mode::Shadow;
-            let asks = asked(&prepared, tenant, who, recorder, reads);
-            peeked = proxy.ledgers.peek(asks, &prepared.conversation).await;
+            let lookup = session_lookup(&prepared, tenant, who, recorder, reads);
+            peeked = proxy.ledgers.peek(lookup, &prepared.conversation).await;
         }
         let known = match peeked {
             LookupOutcome::Found(SessionPeek { session, known, store_missed }) => {
@@ -321,7 +322,7 @@ impl ClientRequest {
         let beta = planned.beta(&prepared);
         planned.stood_aside.into_iter().for_each(|why| recorder.stood_aside(why));
         recorder.event.done = planned.done;
-        let count = self.count_fallback(prepared, (planned.sent, planned.known), recorder);
+        let count = self.count_fallback(prepared, planned.sent, planned.known, recorder);
         PlacedRequest { edits: planned.edits, beta, added, count, ..PlacedRequest::default() }
     }
 
@@ -332,7 +333,7 @@ impl ClientRequest {
         recorder: &ExchangeRecorder,
     ) -> PlacedRequest {
         let sent = plan::as_it_came(&prepared.request());
-        let count = self.count_fallback(prepared, (sent, Arc::default()), recorder);
+        let count = self.count_fallback(prepared, sent, Arc::default(), recorder);
         PlacedRequest { count, ..PlacedRequest::default() }
     }
 
@@ -340,13 +341,14 @@ impl ClientRequest {
     fn count_fallback(
         &self,
         prepared: Arc<PreparedRequest>,
-        sent: (Overlay, Arc<RecordedDecisions>),
+        sent: Overlay,
+        known: Arc<RecordedDecisions>,
         recorder: &ExchangeRecorder,
     ) -> Option<CountFallback> {
         let wanted = recorder.proxy.upstream(recorder.event.upstream.as_deref())?.count_tokens;
         let is_count = prepared.conversation.purpose == Purpose::Count;
-        let how = (wanted, self.mode(recorder));
-        is_count.then(|| CountFallback::new(prepared, sent, self.target(), how))
+        let (target, mode) = (self.target().into(), self.mode(recorder));
+        is_count.then(|| CountFallback { prepared, sent, known, target, wanted, mode })
     }
 
     /// The provider's id of the request, from the response's headers; `None` if it reveals a credential.
@@ -422,8 +424,8 @@ impl ClientRequest {
             model.binding = ReasoningBinding::Prefix;
         }
         let pupil = tenant.as_ref().filter(|_| !vouched);
-        let counted = (&*behind, name, pupil);
-        let learned = proxy.calibration.of(&proxy.ledgers, counted, model.family, reads);
+        let (calibration, ledgers) = (&proxy.calibration, &proxy.ledgers);
+        let learned = calibration.of(ledgers, &behind, name, pupil, model.family, reads);
         let (learned, counting) = learned.await;
         let exchange = recorder.event.id.clone();
         if taught != RecallOutcome::Known || counting != RecallOutcome::Known {
@@ -571,7 +573,7 @@ fn waited(reads: &ReadBudget, recorder: &mut ExchangeRecorder) {
 }
 
 /// What a request is placed by.
-fn asked<'a>(
+fn session_lookup<'a>(
     prepared: &'a PreparedRequest,
     tenant: &'a TenantId,
     who: &'a Identity,

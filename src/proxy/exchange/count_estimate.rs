@@ -29,27 +29,18 @@ const ANSWER_BYTES: usize = 16 * 1024;
 
 /// A request for a count that can be answered here.
 pub(crate) struct CountFallback {
-    prepared: Arc<PreparedRequest>,
+    pub(super) prepared: Arc<PreparedRequest>,
     /// What would be sent.
-    sent: Overlay,
-    known: Arc<RecordedDecisions>,
+    pub(super) sent: Overlay,
+    pub(super) known: Arc<RecordedDecisions>,
     /// Path and query of the client's request.
-    target: Box<str>,
-    wanted: CountTokens,
+    pub(super) target: Box<str>,
+    pub(super) wanted: CountTokens,
     /// The mode of the request.
-    mode: Mode,
+    pub(super) mode: Mode,
 }
 
 impl CountFallback {
-    pub(crate) fn new(
-        prepared: Arc<PreparedRequest>,
-        (sent, known): (Overlay, Arc<RecordedDecisions>),
-        target: &str,
-        (wanted, mode): (CountTokens, Mode),
-    ) -> Self {
-        Self { prepared, sent, known, target: target.into(), wanted, mode }
-    }
-
     /// The response, if the upstream need not be asked.
     pub(crate) async fn answer_unasked(
         &self,
@@ -100,7 +91,8 @@ impl CountFallback {
             return true;
         }
         let error = RefusalResponse::Refused { status: status.as_u16(), body: &begun.start };
-        let taught = lessons::taught(error, self.prepared.quotable(), Some(head)).await;
+        let taught =
+            lessons::taught(error, &self.prepared.body, self.prepared.name(), Some(head)).await;
         taught.holds(Lesson::CountMissing)
     }
 

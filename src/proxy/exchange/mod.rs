@@ -68,9 +68,9 @@ pub(crate) async fn run(
         return ours(&ProxyError::NoForwardProxy, recorder);
     }
     let (head, body) = request.into_parts();
-    let asked = ClientRequest::new(&head);
-    recorder.event.dialect = asked.dialect;
-    recorder.event.purpose = asked.purpose;
+    let client_request = ClientRequest::new(&head);
+    recorder.event.dialect = client_request.dialect;
+    recorder.event.purpose = client_request.purpose;
     if let Err(fault) = proxy.gate.judge(&head.uri, &head.headers, &proxy.credentials) {
         return ours(&fault, recorder);
     }
@@ -79,16 +79,16 @@ pub(crate) async fn run(
     }
     // 2. Route.
     let greets = head.uri.path() == "/" && [Method::GET, Method::HEAD].contains(&head.method);
-    let routed = match RoutedRequest::new(&proxy, head, asked.dialect) {
+    let routed = match RoutedRequest::new(&proxy, head, client_request.dialect) {
         Ok(routed) => routed,
         Err(ProxyError::NoUpstream { .. }) if greets => return greeted(recorder),
         Err(fault) => return ours(&fault, recorder),
     };
     recorder.event.upstream = Some(routed.upstream.name.clone());
     if routed.upgrade {
-        return Box::pin(upgraded(&proxy, asked, routed, body, recorder)).await;
+        return Box::pin(upgraded(&proxy, client_request, routed, body, recorder)).await;
     }
-    Box::pin(answered(&proxy, &asked, routed, body, recorder)).await
+    Box::pin(answered(&proxy, &client_request, routed, body, recorder)).await
 }
 
 /// The response if there is no room for another connection.
@@ -128,17 +128,17 @@ impl<'p> RoutedRequest<'p> {
         spoken: Option<Dialect>,
     ) -> Result<Self, ProxyError> {
         let upstreams = &proxy.config.upstreams;
-        let asked = head.uri.clone();
-        let route = route::route(upstreams, &head.method, &asked, &head.headers, spoken);
-        let route = route.ok_or_else(|| no_upstream(upstreams, &asked))?;
+        let uri = head.uri.clone();
+        let route = route::route(upstreams, &head.method, &uri, &head.headers, spoken);
+        let route = route.ok_or_else(|| no_upstream(upstreams, &uri))?;
         let upstream = route.upstream;
         let is_wanted = |protocol: &str| is_wanted(upstream, protocol);
         let upgrade = headers::is_upgrade(&head.headers, is_wanted);
         if upstream.credential.is_some() && !is_inference(&head.method, route.path, upgrade) {
             return Err(ProxyError::PathRefused);
         }
-        let address = route::address(&route, asked.path_and_query(), &proxy.credentials);
-        head.uri = address.ok_or_else(|| no_upstream(upstreams, &asked))?;
+        let address = route::address(&route, uri.path_and_query(), &proxy.credentials);
+        head.uri = address.ok_or_else(|| no_upstream(upstreams, &uri))?;
         let headers = std::mem::take(&mut head.headers);
         head.headers = outgoing_headers(headers, proxy, upstream, head.version, upgrade);
         // The upstream's HTTP version is only known after connecting.
@@ -148,10 +148,10 @@ impl<'p> RoutedRequest<'p> {
 }
 
 /// The error for a request that no upstream takes.
-fn no_upstream(upstreams: &[Upstream], asked: &Uri) -> ProxyError {
+fn no_upstream(upstreams: &[Upstream], uri: &Uri) -> ProxyError {
     ProxyError::NoUpstream {
         known: upstreams.iter().map(|upstream| upstream.name.clone()).collect(),
-        nearest: route::nearest(upstreams, asked.path()).map(Into::into),
+        nearest: route::nearest(upstreams, uri.path()).map(Into::into),
     }
 }
 
@@ -210,13 +210,13 @@ fn answered_headers(
 
 async fn answered(
     proxy: &Arc<Proxy>,
-    asked: &ClientRequest,
+    client_request: &ClientRequest,
     routed: RoutedRequest<'_>,
     body: Incoming,
     mut recorder: ExchangeRecorder,
 ) -> Response<ResponseBody> {
     let RoutedRequest { upstream, head, .. } = routed;
-    let read = read_request(proxy, asked, head, body, &mut recorder).await;
+    let read = read_request(proxy, client_request, head, body, &mut recorder).await;
     let CollectedRequest { outbound, mut pending, writer, count, here } = match read {
         Ok(read) => read,
         Err(fault) => return ours(&fault, recorder),
@@ -225,7 +225,8 @@ async fn answered(
     let waited = recorder.event.compaction_wait_us.unwrap_or(0);
     recorder.event.request_side_us = (here.elapsed().as_micros() as u64).saturating_sub(waited);
     if let Some(pending) = &mut pending {
-        pending.count_where_wanted(proxy, outbound.going());
+        let (head, body) = outbound.going();
+        pending.count_where_wanted(proxy, head, body);
     }
     if let Some(count) = &count
         && let Some(counted) = count.answer_unasked(&mut recorder).await
@@ -248,7 +249,7 @@ async fn answered(
             };
         }
     };
-    let id = asked.provider_request_id(response.headers(), proxy, upstream);
+    let id = client_request.provider_request_id(response.headers(), proxy, upstream);
     recorder.event.provider_request_id = id;
     if let (Some(count), Some(head)) = (count, head) {
         response = match count.answer_missing(response, &head, &mut recorder).await {
@@ -267,7 +268,7 @@ async fn answered(
     let open = pending.map(|pending| pending.open(proxy));
     recorder.event.headers_us = Some(recorder.elapsed_us());
     // 10. Answer. 11. Observe. 12. End. 13. Tell.
-    let observation = asked.answered_in().map(|dialect| {
+    let observation = client_request.answered_in().map(|dialect| {
         let limit = proxy.config.limits.reply_bytes;
         let status = response.status().as_u16();
         let memory = &recorder.memory;
@@ -291,17 +292,17 @@ struct CollectedRequest {
 
 async fn read_request(
     proxy: &Proxy,
-    asked: &ClientRequest,
+    client_request: &ClientRequest,
     head: request::Parts,
     body: Incoming,
     recorder: &mut ExchangeRecorder,
 ) -> Result<CollectedRequest, ProxyError> {
     // 3. Body.
-    let collected = match asked.read_as() {
+    let collected = match client_request.read_as() {
         Some(_) => {
             let ServerLimits { body_bytes, body_s, .. } = proxy.config.limits;
-            let bounds = (body_bytes, Duration::from_secs(body_s));
-            body::collect(body, bounds, &recorder.memory).await
+            let timeout = Duration::from_secs(body_s);
+            body::collect(body, body_bytes, timeout, &recorder.memory).await
         }
         None => body::collect_unread(body, &recorder.memory).await,
     };
@@ -322,7 +323,7 @@ async fn read_request(
         CollectOutcome::Whole { bytes, trailers } => {
             recorder.event.request_bytes = bytes.len() as u64;
             // 4. Read. 5. Open the ledger. 6. Plan. 7. Save.
-            analyzed = asked.understand(&bytes, &head, recorder).await;
+            analyzed = client_request.understand(&bytes, &head, recorder).await;
             // 8. Splice.
             let changes = std::mem::take(&mut analyzed.changes);
             OutboundRequest::edited(head, bytes, trailers, changes)
@@ -453,7 +454,7 @@ fn fault(upstream: &Upstream, error: UpstreamError) -> ProxyError {
 /// Switches protocols: tunnels bytes unchanged, or refuses if policy says so.
 async fn upgraded(
     proxy: &Proxy,
-    asked: ClientRequest,
+    client_request: ClientRequest,
     routed: RoutedRequest<'_>,
     body: Incoming,
     mut recorder: ExchangeRecorder,
@@ -470,15 +471,16 @@ async fn upgraded(
         Err(error) => return ours(&fault(upstream, error), recorder),
     };
     recorder.event.headers_us = Some(recorder.elapsed_us());
-    let id = asked.provider_request_id(response.headers(), proxy, upstream);
+    let id = client_request.provider_request_id(response.headers(), proxy, upstream);
     recorder.event.provider_request_id = id;
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
         return tapped(response, recorder, ResponseActions::default(), false, None).await;
     }
     recorder.event.status = Some(StatusCode::SWITCHING_PROTOCOLS.as_u16());
     let upstream = hyper::upgrade::on(&mut response);
-    let read = asked.is_over_websocket();
-    let frames = read.then(|| FrameObserver::new(Arc::new(asked), response.headers(), &recorder));
+    let read = client_request.is_over_websocket();
+    let frames =
+        read.then(|| FrameObserver::new(Arc::new(client_request), response.headers(), &recorder));
     let (mut parts, _) = response.into_parts();
     let passing = HeaderDirection { upgrade: true, keep_chunked: false };
     parts.headers = answered_headers(std::mem::take(&mut parts.headers), &recorder, passing);

@@ -106,6 +106,7 @@ impl OutboundRequest {
         };
         let suspicion = Suspicion { blames_us, may_not_fit, may_overflow };
         let (is_rewritten, pending) = (rewritten, pending.as_mut());
+        let adds = adds.into_iter().map(AddedOptionKind::refusable).collect();
         let retry = Retry { original, adds, is_rewritten, suspicion, pending, recorder };
         // Boxed, because few requests get here and the future is large.
         let (response, form) = Box::pin(retry.run(response)).await?;

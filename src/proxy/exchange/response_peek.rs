@@ -37,7 +37,7 @@ pub(super) async fn read(
     let (dialect, purpose) = (conversation.dialect, conversation.purpose);
     let mut seen = Reply::default();
     let begun =
-        StartedResponse::until(response, (BYTES, TIMEOUT), &recorder.memory, |head, start| {
+        StartedResponse::until(response, BYTES, TIMEOUT, &recorder.memory, |head, start| {
             seen = reply(dialect, head, start, &recorder.memory);
             seen.error.is_some() || !seen.parts.is_empty() || seen.complete
         });
@@ -54,7 +54,8 @@ pub(super) async fn read(
     let said = shown.filter(|shown| shown.sign == OverflowSign::InReply).map(|shown| shown.said);
     let (Some(said), Some(error)) = (said, &seen.error) else { return (begun, None) };
     let error = lessons::RefusalResponse::InReply { status: StatusCode::OK.as_u16(), error };
-    let taught = lessons::taught(error, pending.prepared().quotable(), None).await;
+    let prepared = pending.prepared();
+    let taught = lessons::taught(error, &prepared.body, prepared.name(), None).await;
     (begun, Some((said, taught)))
 }
 

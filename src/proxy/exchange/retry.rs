@@ -14,8 +14,8 @@ use super::original_request::{OriginalRequest, sent};
 use super::response_peek;
 use crate::context::Fact;
 use crate::context::attempt::{
-    AttemptContext, AttemptFinding, NextAction, RefusalKind, RequestForm, RetryState,
-    RevocationScope, Verdict, next,
+    AttemptContext, AttemptFinding, NextAction, RefusableOption, RefusalKind, RequestForm,
+    RetryState, RevocationScope, Verdict, next,
 };
 use crate::context::overflow::OverflowSign;
 use crate::dialect::lesson::{Lesson, LessonMatch};
@@ -26,7 +26,6 @@ use crate::dialect::{PartKey, Purpose};
 use crate::proxy::exchange_recorder::{ExchangeRecorder, LearningSubject};
 use crate::proxy::http::body::{OutgoingBody, StartedResponse};
 use crate::proxy::learning::lessons;
-use crate::proxy::plan::added_option::AddedOptionKind;
 use crate::proxy::response::status::{blames_request, may_not_fit};
 use crate::proxy::state::Proxy;
 use crate::proxy::turn::pending::{PendingExchange, RevisedRequest};
@@ -52,7 +51,8 @@ pub(super) struct Suspicion {
 /// A request whose response may lead to a retry.
 pub(super) struct Retry<'a> {
     pub(super) original: Box<OriginalRequest>,
-    pub(super) adds: Vec<AddedOptionKind>,
+    /// What it requests on the client's behalf.
+    pub(super) adds: Vec<RefusableOption>,
     pub(super) is_rewritten: bool,
     pub(super) suspicion: Suspicion,
     pub(super) pending: Option<&'a mut PendingExchange>,
@@ -125,14 +125,13 @@ impl Retry<'_> {
         }
     }
 
-    fn facts(&self) -> AttemptContext {
+    fn facts(&self) -> AttemptContext<'_> {
         let pending = self.pending.as_deref();
-        let added = |at: usize| self.adds.get(at).map(|adds| (adds.cause(), adds.lesson()));
         AttemptContext {
             is_rewritten: self.is_rewritten,
             may_unbind: pending.is_some_and(PendingExchange::may_unbind),
             has_reasoning_back: pending.is_some_and(PendingExchange::has_reasoning_back),
-            added: [added(0), added(1)],
+            added: &self.adds,
             is_count: self.recorder.event.purpose == Some(Purpose::Count),
         }
     }
@@ -148,20 +147,20 @@ impl Retry<'_> {
         let refused = read_refusal(response, self.recorder).await;
         answers.taught = self.taught(&refused).await;
         let cause = refusal::cause(&refused.start);
-        let said = window_of(&refused, self.recorder).filter(|_| self.suspicion.may_not_fit);
+        let overflow = window_of(&refused, self.recorder).filter(|_| self.suspicion.may_not_fit);
         answers.refusal = self.repairable(&refused);
         if answers.is_of_output() {
             answers.output_taught = answers.taught.clone();
         }
         answers.held.push((RequestForm::Planned, refused));
         let blames_us = self.suspicion.blames_us;
-        let said = said.filter(|said| self.believes(said, &answers.taught));
-        answers.overflow = said.map(|said| (OverflowSign::Refused, said));
+        let overflow = overflow.filter(|overflow| self.believes(overflow, &answers.taught));
+        answers.overflow = overflow.map(|overflow| (OverflowSign::Refused, overflow));
         if answers.refusal.is_some() {
             let cause = blames_us.then_some(cause);
-            return Verdict::Repairable(answers.kind(cause, said.is_some()));
+            return Verdict::Repairable(answers.kind(cause, overflow.is_some()));
         }
-        match said {
+        match overflow {
             Some(_) => Verdict::DoesNotFit(blames_us.then_some(cause)),
             None if blames_us => Verdict::Refused(cause),
             None => Verdict::Failed,
@@ -179,12 +178,12 @@ impl Retry<'_> {
             answers.held.push((form, StartedResponse::unread(response, &self.recorder.memory)));
             return Verdict::Accepted;
         };
-        let (begun, said) = response_peek::read(response, pending, self.recorder).await;
+        let (begun, overflow) = response_peek::read(response, pending, self.recorder).await;
         answers.held.push((form, begun));
-        match said {
+        match overflow {
             Some(_) if form != RequestForm::Planned => Verdict::OverflowInReply,
-            Some((said, taught)) if self.believes(&said, &taught) => {
-                answers.overflow = Some((OverflowSign::InReply, said));
+            Some((overflow, taught)) if self.believes(&overflow, &taught) => {
+                answers.overflow = Some((OverflowSign::InReply, overflow));
                 answers.taught = taught;
                 Verdict::OverflowInReply
             }
@@ -248,13 +247,15 @@ impl Retry<'_> {
         if answers.is_of_output() {
             answers.output_taught = self.taught(&refused).await;
         }
-        let said = window_of(&refused, self.recorder);
-        if let Some(said) = said {
-            answers.overflow = Some((OverflowSign::Refused, said));
+        let overflow = window_of(&refused, self.recorder);
+        if let Some(overflow) = overflow {
+            answers.overflow = Some((OverflowSign::Refused, overflow));
         }
         answers.held.push((form, refused));
-        match (&answers.refusal, said) {
-            (Some(_), said) => Verdict::Repairable(answers.kind(Some(cause), said.is_some())),
+        match (&answers.refusal, overflow) {
+            (Some(_), overflow) => {
+                Verdict::Repairable(answers.kind(Some(cause), overflow.is_some()))
+            }
             (None, Some(_)) => Verdict::DoesNotFit(Some(cause)),
             (None, None) => Verdict::Refused(cause),
         }
@@ -262,10 +263,10 @@ impl Retry<'_> {
 
     /// Sends the request with room made by cuts or a summary.
     async fn send_with_room(&mut self, answers: &mut AnswerHistory) -> Verdict {
-        let (Some(pending), Some((_, said))) = (&mut self.pending, answers.overflow) else {
+        let (Some(pending), Some((_, overflow))) = (&mut self.pending, answers.overflow) else {
             return Verdict::Unavailable;
         };
-        let room = pending.make_room(said, &self.original.head, self.recorder).await;
+        let room = pending.make_room(overflow, &self.original.head, self.recorder).await;
         let Some((response, room)) = self.send_revised(room).await else {
             return Verdict::Unavailable;
         };
@@ -308,9 +309,9 @@ impl Retry<'_> {
         Some((sent(self.recorder, head, body).await.ok()?, revised))
     }
 
-    fn believes(&self, said: &Overflow, taught: &LessonMatch) -> bool {
+    fn believes(&self, overflow: &Overflow, taught: &LessonMatch) -> bool {
         let disbelieves = |pending: &&mut PendingExchange| {
-            pending.contradicts_estimate(said, taught, self.recorder)
+            pending.contradicts_estimate(overflow, taught, self.recorder)
         };
         !self.pending.as_ref().is_some_and(disbelieves)
     }
@@ -321,7 +322,8 @@ impl Retry<'_> {
         let Some(pending) = &self.pending else { return LessonMatch::default() };
         let (status, body) = (refused.head.status.as_u16(), &*refused.start);
         let error = lessons::RefusalResponse::Refused { status, body };
-        lessons::taught(error, pending.prepared().quotable(), Some(&self.original.head)).await
+        let prepared = pending.prepared();
+        lessons::taught(error, &prepared.body, prepared.name(), Some(&self.original.head)).await
     }
 
     /// Reports a finding, and stores its consequences.
@@ -352,12 +354,12 @@ impl Retry<'_> {
                     let causes = &answers.repair_causes;
                     self.recorder.report_refusal(causes, RefusalOutcome::RefusedAgain);
                 }
-                (AttemptFinding::Overflow, Some(overflow)) => {
+                (AttemptFinding::Overflow, Some((sign, overflow))) => {
                     // The repairs are kept, too.
                     if let Some(repaired) = answers.repaired.take() {
                         pending.set_repaired(repaired, &[], self.recorder);
                     }
-                    pending.record_overflow(overflow, &answers.taught, self.recorder).await;
+                    pending.record_overflow(sign, overflow, &answers.taught, self.recorder).await;
                 }
                 (AttemptFinding::RoomMade { saved }, _) => {
                     let room = answers.room.take();
@@ -451,7 +453,8 @@ async fn read_refusal(
 ) -> StartedResponse {
     StartedResponse::until(
         response,
-        (CAUSE_BYTES, response_peek::TIMEOUT),
+        CAUSE_BYTES,
+        response_peek::TIMEOUT,
         &recorder.memory,
         |head, start| {
             let is_plain = !head.headers.contains_key(CONTENT_ENCODING);

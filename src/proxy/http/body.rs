@@ -279,14 +279,15 @@ impl StartedResponse {
         limit: usize,
         memory: &Arc<MemoryShare>,
     ) -> Self {
-        Self::until(response, (limit, START), memory, |_, _| false).await
+        Self::until(response, limit, START, memory, |_, _| false).await
     }
 
     /// Reads until head and first bytes (as received) are `enough`, at most `limit` bytes, and for at most
     /// `timeout`. Reads nothing if there is no memory for it.
     pub(crate) async fn until(
         response: Response<OutgoingBody>,
-        (limit, timeout): (usize, Duration),
+        limit: usize,
+        timeout: Duration,
         memory: &Arc<MemoryShare>,
         enough: impl FnMut(&response::Parts, &[u8]) -> bool,
     ) -> Self {
@@ -373,7 +374,8 @@ const AT_HAND: Duration = Duration::from_millis(10);
 /// others need.
 pub(crate) async fn collect(
     body: Incoming,
-    (limit, timeout): (usize, Duration),
+    limit: usize,
+    timeout: Duration,
     memory: &Arc<MemoryShare>,
 ) -> CollectOutcome {
     collect_within(body, limit, BodyTimeout::GiveUp(timeout), memory).await

@@ -127,7 +127,9 @@ impl Calibration {
     pub(crate) async fn of(
         &self,
         ledgers: &Arc<Ledgers>,
-        (upstream, model, pupil): (&str, &str, Option<&TenantId>),
+        upstream: &str,
+        model: &str,
+        pupil: Option<&TenantId>,
         family: Family,
         budget: &ReadBudget,
     ) -> (Arc<EstimatorState>, RecallOutcome) {
@@ -172,8 +174,8 @@ impl Calibration {
             }
             (known.learned.clone(), known.recall.is_known())
         };
-        self.0.telemetry.learned(upstream, model, learned.state());
-        let lessons = learned.lessons();
+        let (lessons, band) = learned.state();
+        self.0.telemetry.learned(upstream, model, lessons, band);
         let is_due = lessons.is_power_of_two() || lessons.is_multiple_of(SAVED_EVERY);
         if lessons > 1 && is_due && may_save {
             let (ledgers, shared) = (ledgers.clone(), self.0.clone());
@@ -203,7 +205,8 @@ impl CalibrationState {
         let mut all = self.all();
         let known = all.get_mut(&place.upstream, &place.name);
         let Some(known) = known.filter(|known| is_more(&saved, &known.learned)) else { return };
-        self.telemetry.learned(&place.upstream, &place.model, saved.state());
+        let (lessons, band) = saved.state();
+        self.telemetry.learned(&place.upstream, &place.model, lessons, band);
         known.learned = Arc::new(saved);
     }
 

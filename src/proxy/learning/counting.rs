@@ -69,8 +69,10 @@ impl PendingCount {
 pub(crate) fn ask(
     proxy: &Arc<Proxy>,
     prepared: &PreparedRequest,
-    (estimate, is_rewritten): (&Estimate, bool),
-    (head, sent): (&request::Parts, &OutgoingBody),
+    estimate: &Estimate,
+    is_rewritten: bool,
+    head: &request::Parts,
+    sent: &OutgoingBody,
 ) -> Option<PendingCount> {
     let near = prepared.request().usable() as f64 * NEAR;
     let count = prepared.policy.estimate.count;

@@ -27,7 +27,8 @@ pub(crate) enum RefusalResponse<'a> {
 /// request's, as it was sent, if known.
 pub(crate) async fn taught(
     error: RefusalResponse<'_>,
-    (body, model): (&Bytes, &str),
+    body: &Bytes,
+    model: &str,
     head: Option<&request::Parts>,
 ) -> LessonMatch {
     let words = words(model, head);

@@ -5,6 +5,7 @@
 use http::HeaderMap;
 use http::header::{ACCEPT_ENCODING, HeaderValue};
 
+use crate::context::attempt::RefusableOption;
 use crate::dialect::editing::BETA;
 use crate::dialect::lesson::Lesson;
 use crate::dialect::refusal::RefusalCause;
@@ -44,14 +45,15 @@ impl AddedOptionKind {
         }
     }
 
-    /// The cause that a refusal of it names.
-    pub(crate) fn cause(self) -> RefusalCause {
-        match self {
+    /// The cause that a refusal of it names, and the lesson from that.
+    pub(crate) fn refusable(self) -> RefusableOption {
+        let cause = match self {
             AddedOptionKind::Usage => RefusalCause::Usage,
             AddedOptionKind::Editing { .. } => RefusalCause::Editing,
             AddedOptionKind::Reasoning => RefusalCause::Include,
             AddedOptionKind::Display => RefusalCause::Display,
-        }
+        };
+        RefusableOption { cause, lesson: self.lesson() }
     }
 
     /// Adds its header, if it has one.

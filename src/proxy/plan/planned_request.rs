@@ -234,7 +234,7 @@ impl PlannedRequest {
         proxy: &Proxy,
         prepared: &Arc<PreparedRequest>,
         opened: &OpenedSession,
-        said: Overflow,
+        overflow: Overflow,
     ) -> Option<Self> {
         if prepared.mode != Mode::Active || prepared.held_out {
             return None;
@@ -244,7 +244,7 @@ impl PlannedRequest {
             let (prepared, known) = (prepared.clone(), self.known.clone());
             off_thread(prepared.body.len(), move || {
                 let cost = prepared.cost(&measured);
-                prune::make_room(&prepared.request(), &known, cost, said)
+                prune::make_room(&prepared.request(), &known, cost, overflow)
             })
             .await
             .ok()?

@@ -72,11 +72,6 @@ impl PreparedRequest {
         LessonSource { tenant, upstream, model: self.name(), vouched: self.vouched }
     }
 
-    /// The texts of it that its provider may quote.
-    pub(crate) fn quotable(&self) -> (&Bytes, &str) {
-        (&self.body, self.name())
-    }
-
     /// The request in the form that the pure modules use.
     pub(crate) fn request(&self) -> plan::PlanRequest<'_> {
         plan::PlanRequest {

@@ -253,7 +253,7 @@ impl OpenTurn {
     async fn taught(&self, status: u16, error: &ProviderError) -> LessonMatch {
         let Some(body) = self.body.take() else { return LessonMatch::default() };
         let error = lessons::RefusalResponse::InReply { status, error };
-        lessons::taught(error, (&body, &self.info.name), None).await
+        lessons::taught(error, &body, &self.info.name, None).await
     }
 
     /// Whether a refusal that was forwarded unread says that the request does not fit; records it.

@@ -55,11 +55,9 @@ impl PendingExchange {
     pub(crate) fn begin(
         proxy: &Proxy,
         opened: OpenedSession,
-        (prepared, planned, undelivered): (
-            Arc<PreparedRequest>,
-            PlannedRequest,
-            Option<UndeliveredMessage>,
-        ),
+        prepared: Arc<PreparedRequest>,
+        planned: PlannedRequest,
+        undelivered: Option<UndeliveredMessage>,
         at: Millis,
     ) -> Self {
         let streams = prepared.conversation.stream;
@@ -94,11 +92,12 @@ impl PendingExchange {
     pub(crate) fn count_where_wanted(
         &mut self,
         proxy: &Arc<Proxy>,
-        going: (&request::Parts, &OutgoingBody),
+        head: &request::Parts,
+        sent: &OutgoingBody,
     ) {
         let Some(estimate) = self.estimate() else { return };
-        let of = (estimate, self.is_rewritten());
-        self.counted = counting::ask(proxy, &self.prepared, of, going);
+        let is_rewritten = self.is_rewritten();
+        self.counted = counting::ask(proxy, &self.prepared, estimate, is_rewritten, head, sent);
     }
 
     /// The estimate of the request.
@@ -148,14 +147,15 @@ impl PendingExchange {
     /// `taught`: the lessons of the same message.
     pub(crate) async fn record_overflow(
         &mut self,
-        (sign, said): (OverflowSign, Overflow),
+        sign: OverflowSign,
+        overflow: Overflow,
         taught: &LessonMatch,
         recorder: &mut ExchangeRecorder,
     ) {
-        let overflowed = OverflowReport { sign, said, saved: false };
+        let overflowed = OverflowReport { sign, said: overflow, saved: false };
         recorder.event.done.overflow = Some(overflowed);
         self.planned.done.overflow = Some(overflowed);
-        let Some(window) = said.window else { return };
+        let Some(window) = overflow.window else { return };
         let prepared = Arc::make_mut(&mut self.prepared);
         let believed = std::mem::replace(&mut prepared.model.window, window);
         let proxy = recorder.proxy.clone();
@@ -175,13 +175,13 @@ impl PendingExchange {
     /// else. Then nothing is learned from it, which is counted.
     pub(crate) fn contradicts_estimate(
         &self,
-        said: &Overflow,
+        overflow: &Overflow,
         taught: &LessonMatch,
         recorder: &ExchangeRecorder,
     ) -> bool {
         let parts = &self.prepared.conversation;
         let Some(estimate) = self.estimate() else { return false };
-        let is_wild = overflow::contradicts(said, estimate, parts);
+        let is_wild = overflow::contradicts(overflow, estimate, parts);
         if is_wild {
             let size = Some((estimate.tokens, estimate.method));
             let _ = RequestInfo::of(&self.prepared).believes(taught, size, &recorder.proxy);
@@ -208,12 +208,12 @@ impl PendingExchange {
     /// if no room can be made. `head`: the request's, as it is sent.
     pub(crate) async fn make_room(
         &mut self,
-        said: Overflow,
+        overflow: Overflow,
         head: &request::Parts,
         recorder: &mut ExchangeRecorder,
     ) -> Option<RevisedRequest> {
         let (prepared, proxy) = (&self.prepared, &recorder.proxy.clone());
-        let making = self.planned.with_room(proxy, prepared, &self.opened, said);
+        let making = self.planned.with_room(proxy, prepared, &self.opened, overflow);
         let pruned = AssertUnwindSafe(making).catch_unwind().await.ok().flatten();
         let is_pruned = pruned.is_some();
         let mut planned = match pruned {
@@ -293,9 +293,9 @@ impl PendingExchange {
         saved: bool,
         recorder: &mut ExchangeRecorder,
     ) {
-        let said = self.planned.done.overflow.take();
+        let overflow = self.planned.done.overflow.take();
         self.planned = room.planned;
-        self.planned.done.overflow = said.map(|said| OverflowReport { saved, ..said });
+        self.planned.done.overflow = overflow.map(|overflow| OverflowReport { saved, ..overflow });
         self.update_event(recorder);
     }
 

@@ -68,7 +68,7 @@ struct DraftContent {
 const PIECES: u8 = 4;
 
 /// How far a reply is, as it was noted last.
-pub struct DraftProgress {
+pub(crate) struct DraftProgress {
     /// Pieces of which all is still to be noted.
     wanted: AtomicU8,
     said: AtomicUsize,
@@ -83,7 +83,7 @@ impl DraftProgress {
     }
 
     /// Another piece of the reply has come. Of most only their length is noted.
-    pub fn note(&self, reading: &ResponseReader) {
+    pub(crate) fn note(&self, reading: &ResponseReader) {
         self.said.store(reading.said_bytes(), Ordering::Relaxed);
         let wanted = self.wanted.load(Ordering::Relaxed);
         if wanted > 0 {
@@ -94,24 +94,24 @@ impl DraftProgress {
 }
 
 /// Holds an exchange among those on their way. Dropped, it ended and left no turn.
-pub struct DraftGuard {
+pub(crate) struct DraftGuard {
     drafts: Arc<Drafts>,
     exchange: Arc<DraftedExchange>,
 }
 
 impl DraftGuard {
     /// Where is noted how far the reply is.
-    pub fn latest(&self) -> Arc<DraftProgress> {
+    pub(crate) fn latest(&self) -> Arc<DraftProgress> {
         self.exchange.latest.clone()
     }
 
     /// What stays of it, as far as is known.
-    pub fn turn(&self) -> Turn {
+    pub(crate) fn turn(&self) -> Turn {
         lock(&self.exchange.known).turn.clone()
     }
 
     /// Puts another turn in place of what stays of it, where there is one.
-    pub fn revise(&self, revised: impl FnOnce(&Turn) -> Option<Turn>) {
+    pub(crate) fn revise(&self, revised: impl FnOnce(&Turn) -> Option<Turn>) {
         let turn = &mut lock(&self.exchange.known).turn;
         if let Some(revised) = revised(turn) {
             *turn = revised;
@@ -119,7 +119,7 @@ impl DraftGuard {
     }
 
     /// The turn is written, and took the draft away; or the store failed, and the draft is all that stays.
-    pub fn release(self) {
+    pub(crate) fn release(self) {
         lock(&self.drafts.state).open.remove(&self.exchange.key);
     }
 }
@@ -237,7 +237,7 @@ impl DueDraft {
 impl Ledgers {
     /// An exchange is on its way: `turn` is what it leaves if it is never heard of again. It is written
     /// once it has lasted for `delay`.
-    pub fn draft(&self, opened: &OpenedSession, turn: Turn, delay: Duration) -> DraftGuard {
+    pub(crate) fn draft(&self, opened: &OpenedSession, turn: Turn, delay: Duration) -> DraftGuard {
         let exchange = Arc::new(DraftedExchange {
             key: super::turn_key(&turn.exchange),
             scope: opened.scope.clone(),
@@ -260,7 +260,7 @@ impl Ledgers {
     }
 
     /// Ready when there are drafts to write, now or soon.
-    pub async fn has_drafts(&self) {
+    pub(crate) async fn has_drafts(&self) {
         while self.drafts.is_idle() {
             self.drafts.begun.notified().await;
         }
@@ -270,7 +270,7 @@ impl Ledgers {
     ///
     /// # Errors
     /// The store's [`StoreError`]: they are written later, where their exchanges still go on.
-    pub async fn write_drafts(&self, now: Millis) -> Result<(), StoreError> {
+    pub(crate) async fn write_drafts(&self, now: Millis) -> Result<(), StoreError> {
         let Some((due, ended)) = self.drafts.due() else { return Ok(()) };
         let drafts: Vec<Draft> = due.iter().filter_map(|due| due.draft(now)).collect();
         let keys: Vec<u128> = due.iter().map(|due| due.exchange.key).collect();

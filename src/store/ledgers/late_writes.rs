@@ -39,7 +39,7 @@ impl Ledgers {
     ///
     /// # Errors
     /// The store's [`StoreError`]; nothing is kept then.
-    pub async fn keep_words(
+    pub(crate) async fn keep_words(
         &self,
         room: SessionRoom,
         words: &ExchangeContent,

@@ -32,7 +32,7 @@ pub(super) type TokenCountFuture =
 
 /// A provider's own count of a session's newest request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ProviderRecount {
+pub(crate) struct ProviderRecount {
     /// The exchange of that request.
     pub exchange: ExchangeId,
     /// Input tokens, as its counting endpoint answers.
@@ -43,7 +43,7 @@ pub struct ProviderRecount {
 
 /// Why a request is not counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RecountError {
+pub(crate) enum RecountError {
     /// The protocol or its provider has no counting endpoint.
     NoEndpoint,
     /// The client's credential is not held any more, and the upstream has none of its own.
@@ -57,7 +57,7 @@ pub enum RecountError {
 }
 
 /// The newest request of a session.
-pub struct LatestRequest {
+pub(crate) struct LatestRequest {
     /// What it holds, bytes: the request and what was read of it.
     pub bytes: usize,
     /// What compacting it would do.

@@ -17,9 +17,9 @@ use crate::store::Scope;
 /// Most sessions with a pending compaction; past it one more is refused.
 const MOST: usize = 1000;
 /// Most bytes of a focus.
-pub const FOCUS_BYTES: usize = 4000;
+pub(crate) const FOCUS_BYTES: usize = 4000;
 /// How long a pending compaction waits.
-pub const PENDING_TTL: Duration = Duration::from_secs(3600);
+pub(crate) const PENDING_TTL: Duration = Duration::from_secs(3600);
 
 /// A compaction that somebody asked for.
 #[derive(Clone, Debug)]
@@ -75,7 +75,7 @@ impl PendingCompactions {
 }
 
 /// A pending compaction that was taken up. Dropped before it came true, it waits again.
-pub struct ClaimedCompaction {
+pub(crate) struct ClaimedCompaction {
     ledgers: Arc<Ledgers>,
     room: SessionRoom,
     pending: Option<PendingCompaction>,
@@ -83,12 +83,12 @@ pub struct ClaimedCompaction {
 
 impl ClaimedCompaction {
     /// What to look at above all.
-    pub fn focus(&self) -> Option<&str> {
+    pub(crate) fn focus(&self) -> Option<&str> {
         self.pending.as_ref()?.focus.as_deref()
     }
 
     /// It came true, or was told that it cannot.
-    pub fn is_over(&mut self) {
+    pub(crate) fn is_over(&mut self) {
         self.pending = None;
     }
 }
@@ -105,7 +105,7 @@ impl Drop for ClaimedCompaction {
 
 impl OpenedSession {
     /// Whether the request carries on the main line of its session: no sub-agent's, and no call beside it.
-    pub fn is_main_line(&self) -> bool {
+    pub(crate) fn is_main_line(&self) -> bool {
         self.cache.look(|ledger| inject::carries_on(ledger, &self.placed))
     }
 }
@@ -126,12 +126,15 @@ impl Ledgers {
     }
 
     /// Whether somebody who wants it said what to look at above all.
-    pub fn has_focus(&self, scope: &Scope) -> bool {
+    pub(crate) fn has_focus(&self, scope: &Scope) -> bool {
         lock(&self.pending_compactions).of(scope).is_some_and(|pending| pending.focus.is_some())
     }
 
     /// A pending compaction is taken up by a request.
-    pub fn claim_compaction(self: &Arc<Self>, room: SessionRoom) -> Option<ClaimedCompaction> {
+    pub(crate) fn claim_compaction(
+        self: &Arc<Self>,
+        room: SessionRoom,
+    ) -> Option<ClaimedCompaction> {
         let mut pending_compactions = lock(&self.pending_compactions);
         pending_compactions.of(&room.scope)?;
         let pending = pending_compactions.0.remove(&room.scope);
@@ -140,7 +143,7 @@ impl Ledgers {
     }
 
     /// A pending compaction that is taken up as it is made.
-    pub fn claim_new_compaction(
+    pub(crate) fn claim_new_compaction(
         self: &Arc<Self>,
         room: SessionRoom,
         focus: Option<Box<str>>,

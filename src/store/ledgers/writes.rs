@@ -91,7 +91,7 @@ async fn requeue(store: Arc<dyn Store>, room: SessionRoom, won: Vec<Fact>) {
 
 impl OpenedSession {
     /// Bytes that decisions to make pictures smaller may still take of its session.
-    pub fn room_for_pictures(&self) -> usize {
+    pub(crate) fn room_for_pictures(&self) -> usize {
         session_cache::PICTURES.saturating_sub(self.cache.look(Ledger::decision_bytes))
     }
 }

@@ -119,33 +119,39 @@ impl LessonState {
         window
     }
 
-    /// What a tenant met last counts before what holds for all; of that the smallest.
+    /// The most output that may be asked for.
     pub(super) fn max_output(&self, source: &LessonSource<'_>, now: Millis) -> Option<u64> {
-        let entries = self.of(source.upstream, source.model).iter();
-        let (mut own, mut shared) = (None, None);
-        for entry in entries {
-            let Lesson::MaxOutput(most) = entry.about.lesson else { continue };
-            own = own.max(entry.own(source.tenant, self.terms, now).map(|at| (at, most)));
-            if entry.is_for_all(now) {
-                shared = Some(shared.map_or(most, |other: u64| other.min(most)));
-            }
-        }
-        own.map(|(_, most)| most).or(shared)
+        self.limit(source, now, |about| match about.lesson {
+            Lesson::MaxOutput(most) => Some(most),
+            _ => None,
+        })
     }
 
-    /// The same of windows that put this one right.
+    /// The window that puts this one right.
     fn correction(&self, source: &LessonSource<'_>, believed: u64, now: Millis) -> Option<u64> {
-        let entries = self.of(source.upstream, source.model).iter();
-        let windows = entries.filter(|entry| entry.about.believed == Some(believed));
-        let (mut own, mut shared) = (None, None);
-        for entry in windows {
-            let Lesson::Window(window) = entry.about.lesson else { continue };
-            own = own.max(entry.own(source.tenant, self.terms, now).map(|at| (at, window)));
+        self.limit(source, now, |about| match about.lesson {
+            Lesson::Window(window) if about.believed == Some(believed) => Some(window),
+            _ => None,
+        })
+    }
+
+    /// The limit that holds, of those that `read` finds in lessons: what a tenant met last counts before what
+    /// holds for all; of that the smallest.
+    fn limit(
+        &self,
+        source: &LessonSource<'_>,
+        now: Millis,
+        read: impl Fn(&LessonSubject) -> Option<u64>,
+    ) -> Option<u64> {
+        let (mut own, mut shared): (Option<(Millis, u64)>, Option<u64>) = (None, None);
+        for entry in self.of(source.upstream, source.model) {
+            let Some(limit) = read(&entry.about) else { continue };
+            own = own.max(entry.own(source.tenant, self.terms, now).map(|at| (at, limit)));
             if entry.is_for_all(now) {
-                shared = Some(shared.map_or(window, |other: u64| other.min(window)));
+                shared = Some(shared.map_or(limit, |other| other.min(limit)));
             }
         }
-        own.map(|(_, window)| window).or(shared)
+        own.map(|(_, limit)| limit).or(shared)
     }
 
     /// What becomes of a lesson, and the notes to be kept.

@@ -149,7 +149,8 @@ impl Writer {
     /// queue is empty.
     pub(super) fn start(
         path: &Path,
-        (connection, beside): (Connection, Connection),
+        connection: Connection,
+        beside: Connection,
         moving: Arc<LegacyFacts>,
         seal: RekeyFact,
         made: Vec<Scope>,

@@ -180,12 +180,7 @@ impl AccuracyMetrics {
     }
 
     /// Tells what was learned of a model.
-    pub(super) fn learned(
-        &self,
-        upstream: &str,
-        model: &ModelHandles,
-        (lessons, band): (u64, f32),
-    ) {
+    pub(super) fn learned(&self, upstream: &str, model: &ModelHandles, lessons: u64, band: f32) {
         let taught = model.taught.get_or_init(|| {
             let of = &[upstream, &model.label];
             let lessons = self.lessons.with_label_values(of);

@@ -56,7 +56,7 @@ impl UpstreamConnections {
 
 /// What is counted of the connections to one upstream.
 #[derive(Clone)]
-pub struct UpstreamMetrics {
+pub(crate) struct UpstreamMetrics {
     connections: IntGauge,
     idle: IntGauge,
     streams: IntGauge,
@@ -67,32 +67,32 @@ pub struct UpstreamMetrics {
 
 impl UpstreamMetrics {
     /// A connection is open while this is held.
-    pub fn connection(&self) -> GaugeGuard {
+    pub(crate) fn connection(&self) -> GaugeGuard {
         GaugeGuard::of(self.connections.clone())
     }
 
     /// A connection is kept and idle while this is held.
-    pub fn idle_connection(&self) -> GaugeGuard {
+    pub(crate) fn idle_connection(&self) -> GaugeGuard {
         GaugeGuard::of(self.idle.clone())
     }
 
     /// So many more connections are idle, or fewer.
-    pub fn idle_connections(&self, more: i64) {
+    pub(crate) fn idle_connections(&self, more: i64) {
         self.idle.add(more);
     }
 
     /// A stream is under way while this is held.
-    pub fn stream(&self) -> GaugeGuard {
+    pub(crate) fn stream(&self) -> GaugeGuard {
         GaugeGuard::of(self.streams.clone())
     }
 
     /// A request waited this long for room.
-    pub fn waited(&self, time: Duration) {
+    pub(crate) fn waited(&self, time: Duration) {
         self.waits.observe(time.as_secs_f64());
     }
 
     /// A request is sent again.
-    pub fn repeats(&self, cause: RepeatCause) {
+    pub(crate) fn repeats(&self, cause: RepeatCause) {
         self.repeats[cause as usize].inc();
     }
 }

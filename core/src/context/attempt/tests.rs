@@ -9,27 +9,42 @@ use super::RequestForm::*;
 use super::Verdict as V;
 use super::*;
 
-const PLAIN: AttemptContext = AttemptContext {
+const PLAIN: AttemptContext<'_> = AttemptContext {
     is_rewritten: false,
     may_unbind: false,
     has_reasoning_back: false,
-    added: [None; 2],
+    added: &[],
     is_count: false,
 };
-const REPAIRED: AttemptContext = AttemptContext { is_rewritten: true, ..PLAIN };
-const REWRITTEN: AttemptContext = AttemptContext { may_unbind: true, ..REPAIRED };
-const REASONING_BACK: AttemptContext = AttemptContext { has_reasoning_back: true, ..REWRITTEN };
-const USAGE_ASKED: AttemptContext =
-    AttemptContext { added: [Some((RefusalCause::Usage, Lesson::UsageRefused)), None], ..PLAIN };
+const REPAIRED: AttemptContext<'_> = AttemptContext { is_rewritten: true, ..PLAIN };
+const REWRITTEN: AttemptContext<'_> = AttemptContext { may_unbind: true, ..REPAIRED };
+const REASONING_BACK: AttemptContext<'_> = AttemptContext { has_reasoning_back: true, ..REWRITTEN };
+const USAGE: RefusableOption =
+    RefusableOption { cause: RefusalCause::Usage, lesson: Lesson::UsageRefused };
+const DISPLAY: RefusableOption =
+    RefusableOption { cause: RefusalCause::Display, lesson: Lesson::DisplayRefused };
+const INCLUDE: RefusableOption =
+    RefusableOption { cause: RefusalCause::Include, lesson: Lesson::IncludeRefused };
+const USAGE_ASKED: AttemptContext<'_> = AttemptContext { added: &[USAGE], ..PLAIN };
+const THREE_ASKED: AttemptContext<'_> =
+    AttemptContext { added: &[USAGE, DISPLAY, INCLUDE], ..PLAIN };
 
 const BOUND: RefusalCause = RefusalCause::Bound;
 const STRUCTURE: RefusalCause = RefusalCause::Structure;
 
-type Row = (&'static str, AttemptContext, RetryState, Verdict, NextAction, Option<AttemptFinding>);
+type Row = (
+    &'static str,
+    AttemptContext<'static>,
+    RetryState,
+    Verdict,
+    NextAction,
+    Option<AttemptFinding>,
+);
 
 const OVERFLOW: RefusalCause = RefusalCause::Overflow;
 const SIGNATURE: RefusalCause = RefusalCause::Signature;
-const USAGE_AND_REWRITTEN: AttemptContext = AttemptContext { is_rewritten: true, ..USAGE_ASKED };
+const USAGE_AND_REWRITTEN: AttemptContext<'_> =
+    AttemptContext { is_rewritten: true, ..USAGE_ASKED };
 const UNFIT: Verdict = V::DoesNotFit(Some(OVERFLOW));
 const PLANNED: RetryState = RetryState::Planned;
 const FIRST: RefusalKind =
@@ -87,6 +102,7 @@ const ROWS: &[Row] = &[
     ("a rewritten one does not fit",            REWRITTEN, PLANNED, UNFIT, Send(ROOM_OR_ORIGINAL), Some(Overflow)),
     ("a rewritten one is refused",              REWRITTEN, PLANNED, V::Refused(BOUND), Send(original(BOUND)), None),
     ("what we asked for is refused",            USAGE_ASKED, PLANNED, V::Refused(RefusalCause::Usage), Send(original(RefusalCause::Usage)), None),
+    ("the last of what we asked for is refused", THREE_ASKED, PLANNED, V::Refused(RefusalCause::Include), Send(original(RefusalCause::Include)), None),
     ("the client's fault: no guess",            USAGE_ASKED, PLANNED, V::Refused(RefusalCause::Other), Answer(Planned), None),
     ("the client's fault",                      PLAIN, PLANNED, V::Refused(STRUCTURE), Answer(Planned), None),
 
@@ -161,10 +177,10 @@ fn every_row() {
     }
 }
 
-const COUNT: AttemptContext = AttemptContext { is_count: true, ..REWRITTEN };
+const COUNT: AttemptContext<'_> = AttemptContext { is_count: true, ..REWRITTEN };
 
 type ConsequenceRow =
-    (Option<AttemptFinding>, AttemptContext, Option<RevocationScope>, Option<Lesson>);
+    (Option<AttemptFinding>, AttemptContext<'static>, Option<RevocationScope>, Option<Lesson>);
 
 #[rustfmt::skip]
 const CONSEQUENCES: &[ConsequenceRow] = &[
@@ -179,6 +195,7 @@ const CONSEQUENCES: &[ConsequenceRow] = &[
     (Some(ChangeRefused(STRUCTURE)),                     REWRITTEN, Some(RevocationScope::InBranch), None),
     (Some(ChangeRefused(BOUND)),                         COUNT, None, None),
     (Some(ChangeRefused(RefusalCause::Usage)),                  USAGE_ASKED, None, Some(Lesson::UsageRefused)),
+    (Some(ChangeRefused(RefusalCause::Include)),                THREE_ASKED, None, Some(Lesson::IncludeRefused)),
     (Some(ChangeRefused(RefusalCause::Other)),                  USAGE_ASKED, None, Some(Lesson::UsageRefused)),
     (Some(ChangeRefused(RefusalCause::Usage)),                  USAGE_AND_REWRITTEN, None, Some(Lesson::UsageRefused)),
     (Some(ChangeRefused(STRUCTURE)),                     USAGE_AND_REWRITTEN, Some(RevocationScope::InBranch), None),
@@ -216,7 +233,7 @@ fn every_consequence() {
 /// given and is held.
 #[test]
 fn every_path_ends_with_an_answer_that_is_held() {
-    for facts in [PLAIN, REPAIRED, REWRITTEN, REASONING_BACK, USAGE_ASKED] {
+    for facts in [PLAIN, REPAIRED, REWRITTEN, REASONING_BACK, USAGE_ASKED, THREE_ASKED] {
         walk(facts, RetryState::Planned, vec![], &mut vec![]);
     }
 }
@@ -238,7 +255,7 @@ fn no_answer_is_held_that_cannot_be_the_last_word() {
 }
 
 fn walk(
-    facts: AttemptContext,
+    facts: AttemptContext<'_>,
     state: RetryState,
     held: Vec<RequestForm>,
     sent: &mut Vec<RequestForm>,

@@ -83,7 +83,8 @@ pub(super) fn thoughts(anchor: &Anchor<'_>) -> u64 {
 /// corrected by their share of the error of the whole count.
 pub(super) fn grown(
     anchor: &Anchor<'_>,
-    (retention, all): (ReasoningRetention, u64),
+    retention: ReasoningRetention,
+    all: u64,
     left: u64,
     clears_past: Option<u64>,
 ) -> u64 {
@@ -146,7 +147,7 @@ const MUCH: u64 = 1_000;
 /// reply.
 ///
 /// `counted`: the tokens before the correction by what was learned; the correction counts as new tokens.
-pub(super) fn moved(anchor: &Anchor<'_>, (counted, tokens): (u64, u64), new: u64) -> (u64, u64) {
+pub(super) fn moved(anchor: &Anchor<'_>, counted: u64, tokens: u64, new: u64) -> (u64, u64) {
     let context = anchor.turn.context().unwrap_or_default();
     let before = context.input.saturating_add(context.output);
     let new = new.saturating_add(tokens).saturating_sub(counted);

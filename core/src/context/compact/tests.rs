@@ -292,8 +292,9 @@ fn a_summary_is_due_by_its_marks_and_only_where_nothing_else_helps() {
 fn a_summary_that_saves_nothing_or_leaves_too_much_is_not_accepted() {
     let policy = policy::CompactPolicy { threshold: 0.8, ..policy::CompactPolicy::default() };
     let scene = Scene::of("uau", policy);
-    let accepted =
-        |whole, was, tokens, why| is_accepted(&scene.request(), (whole, was, tokens), why);
+    let accepted = |whole, was, tokens, why| {
+        is_accepted(&scene.request(), SummarySizes { whole, was, tokens }, why)
+    };
     assert!(accepted(9_000, 2_000, 1_000, DecisionReason::Threshold));
     assert!(!accepted(9_000, 2_000, 1_001, DecisionReason::Threshold), "over the threshold");
     assert!(accepted(12_000, 4_000, 2_000, DecisionReason::Window), "in the window");

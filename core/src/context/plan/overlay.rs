@@ -5,6 +5,7 @@
 
 use foldhash::{HashMap, HashSet};
 
+use crate::context::CompactionRecord;
 use crate::dialect::{Chain, Conversation, Message, PartIndex, PartKey, Span};
 
 /// What is sent in place of what the client sent. The default changes nothing.
@@ -61,8 +62,8 @@ impl Overlay {
     }
 
     /// Puts a summary in place of these messages.
-    pub(super) fn begins_with(&mut self, summary: (PartKey, u32), gone: &[Message]) {
-        self.summary = Some(summary);
+    pub(super) fn begins_with(&mut self, summary: &CompactionRecord, gone: &[Message]) {
+        self.summary = Some((summary.key(), summary.tokens));
         self.gone.extend(gone.iter().flat_map(|it| &it.parts).map(|part| part.span.start));
     }
 

@@ -56,7 +56,7 @@ fn compact(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan
         plan.conflict = true;
         return;
     };
-    plan.sent.begins_with((compact.key(), compact.tokens), &conversation.messages[..cut]);
+    plan.sent.begins_with(compact, &conversation.messages[..cut]);
     plan.steps.push(PlanStep {
         change: Change::Compacted,
         decision: known.decision(compact.address().0, &compact.exchange, request.exchange),

@@ -20,14 +20,14 @@ pub fn make_room(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
     cost: RequestCost<'_>,
-    said: Overflow,
+    overflow: Overflow,
 ) -> Vec<Fact> {
     if request.conversation.held.is_some() || request.conversation.purpose != Purpose::Turn {
         return Vec::new();
     }
     // If the output limit was lowered, less has to be cut.
     let lowered = repair::lowered_output(request, known);
-    let goal = goal(request, cost.tokens, said, lowered);
+    let goal = goal(request, cost.tokens, overflow, lowered);
     let policy = &request.policy.prune;
     let prune = PrunePolicy {
         protect_messages: policy.protect_messages.min(NEWEST.0),
@@ -61,15 +61,16 @@ pub fn make_room(
 
 /// How many tokens fit, in our count, corrected by the provider's count if its message has one. `lowered`:
 /// the lowered output limit, if prompt and output were refused together.
-fn goal(request: &PlanRequest<'_>, ours: u64, said: Overflow, lowered: Option<u64>) -> u64 {
+fn goal(request: &PlanRequest<'_>, ours: u64, overflow: Overflow, lowered: Option<u64>) -> u64 {
     let window = request.model.window;
     let asked = request.conversation.max_output.unwrap_or(0).max(request.reserve);
     let output = lowered.unwrap_or(asked);
     let usable = window.saturating_sub(output.min(window / 2));
     let counted = |input: u64| u128::from(usable) * u128::from(ours) / u128::from(input.max(1));
-    let usable = said.input.map_or(usable, |input| u64::try_from(counted(input)).unwrap_or(usable));
+    let usable =
+        overflow.input.map_or(usable, |input| u64::try_from(counted(input)).unwrap_or(usable));
     // Without numbers in the message, a quarter of the request must be cut.
-    if said.input.is_some() && lowered.is_some() { usable } else { usable.min(ours - ours / 4) }
+    if overflow.input.is_some() && lowered.is_some() { usable } else { usable.min(ours - ours / 4) }
 }
 
 /// New results that are larger than their share of the room, trimmed to head and tail.

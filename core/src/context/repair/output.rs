@@ -61,7 +61,8 @@ pub fn fit_output(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
     plan: &mut Plan,
-    (input, is_counted): (u64, bool),
+    input: u64,
+    is_counted: bool,
 ) {
     let Some(window) = window(request, known) else { return };
     let margin = if is_counted { 0 } else { (input / MARGIN.0).max(MARGIN.1) };

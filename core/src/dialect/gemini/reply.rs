@@ -68,20 +68,22 @@ impl ReplyStream {
         self.close();
         reply.complete |= whole && self.finished && reply.error.is_none();
         // The same runs of words that the request's reader makes.
-        let mut run = (String::new(), None);
+        let (mut run, mut last) = (String::new(), None);
         for at in 0..self.parts.len() {
             let part = &mut self.parts[at];
             match part.kind {
                 PartKind::Text => {
-                    run.0.push_str(&part.text);
-                    run.1 = Some(at);
+                    run.push_str(&part.text);
+                    last = Some(at);
                 }
                 PartKind::Reasoning => part.raw = part.raw.take().filter(|_| self.finished),
-                _ if part.key.is_some() => self.end_run(std::mem::take(&mut run)),
+                _ if part.key.is_some() => {
+                    self.end_run(&std::mem::take(&mut run), last.take());
+                }
                 _ => {}
             }
         }
-        self.end_run(run);
+        self.end_run(&run, last);
         for part in &mut self.parts {
             if part.kind == PartKind::Reasoning && part.raw.is_none() && self.finished {
                 part.raw = Some(json!({ "text": part.text, "thought": true }).to_string().into());
@@ -109,9 +111,9 @@ impl ReplyStream {
     }
 
     /// Gives a run of words its key, at its last piece.
-    fn end_run(&mut self, (words, last): (String, Option<usize>)) {
+    fn end_run(&mut self, words: &str, last: Option<usize>) {
         if let Some(part) = last.and_then(|at| self.parts.get_mut(at)) {
-            part.key = self.keyer.text(Role::Assistant, &words);
+            part.key = self.keyer.text(Role::Assistant, words);
         }
     }
 

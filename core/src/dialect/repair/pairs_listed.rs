@@ -74,8 +74,7 @@ pub(super) fn responses(root: Value<'_>, body: &[u8], text: &str) -> Vec<Edit> {
     let mut gone = repeated(&items);
     let mut renamed = Vec::new();
     for (call, output) in CALLS {
-        let of = (call, output);
-        let (open, answered) = paired((&items, &kinds), of, &mut gone, &mut renamed);
+        let (open, answered) = paired(&items, &kinds, call, output, &mut gone, &mut renamed);
         let mut missing: Vec<(usize, String)> = open
             .into_iter()
             .filter(|(id, _)| !answered.contains(id))
@@ -114,8 +113,10 @@ pub(super) fn responses(root: Value<'_>, body: &[u8], text: &str) -> Vec<Edit> {
 /// Calls by the ids that they have now, and those that are answered. What has no place goes, and what needs another id
 /// gets it.
 fn paired(
-    (items, kinds): (&[Value<'_>], &[String]),
-    (call, output): (&str, &str),
+    items: &[Value<'_>],
+    kinds: &[String],
+    call: &str,
+    output: &str,
     gone: &mut HashSet<usize>,
     renamed: &mut Vec<Edit>,
 ) -> (HashMap<String, usize>, HashSet<String>) {

@@ -111,7 +111,9 @@ impl SummaryJob {
         // The lesson is only remembered if the message is the provider's own; otherwise it applies to this
         // request.
         let error = lessons::RefusalResponse::Refused { status: status.as_u16(), body };
-        let taught = lessons::taught(error, self.prepared.quotable(), Some(&self.head)).await;
+        let prepared = &self.prepared;
+        let taught =
+            lessons::taught(error, &prepared.body, prepared.name(), Some(&self.head)).await;
         self.proxy.count_quoted(&self.prepared.upstream, &taught);
         match taught.holds(Lesson::CompactionRefused) {
             true => self.offers_none().await,

@@ -76,7 +76,9 @@ impl SummaryJob {
             return SummaryError::Upstream;
         }
         let error = lessons::RefusalResponse::Refused { status, body: &body };
-        let taught = lessons::taught(error, self.prepared.quotable(), Some(&self.head)).await;
+        let prepared = &self.prepared;
+        let taught =
+            lessons::taught(error, &prepared.body, prepared.name(), Some(&self.head)).await;
         SummaryError::Bound { is_taught: taught.holds(Lesson::ReasoningBound) }
     }
 

@@ -51,7 +51,7 @@ struct FrameObserverState {
     state: Mutex<Result<MessageState, Option<FailOpen>>>,
     /// Notified when a reply ends, or when waiting messages have been read.
     answered: Notify,
-    asked: Arc<ClientRequest>,
+    client_request: Arc<ClientRequest>,
     connection: SocketConnection,
 }
 
@@ -110,7 +110,7 @@ const LOOK: usize = 5;
 impl FrameObserver {
     /// Reads a connection that was upgraded by a response with these headers.
     pub(crate) fn new(
-        asked: Arc<ClientRequest>,
+        client_request: Arc<ClientRequest>,
         answered: &HeaderMap,
         recorder: &ExchangeRecorder,
     ) -> Self {
@@ -139,7 +139,7 @@ impl FrameObserver {
             places: Arc::new(Semaphore::new(MAX_READ)),
         };
         let (state, answered) = (Mutex::new(Ok(state)), Notify::new());
-        Self(Arc::new(FrameObserverState { state, answered, asked, connection }))
+        Self(Arc::new(FrameObserverState { state, answered, client_request, connection }))
     }
 
     /// Reads bytes that have been forwarded.
@@ -278,7 +278,7 @@ impl FrameObserverState {
             return Err(FailOpen::MemoryBudget);
         }
         let body = held.with(Bytes::copy_from_slice(message));
-        self.asked.reader(Dialect::OpenaiResponses, proxy, memory).analyse(body)
+        self.client_request.reader(Dialect::OpenaiResponses, proxy, memory).analyse(body)
     }
 
     /// The recorder for one request on the connection.
@@ -290,7 +290,7 @@ impl FrameObserverState {
         let mut recorder = ExchangeRecorder::open(proxy, &request, memory, phase.clone());
         recorder.event.upstream.clone_from(&connection.upstream);
         recorder.event.provider_request_id.clone_from(&connection.provider_request_id);
-        recorder.event.dialect = self.asked.dialect;
+        recorder.event.dialect = self.client_request.dialect;
         recorder.event.status = connection.status;
         recorder.event.streamed = true;
         recorder
@@ -345,7 +345,7 @@ impl SocketConversation {
         let (answer, answered) = oneshot::channel();
         self.open.insert(number, answer);
         let under_way = (place, recorder.proxy.telemetry.websocket_request());
-        tokio::spawn(kept(shared.asked.clone(), read, recorder, under_way, answered));
+        tokio::spawn(kept(shared.client_request.clone(), read, recorder, under_way, answered));
     }
 
     fn answered(&mut self, message: &[u8], shared: &FrameObserverState) -> bool {
@@ -379,7 +379,7 @@ fn look_into(message: &[u8], connection: &SocketConnection) -> Option<HeldMemory
 
 /// Places a request, waits for its reply, and stores the turn.
 async fn kept(
-    asked: Arc<ClientRequest>,
+    client_request: Arc<ClientRequest>,
     read: Result<RequestAnalysis, FailOpen>,
     mut recorder: ExchangeRecorder,
     _under_way: (OwnedSemaphorePermit, GaugeGuard),
@@ -388,7 +388,7 @@ async fn kept(
     let pending = match read {
         Ok(analysis) => {
             recorder.noted(analysis.conversation.notes.iter().copied());
-            let placing = AssertUnwindSafe(asked.placed(analysis, None, &mut recorder));
+            let placing = AssertUnwindSafe(client_request.placed(analysis, None, &mut recorder));
             let placed = placing.catch_unwind().await;
             placed.map_err(|_| recorder.stood_aside(FailOpen::Panicked)).unwrap_or_default().pending
         }

@@ -24,8 +24,8 @@ impl PreparedRequest {
         known: &RecordedDecisions,
         measured: &MeasuredEstimate,
     ) {
-        let input = self.counted_input.map_or((measured.estimate.tokens, false), |it| (it, true));
-        repair::fit_output(&self.request(), known, plan, input);
+        let input = self.counted_input.unwrap_or(measured.estimate.tokens);
+        repair::fit_output(&self.request(), known, plan, input, self.counted_input.is_some());
     }
 }
 

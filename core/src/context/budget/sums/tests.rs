@@ -63,7 +63,7 @@ fn reasoning_is_summed_by_where_it_stands_and_read_by_habit() {
 fn an_estimate_grows_from_what_was_reported() {
     let (turn, sketch) = (turn(5_000, 100), [part(4_000, PromptSection::History)]);
     let anchor = Anchor { turn: &turn, sketch: &sketch };
-    let of = |all, left| grown(&anchor, (ReasoningRetention::Keeps, all), left, None);
+    let of = |all, left| grown(&anchor, ReasoningRetention::Keeps, all, left, None);
     assert_eq!(of(4_600, 0), 5_600);
     assert_eq!(of(3_500, 999), 4_500, "little leaves with every call of some clients");
     // With a quarter of it goes a quarter of the thousand that it was counted too small by.
@@ -97,7 +97,7 @@ fn another_tokenizers_count_is_scaled() {
 fn what_the_provider_clears_is_left_out_where_it_clears_again() {
     let (turn, sketch) = (cleared_turn(1_000, 500), [part(1_500, PromptSection::History)]);
     let anchor = Anchor { turn: &turn, sketch: &sketch };
-    let of = |past| grown(&anchor, (ReasoningRetention::Keeps, 1_600), 0, past);
+    let of = |past| grown(&anchor, ReasoningRetention::Keeps, 1_600, 0, past);
     assert_eq!((of(None), of(Some(1_600)), of(Some(1_599))), (1_600, 1_600, 1_100));
     let next = |past| cleared_next(&turn, 1_100, past);
     assert_eq!((next(None), next(Some(1_600)), next(Some(1_599))), (1_600, 1_600, 1_100));
@@ -115,7 +115,7 @@ fn what_came_and_what_left_add_up() {
         (1_300, 1_250, 200, (150, 0)),
         (1_400, 1_400, 200, (300, 0)),
     ] {
-        let (new, gone) = moved(&anchor, (counted, tokens), new);
+        let (new, gone) = moved(&anchor, counted, tokens, new);
         assert_eq!((new, gone), moves, "{counted}, {tokens}");
         assert_eq!(1_100 + new - gone, tokens);
     }
