@@ -1,12 +1,12 @@
-//! Where the fuzz functions cut what arrives in pieces: nothing else may use it.
+//! Where the fuzz functions cut input that arrives in pieces: nothing else may use it.
 //!
-//! Short input is cut everywhere. Longer input is cut at two places drawn from the input itself: the
-//! next mutation is cut elsewhere, what was found is found again, and thousands of inputs a second
-//! are read, not hundreds.
+//! Short input is cut everywhere. Longer input is cut at two places drawn from the input itself: so the next
+//! mutation is cut elsewhere, a failing input fails again, and thousands of inputs are read per second, not
+//! hundreds.
 
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Longest input that is cut everywhere, bytes: an event or two of a stream.
+/// The longest input that is cut everywhere, in bytes: one or two events of a stream.
 const SHORT: usize = 200;
 
 /// Where to cut an input.
