@@ -1,9 +1,8 @@
 //! JSON read in place: one pass over the bytes yields the range of every value.
 //!
 //! Nothing is converted: keys keep their order, numbers their form, strings their escapes, and duplicate keys
-//! stay. The reader trusts its input as far as a provider does: it checks structure, not every control
-//! character. It must not know what any key means, must not recurse, and does not panic.
-//! control character. It must not know what any key means, must not recurse, and does not panic.
+//! stay. Checks structure, not every control character, as providers do. It must not know what a key means,
+//! must not recurse, and does not panic.
 
 mod most;
 mod strings;
