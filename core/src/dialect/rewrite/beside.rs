@@ -47,7 +47,7 @@ pub(in crate::dialect) fn runs(body: &[u8], mut spans: Vec<Span>) -> Vec<Span> {
 
 /// The range to remove with a run of list items or object members (from key to end of value). `None` if it is
 /// not such a run. It includes the comma before, not the one after, so that runs that are removed separately
-/// which are taken out one by one from the end of a list do not meet.
+/// from the end of a list do not overlap.
 pub(in crate::dialect) fn room(body: &[u8], run: Span) -> Option<Removal> {
     let (before, after) = (last_before(body, run.start)?, first_from(body, run.end)?);
     match (body[before], body[after]) {
