@@ -28,7 +28,7 @@ pub struct StoreState {
     pub traffic: usize,
     /// Reads for the admin API that wait.
     pub lookers: usize,
-    /// Threads of the operating system.
+    /// The store's threads of the operating system.
     pub threads: usize,
     /// How often the writing thread was restarted after a panic.
     pub restarts: usize,
