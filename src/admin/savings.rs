@@ -113,8 +113,7 @@ impl SessionSums {
             gathered.priced += u64::from(cost.is_some());
         }
         for one in ledger.summaries(false) {
-            // The protocol changes the cost only by the cache's lifetime, which is not reported for
-            // summaries.
+            // The protocol changes the cost only by cache lifetimes, which are not reported.
             let dialect = ledger.turn(&one.request).map_or(Dialect::OpenaiChat, |it| it.dialect);
             let price = prices.price(&one.upstream, &one.model);
             gathered.savings.wrote(SummaryCosts::of(&one.spent, price, dialect));
