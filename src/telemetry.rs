@@ -34,6 +34,7 @@ use self::metrics::Metrics;
 pub use self::metrics::UpstreamMetrics;
 pub use self::open::GaugeGuard;
 pub use self::refusal::RefusalReport;
+use crate::context::ExchangeId;
 
 /// How many of the last exchanges can be looked up by id; older ones are only in the log.
 pub const RECENT: usize = 512;
@@ -51,7 +52,7 @@ pub struct Telemetry {
     news: broadcast::Sender<MessageEvent>,
     shrunk: broadcast::Sender<ContextReduction>,
     /// Requests in flight, by exchange id; each is removed when its exchange is reported.
-    open_exchanges: Mutex<HashMap<Box<str>, OpenExchange>>,
+    open_exchanges: Mutex<HashMap<ExchangeId, OpenExchange>>,
     unknown: Mutex<HashSet<Box<str>>>,
 }
 
@@ -201,9 +202,9 @@ impl Telemetry {
     }
 
     /// The exchange with this id, if it is one of the last [`RECENT`].
-    pub fn recent(&self, id: &str) -> Option<Arc<Exchange>> {
+    pub fn recent(&self, id: &ExchangeId) -> Option<Arc<Exchange>> {
         let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
-        recent.iter().rev().find(|exchange| &*exchange.id == id).cloned()
+        recent.iter().rev().find(|exchange| exchange.id == *id).cloned()
     }
 
     /// The last exchange for which `fits` is true.

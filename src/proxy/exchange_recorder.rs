@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+use crate::context::TenantId;
 use crate::dialect::Note;
 use crate::dialect::credentials::redact;
 use crate::dialect::repair::RepairCause;
@@ -100,7 +101,7 @@ impl ExchangeRecorder {
             headers.insert(HEALED, healed);
         }
         if self.proxy.config.request_id_header
-            && let Ok(id) = HeaderValue::from_str(&self.event.id)
+            && let Ok(id) = HeaderValue::from_str(self.event.id.as_str())
         {
             headers.insert(REQUEST_ID, id);
         }
@@ -209,7 +210,7 @@ pub(crate) fn add_once<T: PartialEq>(all: &mut Vec<T>, one: T) {
 
 /// What a lesson of an exchange is about.
 pub(crate) struct LearningSubject {
-    pub(crate) tenant: Option<Box<str>>,
+    pub(crate) tenant: Option<TenantId>,
     /// See [`LessonSource::vouched`].
     pub(crate) vouched: bool,
     pub(crate) upstream: Box<str>,
@@ -220,7 +221,7 @@ impl LearningSubject {
     /// The source of a lesson.
     pub(crate) fn source(&self) -> LessonSource<'_> {
         let Self { tenant, upstream, model, vouched, .. } = self;
-        LessonSource { tenant: tenant.as_deref(), upstream, model, vouched: *vouched }
+        LessonSource { tenant: tenant.as_ref(), upstream, model, vouched: *vouched }
     }
 }
 

@@ -16,6 +16,7 @@ use super::learning::calibration::Calibration;
 use super::learning::count_cache::CountingEndpoints;
 use super::upstream::{self, relays};
 use crate::config::{Config, Upstream};
+use crate::context::ExchangeId;
 use crate::context::policy::{CompactPolicy, Policy};
 use crate::dialect::credentials::CredentialRules;
 use crate::dialect::models::{Catalogue, is_named};
@@ -177,7 +178,7 @@ impl Proxy {
     }
 
     /// A new exchange's id, unique among all replicas and restarts.
-    pub(super) fn next_id(&self) -> Box<str> {
+    pub(super) fn next_id(&self) -> ExchangeId {
         let number = self.ids.fetch_add(1, Ordering::Relaxed);
         let mut id = String::with_capacity(24);
         push_hex(&mut id, self.run, 16);

@@ -16,7 +16,7 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 use super::recall::{ReadBudget, Recall, RecallOutcome};
 use super::{Record, RecordKind, Scope, Store, StoreError};
-use crate::context::Millis;
+use crate::context::{Millis, TenantId};
 use crate::dialect::lesson::Lesson;
 use entry::{LessonEvent, LessonNote};
 
@@ -56,7 +56,7 @@ impl LessonTerms {
 #[derive(Clone, Copy, Debug)]
 pub struct LessonSource<'a> {
     /// The tenant; `None` if unknown: it then neither teaches nor counts.
-    pub tenant: Option<&'a str>,
+    pub tenant: Option<&'a TenantId>,
     /// The upstream.
     pub upstream: &'a str,
     /// The model; empty if a lesson is about the whole upstream.
@@ -296,12 +296,12 @@ impl Lessons {
 
 /// The scope of a day's lessons: an expired day is deleted as a whole.
 fn scope_of(day: u64) -> Scope {
-    Scope { tenant: Box::default(), session: format!("~lessons of day {day}").into() }
+    Scope { tenant: TenantId::default(), session: format!("~lessons of day {day}").into() }
 }
 
 /// The scope of the operator's decisions, which do not expire.
 fn operator() -> Scope {
-    Scope { tenant: Box::default(), session: "~lessons decided".into() }
+    Scope { tenant: TenantId::default(), session: "~lessons decided".into() }
 }
 
 #[cfg(test)]

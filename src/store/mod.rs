@@ -32,7 +32,7 @@ use bytes::Bytes;
 
 use self::drafts::Draft;
 use self::precondition::Precondition;
-use crate::context::Millis;
+use crate::context::{Millis, SessionId, TenantId};
 
 /// The future of a store's answer.
 pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
@@ -187,7 +187,7 @@ pub trait Store: Send + Sync + 'static {
 
     /// The session of this tenant that has the first known one of these fingerprints; a fingerprint belongs
     /// to the first session that wrote it.
-    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> StoreFuture<'_, Option<Box<str>>>;
+    fn signed(&self, tenant: TenantId, signs: Vec<u128>) -> StoreFuture<'_, Option<SessionId>>;
 
     /// A scope that contains a record. For the admin API, not for traffic: it may be slow.
     fn holder(&self, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Scope>>;
@@ -199,7 +199,7 @@ pub trait Store: Send + Sync + 'static {
     fn scopes(&self, page: ScopePage) -> StoreFuture<'_, Vec<ScopeLine>>;
 
     /// The scopes of a session id, one per tenant that uses it, including those with only drafts.
-    fn scopes_named(&self, session: Box<str>) -> StoreFuture<'_, Vec<Scope>>;
+    fn scopes_named(&self, session: SessionId) -> StoreFuture<'_, Vec<Scope>>;
 
     /// Deletes a scope and its drafts; returns how many records were deleted. From then on it cannot be
     /// found; within seconds nothing of it is left on disk. Data that was begun before is not stored

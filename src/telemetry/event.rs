@@ -11,7 +11,7 @@ use crate::context::budget::{ClassicEstimate, ContextView, HiddenInput};
 use crate::context::plan::{DecisionReason, RewriteSummary};
 use crate::context::policy::SummaryAuthor;
 use crate::context::savings::ExchangeSavings;
-use crate::context::{Estimate, Millis, Outcome};
+use crate::context::{Estimate, ExchangeId, Millis, Outcome, SessionId, TenantId, ThreadId};
 use crate::dialect::error_kind::ErrorKind;
 use crate::dialect::models::Family;
 use crate::dialect::refusal::RefusalCause;
@@ -63,7 +63,7 @@ pub struct Compaction {
 #[derive(Clone, Debug, Serialize)]
 pub struct Exchange {
     /// Its unique id.
-    pub id: Box<str>,
+    pub id: ExchangeId,
     /// When the request arrived.
     pub at: Millis,
     /// The configured upstream, if the route found one.
@@ -81,11 +81,11 @@ pub struct Exchange {
     /// The model's tokenizer family.
     pub family: Option<Family>,
     /// Keyed hash of the credential.
-    pub tenant: Option<Box<str>>,
+    pub tenant: Option<TenantId>,
     /// The session.
-    pub session: Option<Box<str>>,
+    pub session: Option<SessionId>,
     /// The thread.
-    pub thread: Option<Box<str>>,
+    pub thread: Option<ThreadId>,
     /// The provider's request id, from the response header.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub provider_request_id: Option<Box<str>>,
@@ -165,7 +165,7 @@ pub struct Exchange {
 impl Exchange {
     /// An exchange of which only the beginning and the request line are known. Until more is known, its
     /// outcome is that the client left.
-    pub fn begun(id: Box<str>, at: Millis, method: &str, path: &str) -> Self {
+    pub fn begun(id: ExchangeId, at: Millis, method: &str, path: &str) -> Self {
         Self {
             id,
             at,
@@ -268,13 +268,13 @@ impl Exchange {
 #[derive(Clone, Debug)]
 pub struct OpenExchange {
     /// The id of its exchange.
-    pub id: Box<str>,
+    pub id: ExchangeId,
     /// Keyed hash of the credential.
-    pub tenant: Box<str>,
+    pub tenant: TenantId,
     /// The session.
-    pub session: Box<str>,
+    pub session: SessionId,
     /// The thread.
-    pub thread: Box<str>,
+    pub thread: ThreadId,
     /// When the request arrived.
     pub at: Millis,
     /// What the request is for.

@@ -6,8 +6,8 @@
 use serde::Serialize;
 
 use super::OpenExchange;
-use crate::context::Millis;
 use crate::context::policy::{Mode, SummaryAuthor};
+use crate::context::{ExchangeId, Millis, SessionId, TenantId, ThreadId};
 
 /// Something that happened to a queued message, without its text.
 #[derive(Clone, Debug, Serialize)]
@@ -17,11 +17,12 @@ pub struct MessageEvent {
     /// What happened.
     pub step: MessageStep,
     /// Keyed hash of the credential.
-    pub tenant: Box<str>,
+    pub tenant: TenantId,
     /// The session.
-    pub session: Box<str>,
+    pub session: SessionId,
     /// The exchange that sent it.
-    pub request: Option<Box<str>>,
+    #[serde(rename = "request")]
+    pub exchange: Option<ExchangeId>,
     /// Its position in the queue, from 1, if it was just queued.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub position: Option<usize>,
@@ -59,13 +60,14 @@ pub struct ContextReduction {
     #[serde(skip)]
     pub event: &'static str,
     /// The id of its exchange.
-    pub request: Box<str>,
+    #[serde(rename = "request")]
+    pub exchange: ExchangeId,
     /// Keyed hash of the credential.
-    pub tenant: Box<str>,
+    pub tenant: TenantId,
     /// The session.
-    pub session: Box<str>,
+    pub session: SessionId,
     /// The thread.
-    pub thread: Box<str>,
+    pub thread: ThreadId,
     /// Tokens without the reduction, estimated.
     pub before: u64,
     /// Tokens with the reduction, estimated.
@@ -88,7 +90,7 @@ impl ContextReduction {
         let is_sent = done.mode == Mode::Active;
         let told = |event, less: u64| Self {
             event,
-            request: open_exchange.id.clone(),
+            exchange: open_exchange.id.clone(),
             tenant: open_exchange.tenant.clone(),
             session: open_exchange.session.clone(),
             thread: open_exchange.thread.clone(),

@@ -285,7 +285,7 @@ impl<'a> PartScale<'a> {
         self.contents = before.unwrap_or_default();
         let reasoning = u32::try_from(reasoning_of(anchor.turn)).unwrap_or(u32::MAX);
         if reasoning > 0 {
-            let key = PartKey::of_bytes(anchor.turn.request.as_bytes());
+            let key = PartKey::of_bytes(anchor.turn.exchange.as_str().as_bytes());
             parts.push(SketchPart { key, tokens: reasoning, place: PromptSection::Reasoning });
         }
         if self.conversation.messages.iter().any(is_users) {
@@ -584,7 +584,7 @@ fn difference(anchor: Option<Anchor<'_>>, parts: &[SketchPart]) -> Sketch {
     };
     let kept = anchor.sketch.iter().zip(parts).take_while(|(a, b)| a == b).count();
     let added = parts[kept..].to_vec();
-    Sketch { base: Some(anchor.turn.request.clone()), kept: kept as u32, added }
+    Sketch { base: Some(anchor.turn.exchange.clone()), kept: kept as u32, added }
 }
 
 #[cfg(test)]

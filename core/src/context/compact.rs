@@ -105,7 +105,7 @@ fn is_settled(request: &PlanRequest<'_>, known: &RecordedDecisions) -> bool {
     let Some(((_, compact), last)) = known.compact().zip(known.parent.as_ref()) else {
         return false;
     };
-    let is_new = compact.request != last.request && compact.at >= last.ended;
+    let is_new = compact.exchange != last.exchange && compact.at >= last.ended;
     request.policy.compact.watches == ThresholdBasis::LastCall && is_new
 }
 
@@ -498,7 +498,7 @@ pub fn propose(
     };
     let compact = CompactionRecord {
         at: request.now,
-        request: request.id.into(),
+        exchange: request.exchange.clone(),
         why: if summary.why == DecisionReason::Asked { DecisionReason::Asked } else { why },
         shadow: request.is_shadow(),
         carries,

@@ -371,7 +371,7 @@ mod tests {
         let read = dialect::read(Dialect::Anthropic, "/v1/messages", body.as_bytes());
         let said = ReplyPart { text: "Aye.".into(), ..ReplyPart::of(PartKind::Text) };
         let reply = Reply { parts: vec![said], ..Reply::default() };
-        let placed = place(&Ledger::default(), &read, "r", None);
+        let placed = place(&Ledger::default(), &read, &"r".into(), None);
         ExchangeContent::asked(&read, body.as_bytes(), &placed, most).answered(&reply, most)
     }
 
@@ -462,7 +462,7 @@ mod tests {
             ],
             ..Reply::default()
         };
-        let placed = place(&Ledger::default(), &read, "r", None);
+        let placed = place(&Ledger::default(), &read, &"r".into(), None);
         let kept = ExchangeContent::asked(&read, body.as_bytes(), &placed, 1 << 20);
         let kept = kept.answered(&reply, 1 << 20);
         let written = |said: &[TranscriptPart]| serde_json::to_value(said).unwrap();
@@ -498,7 +498,7 @@ mod tests {
             {"role":"user","parts":[{"functionResponse":{"name":"look","response":{"a":1}}}]}]}"#;
         let path = "/v1beta/models/gemini-2.5-pro:generateContent";
         let read = dialect::read(Dialect::Gemini, path, body.as_bytes());
-        let placed = place(&Ledger::default(), &read, "r", None);
+        let placed = place(&Ledger::default(), &read, &"r".into(), None);
         let kept = ExchangeContent::asked(&read, body.as_bytes(), &placed, 1 << 20);
         let told: Vec<_> = kept.said.iter().map(|said| (said.role, said.kind, said.sig)).collect();
         let (user, model) = (TranscriptSpeaker::User, TranscriptSpeaker::Assistant);

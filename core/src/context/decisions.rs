@@ -13,8 +13,8 @@ use foldhash::HashMap;
 use super::footprint::{block, entry, text};
 use super::repair::RepairDecision;
 use super::{
-    CompactionRecord, Cut, Fact, InjectionState, Millis, ReasoningAction, ReasoningDecision,
-    Replacement,
+    CompactionRecord, Cut, ExchangeId, Fact, InjectionState, Millis, ReasoningAction,
+    ReasoningDecision, Replacement,
 };
 use crate::dialect::PartKey;
 
@@ -26,7 +26,7 @@ pub(super) trait Decidable {
     /// Its key.
     fn place(&self) -> DecisionKey;
     /// The exchange that decided it.
-    fn request(&self) -> &str;
+    fn exchange(&self) -> &ExchangeId;
     /// Its size in memory, bytes, roughly.
     fn bytes(&self) -> usize;
 }
@@ -36,8 +36,8 @@ impl Decidable for Cut {
         (self.about.0, self.shadow, self.after)
     }
 
-    fn request(&self) -> &str {
-        &self.request
+    fn exchange(&self) -> &ExchangeId {
+        &self.exchange
     }
 
     fn bytes(&self) -> usize {
@@ -45,7 +45,7 @@ impl Decidable for Cut {
             Replacement::Text(words) => text(words),
             Replacement::Trim(_) => 64,
         };
-        place(self) + text(&self.request) + words
+        place(self) + text(&self.exchange) + words
     }
 }
 
@@ -54,8 +54,8 @@ impl Decidable for ReasoningDecision {
         (self.about.0, self.shadow, self.after)
     }
 
-    fn request(&self) -> &str {
-        &self.request
+    fn exchange(&self) -> &ExchangeId {
+        &self.exchange
     }
 
     fn bytes(&self) -> usize {
@@ -63,7 +63,7 @@ impl Decidable for ReasoningDecision {
             ReasoningAction::StandIn(words) => text(words),
             ReasoningAction::Back | ReasoningAction::Out => 0,
         };
-        place(self) + text(&self.request) + words
+        place(self) + text(&self.exchange) + words
     }
 }
 
@@ -72,13 +72,13 @@ impl Decidable for RepairDecision {
         (self.about.0, false, self.after)
     }
 
-    fn request(&self) -> &str {
-        &self.request
+    fn exchange(&self) -> &ExchangeId {
+        &self.exchange
     }
 
     fn bytes(&self) -> usize {
         let names = text(&self.model) + text(&self.upstream);
-        place(self) + text(&self.request) + names + text(self.repair.words())
+        place(self) + text(&self.exchange) + names + text(self.repair.words())
     }
 }
 
@@ -87,13 +87,13 @@ impl Decidable for CompactionRecord {
         (self.address().0, self.shadow, self.after)
     }
 
-    fn request(&self) -> &str {
-        &self.request
+    fn exchange(&self) -> &ExchangeId {
+        &self.exchange
     }
 
     fn bytes(&self) -> usize {
         let near = block(self.near.capacity() * size_of::<PartKey>());
-        let names = text(&self.request) + text(&self.upstream) + text(&self.model);
+        let names = text(&self.exchange) + text(&self.upstream) + text(&self.model);
         place(self) + names + text(&self.raw) + near
     }
 }
@@ -192,15 +192,15 @@ mod tests {
     use crate::context::{Revocation, RevocationRetry};
     use crate::dialect::{Chain, Usage};
 
-    struct RecordedDecision(&'static str, Option<Millis>);
+    struct RecordedDecision(ExchangeId, Option<Millis>);
 
     impl Decidable for RecordedDecision {
         fn place(&self) -> DecisionKey {
             (1, false, self.1)
         }
 
-        fn request(&self) -> &str {
-            self.0
+        fn exchange(&self) -> &ExchangeId {
+            &self.0
         }
 
         fn bytes(&self) -> usize {
@@ -212,17 +212,20 @@ mod tests {
     fn what_is_decided_after_a_refusal_holds_where_it_was_refused_alone() {
         let mut all = Decisions::default();
         let held = |all: &Decisions<RecordedDecision>, suspended| {
-            all.get(1, false, suspended).map(|one| one.0)
+            all.get(1, false, suspended).map(|one| one.0.to_string())
         };
-        assert_eq!(all.add(Arc::new(RecordedDecision("first", None))), 1);
-        assert_eq!(held(&all, None), Some("first"));
+        assert_eq!(all.add(Arc::new(RecordedDecision("first".into(), None))), 1);
+        assert_eq!(held(&all, None).as_deref(), Some("first"));
         // Refused at 20: void there, not elsewhere.
-        assert_eq!((held(&all, Some(20)), held(&all, None)), (None, Some("first")));
-        assert_eq!(all.add(Arc::new(RecordedDecision("anew", Some(20)))), 1);
-        assert_eq!((held(&all, Some(20)), held(&all, None)), (Some("anew"), Some("first")));
+        assert_eq!((held(&all, Some(20)), held(&all, None)), (None, Some("first".into())));
+        assert_eq!(all.add(Arc::new(RecordedDecision("anew".into(), Some(20)))), 1);
+        assert_eq!(
+            (held(&all, Some(20)), held(&all, None)),
+            (Some("anew".into()), Some("first".into()))
+        );
         // Another replica decided it too, later: the first stays.
-        assert_eq!(all.add(Arc::new(RecordedDecision("late", Some(20)))), 0);
-        assert_eq!((held(&all, Some(20)), held(&all, Some(40))), (Some("anew"), None));
+        assert_eq!(all.add(Arc::new(RecordedDecision("late".into(), Some(20)))), 0);
+        assert_eq!((held(&all, Some(20)), held(&all, Some(40))), (Some("anew".into()), None));
         assert_eq!(all.holding(false, Some(20)).count(), 1);
     }
 
@@ -230,7 +233,7 @@ mod tests {
         Cut {
             about: PartKey(about),
             at: 1,
-            request: "1".into(),
+            exchange: "1".into(),
             content: Replacement::Text(words.into()),
             keep_media: false,
             was: 2,
@@ -242,8 +245,8 @@ mod tests {
     }
 
     fn echo(does: ReasoningAction) -> ReasoningDecision {
-        let (about, request, why) = (PartKey(1), "1".into(), DecisionReason::Always);
-        ReasoningDecision { about, at: 1, request, does, why, shadow: false, after: None }
+        let (about, exchange, why) = (PartKey(1), "1".into(), DecisionReason::Always);
+        ReasoningDecision { about, at: 1, exchange, does, why, shadow: false, after: None }
     }
 
     fn summary(by: SummaryAuthor, model: &str) -> CompactionRecord {
@@ -252,7 +255,7 @@ mod tests {
             near: Vec::new(),
             is_own: true,
             at: 1,
-            request: "1".into(),
+            exchange: "1".into(),
             raw: "words".into(),
             was: 2,
             tokens: 1,
@@ -272,11 +275,12 @@ mod tests {
     #[test]
     fn what_holds_in_shadow_mode_is_told_apart() {
         let mut cuts = Decisions::default();
-        cuts.add(Arc::new(Cut { request: "sent".into(), ..cut(1, "words") }));
+        cuts.add(Arc::new(Cut { exchange: "sent".into(), ..cut(1, "words") }));
         assert!(cuts.any(false) && !cuts.any(true));
-        cuts.add(Arc::new(Cut { request: "planned".into(), shadow: true, ..cut(2, "words") }));
-        let names =
-            |shadow| cuts.holding(shadow, None).map(|one| one.request()).collect::<Vec<_>>();
+        cuts.add(Arc::new(Cut { exchange: "planned".into(), shadow: true, ..cut(2, "words") }));
+        let names = |shadow| {
+            cuts.holding(shadow, None).map(|one| one.exchange().as_str()).collect::<Vec<_>>()
+        };
         assert_eq!((names(false), names(true)), (vec!["sent"], vec!["planned"]));
         assert_eq!((cuts.all().count(), cuts.any(true)), (2, true));
     }
@@ -293,16 +297,16 @@ mod tests {
         };
         let (own, base) = (size_of::<Cut>(), cut(1, "").bytes());
         grows_by(base, cut(1, &long).bytes(), own);
-        grows_by(base, Cut { request: long.as_str().into(), ..cut(1, "") }.bytes(), own);
+        grows_by(base, Cut { exchange: long.as_str().into(), ..cut(1, "") }.bytes(), own);
         let (own, base) = (size_of::<ReasoningDecision>(), echo(ReasoningAction::Back).bytes());
         grows_by(base, echo(ReasoningAction::StandIn(long.as_str().into())).bytes(), own);
         let named =
-            ReasoningDecision { request: long.as_str().into(), ..echo(ReasoningAction::Out) };
+            ReasoningDecision { exchange: long.as_str().into(), ..echo(ReasoningAction::Out) };
         grows_by(base, named.bytes(), own);
         let (own, plain) = (size_of::<CompactionRecord>(), summary(SummaryAuthor::Summary, "m"));
         let with = |more: CompactionRecord| grows_by(plain.bytes(), more.bytes(), own);
         with(CompactionRecord { raw: long.as_str().into(), ..plain.clone() });
-        with(CompactionRecord { request: long.as_str().into(), ..plain.clone() });
+        with(CompactionRecord { exchange: long.as_str().into(), ..plain.clone() });
         with(CompactionRecord { near: vec![PartKey(1); 1 << 12], ..plain.clone() });
     }
 
@@ -337,8 +341,8 @@ mod tests {
     /// The epoch after a refusal is told apart from that of any other, and from any time.
     #[test]
     fn an_epoch_is_no_time_and_no_other_epoch() {
-        let revoked = |request: String, about: Vec<u128>, retry| Revocation {
-            request: request.into(),
+        let revoked = |exchange: String, about: Vec<u128>, retry| Revocation {
+            exchange: exchange.into(),
             thread: "t".into(),
             parent: None,
             at: 1,
@@ -378,7 +382,7 @@ mod tests {
             assert_eq!(place(&fact), (about, false, None));
             assert_eq!(place(&fact.after(Some(9))), (about, false, Some(9)));
         }
-        assert_eq!(echo(ReasoningAction::Back).request(), "1");
-        assert_eq!(summary(SummaryAuthor::Summary, "m").request(), "1");
+        assert_eq!(echo(ReasoningAction::Back).exchange(), "1");
+        assert_eq!(summary(SummaryAuthor::Summary, "m").exchange(), "1");
     }
 }

@@ -89,7 +89,7 @@ mod tests {
         let policy = Policy { prune, ..Policy::default() };
         let model = Catalogue::default().model(name, "");
         wanted(&PlanRequest {
-            id: "id",
+            exchange: &"r".into(),
             conversation: of,
             body: BODY.as_bytes(),
             model: &model,

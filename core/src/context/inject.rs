@@ -6,17 +6,83 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::ledger::Ledger;
 use super::lineage::Placement;
 use super::plan::{PlanRequest, RecordedDecisions};
 use super::policy::Mode;
-use super::{Fact, InjectedMessage, InjectionPlace, InjectionState, Millis, QueuedMessage, Turn};
+use super::{ExchangeId, Fact, Millis, ThreadId, Turn};
 use crate::dialect::{PartKey, Purpose};
 
 /// Longest message, bytes.
 pub const LONGEST: usize = 64 * 1024;
 /// Most messages that may wait in one session.
 pub const MOST: usize = 32;
+
+/// A message that an operator queued for a session. It waits for the session's next request.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct QueuedMessage {
+    /// Unique in its session.
+    pub id: Box<str>,
+    /// Its number among all messages queued in the session, from 1.
+    pub number: u32,
+    /// When it was queued.
+    pub at: Millis,
+    /// The text.
+    pub text: Box<str>,
+    /// The message that this one repeats, because the request that contained it was not answered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub again: Option<Box<str>>,
+}
+
+/// What happened to a queued message; the first write decides.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct InjectedMessage {
+    /// The id of the queued message.
+    pub id: Box<str>,
+    /// When it was decided.
+    pub at: Millis,
+    /// How it ended.
+    pub fate: InjectionState,
+}
+
+/// What happened to a queued message.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum InjectionState {
+    /// It was removed before a request took it.
+    Removed,
+    /// A request took it; it stays in all requests that continue that one.
+    Taken(Box<InjectionPlace>),
+}
+
+/// The place of an injected message.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct InjectionPlace {
+    /// The exchange that took it.
+    #[serde(rename = "request")]
+    pub exchange: ExchangeId,
+    /// Its thread.
+    pub thread: ThreadId,
+    /// Its number among the queued messages.
+    pub number: u32,
+    /// The part that it follows ([`plan::about`](super::plan::about)).
+    pub after: PartKey,
+    /// The hash of that part and the one before it: finds the place if the client changed something before.
+    #[serde(rename = "joint", default, skip_serializing_if = "Option::is_none")]
+    pub boundary: Option<PartKey>,
+    /// The text.
+    pub text: Box<str>,
+    /// Its cost, tokens.
+    pub tokens: u32,
+    /// When it was queued.
+    pub queued: Millis,
+    /// Injected after the refusal at this time ([`Suspension::at`](super::Suspension::at)). Messages from before
+    /// it are not repeated there.
+    #[serde(rename = "aside", default, skip_serializing_if = "Option::is_none")]
+    pub suspended: Option<Millis>,
+}
 
 /// The waiting messages, if the request is on the session's main line; else none.
 pub(super) fn waiting(ledger: &Ledger, placed: &Placement) -> Vec<Arc<QueuedMessage>> {
@@ -50,7 +116,7 @@ fn is_line_of(ledger: &Ledger, placed: &Placement, first: &Turn) -> bool {
     if main.client_thread != here.client_thread {
         return false;
     }
-    let parent = |turn: &&Arc<Turn>| ledger.turn(turn.position.parent.as_deref()?);
+    let parent = |turn: &&Arc<Turn>| ledger.turn(turn.position.parent.as_ref()?);
     let line = std::iter::successors(placed.parent.as_ref(), parent).take(ledger.turns().count());
     if line.into_iter().any(|turn| turn.position.thread == main.thread) {
         return true;
@@ -88,7 +154,7 @@ pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<Fact
     }
     let mut counter = request.tokenizer.counter(conversation, request.body, request.model);
     let taken = waiting.iter().map(|queued| InjectionPlace {
-        request: request.id.into(),
+        exchange: request.exchange.clone(),
         thread: known.thread.clone(),
         number: queued.number,
         after: PartKey(after),
@@ -112,26 +178,31 @@ const AGAIN: &str = "again-";
 /// Queues messages again that were at the end of a request without a reply. `in_vain`: the request was
 /// refused with them and accepted without. Then they are tried only once more, because they may be what was
 /// refused.
-pub fn again(known: &RecordedDecisions, request: &str, now: Millis, in_vain: bool) -> Vec<Fact> {
+pub fn again(
+    known: &RecordedDecisions,
+    exchange: &ExchangeId,
+    now: Millis,
+    in_vain: bool,
+) -> Vec<Fact> {
     let Some((end, ..)) = known.end() else { return Vec::new() };
     let last = known.said_at(end);
     let said = last.filter(|said| !(in_vain && said.id.starts_with(AGAIN)));
-    said.filter_map(|said| requeued(said, request, now)).collect()
+    said.filter_map(|said| requeued(said, exchange, now)).collect()
 }
 
 /// Queues messages again that a request took but did not send. `saved`: the facts saved for that request.
-pub fn untaken(saved: &[Fact], request: &str) -> Vec<Fact> {
+pub fn untaken(saved: &[Fact], exchange: &ExchangeId) -> Vec<Fact> {
     let said = saved.iter().filter_map(|fact| match fact {
         Fact::Said(said) => Some(said),
         _ => None,
     });
-    let ours = said.filter(|said| said.taken().is_some_and(|taken| &*taken.request == request));
-    ours.filter_map(|said| requeued(said, request, said.at)).collect()
+    let ours = said.filter(|said| said.taken().is_some_and(|taken| taken.exchange == *exchange));
+    ours.filter_map(|said| requeued(said, exchange, said.at)).collect()
 }
 
-fn requeued(said: &InjectedMessage, request: &str, now: Millis) -> Option<Fact> {
+fn requeued(said: &InjectedMessage, exchange: &ExchangeId, now: Millis) -> Option<Fact> {
     let taken = said.taken()?;
-    let id = PartKey::of_bytes(format!("{} {request}", said.id).as_bytes());
+    let id = PartKey::of_bytes(format!("{} {exchange}", said.id).as_bytes());
     Some(Fact::Queued(Box::new(QueuedMessage {
         id: format!("{AGAIN}{id}").into(),
         number: taken.number,
@@ -142,12 +213,12 @@ fn requeued(said: &InjectedMessage, request: &str, now: Millis) -> Option<Fact> 
 }
 
 /// The ids of the messages that this exchange took, among saved facts.
-pub fn taken(saved: &[Fact], request: &str) -> Vec<Box<str>> {
+pub fn taken(saved: &[Fact], exchange: &ExchangeId) -> Vec<Box<str>> {
     let said = saved.iter().filter_map(|fact| match fact {
         Fact::Said(said) => Some(said),
         _ => None,
     });
-    let ours = said.filter(|said| said.taken().is_some_and(|taken| &*taken.request == request));
+    let ours = said.filter(|said| said.taken().is_some_and(|taken| taken.exchange == *exchange));
     ours.map(|said| said.id.clone()).collect()
 }
 

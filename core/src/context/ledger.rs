@@ -15,9 +15,9 @@ use super::decisions::Decisions;
 use super::footprint::{block, entry, list, text};
 use super::repair::RepairDecision;
 use super::{
-    CompactionRecord, Cut, Fact, InjectedMessage, InjectionPlace, InjectionState, Outcome,
-    QueuedMessage, ReasoningDecision, ReasoningRecord, Revocation, Sketch, SketchPart, Suspension,
-    ThreadId, Turn,
+    CompactionRecord, Cut, ExchangeId, Fact, InjectedMessage, InjectionPlace, InjectionState,
+    Outcome, QueuedMessage, ReasoningDecision, ReasoningRecord, Revocation, Sketch, SketchPart,
+    Suspension, ThreadId, Turn,
 };
 use crate::dialect::{Chain, PartKey, PartKind, Purpose, Reply, ReplyPart, Usage};
 
@@ -25,13 +25,13 @@ use crate::dialect::{Chain, PartKey, PartKind, Purpose, Reply, ReplyPart, Usage}
 #[derive(Debug, Default)]
 pub struct Ledger {
     turns: Vec<Arc<Turn>>,
-    by_request: HashMap<Box<str>, usize>,
+    by_exchange: HashMap<ExchangeId, usize>,
     by_response: HashMap<Box<str>, usize>,
     by_end: HashMap<Chain, Vec<usize>>,
     by_after: HashMap<Chain, Vec<usize>>,
     by_boundary: HashMap<BoundaryHash, Vec<usize>>,
     /// Turns that a later turn continues.
-    grown: HashSet<Box<str>>,
+    grown: HashSet<ExchangeId>,
     reasoning: HashMap<Chain, Arc<ReasoningRecord>>,
     /// Chains after replies, by the replies' anchor keys; of several replies with a key, the newest.
     by_anchor_key: HashMap<PartKey, Chain>,
@@ -42,7 +42,7 @@ pub struct Ledger {
     /// Refused rewrites.
     suspensions: Vec<Suspension>,
     /// Revocations, by the exchange whose decisions they revoke.
-    taken_back: HashMap<Box<str>, Vec<Revocation>>,
+    taken_back: HashMap<ExchangeId, Vec<Revocation>>,
     /// Summaries that are in use, by the keys that they are stored under.
     compacts: Decisions<CompactionRecord>,
     /// Summaries that were written.
@@ -179,20 +179,20 @@ impl Ledger {
     }
 
     fn add_suspension(&mut self, suspended: Suspension) {
-        if self.suspensions.iter().all(|other| other.request != suspended.request) {
-            let parent = suspended.parent.as_deref().map_or(0, text);
-            let words = text(&suspended.thread) + text(&suspended.request) + parent;
+        if self.suspensions.iter().all(|other| other.exchange != suspended.exchange) {
+            let parent = suspended.parent.as_ref().map_or(0, text);
+            let words = text(&suspended.thread) + text(&suspended.exchange) + parent;
             self.bytes += 2 * size_of::<Suspension>() + words;
             self.suspensions.push(suspended);
         }
     }
 
     fn add_taken_back(&mut self, taken: Revocation) {
-        let all = self.taken_back.entry(taken.request.clone()).or_default();
+        let all = self.taken_back.entry(taken.exchange.clone()).or_default();
         if !all.contains(&taken) {
-            let parent = taken.parent.as_deref().map_or(0, text);
-            let words = text(&taken.thread) + 2 * text(&taken.request) + parent;
-            let found = entry::<(Box<str>, Vec<Revocation>)>();
+            let parent = taken.parent.as_ref().map_or(0, text);
+            let words = text(&taken.thread) + 2 * text(&taken.exchange) + parent;
+            let found = entry::<(ExchangeId, Vec<Revocation>)>();
             // A `Vec` with one element has room for four.
             self.bytes += 4 * size_of::<Revocation>() + words + list(&taken.about) + found;
             all.push(taken);
@@ -214,7 +214,7 @@ impl Ledger {
             let taken = said.taken().map_or(0, |taken| {
                 size_of::<InjectionPlace>()
                     + text(&taken.text)
-                    + text(&taken.request)
+                    + text(&taken.exchange)
                     + text(&taken.thread)
             });
             let found = entry::<(Box<str>, Arc<InjectedMessage>)>();
@@ -225,7 +225,7 @@ impl Ledger {
     }
 
     fn add_turn(&mut self, turn: Arc<Turn>) {
-        if self.by_request.contains_key(&turn.request) {
+        if self.by_exchange.contains_key(&turn.exchange) {
             return;
         }
         if self.turns.len() >= TURNS {
@@ -234,7 +234,7 @@ impl Ledger {
         let index = self.turns.len();
         self.bytes += bytes_of(&turn);
         self.client_compacts |= turn.purpose == Purpose::Compaction;
-        self.by_request.insert(turn.request.clone(), index);
+        self.by_exchange.insert(turn.exchange.clone(), index);
         if let Some(response) = &turn.response {
             self.by_response.insert(response.clone(), index);
         }
@@ -245,11 +245,11 @@ impl Ledger {
         for boundary in boundary_hashes(&turn) {
             self.by_boundary.entry(boundary).or_default().push(index);
         }
-        if let Some(parent) = turn.position.parent.as_deref().and_then(|parent| self.turn(parent))
+        if let Some(parent) = turn.position.parent.as_ref().and_then(|parent| self.turn(parent))
             && parent.position.chain != turn.position.chain
             && carries_on(&turn)
         {
-            self.grown.insert(parent.request.clone());
+            self.grown.insert(parent.exchange.clone());
         }
         self.turns.push(turn);
     }
@@ -259,10 +259,10 @@ impl Ledger {
     fn forget_oldest(&mut self) {
         let old = std::mem::take(self);
         let (gone, stay) = old.turns.split_at(old.turns.len() / 4);
-        let gone: HashSet<&str> = gone.iter().map(|turn| &*turn.request).collect();
+        let gone: HashSet<&ExchangeId> = gone.iter().map(|turn| &turn.exchange).collect();
         let mut room = WHOLE;
         for turn in stay {
-            let lost = turn.sketch.base.as_deref().is_some_and(|base| gone.contains(base));
+            let lost = turn.sketch.base.as_ref().is_some_and(|base| gone.contains(base));
             let whole = if lost { old.sketch(turn) } else { None };
             self.add_turn(match whole {
                 Some(added) if added.len() <= room => {
@@ -289,8 +289,8 @@ impl Ledger {
     }
 
     /// The turn of an exchange.
-    pub fn turn(&self, request: &str) -> Option<&Arc<Turn>> {
-        self.turns.get(*self.by_request.get(request)?)
+    pub fn turn(&self, exchange: &ExchangeId) -> Option<&Arc<Turn>> {
+        self.turns.get(*self.by_exchange.get(exchange)?)
     }
 
     /// The turn whose response has this id.
@@ -315,7 +315,7 @@ impl Ledger {
 
     /// Whether a later turn already continues this one.
     pub fn has_grown(&self, turn: &Turn) -> bool {
-        self.grown.contains(&turn.request)
+        self.grown.contains(&turn.exchange)
     }
 
     /// The reasoning of the reply that ended at `chain`.
@@ -366,12 +366,12 @@ impl Ledger {
 
     /// The nearest turn, from `turn` through its ancestors, whose reported usage an estimate can be based on.
     pub fn anchor_at(&self, turn: &Arc<Turn>) -> Option<&Arc<Turn>> {
-        let mut at = self.turn(&turn.request)?;
+        let mut at = self.turn(&turn.exchange)?;
         for _ in 0..self.turns.len() {
             if is_anchor(at) {
                 return Some(at);
             }
-            at = self.turn(at.position.parent.as_deref()?)?;
+            at = self.turn(at.position.parent.as_ref()?)?;
         }
         None
     }
@@ -379,7 +379,7 @@ impl Ledger {
     /// The parts that a turn's request consisted of; `None` if a base of its sketch was dropped.
     pub fn sketch(&self, turn: &Turn) -> Option<Vec<SketchPart>> {
         let mut line = vec![&turn.sketch];
-        while let Some(base) = line.last().and_then(|sketch| sketch.base.as_deref()) {
+        while let Some(base) = line.last().and_then(|sketch| sketch.base.as_ref()) {
             if line.len() > self.turns.len() {
                 return None; // a cycle: the facts contradict each other
             }
@@ -396,7 +396,7 @@ impl Ledger {
     /// Threads with their turns, in the order they began.
     pub fn threads(&self) -> Vec<(ThreadId, Vec<Arc<Turn>>)> {
         let mut threads: Vec<(ThreadId, Vec<Arc<Turn>>)> = Vec::new();
-        let mut places: HashMap<&str, usize> = HashMap::default();
+        let mut places: HashMap<&ThreadId, usize> = HashMap::default();
         for turn in &self.turns {
             let place = *places.entry(&turn.position.thread).or_insert_with(|| {
                 threads.push((turn.position.thread.clone(), Vec::new()));
@@ -477,19 +477,19 @@ pub fn is_own(id: &str, tool: &str) -> bool {
 fn bytes_of(turn: &Turn) -> usize {
     let position = &turn.position;
     // The keys of a turn's request and response are stored twice: in the turn and in the index.
-    let words = [&turn.request, &turn.request, &turn.upstream, &turn.model, &position.thread];
-    let response = turn.response.iter().chain(&turn.response);
-    let more =
-        response.chain(&position.parent).chain(&position.parent).chain(&position.client_thread);
-    let words: usize = words.into_iter().chain(more).map(|word| text(word)).sum();
-    let base = turn.sketch.base.as_deref().map_or(0, text);
+    let found_by = 2 * (text(&turn.exchange) + turn.response.as_deref().map_or(0, text));
+    let parent = 2 * position.parent.as_ref().map_or(0, text);
+    let threads = text(&position.thread) + position.client_thread.as_deref().map_or(0, text);
+    let names = text(&turn.upstream) + text(&turn.model);
+    let base = turn.sketch.base.as_ref().map_or(0, text);
+    let words = found_by + parent + threads + names + base;
     let lists = list(&turn.sketch.added) + list(&turn.reply) + list(&turn.anchor_keys);
     let steps = list(&turn.done.steps);
     // Each index has an entry with a list of turns.
     let ways = 2 + boundary_hashes(turn).count();
     let found = 3 * entry::<(Box<str>, usize)>() + ways * (entry::<(Chain, Vec<usize>)>() + 48);
     let own = block(size_of::<Turn>() + 16) + 2 * size_of::<Arc<Turn>>();
-    own + words + base + lists + steps + found
+    own + words + lists + steps + found
 }
 
 /// Whether a turn continues its parent, so that a later one is a fork. A failed attempt or a call beside the
@@ -636,8 +636,8 @@ mod tests {
     fn refusals_count_for_what_they_hold() {
         let words: Box<str> = "w".repeat(1 << 16).into();
         let revoked = Revocation {
-            request: Box::default(),
-            thread: Box::default(),
+            exchange: "".into(),
+            thread: "".into(),
             parent: None,
             at: 1,
             about: vec![],
@@ -648,23 +648,24 @@ mod tests {
         let own = size_of::<Revocation>();
         assert!((4 * own..6 * own).contains(&base), "{base} for {own}");
         let grows = [
-            (1, Revocation { thread: words.clone(), ..revoked.clone() }),
-            (2, Revocation { request: words.clone(), ..revoked.clone() }),
-            (1, Revocation { parent: Some(words.clone()), ..revoked.clone() }),
+            (1, Revocation { thread: words.clone().into(), ..revoked.clone() }),
+            (2, Revocation { exchange: words.clone().into(), ..revoked.clone() }),
+            (1, Revocation { parent: Some(words.clone().into()), ..revoked.clone() }),
             (1, Revocation { about: vec![PartKey(1); 1 << 12], ..revoked }),
         ];
         for (times, with) in grows {
             let (more, held) = (of(with) - base, times << 16);
             assert!((held..held + held / 8).contains(&more), "{more} for {held}");
         }
-        let suspended = Suspension { request: "r".into(), thread: "t".into(), parent: None, at: 1 };
+        let suspended =
+            Suspension { exchange: "r".into(), thread: "t".into(), parent: None, at: 1 };
         let of = |suspended| added(Fact::Aside(Box::new(suspended)));
         let base = of(suspended.clone());
         assert!(base >= 2 * size_of::<Suspension>(), "{base}");
         for with in [
-            Suspension { request: words.clone(), ..suspended.clone() },
-            Suspension { thread: words.clone(), ..suspended.clone() },
-            Suspension { parent: Some(words), ..suspended },
+            Suspension { exchange: words.clone().into(), ..suspended.clone() },
+            Suspension { thread: words.clone().into(), ..suspended.clone() },
+            Suspension { parent: Some(words.into()), ..suspended },
         ] {
             let more = of(with) - base;
             assert!(((1 << 16) - 16..(1 << 16) + (1 << 13)).contains(&more), "{more}");

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::ledger::{BoundaryHash, Ledger};
-use super::{Outcome, Position, PromptSection, Turn};
+use super::{ExchangeId, Outcome, Position, PromptSection, ThreadId, Turn};
 use crate::dialect::{Chain, Conversation, HeldHistory, Part, PartKey, Purpose, Role};
 
 /// How a request relates to its parent turn.
@@ -40,15 +40,14 @@ pub struct Placement {
     /// How many keyed parts of the request that turn covers, its reply included.
     pub covers: usize,
     /// The id of its exchange.
-    pub request: Box<str>,
+    pub exchange: ExchangeId,
 }
 
-/// Finds the place of a request. `request` is its exchange's id, `client_thread` the thread that the client
-/// names.
+/// Finds the place of the request of an exchange. `client_thread` is the thread that the client names.
 pub fn place(
     ledger: &Ledger,
     conversation: &Conversation,
-    request: &str,
+    exchange: &ExchangeId,
     client_thread: Option<&str>,
 ) -> Placement {
     let mut position = position(conversation, client_thread);
@@ -81,21 +80,21 @@ pub fn place(
     if let (Some(HeldHistory::After(_)), Some(turn)) = (&conversation.held, &parent) {
         inherit_head(&mut position, turn);
     }
-    position.parent = parent.as_ref().map(|turn| turn.request.clone());
+    position.parent = parent.as_ref().map(|turn| turn.exchange.clone());
     position.thread = match (&parent, growth) {
         (Some(turn), Growth::Grows | Growth::Retries | Growth::Held) => {
             turn.position.thread.clone()
         }
-        _ => new_thread(request),
+        _ => new_thread(exchange),
     };
     position.suspended = ledger.suspended_since(&position.thread, parent.as_deref());
-    Placement { position, parent, growth, covers, request: request.into() }
+    Placement { position, parent, growth, covers, exchange: exchange.clone() }
 }
 
 /// What a request says about its position by itself, without other turns.
 fn position(conversation: &Conversation, client_thread: Option<&str>) -> Position {
     Position {
-        thread: Box::default(),
+        thread: ThreadId::default(),
         parent: None,
         chain: conversation.chains().last().unwrap_or(Chain::START),
         last: conversation.parts().rev().find_map(|part| part.key),
@@ -112,8 +111,8 @@ fn fold(parts: &[Part]) -> PartKey {
 }
 
 /// Made from the exchange's id alone: a thread's name is shown, and must reveal nothing of its content.
-fn new_thread(request: &str) -> Box<str> {
-    format!("{:016x}", (xxh3_128(request.as_bytes()) >> 64) as u64).into()
+fn new_thread(exchange: &ExchangeId) -> ThreadId {
+    format!("{:016x}", (xxh3_128(exchange.as_str().as_bytes()) >> 64) as u64).into()
 }
 
 /// A turn that a request continues.

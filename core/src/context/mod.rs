@@ -29,9 +29,11 @@ pub mod trim;
 use std::borrow::Cow;
 
 pub use self::method::EstimateMethod;
+pub use crate::dialect::ids::{ExchangeId, SessionId, TenantId, ThreadId};
 use crate::dialect::{Chain, Dialect, Part, PartKey, Purpose, StopReason, Usage, models::Family};
 pub use crate::tokens::{CountingMethod, learn::CostPrediction};
 pub use compact::ForwardedHistory;
+pub use inject::{InjectedMessage, InjectionPlace, InjectionState, QueuedMessage};
 use serde::{Deserialize, Serialize};
 
 /// Milliseconds since 1970, UTC. Passed in: this package has no clock.
@@ -109,14 +111,12 @@ pub enum Outcome {
     Interrupted,
 }
 
-/// One lineage of messages in a session: 16 hex digits, made from the exchange that began it.
-pub type ThreadId = Box<str>;
-
 /// One completed exchange on a thread.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Turn {
     /// The id of its exchange. It is unique, which a chain is not (retries, parallel calls).
-    pub request: Box<str>,
+    #[serde(rename = "request")]
+    pub exchange: ExchangeId,
     /// Its place among the turns of its session.
     #[serde(rename = "standing")]
     pub position: Position,
@@ -182,7 +182,7 @@ pub struct Position {
     pub thread: ThreadId,
     /// The exchange that it continues.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub parent: Option<Box<str>>,
+    pub parent: Option<ExchangeId>,
     /// The chain at the end of the request.
     pub chain: Chain,
     /// The last keyed part of the request. With the first part of the reply, it is a boundary by which the
@@ -239,7 +239,7 @@ pub struct SketchPart {
 pub struct Sketch {
     /// The exchange whose sketch it differs from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub base: Option<Box<str>>,
+    pub base: Option<ExchangeId>,
     /// How many parts are taken from that sketch, from the front.
     pub kept: u32,
     /// The parts after those.
@@ -302,7 +302,8 @@ pub struct Cut {
     /// When it was decided.
     pub at: Millis,
     /// The exchange that decided it.
-    pub request: Box<str>,
+    #[serde(rename = "request")]
+    pub exchange: ExchangeId,
     /// The content that replaces it.
     #[serde(flatten)]
     pub content: Replacement,
@@ -351,7 +352,8 @@ pub struct ReasoningDecision {
     /// When it was decided.
     pub at: Millis,
     /// The exchange that decided it.
-    pub request: Box<str>,
+    #[serde(rename = "request")]
+    pub exchange: ExchangeId,
     /// The action.
     pub does: ReasoningAction,
     /// Why.
@@ -389,7 +391,8 @@ pub struct CompactionRecord {
     /// When it was written, or first used.
     pub at: Millis,
     /// The exchange that it was written for, or that first used it.
-    pub request: Box<str>,
+    #[serde(rename = "request")]
+    pub exchange: ExchangeId,
     /// The messages that replace those before the cut, as JSON for the body.
     pub raw: Box<str>,
     /// Tokens of the replaced messages, estimated.
@@ -450,12 +453,13 @@ impl CompactionRecord {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Suspension {
     /// The exchange that was refused.
-    pub request: Box<str>,
+    #[serde(rename = "request")]
+    pub exchange: ExchangeId,
     /// Its thread.
     pub thread: ThreadId,
     /// The exchange that it continues.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub parent: Option<Box<str>>,
+    pub parent: Option<ExchangeId>,
     /// When it was refused.
     pub at: Millis,
 }
@@ -465,12 +469,13 @@ pub struct Suspension {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Revocation {
     /// The exchange that was refused.
-    pub request: Box<str>,
+    #[serde(rename = "request")]
+    pub exchange: ExchangeId,
     /// Its thread.
     pub thread: ThreadId,
     /// The exchange that it continues.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub parent: Option<Box<str>>,
+    pub parent: Option<ExchangeId>,
     /// When it was refused.
     pub at: Millis,
     /// The keys that the decisions are stored under.
@@ -496,7 +501,7 @@ impl Revocation {
     /// The key that it is stored under. It includes the decisions, because a request may be refused several
     /// times, with fewer decisions each time.
     pub fn key(&self) -> u128 {
-        let exchange = Chain(PartKey::of_bytes(self.request.as_bytes()).0);
+        let exchange = Chain(PartKey::of_bytes(self.exchange.as_str().as_bytes()).0);
         self.about.iter().copied().fold(exchange, Chain::then).0
     }
 
@@ -505,69 +510,6 @@ impl Revocation {
     pub fn epoch(&self) -> Option<Millis> {
         (self.retry != RevocationRetry::Never).then(|| (self.key() >> 64) as u64 | 1 << 63)
     }
-}
-
-/// A message that an operator queued for a session. It waits for the session's next request.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct QueuedMessage {
-    /// Unique in its session.
-    pub id: Box<str>,
-    /// Its number among all messages queued in the session, from 1.
-    pub number: u32,
-    /// When it was queued.
-    pub at: Millis,
-    /// The text.
-    pub text: Box<str>,
-    /// The message that this one repeats, because the request that contained it was not answered.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub again: Option<Box<str>>,
-}
-
-/// What happened to a queued message; the first write decides.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct InjectedMessage {
-    /// The id of the queued message.
-    pub id: Box<str>,
-    /// When it was decided.
-    pub at: Millis,
-    /// How it ended.
-    pub fate: InjectionState,
-}
-
-/// What happened to a queued message.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum InjectionState {
-    /// It was removed before a request took it.
-    Removed,
-    /// A request took it; it stays in all requests that continue that one.
-    Taken(Box<InjectionPlace>),
-}
-
-/// The place of an injected message.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct InjectionPlace {
-    /// The exchange that took it.
-    pub request: Box<str>,
-    /// Its thread.
-    pub thread: ThreadId,
-    /// Its number among the queued messages.
-    pub number: u32,
-    /// The part that it follows ([`plan::about`]).
-    pub after: PartKey,
-    /// The hash of that part and the one before it: finds the place if the client changed something before.
-    #[serde(rename = "joint", default, skip_serializing_if = "Option::is_none")]
-    pub boundary: Option<PartKey>,
-    /// The text.
-    pub text: Box<str>,
-    /// Its cost, tokens.
-    pub tokens: u32,
-    /// When it was queued.
-    pub queued: Millis,
-    /// Injected after the refusal at this time ([`Suspension::at`]). Messages from before it are not repeated
-    /// there.
-    #[serde(rename = "aside", default, skip_serializing_if = "Option::is_none")]
-    pub suspended: Option<Millis>,
 }
 
 /// Everything that is stored. Written once; the first write wins.

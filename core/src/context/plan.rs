@@ -20,8 +20,8 @@ pub use report::{ChangeCounts, MOST_TOLD, RewriteSummary};
 
 use serde::{Deserialize, Serialize};
 
-use super::Millis;
 use super::policy::{EchoRule, Mode, Policy, SummaryAuthor};
+use super::{ExchangeId, Millis};
 use crate::dialect::models::{Model, ReasoningBinding};
 use crate::dialect::{
     Chain, Conversation, Dialect, Part, PartIndex, PartKey, PartKind, Role, Span,
@@ -33,7 +33,7 @@ use crate::wire::splice::Edit;
 #[derive(Clone, Copy)]
 pub struct PlanRequest<'a> {
     /// The id of its exchange.
-    pub id: &'a str,
+    pub exchange: &'a ExchangeId,
     /// Its content.
     pub conversation: &'a Conversation,
     /// The bytes that it was read from.

@@ -386,7 +386,7 @@ impl<'a> CutCandidate<'a> {
             after: None,
             about: PartKey(self.about),
             at: request.now,
-            request: request.id.into(),
+            exchange: request.exchange.clone(),
             content: self.content.clone(),
             keep_media: why == DecisionReason::TooLarge || request.policy.prune.keep_media,
             was: small(self.tokens),

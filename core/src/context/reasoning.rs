@@ -408,7 +408,7 @@ fn decision(
         after: None,
         about: PartKey(about),
         at: request.now,
-        request: request.id.into(),
+        exchange: request.exchange.clone(),
         does,
         why,
         shadow: request.is_shadow(),

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::plan::{self, PlanRequest, RecordedDecisions};
-use super::{Fact, Millis};
+use super::{ExchangeId, Fact, Millis};
 use crate::dialect::repair::path::PathTarget;
 use crate::dialect::repair::{
     GO_ON, NO_CONTENT, NO_RESULT, Refusal, RefusalDetail, Repair, RepairCause, fields,
@@ -32,7 +32,8 @@ pub struct RepairDecision {
     /// When it was decided.
     pub at: Millis,
     /// The exchange that decided it.
-    pub request: Box<str>,
+    #[serde(rename = "request")]
+    pub exchange: ExchangeId,
     /// The model that refused, as the client named it.
     pub model: Box<str>,
     /// The upstream that refused.
@@ -51,7 +52,7 @@ impl RepairDecision {
         Self {
             about: PartKey(xxh3_128(words.as_bytes())),
             at: request.now,
-            request: request.id.into(),
+            exchange: request.exchange.clone(),
             model: request.name.into(),
             upstream: request.upstream.into(),
             repair,
@@ -232,9 +233,9 @@ mod tests {
             Repair::MaxTokens { most: 8 },
             Repair::OutputFits { window: 9 },
         ] {
-            let (request, model, upstream) = ("r".into(), "m".into(), "u".into());
+            let (exchange, model, upstream) = ("r".into(), "m".into(), "u".into());
             let (about, at, after) = (PartKey(1), 2, Some(3));
-            let one = RepairDecision { about, at, request, model, upstream, repair, after };
+            let one = RepairDecision { about, at, exchange, model, upstream, repair, after };
             let kept = serde_json::to_string(&Fact::Repair(Box::new(one.clone()))).unwrap();
             let read: Fact =
                 serde_json::from_str(&kept).unwrap_or_else(|why| panic!("{why}: {kept}"));

@@ -464,7 +464,7 @@ impl SummaryJob {
             near: choice.near.clone(),
             is_own: choice.is_own,
             at: now(),
-            request: self.prepared.id.clone(),
+            exchange: self.prepared.exchange.clone(),
             raw: written.raw.into(),
             was: choice.was,
             tokens: u32::try_from(tokens).unwrap_or(u32::MAX),

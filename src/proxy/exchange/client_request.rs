@@ -19,7 +19,7 @@ use super::outbound::BodyChanges;
 use crate::config::{Mode, ProviderCounting, Tenants, Upstream};
 use crate::context::plan::{self, Overlay, RecordedDecisions};
 use crate::context::policy::EchoRule;
-use crate::context::{Turn, reasoning};
+use crate::context::{SessionId, TenantId, Turn, reasoning};
 use crate::dialect::credentials::{Tenant, gives_away};
 use crate::dialect::identity::{self, ANONYMOUS, Identity};
 use crate::dialect::lesson::Lesson;
@@ -193,20 +193,18 @@ impl ClientRequest {
         recorder.event.tenant = tenant.as_ref().ok().cloned();
         let reads = self.read_budget(&analysis.conversation, head.is_some(), recorder);
         let mut prepared = self.prepared(analysis, &who, recorder, &reads).await;
-        if let Err(why) = tenant {
-            recorder.stood_aside(why);
-            let prepared = Arc::new(prepared);
-            recorder.event.estimate = PlannedRequest::alone(&prepared).await;
-            return self.counted_alone(prepared, recorder);
-        }
+        let tenant = match tenant {
+            Ok(tenant) => tenant,
+            Err(why) => return self.of_nobody(prepared, why, recorder).await,
+        };
         if prepared.conversation.purpose == Purpose::Count {
-            let counted = self.counted(prepared, &who, recorder, &reads).await;
+            let counted = self.counted(prepared, &tenant, &who, recorder, &reads).await;
             waited(&reads, recorder);
             return counted;
         }
         let proxy = recorder.proxy.clone();
         let head = head.filter(|_| !self.is_signed());
-        let asked = asked(&prepared, &who, recorder, &reads);
+        let asked = asked(&prepared, &tenant, &who, recorder, &reads);
         let opened = proxy.ledgers.open(asked, &prepared.conversation).await;
         waited(&reads, recorder);
         let Some(mut opened) = opened else {
@@ -263,11 +261,25 @@ impl ClientRequest {
         PlacedRequest { edits, beta, pending: Some(pending), writer, added, count: None }
     }
 
+    /// It is not known whose the request is: it takes no place, and is estimated from itself alone.
+    async fn of_nobody(
+        &self,
+        prepared: PreparedRequest,
+        why: FailOpen,
+        recorder: &mut ExchangeRecorder,
+    ) -> PlacedRequest {
+        recorder.stood_aside(why);
+        let prepared = Arc::new(prepared);
+        recorder.event.estimate = PlannedRequest::alone(&prepared).await;
+        self.counted_alone(prepared, recorder)
+    }
+
     /// A call that counts tokens is on no thread, because no turn continues it. It is sent in the form in
     /// which the counted request would be sent.
     async fn counted(
         &self,
         mut prepared: PreparedRequest,
+        tenant: &TenantId,
         who: &Identity,
         recorder: &mut ExchangeRecorder,
         reads: &ReadBudget,
@@ -279,12 +291,12 @@ impl ClientRequest {
         let is_shadow = prepared.mode == Mode::Shadow;
         // Shadow mode would decide; but a thread that was rewritten before is repeated, as its turns are.
         prepared.mode = if is_shadow { Mode::Observe } else { prepared.mode };
-        let asks = asked(&prepared, who, recorder, reads);
+        let asks = asked(&prepared, tenant, who, recorder, reads);
         let mut peeked = proxy.ledgers.peek(asks, &prepared.conversation).await;
         let is_plain = matches!(&peeked, LookupOutcome::Found(it) if it.known.decides_nothing());
         if is_shadow && is_plain {
             prepared.mode = Mode::Shadow;
-            let asks = asked(&prepared, who, recorder, reads);
+            let asks = asked(&prepared, tenant, who, recorder, reads);
             peeked = proxy.ledgers.peek(asks, &prepared.conversation).await;
         }
         let known = match peeked {
@@ -389,7 +401,7 @@ impl ClientRequest {
         let behind = recorder.event.upstream.clone().unwrap_or_default();
         let vouched = proxy.knows_apart(Some(&behind));
         let source =
-            LessonSource { tenant: tenant.as_deref(), upstream: &behind, model: name, vouched };
+            LessonSource { tenant: tenant.as_ref(), upstream: &behind, model: name, vouched };
         let lessons = proxy.ledgers.lessons();
         let taught = lessons.ready(reads, now()).await;
         let window = lessons.window(&source, model.window, now());
@@ -409,16 +421,16 @@ impl ClientRequest {
         if proxy.knows(&source, Lesson::ReasoningBound) {
             model.binding = ReasoningBinding::Prefix;
         }
-        let pupil = tenant.as_deref().filter(|_| !vouched);
+        let pupil = tenant.as_ref().filter(|_| !vouched);
         let counted = (&*behind, name, pupil);
         let learned = proxy.calibration.of(&proxy.ledgers, counted, model.family, reads);
         let (learned, counting) = learned.await;
-        let id = recorder.event.id.clone();
+        let exchange = recorder.event.id.clone();
         if taught != RecallOutcome::Known || counting != RecallOutcome::Known {
             recorder.stood_aside(FailOpen::Store);
         }
         PreparedRequest {
-            id,
+            exchange,
             tenant,
             vouched,
             upstream: behind,
@@ -471,7 +483,7 @@ impl ClientRequest {
 
     /// The tenant of the request; an error if there is none. Then nothing of it is stored, and nothing stored
     /// is used for it.
-    fn tenant(&self, proxy: &Proxy) -> Result<Box<str>, FailOpen> {
+    fn tenant(&self, proxy: &Proxy) -> Result<TenantId, FailOpen> {
         if proxy.config.tenants == Tenants::One {
             return Ok(ANONYMOUS.into());
         }
@@ -533,13 +545,13 @@ fn tell_plan(planned: &PlannedRequest, recorder: &mut ExchangeRecorder) {
 fn announce_taken(taken: &[Box<str>], scope: &Scope, recorder: &ExchangeRecorder) {
     for id in taken {
         let Scope { tenant, session } = scope.clone();
-        let (id, request, at) = (id.clone(), Some(recorder.event.id.clone()), now());
+        let (id, exchange, at) = (id.clone(), Some(recorder.event.id.clone()), now());
         let news = MessageEvent {
             id,
             step: MessageStep::Taken,
             tenant,
             session,
-            request,
+            exchange,
             position: None,
             at,
         };
@@ -561,15 +573,16 @@ fn waited(reads: &ReadBudget, recorder: &mut ExchangeRecorder) {
 /// What a request is placed by.
 fn asked<'a>(
     prepared: &'a PreparedRequest,
+    tenant: &'a TenantId,
     who: &'a Identity,
     recorder: &'a ExchangeRecorder,
     reads: &'a ReadBudget,
 ) -> ledgers::SessionLookup<'a> {
     ledgers::SessionLookup {
-        tenant: recorder.event.tenant.as_deref().unwrap_or(ANONYMOUS),
-        session: who.session.as_deref(),
+        tenant,
+        session: who.session.as_ref(),
         client_thread: who.thread.as_deref(),
-        request: &prepared.id,
+        exchange: &prepared.exchange,
         shadow: prepared.mode == Mode::Shadow,
         timeout: Duration::from_millis(recorder.proxy.config.limits.settle_ms),
         reads,
@@ -577,7 +590,7 @@ fn asked<'a>(
 }
 
 /// Whether a session is held out for comparison: a fixed share of all sessions, chosen by hash.
-fn is_held_out(session: &str, mode: Mode, proxy: &Proxy) -> bool {
-    let drawn = (xxh3_64(session.as_bytes()) >> 11) as f64 / (1u64 << 53) as f64;
+fn is_held_out(session: &SessionId, mode: Mode, proxy: &Proxy) -> bool {
+    let drawn = (xxh3_64(session.as_str().as_bytes()) >> 11) as f64 / (1u64 << 53) as f64;
     mode == Mode::Active && drawn < proxy.config.policy.prune.hold_out
 }

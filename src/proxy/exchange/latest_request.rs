@@ -168,7 +168,11 @@ impl SummaryContext {
                 RecountError::Failed
             }
         })?;
-        Ok(ProviderRecount { request: self.prepared.id.clone(), tokens, estimated: self.tokens })
+        Ok(ProviderRecount {
+            exchange: self.prepared.exchange.clone(),
+            tokens,
+            estimated: self.tokens,
+        })
     }
 
     /// Begins a summary by the configured upstream; `false` if one is being written, or nothing can be cut.

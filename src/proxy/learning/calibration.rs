@@ -14,7 +14,7 @@ use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::by_model::ModelMap;
-use crate::context::Millis;
+use crate::context::{Millis, TenantId};
 use crate::dialect::models::Family;
 use crate::store::StoreError;
 use crate::store::ledgers::Ledgers;
@@ -127,7 +127,7 @@ impl Calibration {
     pub(crate) async fn of(
         &self,
         ledgers: &Arc<Ledgers>,
-        (upstream, model, pupil): (&str, &str, Option<&str>),
+        (upstream, model, pupil): (&str, &str, Option<&TenantId>),
         family: Family,
         budget: &ReadBudget,
     ) -> (Arc<EstimatorState>, RecallOutcome) {
@@ -161,7 +161,7 @@ impl Calibration {
         let (learned, may_save) = {
             let mut all = self.0.all();
             let Some(known) = all.get_mut(&place.upstream, &place.name) else { return };
-            let tenant = tenant.map(|tenant| xxh3_64(tenant.as_bytes()));
+            let tenant = tenant.map(|tenant| xxh3_64(tenant.as_str().as_bytes()));
             if !tenant.is_some_and(|tenant| known.teachers.hear(tenant)) {
                 return;
             }
@@ -234,7 +234,7 @@ fn is_more(one: &EstimatorState, other: &EstimatorState) -> bool {
 }
 
 impl CalibrationKey {
-    fn of(upstream: &str, model: &str, pupil: Option<&str>) -> Self {
+    fn of(upstream: &str, model: &str, pupil: Option<&TenantId>) -> Self {
         let name = match pupil {
             Some(pupil) => format!("{model} for {pupil}").into(),
             None => model.into(),

@@ -10,6 +10,7 @@ use foldhash::{HashMap, HashSet};
 use tokio::sync::Semaphore;
 use xxhash_rust::xxh3::xxh3_128;
 
+use crate::context::TenantId;
 use crate::store::lessons::LessonSource;
 
 /// Most count requests in flight; further ones are not sent.
@@ -81,5 +82,6 @@ impl CountingEndpoints {
 
 fn key(source: &LessonSource<'_>) -> u128 {
     let LessonSource { tenant, upstream, model, .. } = source;
-    xxh3_128([tenant.unwrap_or_default(), upstream, model].join("\0").as_bytes())
+    let tenant = tenant.map(TenantId::as_str).unwrap_or_default();
+    xxh3_128([tenant, upstream, model].join("\0").as_bytes())
 }

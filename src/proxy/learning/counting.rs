@@ -15,7 +15,7 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 use super::questions;
 use crate::context::policy::CountSchedule;
-use crate::context::{Estimate, EstimateMethod, ProviderCount};
+use crate::context::{Estimate, EstimateMethod, ExchangeId, ProviderCount, TenantId};
 use crate::dialect::counting::{CountQuestion, answer};
 use crate::dialect::lesson::{Lesson, QuotableText, RefusalBody, taught};
 use crate::dialect::{Dialect, PartKind, Purpose};
@@ -79,7 +79,7 @@ pub(crate) fn ask(
         CountSchedule::Cold => estimate.method == EstimateMethod::Estimated,
         CountSchedule::NearThreshold => estimate.tokens as f64 > near,
         CountSchedule::Media => prepared.conversation.parts().any(|part| is_media(part.kind)),
-        CountSchedule::Sample(share) => is_rewritten && drawn(&prepared.id) < share,
+        CountSchedule::Sample(share) => is_rewritten && drawn(&prepared.exchange) < share,
     };
     if !wanted || prepared.conversation.purpose != Purpose::Turn {
         return None;
@@ -119,14 +119,14 @@ fn is_media(kind: PartKind) -> bool {
 }
 
 /// A number between 0 and 1 for an exchange, from its id.
-fn drawn(id: &str) -> f64 {
-    (xxh3_64(id.as_bytes()) >> 11) as f64 / (1u64 << 53) as f64
+fn drawn(exchange: &ExchangeId) -> f64 {
+    (xxh3_64(exchange.as_str().as_bytes()) >> 11) as f64 / (1u64 << 53) as f64
 }
 
 /// A count request with everything needed to send it.
 pub(crate) struct CountRequest {
     proxy: Arc<Proxy>,
-    tenant: Option<Box<str>>,
+    tenant: Option<TenantId>,
     upstream: Box<str>,
     model: Box<str>,
     dialect: Dialect,
@@ -172,7 +172,8 @@ impl CountRequest {
 
     /// Tenant and upstream, to which a pause applies.
     fn whose(&self) -> Box<str> {
-        format!("{} {}", self.tenant.as_deref().unwrap_or_default(), self.upstream).into()
+        let tenant = self.tenant.as_ref().map(TenantId::as_str).unwrap_or_default();
+        format!("{tenant} {}", self.upstream).into()
     }
 
     async fn run(self, found: Arc<CountResult>, _permit: OwnedSemaphorePermit) {
@@ -195,7 +196,7 @@ impl CountRequest {
         let whose = self.whose();
         let Self { proxy, tenant, upstream, model, dialect, uri, headers, prompt } = self;
         let source = LessonSource {
-            tenant: tenant.as_deref(),
+            tenant: tenant.as_ref(),
             upstream: &upstream,
             model: &model,
             vouched: proxy.knows_apart(Some(&upstream)),

@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
-use crate::context::EstimateMethod;
 use crate::context::policy::Policy;
+use crate::context::{EstimateMethod, TenantId};
 use crate::dialect::lesson::LessonMatch;
 use crate::dialect::models::Model;
 use crate::dialect::{Dialect, ProviderError, Purpose, repair};
@@ -21,7 +21,7 @@ const DOUBT: u64 = 3;
 /// A request without its content.
 pub(crate) struct RequestInfo {
     /// Its tenant; `None` if unknown.
-    tenant: Option<Box<str>>,
+    tenant: Option<TenantId>,
     /// See [`LessonSource::vouched`].
     vouched: bool,
     upstream: Box<str>,
@@ -84,7 +84,7 @@ impl RequestInfo {
     /// The source of a lesson.
     pub(crate) fn source(&self) -> LessonSource<'_> {
         let Self { tenant, upstream, name, vouched, .. } = self;
-        LessonSource { tenant: tenant.as_deref(), upstream, model: name, vouched: *vouched }
+        LessonSource { tenant: tenant.as_ref(), upstream, model: name, vouched: *vouched }
     }
 
     /// The window that a message teaches, if it is plausible. `estimate`: that of the request as sent.

@@ -20,7 +20,7 @@ use crate::context::plan::{
     self, MOST_TOLD, Overlay, Plan, PlanStep, RecordedDecisions, RewriteSummary,
 };
 use crate::context::policy::SummaryAuthor;
-use crate::context::{Estimate, Fact, Millis, inject, prune, reasoning, repair};
+use crate::context::{Estimate, ExchangeId, Fact, Millis, inject, prune, reasoning, repair};
 use crate::dialect::models::Family;
 use crate::dialect::overflow::Overflow;
 use crate::dialect::refusal::RefusalCause;
@@ -146,7 +146,7 @@ pub(crate) async fn plan(
     let PlanOutcome { mut plan, mut measured, new, refused, mut is_spared } = looked;
     let before = known.clone();
     let (mut stood_aside, mut known, mut taken) = (None, known, Vec::new());
-    let mut undelivered = UndeliveredMessage::of(proxy, opened, &known, &prepared.id);
+    let mut undelivered = UndeliveredMessage::of(proxy, opened, &known, &prepared.exchange);
     if !new.is_empty() {
         // Boxed, because few requests decide anything and the future is large.
         let saved = Box::pin(save(proxy, opened, new, known.suspended)).await;
@@ -158,9 +158,9 @@ pub(crate) async fn plan(
             is_spared = false;
             Vec::new()
         });
-        taken = inject::taken(&saved, &prepared.id);
+        taken = inject::taken(&saved, &prepared.exchange);
         Arc::make_mut(&mut known).add(saved);
-        let with_taken = UndeliveredMessage::of(proxy, opened, &known, &prepared.id);
+        let with_taken = UndeliveredMessage::of(proxy, opened, &known, &prepared.exchange);
         std::mem::replace(&mut undelivered, with_taken)
             .into_iter()
             .for_each(UndeliveredMessage::end);
@@ -303,9 +303,9 @@ impl PlannedRequest {
     ) -> Option<Self> {
         let mut known = RecordedDecisions::clone(&self.before);
         if !cause.is_of_what_is_new() {
-            known.takes_births(&self.known, &prepared.id);
+            known.takes_births(&self.known, &prepared.exchange);
         }
-        let decided = |known: &RecordedDecisions| known.decided_by(&prepared.id);
+        let decided = |known: &RecordedDecisions| known.decided_by(&prepared.exchange);
         if prepared.mode != Mode::Active || decided(&known) == decided(&self.known) {
             return None;
         }
@@ -316,9 +316,13 @@ impl PlannedRequest {
     }
 
     /// The keys of decisions made for it that `other` does not have.
-    pub(crate) fn decided_beyond(&self, other: Option<&Self>, id: &str) -> Vec<PartKey> {
-        let here = self.known.decided_by(id);
-        let there = other.map(|other| other.known.decided_by(id)).unwrap_or_default();
+    pub(crate) fn decided_beyond(
+        &self,
+        other: Option<&Self>,
+        exchange: &ExchangeId,
+    ) -> Vec<PartKey> {
+        let here = self.known.decided_by(exchange);
+        let there = other.map(|other| other.known.decided_by(exchange)).unwrap_or_default();
         let mut beyond: Vec<PartKey> = here.difference(&there).copied().collect();
         beyond.sort_unstable();
         beyond
@@ -327,7 +331,7 @@ impl PlannedRequest {
     /// The request as the provider has it cached: without its new cuts of parts that were sent before. `None`
     /// if there are no such cuts.
     pub(crate) async fn as_cached(&self, prepared: &Arc<PreparedRequest>) -> Option<Self> {
-        let known = Arc::new(self.known.as_cached(&prepared.id)?);
+        let known = Arc::new(self.known.as_cached(&prepared.exchange)?);
         let (plan, measured) = again(prepared, &known, self.anchor.as_ref()).await?;
         let mut cached = Self { known, anchor: self.anchor.clone(), ..Self::default() };
         let is_whole = !plan.conflict;

@@ -11,7 +11,7 @@ use crate::config::Mode;
 use crate::context::budget::{self, Anchor, MeasuredEstimate};
 use crate::context::plan::{self, Overlay, PlanStep, RecordedDecisions, RewriteSummary};
 use crate::context::policy::{EchoRule, Policy};
-use crate::context::{Millis, prune};
+use crate::context::{ExchangeId, Millis, TenantId, prune};
 use crate::dialect::Conversation;
 use crate::dialect::models::Model;
 use crate::proxy::http::memory::HeldMemory;
@@ -23,9 +23,9 @@ use crate::tokens::learn::EstimatorState;
 /// A request with everything that is known about its model and upstream.
 #[derive(Clone)]
 pub(crate) struct PreparedRequest {
-    pub(crate) id: Box<str>,
+    pub(crate) exchange: ExchangeId,
     /// Its tenant; `None` if unknown.
-    pub(crate) tenant: Option<Box<str>>,
+    pub(crate) tenant: Option<TenantId>,
     /// See [`LessonSource::vouched`].
     pub(crate) vouched: bool,
     pub(crate) conversation: Conversation,
@@ -68,7 +68,7 @@ impl PreparedRequest {
 
     /// The source of a lesson, also to look one up.
     pub(crate) fn source(&self) -> LessonSource<'_> {
-        let (tenant, upstream) = (self.tenant.as_deref(), &*self.upstream);
+        let (tenant, upstream) = (self.tenant.as_ref(), &*self.upstream);
         LessonSource { tenant, upstream, model: self.name(), vouched: self.vouched }
     }
 
@@ -80,7 +80,7 @@ impl PreparedRequest {
     /// The request in the form that the pure modules use.
     pub(crate) fn request(&self) -> plan::PlanRequest<'_> {
         plan::PlanRequest {
-            id: &self.id,
+            exchange: &self.exchange,
             conversation: &self.conversation,
             body: &self.body,
             model: &self.model,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tokio::runtime::Handle;
 
 use crate::context::plan::RecordedDecisions;
-use crate::context::{Fact, inject};
+use crate::context::{ExchangeId, Fact, inject};
 use crate::proxy::state::Proxy;
 use crate::store::Scope;
 use crate::store::ledgers::{OpenedSession, SessionRoom};
@@ -28,9 +28,9 @@ impl UndeliveredMessage {
         proxy: &Arc<Proxy>,
         opened: &OpenedSession,
         known: &RecordedDecisions,
-        id: &str,
+        exchange: &ExchangeId,
     ) -> Option<Self> {
-        let facts = inject::again(known, id, now(), false);
+        let facts = inject::again(known, exchange, now(), false);
         let guard = |facts| Self { proxy: proxy.clone(), room: opened.room(), facts };
         (!facts.is_empty()).then(|| guard(facts))
     }
@@ -62,7 +62,7 @@ pub(crate) async fn wait_again(proxy: &Proxy, room: &SessionRoom, fact: Fact) {
         step,
         tenant,
         session,
-        request: None,
+        exchange: None,
         position: None,
         at,
     });

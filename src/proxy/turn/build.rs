@@ -4,7 +4,7 @@
 //! stored in the same form as any other.
 
 use crate::context::reasoning::{self, ReplyOrigin};
-use crate::context::{Fact, Millis, Outcome, Turn, budget, ledger};
+use crate::context::{ExchangeId, Fact, Millis, Outcome, Turn, budget, ledger};
 use crate::dialect::{Chain, PartKey, Reply, Usage};
 use crate::proxy::learning::request_info::RequestInfo;
 use crate::proxy::plan::planned_request::PlannedRequest;
@@ -25,7 +25,7 @@ pub(super) struct ForwardedPrefix {
 
 /// The end of an exchange, from its recorder.
 pub(super) struct ExchangeEnding {
-    pub(super) id: Box<str>,
+    pub(super) id: ExchangeId,
     pub(super) at: Millis,
     pub(super) ended: Millis,
     pub(super) upstream: Box<str>,
@@ -50,7 +50,7 @@ impl ExchangeEnding {
     /// Completes a draft to a turn, once its reply is known.
     pub(super) fn turn(self, draft: Turn, info: &RequestInfo, reply: &Reply) -> Turn {
         Turn {
-            request: self.id,
+            exchange: self.id,
             after: reply.chain_after(draft.position.chain),
             response: reply.id.clone(),
             provider_request_id: self.provider_request_id,
@@ -80,7 +80,7 @@ pub(super) fn draft(
     let position = opened.placed.position.clone();
     let measured = planned.measured.as_deref();
     Turn {
-        request: prepared.id.clone(),
+        exchange: prepared.exchange.clone(),
         after: Reply::default().chain_after(position.chain),
         position,
         done: planned.done.clone(),

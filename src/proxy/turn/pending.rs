@@ -110,7 +110,7 @@ impl PendingExchange {
     pub(crate) fn open_exchange(&self, at: Millis) -> Option<OpenExchange> {
         let scope = &self.opened.scope;
         Some(OpenExchange {
-            id: self.prepared.id.clone(),
+            id: self.prepared.exchange.clone(),
             tenant: scope.tenant.clone(),
             session: scope.session.clone(),
             thread: self.opened.placed.position.thread.clone(),
@@ -354,7 +354,7 @@ impl PendingExchange {
         cause: RefusalCause,
         recorder: &mut ExchangeRecorder,
     ) -> Vec<PartKey> {
-        let void = self.planned.decided_beyond(Some(&before.planned), &self.prepared.id);
+        let void = self.planned.decided_beyond(Some(&before.planned), &self.prepared.exchange);
         self.planned = before.planned;
         self.planned.done.taken_back = Some(cause);
         self.update_event(recorder);
@@ -363,12 +363,12 @@ impl PendingExchange {
 
     /// The keys of the decisions that made room, which are void because that form was refused.
     pub(crate) fn room_decisions(&self, room: &RevisedRequest) -> Vec<PartKey> {
-        room.planned.decided_beyond(Some(&self.planned), &self.prepared.id)
+        room.planned.decided_beyond(Some(&self.planned), &self.prepared.exchange)
     }
 
     /// The keys of the request's own decisions.
     pub(crate) fn own_decisions(&self) -> Vec<PartKey> {
-        self.planned.decided_beyond(None, &self.prepared.id)
+        self.planned.decided_beyond(None, &self.prepared.exchange)
     }
 
     /// Records that the rewrite was refused.
@@ -382,7 +382,7 @@ impl PendingExchange {
         let position = &mut self.opened.placed.position;
         position.suspended = Some(at);
         let (thread, parent) = (position.thread.clone(), position.parent.clone());
-        let suspended = Suspension { request: self.prepared.id.clone(), thread, parent, at };
+        let suspended = Suspension { exchange: self.prepared.exchange.clone(), thread, parent, at };
         (self.opened.room(), Fact::Aside(Box::new(suspended)))
     }
 
@@ -392,10 +392,10 @@ impl PendingExchange {
         about: Vec<PartKey>,
         retry: RevocationRetry,
     ) -> Option<(SessionRoom, Fact)> {
-        let (request, at) = (self.prepared.id.clone(), now());
+        let (exchange, at) = (self.prepared.exchange.clone(), now());
         let position = &self.opened.placed.position;
         let (thread, parent) = (position.thread.clone(), position.parent.clone());
-        let taken = Revocation { request, thread, parent, at, about, retry };
+        let taken = Revocation { exchange, thread, parent, at, about, retry };
         (!taken.about.is_empty()).then(|| (self.opened.room(), Fact::TakenBack(Box::new(taken))))
     }
 
@@ -412,7 +412,7 @@ impl PendingExchange {
     /// Messages injected at the end of the request, to be queued again if they were not delivered.
     pub(super) fn unsent_messages(&self) -> Vec<Fact> {
         let is_in_vain = self.planned.done.resent.is_some();
-        inject::again(&self.planned.known, &self.prepared.id, now(), is_in_vain)
+        inject::again(&self.planned.known, &self.prepared.exchange, now(), is_in_vain)
     }
 
     /// Queues the messages of a request without a response again. The client waits for our response, so the

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128, xxh3_128_with_seed};
 
 use crate::context::ledger::{BoundaryHash, boundary_hashes};
-use crate::context::{Fact, Outcome};
+use crate::context::{ExchangeId, Fact, Outcome, SessionId, TenantId};
 use crate::dialect::{Chain, Conversation, HeldHistory, PartKey, Role};
 use crate::store::{Record, RecordKind, Scope};
 
@@ -41,7 +41,7 @@ pub(super) struct SessionFingerprints {
 impl SessionFingerprints {
     /// Begins a look-up in the store for a request with these fingerprints. Returns when it began, for this
     /// request or for one that it continues.
-    pub(super) fn look_up(&mut self, tenant: &str, signs: &[u128]) -> Instant {
+    pub(super) fn look_up(&mut self, tenant: &TenantId, signs: &[u128]) -> Instant {
         let mut own = signs.iter().map(|sign| of_tenant(tenant, *sign)).peekable();
         let first = own.peek().copied();
         let under_way = own.filter_map(|sign| self.look_ups.get(&sign)).min().copied();
@@ -56,12 +56,12 @@ impl SessionFingerprints {
     }
 
     /// Called when the store has answered or failed.
-    pub(super) fn looked_up(&mut self, tenant: &str, own: u128) {
+    pub(super) fn looked_up(&mut self, tenant: &TenantId, own: u128) {
         self.look_ups.remove(&of_tenant(tenant, own));
     }
 
     /// The session of the first known one of these fingerprints.
-    pub(super) fn session(&self, tenant: &str, signs: &[u128]) -> Option<Box<str>> {
+    pub(super) fn session(&self, tenant: &TenantId, signs: &[u128]) -> Option<SessionId> {
         let mut known = signs.iter().filter_map(|sign| self.scopes.get(&of_tenant(tenant, *sign)));
         known.next().map(|scope| scope.session.clone())
     }
@@ -115,8 +115,8 @@ impl SessionFingerprints {
 }
 
 /// The fingerprint within one tenant: no other tenant's request can show it (invariant 11).
-fn of_tenant(tenant: &str, sign: u128) -> u128 {
-    xxh3_128_with_seed(&sign.to_le_bytes(), xxh3_64(tenant.as_bytes()))
+fn of_tenant(tenant: &TenantId, sign: u128) -> u128 {
+    xxh3_128_with_seed(&sign.to_le_bytes(), xxh3_64(tenant.as_str().as_bytes()))
 }
 
 /// The fingerprints that a turn leaves: the end of its reply, its anchor keys and boundary, its response's
@@ -181,6 +181,6 @@ fn of_response(id: &str) -> u128 {
 
 /// The name of a session that begins with an exchange. Within a process such names increase with time, so
 /// that a store keeps new rows together and rewrites few pages.
-pub(super) fn name_for(request: &str) -> Box<str> {
-    format!("line-{request}").into()
+pub(super) fn name_for(exchange: &ExchangeId) -> SessionId {
+    format!("line-{exchange}").into()
 }

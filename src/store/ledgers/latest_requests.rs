@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use foldhash::HashMap;
 
+use crate::context::ExchangeId;
 use crate::context::compact::CompactionPreview;
 use crate::store::Scope;
 
@@ -32,7 +33,7 @@ pub(super) type TokenCountFuture =
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProviderRecount {
     /// The exchange of that request.
-    pub request: Box<str>,
+    pub exchange: ExchangeId,
     /// Input tokens according to its counting endpoint.
     pub tokens: u64,
     /// The estimate from before it was sent.

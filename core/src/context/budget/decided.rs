@@ -73,7 +73,7 @@ fn added(
         let is_sent = request.part(at).is_some_and(|part| !sent.said_after(part.span).is_empty());
         said.into_iter().filter_map(|said| said.taken()).filter(move |_| is_sent)
     });
-    let new = said.filter(|taken| is_whole || *taken.request == *request.id);
+    let new = said.filter(|taken| is_whole || taken.exchange == *request.exchange);
     summary + new.map(|taken| rules.weigh_words(&taken.text)).sum::<f64>()
 }
 

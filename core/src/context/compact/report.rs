@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::context::ledger::Ledger;
 use crate::context::plan::DecisionReason;
 use crate::context::policy::SummaryAuthor;
-use crate::context::{CompactionRecord, Millis, Turn};
+use crate::context::{CompactionRecord, ExchangeId, Millis, Turn};
 use crate::dialect::Usage;
 
 /// The report on one compaction.
@@ -28,7 +28,8 @@ pub struct CompactionReport {
     /// When it was first used, or written if it is not in use yet; ms since 1970.
     pub at: Millis,
     /// The exchange that first used it, or that it was written for.
-    pub request: Box<str>,
+    #[serde(rename = "request")]
+    pub exchange: ExchangeId,
     /// Tokens of the messages before the cut, estimated.
     pub tokens_before: u64,
     /// Tokens of what replaces them, estimated.
@@ -59,7 +60,7 @@ impl CompactionReport {
             model: compact.model.clone(),
             why: compact.why,
             at: compact.at,
-            request: compact.request.clone(),
+            exchange: compact.exchange.clone(),
             tokens_before: compact.was,
             tokens_after: u64::from(compact.tokens),
             took_ms: compact.took,
@@ -99,7 +100,7 @@ impl Compactions {
             return Self { used: Vec::new(), ready: ready(ledger, &line, 0) };
         };
         let folded = |one: &&Arc<CompactionRecord>| {
-            one.about != newest.about && one.at <= newest.at && line.contains(&*one.request)
+            one.about != newest.about && one.at <= newest.at && line.contains(&one.exchange)
         };
         let mut used: Vec<_> = ledger.compacts(false).filter(folded).collect();
         used.sort_by_key(|compact| compact.at);
@@ -110,21 +111,21 @@ impl Compactions {
 }
 
 /// The turn's exchange and its ancestors.
-fn line<'l>(ledger: &'l Ledger, turn: &'l Turn) -> HashSet<&'l str> {
-    let parent = |turn: &&'l Turn| Some(&**ledger.turn(turn.position.parent.as_deref()?)?);
+fn line<'l>(ledger: &'l Ledger, turn: &'l Turn) -> HashSet<&'l ExchangeId> {
+    let parent = |turn: &&'l Turn| Some(&**ledger.turn(turn.position.parent.as_ref()?)?);
     let turns = std::iter::successors(Some(turn), parent);
     let mut line = HashSet::default();
     // A turn that was seen before means a cycle: the facts contradict each other.
-    turns.map(|turn| &*turn.request).take_while(|request| line.insert(*request)).for_each(drop);
+    turns.map(|turn| &turn.exchange).take_while(|exchange| line.insert(*exchange)).for_each(drop);
     line
 }
 
 /// The newest unused summary written for one of these exchanges after `since`.
-fn ready(ledger: &Ledger, line: &HashSet<&str>, since: Millis) -> Option<CompactionReport> {
+fn ready(ledger: &Ledger, line: &HashSet<&ExchangeId>, since: Millis) -> Option<CompactionReport> {
     let is_used = |one: &CompactionRecord| {
         ledger.compacts(false).any(|used| (used.about, used.after) == (one.about, one.after))
     };
     let fresh = ledger.summaries(false).filter(|one| one.at > since);
-    let ready = fresh.filter(|one| line.contains(&*one.request) && !is_used(one));
+    let ready = fresh.filter(|one| line.contains(&one.exchange) && !is_used(one));
     ready.max_by_key(|one| one.at).map(|one| CompactionReport::of(one))
 }

@@ -11,8 +11,8 @@ use super::Ledger;
 use crate::context::decisions::{Decidable, Decisions};
 use crate::context::repair::RepairDecision;
 use crate::context::{
-    CompactionRecord, Cut, Fact, Millis, ReasoningAction, ReasoningDecision, Revocation,
-    RevocationRetry, Suspension, Turn,
+    CompactionRecord, Cut, ExchangeId, Fact, Millis, ReasoningAction, ReasoningDecision,
+    Revocation, RevocationRetry, Suspension, ThreadId, Turn,
 };
 use crate::dialect::PartKey;
 
@@ -93,10 +93,10 @@ impl Ledger {
 
     /// When a rewrite was last refused that affects a request of `thread` with this parent: a rewrite of one
     /// of its ancestors, or of another request with the same thread and parent.
-    pub fn suspended_since(&self, thread: &str, parent: Option<&Turn>) -> Option<Millis> {
-        let from = parent.map(|turn| &*turn.request);
+    pub fn suspended_since(&self, thread: &ThreadId, parent: Option<&Turn>) -> Option<Millis> {
+        let from = parent.map(|turn| &turn.exchange);
         let beside = |suspended: &&Suspension| {
-            *suspended.thread == *thread && suspended.parent.as_deref() == from
+            suspended.thread == *thread && suspended.parent.as_ref() == from
         };
         let beside = self.suspensions.iter().filter(beside).map(|suspended| suspended.at).max();
         beside.max(parent.and_then(|turn| turn.position.suspended))
@@ -105,7 +105,7 @@ impl Ledger {
     /// The revocation of a decision.
     fn taker(&self, one: &impl Decidable) -> Option<&Revocation> {
         let about = PartKey(one.place().0);
-        let taken = self.taken_back.get(one.request())?;
+        let taken = self.taken_back.get(one.exchange())?;
         taken.iter().find(|taken| taken.about.contains(&about))
     }
 
@@ -205,20 +205,20 @@ impl Ledger {
     /// Whether a request of `thread` with this parent gets no new decisions until its cache is cold. That is
     /// so if decisions were refused for one of its ancestors, or for another request with the same thread and
     /// parent, and nothing was learned that would prevent the next refusal.
-    pub fn rests(&self, thread: &str, parent: Option<&Turn>) -> bool {
-        let from = parent.map(|turn| &*turn.request);
+    pub fn rests(&self, thread: &ThreadId, parent: Option<&Turn>) -> bool {
+        let from = parent.map(|turn| &turn.exchange);
         let mut resting =
             self.all_taken_back().filter(|taken| taken.retry == RevocationRetry::Cold).peekable();
         if resting.peek().is_none() {
             return false;
         }
-        let before = |turn: &&Turn| Some(&**self.turn(turn.position.parent.as_deref()?)?);
+        let before = |turn: &&Turn| Some(&**self.turn(turn.position.parent.as_ref()?)?);
         // No branch is longer than the number of turns.
         let line = std::iter::successors(parent, before).take(self.turns.len());
-        let line: HashSet<&str> = line.map(|turn| &*turn.request).collect();
+        let line: HashSet<&ExchangeId> = line.map(|turn| &turn.exchange).collect();
         resting.any(|taken| {
-            let beside = *taken.thread == *thread && taken.parent.as_deref() == from;
-            beside || line.contains(&*taken.request)
+            let beside = taken.thread == *thread && taken.parent.as_ref() == from;
+            beside || line.contains(&taken.exchange)
         })
     }
 }
@@ -229,11 +229,11 @@ mod tests {
     use crate::context::Replacement;
     use crate::context::plan::DecisionReason;
 
-    fn cut(request: &str, after: Option<Millis>) -> Fact {
+    fn cut(exchange: &str, after: Option<Millis>) -> Fact {
         Fact::Cut(Box::new(Cut {
             about: PartKey(1),
             at: 1,
-            request: request.into(),
+            exchange: exchange.into(),
             content: Replacement::Text("cut".into()),
             keep_media: false,
             was: 2,
@@ -244,9 +244,9 @@ mod tests {
         }))
     }
 
-    fn taken_back(request: &str, retry: RevocationRetry) -> Revocation {
-        let (request, thread) = (request.into(), "thread".into());
-        Revocation { request, thread, parent: None, at: 2, about: vec![PartKey(1)], retry }
+    fn taken_back(exchange: &str, retry: RevocationRetry) -> Revocation {
+        let (exchange, thread) = (exchange.into(), "thread".into());
+        Revocation { exchange, thread, parent: None, at: 2, about: vec![PartKey(1)], retry }
     }
 
     #[test]

@@ -19,11 +19,12 @@ use crate::context::ledger::{self, BoundaryHash, Ledger};
 use crate::context::lineage::Placement;
 use crate::context::repair::RepairDecision;
 use crate::context::{
-    CompactionRecord, Cut, Fact, InjectedMessage, Millis, QueuedMessage, ReasoningAction,
-    ReasoningDecision, ThreadId, Turn, inject,
+    CompactionRecord, Cut, ExchangeId, Fact, InjectedMessage, Millis, QueuedMessage,
+    ReasoningAction, ReasoningDecision, ThreadId, Turn, inject,
 };
 use crate::dialect::{Chain, Conversation, Dialect, Part, PartIndex, PartKey, PartKind, Role};
 use branch::{Branch, CutCount};
+use returned::CutReach;
 
 pub use replies::ReturnedReply;
 
@@ -45,9 +46,8 @@ pub struct RecordedDecisions {
     /// The chain of system prompt and tools.
     head: Chain,
     cuts: HashMap<u128, Arc<Cut>>,
-    /// For each cut, by its decision key: how far this history agrees with the request that decided it. A
-    /// part's place.
-    ends: HashMap<u128, PartIndex>,
+    /// For each cut, by its decision key: the range of the history in which it makes reasoning void.
+    reaches: HashMap<u128, CutReach>,
     echoes: HashMap<u128, Arc<ReasoningDecision>>,
     /// Those decisions about parts that were made for the requested model.
     of_its_model: HashSet<PartKey>,
@@ -58,7 +58,7 @@ pub struct RecordedDecisions {
     /// Keys of decisions of other branches that this request adopted.
     taken_over: HashSet<u128>,
     /// The id of its exchange.
-    request: Box<str>,
+    exchange: ExchangeId,
     /// The keys of the reasoning that the parent turn sent.
     thoughts: Arc<HashSet<PartKey>>,
     /// Replies whose reasoning is recorded, oldest first.
@@ -99,7 +99,7 @@ impl RecordedDecisions {
             client_compacts: ledger.client_compacts(),
             waiting: inject::waiting(ledger, placed),
             thread: placed.position.thread.clone(),
-            request: placed.request.clone(),
+            exchange: placed.exchange.clone(),
             ..Self::bare(conversation)
         };
         let branch = Branch::of(ledger, placed, &known.keyed_parts, shadow);
@@ -109,10 +109,11 @@ impl RecordedDecisions {
             known.thoughts = Arc::new(branch.thoughts());
         }
         if ledger.has_decided(shadow) {
-            known.find_decisions(ledger, shadow, &branch, conversation.model.as_deref());
+            let forms =
+                known.find_decisions(ledger, shadow, &branch, conversation.model.as_deref());
             known.given_up = ledger.given_up(shadow, known.suspended);
             known.given_up.extend(branch.given_up());
-            known.find_ends(ledger, conversation, &branch);
+            known.find_reaches(ledger, conversation, &branch, &forms);
         }
         if !shadow {
             known.find_repairs(ledger, &branch);
@@ -207,13 +208,15 @@ impl RecordedDecisions {
         groups.filter(move |(at, _): &(_, Vec<&InjectedMessage>)| at.message >= from)
     }
 
+    /// Finds the decisions that apply here. Returns in which form the parent turn sent the parts that were cut,
+    /// by index into `keyed_parts`.
     fn find_decisions(
         &mut self,
         ledger: &Ledger,
         shadow: bool,
         branch: &Branch<'_>,
         model: Option<&str>,
-    ) {
+    ) -> HashMap<usize, CutCount> {
         let suspended = self.suspended;
         let mut cuts = Vec::new();
         for (index, keyed) in self.keyed_parts.iter().enumerate() {
@@ -246,11 +249,12 @@ impl RecordedDecisions {
         let out =
             ledger.taken_out(shadow, suspended).filter(|echo| !elsewhere.contains(&echo.about));
         self.echoes.extend(out.map(|echo| (echo.about.0, echo.clone())));
+        forms
     }
 
     /// Records that a decision for this request was made first by another branch and adopted as it is.
-    fn takes_over(&mut self, about: u128, by: &str) {
-        if *by != *self.request {
+    fn takes_over(&mut self, about: u128, by: &ExchangeId) {
+        if *by != self.exchange {
             self.taken_over.insert(about);
         }
     }
@@ -278,15 +282,15 @@ impl RecordedDecisions {
         for fact in facts {
             match fact {
                 Fact::Cut(cut) => {
-                    self.takes_over(cut.about.0, &cut.request);
+                    self.takes_over(cut.about.0, &cut.exchange);
                     self.cuts.entry(cut.about.0).or_insert_with(|| Arc::new(*cut));
                 }
                 Fact::Echo(echo) => {
-                    self.takes_over(echo.about.0, &echo.request);
+                    self.takes_over(echo.about.0, &echo.exchange);
                     self.echoes.entry(echo.about.0).or_insert_with(|| Arc::new(*echo));
                 }
                 Fact::Repair(repair) => {
-                    self.takes_over(repair.about.0, &repair.request);
+                    self.takes_over(repair.about.0, &repair.exchange);
                     self.add_repair(Arc::new(*repair));
                 }
                 Fact::Compact(compact) => self.uses(*compact),
@@ -306,23 +310,23 @@ impl RecordedDecisions {
     }
 
     /// The keys of the decisions that an exchange made.
-    pub fn decided_by(&self, request: &str) -> HashSet<PartKey> {
-        let cuts = self.cuts.values().map(|cut| (&cut.request, cut.about));
-        let echoes = self.echoes.values().map(|echo| (&echo.request, echo.about));
-        let compact = self.compact().map(|(_, one)| (&one.request, PartKey(one.address().0)));
-        let repairs = self.repairs.iter().map(|one| (&one.request, one.about));
+    pub fn decided_by(&self, exchange: &ExchangeId) -> HashSet<PartKey> {
+        let cuts = self.cuts.values().map(|cut| (&cut.exchange, cut.about));
+        let echoes = self.echoes.values().map(|echo| (&echo.exchange, echo.about));
+        let compact = self.compact().map(|(_, one)| (&one.exchange, PartKey(one.address().0)));
+        let repairs = self.repairs.iter().map(|one| (&one.exchange, one.about));
         let all = cuts.chain(echoes).chain(compact).chain(repairs);
         let is_its =
-            |by: &str, about: PartKey| self.decision(about.0, by, request) == Decision::New;
+            |by: &ExchangeId, about: PartKey| self.decision(about.0, by, exchange) == Decision::New;
         all.filter(|(by, about)| is_its(by, *about)).map(|(_, about)| about).collect()
     }
 
     /// The same without the cuts that this exchange newly made in parts that were sent before: the form that
     /// the provider has cached. `None` if there are no such cuts.
-    pub fn as_cached(&self, request: &str) -> Option<Self> {
+    pub fn as_cached(&self, exchange: &ExchangeId) -> Option<Self> {
         let is_new = |about: u128, cut: &Cut| {
             let is_birth = matches!(cut.why, DecisionReason::Birth | DecisionReason::TooLarge);
-            !is_birth && self.decision(about, &cut.request, request) == Decision::New
+            !is_birth && self.decision(about, &cut.exchange, exchange) == Decision::New
         };
         let mut cuts = self.cuts.clone();
         cuts.retain(|about, cut| !is_new(*about, cut));
@@ -341,15 +345,15 @@ impl RecordedDecisions {
 
     /// Takes over what an exchange decided about parts that it sent for the first time: nothing depends on
     /// their unchanged form, and no reasoning comes after them.
-    pub fn takes_births(&mut self, of: &Self, request: &str) {
-        let is_birth = |about: u128, by: &str, why| {
-            let is_new = of.decision(about, by, request) == Decision::New;
+    pub fn takes_births(&mut self, of: &Self, exchange: &ExchangeId) {
+        let is_birth = |about: u128, by: &ExchangeId, why| {
+            let is_new = of.decision(about, by, exchange) == Decision::New;
             is_new && matches!(why, DecisionReason::Birth | DecisionReason::TooLarge)
         };
-        let cuts = of.cuts.iter().filter(|(about, cut)| is_birth(**about, &cut.request, cut.why));
+        let cuts = of.cuts.iter().filter(|(about, cut)| is_birth(**about, &cut.exchange, cut.why));
         self.cuts.extend(cuts.map(|(about, cut)| (*about, cut.clone())));
         let echoes = of.echoes.iter();
-        let echoes = echoes.filter(|(about, echo)| is_birth(**about, &echo.request, echo.why));
+        let echoes = echoes.filter(|(about, echo)| is_birth(**about, &echo.exchange, echo.why));
         self.echoes.extend(echoes.map(|(about, echo)| (*about, echo.clone())));
     }
 
@@ -443,8 +447,8 @@ impl RecordedDecisions {
     }
 
     /// Whether a decision with key `about`, made by the exchange `of`, is new to the exchange `here`.
-    pub(super) fn decision(&self, about: u128, of: &str, here: &str) -> Decision {
-        let is_new = of == here || here == &*self.request && self.taken_over.contains(&about);
+    pub(super) fn decision(&self, about: u128, of: &ExchangeId, here: &ExchangeId) -> Decision {
+        let is_new = of == here || *here == self.exchange && self.taken_over.contains(&about);
         if is_new { Decision::New } else { Decision::Replayed }
     }
 

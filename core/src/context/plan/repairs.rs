@@ -107,7 +107,7 @@ fn told(
 ) {
     plan.steps.push(PlanStep {
         change: Change::Repaired,
-        decision: known.decision(one.about.0, &one.request, request.id),
+        decision: known.decision(one.about.0, &one.exchange, request.exchange),
         why: DecisionReason::Refusal,
         at,
         byte: edits.first().map_or(0, |edit| edit.at.start as u64),

@@ -59,7 +59,7 @@ fn compact(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan
     plan.sent.begins_with((compact.key(), compact.tokens), &conversation.messages[..cut]);
     plan.steps.push(PlanStep {
         change: Change::Compacted,
-        decision: known.decision(compact.address().0, &compact.request, request.id),
+        decision: known.decision(compact.address().0, &compact.exchange, request.exchange),
         why: compact.why,
         at: PartIndex::default(),
         byte: first.at.start as u64,
@@ -106,7 +106,7 @@ fn cuts(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
         let before = edits.iter().map(|edit| edit.at.len() as u64).sum();
         plan.steps.push(PlanStep {
             change: Change::Cut,
-            decision: known.decision(cut.about.0, &cut.request, request.id),
+            decision: known.decision(cut.about.0, &cut.exchange, request.exchange),
             why: cut.why,
             at,
             byte: edits.first().map_or(0, |edit| edit.at.start as u64),
@@ -137,7 +137,7 @@ fn said(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
             }
             plan.sent.say(part.span, key, taken.tokens);
             plan.steps.push(PlanStep {
-                decision: known.decision(key.0, &taken.request, request.id),
+                decision: known.decision(key.0, &taken.exchange, request.exchange),
                 why: DecisionReason::Queued,
                 byte: part.span.end as u64,
                 bytes_before: 0,
@@ -282,7 +282,7 @@ fn step_of(
     };
     PlanStep {
         change,
-        decision: known.decision(echo.about.0, &echo.request, request.id),
+        decision: known.decision(echo.about.0, &echo.exchange, request.exchange),
         why: echo.why,
         at,
         byte: first.at.start as u64,

@@ -21,7 +21,9 @@ pub(super) fn propose(refused: &RefusedRequest<'_>, place: Option<&PathTarget>) 
         own.filter_map(|part| Some((part.reasoning_key(request.body)?, part))).collect();
     let tried = own.iter().any(|(about, _)| {
         let echo = refused.known.echo(*about);
-        echo.is_some_and(|echo| *echo.request == *request.id && echo.why == DecisionReason::Refusal)
+        echo.is_some_and(|echo| {
+            echo.exchange == *request.exchange && echo.why == DecisionReason::Refusal
+        })
     });
     let left: Vec<(u128, &Part)> = own.into_iter().filter(|(about, _)| !is_out(*about)).collect();
     let named = if tried { Vec::new() } else { named(refused, place, &left) };
@@ -69,7 +71,7 @@ fn out(refused: &RefusedRequest<'_>, about: u128) -> Fact {
     Fact::Echo(Box::new(ReasoningDecision {
         about: PartKey(about),
         at: refused.request.now,
-        request: refused.request.id.into(),
+        exchange: refused.request.exchange.clone(),
         does: ReasoningAction::Out,
         why: DecisionReason::Refusal,
         shadow: false,

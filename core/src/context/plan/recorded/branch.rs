@@ -17,8 +17,8 @@ use crate::context::lineage::Placement;
 use crate::context::plan::DecisionReason;
 use crate::context::repair::RepairDecision;
 use crate::context::{
-    CompactionRecord, Cut, InjectedMessage, PromptSection, ReasoningAction, ReasoningDecision,
-    ReasoningRecord, RevocationRetry, SketchPart, Turn, reasoning,
+    CompactionRecord, Cut, ExchangeId, InjectedMessage, PromptSection, ReasoningAction,
+    ReasoningDecision, ReasoningRecord, RevocationRetry, SketchPart, Turn, reasoning,
 };
 use crate::dialect::repair::Repair;
 use crate::dialect::{PartKey, Role};
@@ -27,13 +27,13 @@ use crate::dialect::{PartKey, Role};
 pub(super) struct Branch<'l> {
     ledger: &'l Ledger,
     /// The request's own exchange.
-    request: &'l str,
+    exchange: &'l ExchangeId,
     /// The turn that it continues.
     parent: Option<&'l Turn>,
     /// What that turn sent, part by part; `None` if unknown.
     sent: Option<Vec<SketchPart>>,
     /// The ancestors of the request.
-    line: OnceCell<HashSet<&'l str>>,
+    line: OnceCell<HashSet<&'l ExchangeId>>,
     /// The keys of everything in `sent`.
     keys: OnceCell<HashSet<PartKey>>,
 }
@@ -56,7 +56,7 @@ impl<'l> Branch<'l> {
         });
         let sent = known.and_then(|parent| ledger.sketch(parent)).filter(|sent| !sent.is_empty());
         let (line, keys) = Default::default();
-        Self { ledger, request: &placed.request, parent, sent, line, keys }
+        Self { ledger, exchange: &placed.exchange, parent, sent, line, keys }
     }
 
     fn has_sent(&self, key: PartKey) -> bool {
@@ -65,18 +65,18 @@ impl<'l> Branch<'l> {
     }
 
     /// Whether an exchange of this branch made the decision.
-    fn has_made(&self, request: &str) -> bool {
-        request == self.request || self.line().contains(request)
+    fn has_made(&self, exchange: &ExchangeId) -> bool {
+        exchange == self.exchange || self.line().contains(exchange)
     }
 
-    fn line(&self) -> &HashSet<&'l str> {
+    fn line(&self) -> &HashSet<&'l ExchangeId> {
         self.line.get_or_init(|| {
             let before =
-                |turn: &&'l Turn| Some(&**self.ledger.turn(turn.position.parent.as_deref()?)?);
+                |turn: &&'l Turn| Some(&**self.ledger.turn(turn.position.parent.as_ref()?)?);
             let mut line = HashSet::default();
             // A turn that was seen before means a cycle: the facts contradict each other.
             for turn in std::iter::successors(self.parent, before) {
-                if !line.insert(&*turn.request) {
+                if !line.insert(&turn.exchange) {
                     break;
                 }
             }
@@ -122,12 +122,12 @@ impl<'l> Branch<'l> {
             Some(form) => form >= nth,
             None => cut.why == DecisionReason::TooLarge,
         };
-        self.sent.is_none() || is_sent || self.has_made(&cut.request)
+        self.sent.is_none() || is_sent || self.has_made(&cut.exchange)
     }
 
     /// Whether a summary is in use in this branch.
     pub(super) fn has_compact(&self, compact: &CompactionRecord) -> bool {
-        self.sent.is_none() || self.has_sent(compact.key()) || self.has_made(&compact.request)
+        self.sent.is_none() || self.has_sent(compact.key()) || self.has_made(&compact.exchange)
     }
 
     /// Whether a change that answers a refusal applies: an image that this branch has already sent stays.
@@ -136,19 +136,21 @@ impl<'l> Branch<'l> {
         let (Repair::Media { part, .. } | Repair::Picture { part, .. }) = one.repair else {
             return true;
         };
-        self.sent.is_none() || self.has_made(&one.request) || !self.has_sent(part)
+        self.sent.is_none() || self.has_made(&one.exchange) || !self.has_sent(part)
     }
 
     /// Whether an injected message belongs in this branch, after the part with this key.
     pub(super) fn has_said(&self, said: &InjectedMessage, after: PartKey) -> bool {
         let is_new = || !CutCount::ALL.iter().any(|cuts| self.has_sent(cuts.of(after)));
-        let has_made = || said.taken().is_some_and(|taken| self.has_made(&taken.request));
+        let has_made = || said.taken().is_some_and(|taken| self.has_made(&taken.exchange));
         self.sent.is_none() || self.has_sent(said.key()) || has_made() || is_new()
     }
 
     /// Whether the decision to put a reply's reasoning back applies.
     pub(super) fn has_back(&self, echo: &ReasoningDecision, reasoning: &ReasoningRecord) -> bool {
-        if echo.does != ReasoningAction::Back || self.sent.is_none() || self.has_made(&echo.request)
+        if echo.does != ReasoningAction::Back
+            || self.sent.is_none()
+            || self.has_made(&echo.exchange)
         {
             return true;
         }
@@ -158,7 +160,7 @@ impl<'l> Branch<'l> {
 
     /// Whether a decision was made for this model. True if its turn is unknown.
     pub(super) fn is_of_model(&self, echo: &ReasoningDecision, model: Option<&str>) -> bool {
-        self.ledger.turn(&echo.request).is_none_or(|turn| Some(&*turn.model) == model)
+        self.ledger.turn(&echo.exchange).is_none_or(|turn| Some(&*turn.model) == model)
     }
 
     /// Decisions to remove reasoning that do not apply here, because this branch has sent that reasoning.
@@ -168,7 +170,7 @@ impl<'l> Branch<'l> {
         out: impl Iterator<Item = &'r Arc<ReasoningDecision>>,
         replies: impl Iterator<Item = &'r ReasoningRecord>,
     ) -> HashSet<PartKey> {
-        let others = out.filter(|echo| self.sent.is_some() && !self.has_made(&echo.request));
+        let others = out.filter(|echo| self.sent.is_some() && !self.has_made(&echo.exchange));
         let others: HashMap<PartKey, &ReasoningDecision> =
             others.map(|echo| (echo.about, &**echo)).collect();
         // If policy does not put reasoning back, no replies are known; the keys of what was sent still tell.
@@ -210,8 +212,8 @@ impl<'l> Branch<'l> {
     pub(super) fn given_up(&self) -> HashSet<u128> {
         let mut taken: HashMap<u128, usize> = HashMap::default();
         for one in self.ledger.all_taken_back() {
-            let grew_from = one.parent.as_deref();
-            if self.has_made(&one.request) || grew_from.is_some_and(|it| self.has_made(it)) {
+            let grew_from = one.parent.as_ref();
+            if self.has_made(&one.exchange) || grew_from.is_some_and(|it| self.has_made(it)) {
                 let times = if one.retry == RevocationRetry::Never { 2 } else { 1 };
                 one.about.iter().for_each(|about| *taken.entry(about.0).or_default() += times);
             }
@@ -220,23 +222,24 @@ impl<'l> Branch<'l> {
     }
 
     /// The exchange of this branch that first sent each of these keys.
-    fn first_sent(&self, keys: &HashSet<PartKey>) -> HashMap<PartKey, &'l str> {
+    fn first_sent(&self, keys: &HashSet<PartKey>) -> HashMap<PartKey, &'l ExchangeId> {
         let mut line = Vec::new();
         let mut next = self.parent;
         // No branch is longer than the number of turns.
         for _ in self.ledger.turns() {
             let Some(turn) = next else { break };
             line.push(turn);
-            next = turn.sketch.base.as_deref().and_then(|base| Some(&**self.ledger.turn(base)?));
+            next = turn.sketch.base.as_ref().and_then(|base| Some(&**self.ledger.turn(base)?));
         }
-        let (mut parts, mut first): (Vec<PartKey>, HashMap<PartKey, &'l str>) = Default::default();
+        let (mut parts, mut first): (Vec<PartKey>, HashMap<PartKey, &'l ExchangeId>) =
+            Default::default();
         for turn in line.into_iter().rev() {
             let kept = parts.len().min(turn.sketch.kept as usize);
             let gone = parts.drain(kept..).filter_map(|key| first.remove_entry(&key));
-            let gone: HashMap<PartKey, &'l str> = gone.collect();
+            let gone: HashMap<PartKey, &'l ExchangeId> = gone.collect();
             let added = turn.sketch.added.iter().map(|part| part.key);
             for key in added.filter(|key| keys.contains(key)) {
-                first.insert(key, gone.get(&key).copied().unwrap_or(&turn.request));
+                first.insert(key, gone.get(&key).copied().unwrap_or(&turn.exchange));
             }
             parts.extend(turn.sketch.added.iter().map(|part| part.key));
         }
@@ -248,15 +251,15 @@ impl<'l> Branch<'l> {
     pub(super) fn began<'c>(
         &self,
         cuts: impl Iterator<Item = (&'c Cut, PartKey)>,
-    ) -> HashMap<PartKey, Box<str>> {
+    ) -> HashMap<PartKey, ExchangeId> {
         let (own, others): (Vec<_>, Vec<_>) =
-            cuts.partition(|(cut, _)| self.sent.is_none() || self.has_made(&cut.request));
-        let mut began: HashMap<PartKey, Box<str>> =
-            own.iter().map(|(cut, _)| (cut.about, cut.request.clone())).collect();
+            cuts.partition(|(cut, _)| self.sent.is_none() || self.has_made(&cut.exchange));
+        let mut began: HashMap<PartKey, ExchangeId> =
+            own.iter().map(|(cut, _)| (cut.about, cut.exchange.clone())).collect();
         if !others.is_empty() {
             let first = self.first_sent(&others.iter().map(|(_, key)| *key).collect());
             let first = others.iter().filter_map(|(cut, key)| Some((cut.about, first.get(key)?)));
-            began.extend(first.map(|(about, request)| (about, (*request).into())));
+            began.extend(first.map(|(about, exchange)| (about, (*exchange).clone())));
         }
         began
     }

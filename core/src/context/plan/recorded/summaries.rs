@@ -91,7 +91,7 @@ impl RecordedDecisions {
     pub(super) fn uses(&mut self, compact: CompactionRecord) {
         let written = self.summaries.iter().find(|(_, one)| one.about == compact.about);
         if let Some(cut) = written.map(|(cut, _)| *cut).filter(|cut| *cut > self.kept_from()) {
-            self.takes_over(compact.address().0, &compact.request);
+            self.takes_over(compact.address().0, &compact.exchange);
             self.compact = Some((cut, Arc::new(compact)));
             self.summaries.retain(|(other, _)| *other > cut);
             self.only_kept();
