@@ -95,7 +95,7 @@ pub enum TranscriptSpeaker {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TranscriptKind {
-    /// Words.
+    /// Text.
     Text,
     /// A tool's definition.
     Tools,
