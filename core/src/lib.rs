@@ -2,7 +2,7 @@
 //!
 //! Pure: no sockets, no tokio, no tracing, no clock, and no panic on any bytes. Time and policy are
 //! arguments; findings are returned as notes. A crate of its own, so that the code that every byte runs
-//! through can be optimized separately from configuration and display, and so that the compiler enforces the
+//! through can be optimised separately from configuration and display, and so that the compiler enforces the
 //! floors.
 //!
 //! | floor | module | knows |

@@ -227,7 +227,7 @@ pub(super) async fn forget(admin: &Admin, id: &str) -> AdminAnswer {
     Ok(json(&DeleteOutcome { records }))
 }
 
-/// Starts a summary: at once, if the history is in memory and the summarizer has its own credential;
+/// Starts a summary: at once, if the history is in memory and the summariser has its own credential;
 /// otherwise with the session's next request. With `dry_run`, only reports what it would do.
 pub(super) async fn compact(admin: &Admin, id: &str, query: Option<&str>) -> AdminAnswer {
     let scope = scope(admin, id).await?;

@@ -8,7 +8,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crate::context::Millis;
 
-/// A step back of at most this many ms is normal clock synchronization, and is not logged.
+/// A step back of at most this many ms is normal clock synchronisation, and is not logged.
 const SLIGHT: Millis = 1000;
 
 static CLOCK: LazyLock<(Instant, Mutex<WallClock>)> =

@@ -32,7 +32,7 @@ pub enum FailOpen {
     FactUnread,
     /// The upstream refused a body that we had changed; the original was sent again.
     RewriteRefused,
-    /// It may carry a credential that we do not recognize: it was measured, and nothing of it is remembered.
+    /// It may carry a credential that we do not recognise: it was measured, and nothing of it is remembered.
     UnknownCredential,
     /// It has no credential, and others can reach the listener: it was measured, and nothing of it is
     /// remembered.

@@ -317,7 +317,7 @@ impl LogLine {
         self.digits(tenths % 10);
     }
 
-    /// Writes the name that a unit variant serializes to.
+    /// Writes the name that a unit variant serialises to.
     fn word(&mut self, variant: impl Serialize) {
         self.shows(SerdeWord(variant));
     }
@@ -513,7 +513,7 @@ impl<'a> From<&'a Exchange> for LogFields<'a> {
     }
 }
 
-/// The name that a unit variant serializes to, as labels and log lines use it.
+/// The name that a unit variant serialises to, as labels and log lines use it.
 pub(crate) fn word(variant: impl Serialize) -> String {
     SerdeWord(variant).to_string()
 }

@@ -279,7 +279,7 @@ impl Encoding {
         parts.windows(2).filter_map(|at| piece.get(at[0].1..at[1].1)).for_each(each);
     }
 
-    /// The same with a heap of pairs and a linked list of neighbors: O(n log n), for text without a break.
+    /// The same with a heap of pairs and a linked list of neighbours: O(n log n), for text without a break.
     fn merge_long(&self, piece: &[u8], mut each: impl FnMut(&[u8])) {
         let end = piece.len();
         let mut next: Vec<u32> = (1..=end as u32 + 1).collect();

@@ -15,7 +15,7 @@ use crate::dialect::models::{Family, Model, PictureCost, ReasoningBinding};
 use crate::dialect::{Conversation, Dialect, Part, PartKind, ReplyPart, Span};
 use crate::wire::json::text_of;
 
-/// The most bytes of text that are tokenized for one request, at some 30 MB/s; past it, tokens are estimated
+/// The most bytes of text that are tokenised for one request, at some 30 MB/s; past it, tokens are estimated
 /// from the length.
 const EXACT_BYTES: usize = 2 << 20;
 
@@ -28,7 +28,7 @@ pub enum CountingMethod {
     /// With a public tokenizer, times the ratio of the model's family to it.
     Ratio,
     /// From the length of the text: the tokenizer is not loaded yet, or the new text was longer than what is
-    /// tokenized for one request. Also reported for an image whose header cannot be true.
+    /// tokenised for one request. Also reported for an image whose header cannot be true.
     #[default]
     Length,
 }
@@ -42,7 +42,7 @@ pub struct Tokenizer {
     pub encoding: Option<&'static Encoding>,
     /// What tokens of each class cost, if the family's own vocabulary is not public.
     pub costs: Option<&'static Costs>,
-    /// The most bytes that are tokenized for one request.
+    /// The most bytes that are tokenised for one request.
     pub limit: usize,
 }
 
@@ -113,7 +113,7 @@ pub struct TokenCounter<'c> {
     /// Tool names by call id: some dialects put the name in front of a result.
     names: HashMap<&'c str, &'c str>,
     shape: StructureCost,
-    /// Bytes that may still be tokenized.
+    /// Bytes that may still be tokenised.
     left: usize,
     counting: CountingMethod,
     /// Token classes of the text so far.
@@ -121,9 +121,9 @@ pub struct TokenCounter<'c> {
     /// The tokens of the text so far, and its length in bytes.
     worded: u64,
     worded_bytes: usize,
-    /// Samples that may still be tokenized.
+    /// Samples that may still be tokenised.
     samples: usize,
-    /// Bytes tokenized so far.
+    /// Bytes tokenised so far.
     looked: usize,
     /// Additional tokens of results if they are read as JSON under a tool's name.
     read: u64,
@@ -306,7 +306,7 @@ impl TokenCounter<'_> {
         tokens * times
     }
 
-    /// Tokens of a text, all of which is tokenized.
+    /// Tokens of a text, all of which is tokenised.
     fn looked_at(&mut self, encoding: &Encoding, text: &str) -> f64 {
         self.looked += text.len();
         let family = self.tokenizer.family;
@@ -332,7 +332,7 @@ fn samples(text: &str, count: usize) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The most samples of one request's texts that are too long to tokenize whole, and the bytes of each sample.
+/// The most samples of one request's texts that are too long to tokenise whole, and the bytes of each sample.
 const SAMPLES: usize = 64;
 const SAMPLE_BYTES: usize = 4096;
 

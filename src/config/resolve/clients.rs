@@ -121,7 +121,7 @@ pub(in crate::config) fn oddities(config: &Config) -> Vec<String> {
     plain.chain(keyless_summariser(config)).collect()
 }
 
-/// A summarizer at another host gets no client's credential; one on this machine may need none.
+/// A summariser at another host gets no client's credential; one on this machine may need none.
 fn keyless_summariser(config: &Config) -> Option<String> {
     let name = config.policy.compact.upstream.as_deref()?;
     let upstream = config.upstreams.iter().find(|upstream| *upstream.name == *name)?;
