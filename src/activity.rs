@@ -1,7 +1,7 @@
-//! Floor 4: whether anybody still asks something on a connection.
+//! Floor 4: whether a connection is still in use.
 //!
-//! Knows neither requests nor answers: what is under way is counted, until the last byte of its answer has left.
-//! A connection on which nothing is under way for a while is idle, whichever version of HTTP it speaks.
+//! Knows neither requests nor responses: it counts requests in flight, each until the last byte of its
+//! response is sent. A connection without any for a while is idle, whichever version of HTTP it uses.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -10,7 +10,7 @@ use std::time::Duration;
 use http_body::{Body, Frame, SizeHint};
 use tokio::sync::watch;
 
-/// What is under way on one connection.
+/// The requests in flight on one connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Activity {
     count: watch::Sender<RequestCounts>,
@@ -29,18 +29,18 @@ impl Default for Activity {
 }
 
 impl Activity {
-    /// A request begins; it is under way for as long as what is answered here lives.
+    /// Begins a request, which is in flight as long as the returned guard or its body lives.
     pub(crate) fn begin(&self) -> RequestGuard {
         self.count.send_modify(|count| count.begun += 1);
         RequestGuard(self.clone())
     }
 
-    /// Whether nothing was ever asked.
+    /// Whether there was no request at all.
     pub(crate) fn is_silent(&self) -> bool {
         self.count.borrow().begun == 0
     }
 
-    /// Ready when nothing has been under way for so long.
+    /// Ready once there was no request in flight for `timeout`.
     pub(crate) async fn idle(&self, timeout: Duration) {
         let mut watching = self.count.subscribe();
         loop {
@@ -52,12 +52,12 @@ impl Activity {
     }
 }
 
-/// A request that is under way.
+/// Counts a request as in flight while it lives.
 #[derive(Debug)]
 pub(crate) struct RequestGuard(Activity);
 
 impl RequestGuard {
-    /// The body of its answer: with the last of it, the request has ended.
+    /// Wraps the body of the response: the request ends with the end of the body.
     pub(crate) fn answer<B>(self, body: B) -> ActivityBody<B> {
         ActivityBody { body, _request: self }
     }
@@ -69,7 +69,7 @@ impl Drop for RequestGuard {
     }
 }
 
-/// A body that ends its request where it ends, or is dropped.
+/// A body that ends its request when it ends or is dropped.
 #[derive(Debug)]
 pub(crate) struct ActivityBody<B> {
     body: B,

@@ -1,8 +1,8 @@
 //! The command line: arguments in, an exit code out.
 //!
-//! `serve`, `run` and `demo` bring a server up; every other sub-command is a client of the admin
-//! API or of the configuration. Exit codes: 0 done, 1 something is wrong (standard error says whose
-//! fault and what to do), 2 the command line was not understood.
+//! `serve`, `run` and `demo` start a server; every other subcommand is a client of the admin API or of the
+//! configuration. Exit codes: 0 success, 1 an error (standard error says whose fault it is and what to do), 2
+//! invalid command line.
 
 mod ask;
 mod backup;
@@ -215,7 +215,7 @@ struct AdminTarget {
 }
 
 impl AdminTarget {
-    /// Asks something of it. Looking needs no more than one thread.
+    /// Runs a command against the running Plimsoll. Queries need only one thread.
     fn ask(
         &self,
         question: impl AsyncFnOnce(AdminClient) -> Result<(), CliError>,
@@ -278,7 +278,7 @@ enum LogFormatArgument {
 }
 
 impl ConfigFlags {
-    /// Where the configuration is read from.
+    /// The sources that the configuration is read from.
     fn sources(&self) -> ConfigSources {
         let word = |value: &dyn Fn() -> Option<clap::builder::PossibleValue>| {
             value().map(|word| word.get_name().to_owned())
@@ -301,7 +301,7 @@ impl ConfigFlags {
     }
 }
 
-/// Does what the arguments say.
+/// Runs the command of the arguments.
 pub fn run(arguments: &Arguments) -> ExitCode {
     match done(&arguments.command) {
         Ok(code) => code,
@@ -312,10 +312,10 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     }
 }
 
-/// Says what was not understood of the command line, or what was asked for in place of a command.
+/// Prints what is wrong with the command line, or the help or version that was requested.
 pub fn misused(error: &clap::Error) -> ExitCode {
     use clap::error::ErrorKind::{DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand};
-    // Help and version are ours from end to end; an error quotes what was typed.
+    // Help and version contain only our own text; an error quotes what was typed.
     let is_ours = matches!(error.kind(), DisplayHelp | DisplayHelpOnMissingArgumentOrSubcommand);
     if is_ours || !error.use_stderr() {
         let _ = error.print();

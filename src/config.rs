@@ -1,7 +1,8 @@
-//! What was written (files, environment, flags) as raw, then resolved: checked and complete.
+//! Reads what was written (files, environment, flags) as raw values, then resolves them: checked and
+//! complete.
 //!
-//! Every fault is reported at once, with its place, the nearest known key and what to do, before a
-//! port is bound. Secrets come from the environment or files, never from the config text.
+//! All faults are reported at once, each with its place, the nearest known key and what to do, before a port
+//! is bound. Secrets come from the environment or files, never from the configuration's text.
 
 mod built_in;
 pub mod faults;
@@ -28,28 +29,28 @@ use faults::{ConfigFaults, ConfigPlace};
 use layers::ConfigEntry;
 use presets::Preset;
 
-/// What a configuration file is called.
+/// The name of a configuration file.
 const FILE: &str = "plimsoll.toml";
 
-/// Where a configuration is read from: a file, under the environment, under flags.
+/// The sources of a configuration: a file, overridden by the environment, overridden by flags.
 #[derive(Clone, Debug, Default)]
 pub struct ConfigSources {
-    /// The file that was named.
+    /// The file that was named explicitly.
     pub file: Option<PathBuf>,
-    /// Where else to look, first found; none of them need be there.
+    /// Other files to try, the first existing one is used; none of them need exist.
     pub search: Vec<PathBuf>,
-    /// A file that people might take for ours: told where it is there, never read.
+    /// A file that people might take for ours: reported if it exists, never read.
     pub stray: Option<PathBuf>,
     /// Environment variables.
     pub variables: Vec<(String, String)>,
-    /// Flags: name as typed, dotted key, value.
+    /// Flags: the name as typed, the dotted key, and the value.
     pub flags: Vec<(String, String, String)>,
 }
 
 impl ConfigSources {
-    /// The surroundings of this process: the file that was named, or else the one in the user's
-    /// configuration folder, or else the system's, and the environment. The working directory may be
-    /// anybody's (a cloned repository), so that what lies there is never read unless it is named.
+    /// The sources of this process: the file that was named, or else the one in the user's configuration
+    /// folder, or else the system's; and the environment. The working directory may belong to anybody (a
+    /// cloned repository), so a file in it is read only if it is named.
     pub(crate) fn of_process(file: Option<PathBuf>, flags: Vec<(String, String, String)>) -> Self {
         let variables: Vec<(String, String)> = std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
@@ -64,8 +65,8 @@ impl ConfigSources {
         sources
     }
 
-    /// The folder that a variable names. A relative one would lead into the working directory; the
-    /// XDG Base Directory Specification has it ignored.
+    /// The folder that a variable names. A relative path would lead into the working directory; the XDG Base
+    /// Directory Specification requires it to be ignored.
     fn folder(&self, name: &str) -> Option<PathBuf> {
         self.variable(name).map(PathBuf::from).filter(|folder| folder.is_absolute())
     }
@@ -76,7 +77,7 @@ impl ConfigSources {
         Some(value).filter(|value| !value.is_empty()).map(String::as_str)
     }
 
-    /// What was found in these surroundings and is not obeyed.
+    /// What was found in these sources and is ignored.
     fn ignored(&self, read: Option<&Path>) -> Vec<String> {
         let mut ignored = Vec::new();
         for name in ["HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"] {
@@ -98,32 +99,33 @@ impl ConfigSources {
 /// A configuration that can be served.
 #[derive(Clone, Debug)]
 pub struct LoadedConfig {
-    /// What is meant.
+    /// The resolved configuration.
     pub config: Config,
     /// The file that was read.
     pub file: Option<PathBuf>,
-    /// What is odd but does no harm.
+    /// What is odd but harmless.
     pub warnings: Vec<String>,
 }
 
 /// Reads, checks and completes a configuration.
 ///
 /// # Errors
-/// Everything that is wrong, at once.
+/// All faults at once.
 pub fn load(sources: &ConfigSources) -> Result<LoadedConfig, ConfigFaults> {
     load_but(sources, |_| false)
 }
 
-/// As [`load`], for whoever only looks into a process that serves already: that one has the secrets that
-/// are missing here. `plimsoll run` takes them away from its command, which may ask all the same.
+/// Like [`load`], for commands that only query a running process: that process has the secrets that are
+/// missing here. `plimsoll run` removes them from the environment of its command, which may query all the
+/// same.
 ///
 /// # Errors
-/// Everything else that is wrong, at once.
+/// All other faults at once.
 pub(crate) fn load_to_look(sources: &ConfigSources) -> Result<LoadedConfig, ConfigFaults> {
     load_but(sources, |key| key.ends_with("token") || key.ends_with(".credential"))
 }
 
-/// Reads, checks and completes a configuration; faults of the keys that are `excused` do not count.
+/// Reads, checks and completes a configuration; faults of keys that are `excused` are ignored.
 fn load_but(
     sources: &ConfigSources,
     excused: fn(&str) -> bool,
@@ -135,7 +137,7 @@ fn load_but(
     let mut warnings = sources.ignored(file.as_deref());
     let mut raw = file.as_deref().map_or_else(ConfigEntry::empty, |path| read(path, &mut faults));
     if !faults.is_empty() {
-        // A text that is not TOML means something else than it says: its keys are not judged.
+        // A text that is not valid TOML has no reliable meaning, so its keys are not checked.
         return Err(faults.sorted());
     }
     say_variables(&mut raw, &schema, sources, &mut warnings);

@@ -1,9 +1,9 @@
 //! Plimsoll: a transparent LLM proxy sidecar. This file is the map.
 //!
-//! A request comes in at [`proxy`], is read by [`dialect`] over [`wire`], measured by [`tokens`],
-//! planned for by [`context`], kept by [`store`], and told of by [`telemetry`]. [`admin`] looks in;
-//! [`cli`] brings it all up and asks [`admin`]; [`config`] is what was asked for; [`demo`] plays both
-//! ends, and [`replay`] recorded sessions, above everything.
+//! A request arrives at [`proxy`], is parsed by [`dialect`] on top of [`wire`], measured by [`tokens`],
+//! planned by [`context`], stored by [`store`], and reported by [`telemetry`]. [`admin`] shows the state;
+//! [`cli`] starts everything and calls [`admin`]; [`config`] is the configuration; [`demo`] plays client and
+//! provider, and [`replay`] recorded sessions, on top of everything.
 //!
 //! | floor | module | knows | must not know |
 //! |---|---|---|---|
@@ -16,10 +16,10 @@
 //! | 4 | [`activity`] | connections that nobody uses | requests |
 //! | 5 | [`proxy`], [`admin`] | sockets | each other |
 //!
-//! `docs/architecture.md` has the way of a request, what is stored, the invariants and the glossary.
+//! `docs/architecture.md` describes the life of a request, what is stored, the invariants and the glossary.
 //!
 //! Lower floors never import upper ones (`tests/tidy.rs`). Floors 0–3 are the package `core`, and pure: no
-//! sockets, no tokio, no tracing, no clock, and no panic whatever the bytes.
+//! sockets, no tokio, no tracing, no clock, and no panic on any bytes.
 //!
 //! # Reading order
 //! [`wire::json`], [`dialect`], [`context`], [`context::budget`], [`context::plan`],

@@ -1,8 +1,8 @@
-//! Events in, metrics and log lines out: the only file that counts.
+//! Events in, metrics and log lines out: no other file counts.
 //!
-//! Logic tells what happened, once per exchange; nothing is emitted per chunk. Labels come from
-//! enums and configured names, so cardinality is bounded by types; unknown model names fold into
-//! `other` past a limit. No prompt, reply or credential reaches an event (invariant 9).
+//! The product reports each exchange once; nothing is emitted per chunk. Labels come from enums and
+//! configured names, so their number is bounded by types; past a limit unknown model names become `other`. No
+//! prompt, reply or credential is in an event (invariant 9).
 
 pub(crate) mod clock;
 pub mod event;
@@ -38,14 +38,14 @@ pub(crate) use self::open::GaugeGuard;
 pub use self::refusal::RefusalReport;
 use crate::context::ExchangeId;
 
-/// How many of the last exchanges can be asked for by id; older ones are only in the log.
+/// How many of the last exchanges can be looked up by id; older ones are only in the log.
 pub const RECENT: usize = 512;
-/// How many exchanges a slow listener may be behind; past it, it misses some and is told how many.
+/// How many exchanges a slow subscriber may lag behind; past it, it misses some and learns how many.
 const BEHIND: usize = 256;
 /// How many unknown models are named in the log.
 const NAMED: usize = 200;
 
-/// Where everything that happens is told.
+/// Receives all events.
 pub struct Telemetry {
     metrics: Metrics,
     log: Log,
@@ -53,16 +53,16 @@ pub struct Telemetry {
     live: broadcast::Sender<Arc<Exchange>>,
     news: broadcast::Sender<MessageEvent>,
     shrunk: broadcast::Sender<ContextReduction>,
-    /// Requests that are on their way, by their exchange; each goes when its exchange is told.
+    /// Requests in flight, by exchange id; each is removed when its exchange is reported.
     open_exchanges: Mutex<HashMap<ExchangeId, OpenExchange>>,
     unknown: Mutex<HashSet<Box<str>>>,
 }
 
 impl Telemetry {
-    /// Counts into a registry of its own and logs as `log` says.
+    /// Counts in a registry of its own, and logs to `log`.
     ///
     /// # Errors
-    /// Where two metrics were given the same name: a mistake of ours, which a test would meet.
+    /// If two metrics have the same name: a mistake of ours, which a test would find.
     pub fn new(log: Log) -> Result<Arc<Self>, prometheus::Error> {
         Ok(Arc::new(Self {
             metrics: Metrics::new()?,
@@ -84,32 +84,32 @@ impl Telemetry {
         Self::new(Log::none())
     }
 
-    /// Most bytes that traffic may make us hold.
+    /// Sets the limit of memory for traffic, in bytes.
     pub(crate) fn memory_limit(&self, bytes: u64) {
         self.metrics.memory.limit(bytes);
     }
 
-    /// So many bytes more, or fewer, are held for traffic.
+    /// Traffic holds `more` bytes more, or fewer if negative.
     pub(crate) fn memory_held(&self, kind: MemoryKind, more: i64) {
         self.metrics.memory.held(kind, more);
     }
 
-    /// A request is on its way, until its exchange is told.
+    /// A request is in flight from now until its exchange is reported.
     pub fn exchange_opened(&self, open_exchange: OpenExchange) {
         for shrunk in ContextReduction::of(&open_exchange) {
-            // Nobody listens: that is fine.
+            // It is fine if nobody subscribes.
             let _ = self.shrunk.send(shrunk);
         }
         let mut open_exchanges = self.open_exchanges.lock().unwrap_or_else(PoisonError::into_inner);
         open_exchanges.insert(open_exchange.id.clone(), open_exchange);
     }
 
-    /// How many exchanges are on their way: begun, read, and not told yet.
+    /// The number of exchanges in flight: begun, read, and not yet reported.
     pub fn in_flight(&self) -> usize {
         self.open_exchanges.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// Requests on their way of which `fits` is true, the one that came last first.
+    /// Requests in flight for which `fits` is true, newest first.
     pub(crate) fn open_exchanges(&self, fits: impl Fn(&OpenExchange) -> bool) -> Vec<OpenExchange> {
         let open_exchanges = self.open_exchanges.lock().unwrap_or_else(PoisonError::into_inner);
         let mut found: Vec<OpenExchange> =
@@ -119,7 +119,7 @@ impl Telemetry {
         found
     }
 
-    /// Tells of one exchange, at its end.
+    /// Reports an exchange at its end.
     pub fn tell(&self, exchange: impl Into<Arc<Exchange>>) {
         let exchange = exchange.into();
         self.open_exchanges.lock().unwrap_or_else(PoisonError::into_inner).remove(&exchange.id);
@@ -138,7 +138,7 @@ impl Telemetry {
                 exchange.id
             );
         }
-        // Nobody listens: that is fine.
+        // It is fine if nobody subscribes.
         let _ = self.live.send(exchange.clone());
         let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         if recent.len() == RECENT {
@@ -147,28 +147,27 @@ impl Telemetry {
         recent.push_back(exchange);
     }
 
-    /// Every exchange from now on.
+    /// Subscribes to all exchanges from now on.
     pub fn subscribe(&self) -> broadcast::Receiver<Arc<Exchange>> {
         self.live.subscribe()
     }
 
-    /// These upstreams are configured: what is counted for each of them begins at 0, so that the first event
-    /// shows as an increase.
+    /// Creates the series of the configured upstreams with 0, so that the first event shows as an increase.
     pub(crate) fn begin_at_zero<'u>(&self, upstreams: impl IntoIterator<Item = &'u str>) {
         upstreams.into_iter().for_each(|upstream| self.metrics.begin_at_zero(upstream));
     }
 
-    /// A connection past `limits.connections` is gone.
+    /// A connection past `limits.connections` was rejected.
     pub(crate) fn turned_away(&self, got: RejectedConnection) {
         self.metrics.turned_away(got);
     }
 
-    /// A request waited for what the store knows of its session.
+    /// A request waited for the stored data of its session.
     pub(crate) fn session_loaded(&self, waited: Duration) {
         self.metrics.session_loaded(waited);
     }
 
-    /// Whether what is learned cannot be kept or read, though the store was opened.
+    /// Whether lessons cannot be stored or read, although the store was opened.
     pub(crate) fn store_fails(&self, fails: bool) {
         self.metrics.store_fails(fails);
     }
@@ -178,39 +177,39 @@ impl Telemetry {
         self.metrics.client_timed_out(kind);
     }
 
-    /// What is past its time could not be forgotten.
+    /// Expired data could not be deleted.
     pub(crate) fn retention_failed(&self) {
         self.metrics.retention_failures.inc();
     }
 
-    /// So many exchanges were on their way when a process ended without a stop.
+    /// `count` exchanges were in flight when an earlier process ended without a shutdown.
     pub(crate) fn found_interrupted(&self, count: u64) {
         self.metrics.interrupted.inc_by(count);
     }
 
-    /// Something happened to queued words.
+    /// Something happened to a queued message.
     pub fn announce(&self, news: MessageEvent) {
-        // Nobody listens: that is fine.
+        // It is fine if nobody subscribes.
         let _ = self.news.send(news);
     }
 
-    /// What happens to queued words from now on.
+    /// Subscribes to events of queued messages from now on.
     pub fn news(&self) -> broadcast::Receiver<MessageEvent> {
         self.news.subscribe()
     }
 
-    /// Contexts that are made smaller from now on.
+    /// Subscribes to reductions of contexts from now on.
     pub fn shrunk(&self) -> broadcast::Receiver<ContextReduction> {
         self.shrunk.subscribe()
     }
 
-    /// One of the last [`RECENT`] exchanges.
+    /// The exchange with this id, if it is one of the last [`RECENT`].
     pub fn recent(&self, id: &ExchangeId) -> Option<Arc<Exchange>> {
         let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         recent.iter().rev().find(|exchange| exchange.id == *id).cloned()
     }
 
-    /// The last exchange of which `fits` is true.
+    /// The last exchange for which `fits` is true.
     pub fn last(&self, fits: impl Fn(&Exchange) -> bool) -> Option<Arc<Exchange>> {
         let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         recent.iter().rev().find(|exchange| fits(exchange)).cloned()
@@ -221,32 +220,32 @@ impl Telemetry {
         self.metrics.render(self.log.dropped())
     }
 
-    /// A client connection is open while this is held.
+    /// Counts a client connection as open while the guard is held.
     pub(crate) fn connection(&self) -> GaugeGuard {
         GaugeGuard::of(self.metrics.connections.clone())
     }
 
-    /// A response streams while this is held.
+    /// Counts a response as streaming while the guard is held.
     pub(crate) fn stream(&self) -> GaugeGuard {
         GaugeGuard::of(self.metrics.streams.clone())
     }
 
-    /// A request on a WebSocket is under way while this is held.
+    /// Counts a WebSocket request as in flight while the guard is held.
     pub(crate) fn websocket_request(&self) -> GaugeGuard {
         GaugeGuard::of(self.metrics.websocket_requests.clone())
     }
 
-    /// A session is being exported while this is held.
+    /// Counts an export of a session while the guard is held.
     pub(crate) fn export(&self) -> GaugeGuard {
         GaugeGuard::of(self.metrics.exports.clone())
     }
 
-    /// What is counted of the connections to an upstream.
+    /// The metrics of the connections to an upstream.
     pub(crate) fn upstream(&self, name: &str) -> UpstreamMetrics {
         self.metrics.upstream_connections.of(name)
     }
 
-    /// A summary was written, or was not.
+    /// A summary was written, or failed.
     pub fn compacted(&self, compaction: &Compaction) {
         self.metrics.count_compaction(compaction);
         let Compaction { upstream, outcome, before, after, seconds, .. } = compaction;
@@ -261,48 +260,48 @@ impl Telemetry {
         }
     }
 
-    /// A counting endpoint was asked, or was not.
+    /// A counting endpoint was called, or deliberately was not.
     pub(crate) fn asked_to_count(&self, upstream: &str, outcome: CountOutcome) {
         self.metrics.asked_to_count(upstream, outcome);
     }
 
-    /// A refusal could teach, and did or did not.
+    /// A refusal could teach a lesson, and did or did not.
     pub(crate) fn lesson(&self, upstream: &str, outcome: LessonOutcome) {
         self.metrics.lesson(upstream, outcome);
     }
 
-    /// What answers have taught of a model so far: how many did, and how wide its band is, in multiples of
-    /// what counting is expected to miss.
+    /// What responses have taught about a model so far: how many did, and the width of its range in multiples
+    /// of the expected error.
     pub fn learned(&self, upstream: &str, model: &str, lessons: u64, band: f32) {
         self.metrics.learned(upstream, model, lessons, band);
     }
 
-    /// The store took this long to answer, or to fail.
+    /// The store took this long to answer or to fail.
     pub(crate) fn store_took(&self, operation: StoreOperation, took: Duration, succeeded: bool) {
         self.metrics.store_took(operation, took, succeeded);
     }
 
-    /// Something that is kept in memory has a bound of so many bytes.
+    /// A kind of cached data has a limit of `bytes`.
     pub(crate) fn kept_limit(&self, what: KeptKind, bytes: usize) {
         self.metrics.memory.kept_limit(what, bytes);
     }
 
-    /// So many bytes of it are kept now.
+    /// A kind of cached data now occupies `bytes`.
     pub(crate) fn kept(&self, what: KeptKind, bytes: usize) {
         self.metrics.memory.kept(what, bytes);
     }
 
-    /// How the store is; `None` where it cannot be used.
+    /// The state of the store; `None` if it cannot be used.
     pub(crate) fn store_is(&self, state: Option<&StoreState>) {
         self.metrics.store_is(state);
     }
 
-    /// So many threads do what would hold up others.
+    /// The number of threads that run blocking work.
     pub(crate) fn blocking_threads(&self, threads: usize) {
         self.metrics.blocking_threads(threads);
     }
 
-    /// So many sessions were forgotten, because their time or room was up.
+    /// The number of sessions that were deleted because they expired or the store was full.
     pub(crate) fn store_forgot(&self, sessions: u64) {
         self.metrics.store_forgot(sessions);
     }
@@ -312,7 +311,7 @@ impl Telemetry {
         self.metrics.admin_refused(why);
     }
 
-    /// A model that is not in the catalogue was asked for: it is named once in the log.
+    /// A model that is not in the catalogue was requested: it is named once in the log.
     pub(crate) fn unknown_model(&self, upstream: &str, model: &str) {
         let mut unknown = self.unknown.lock().unwrap_or_else(PoisonError::into_inner);
         if unknown.len() >= NAMED || unknown.contains(model) {
@@ -331,17 +330,17 @@ impl Telemetry {
         self.log.flush();
     }
 
-    /// The log, for diagnostics beside the exchanges.
+    /// The log, for diagnostics apart from exchanges.
     pub fn log(&self) -> &Log {
         &self.log
     }
 
-    /// Text or JSON.
+    /// The format of the log: text or JSON.
     pub fn form(&self) -> LogFormat {
         self.log.form()
     }
 
-    /// Name, kind, labels and help of every metric of ours.
+    /// Name, kind, labels and help of all our metrics.
     pub fn table(&self) -> &[metrics::MetricRow] {
         self.metrics.table()
     }

@@ -1,7 +1,7 @@
-//! TLS on our listeners: HTTP/2 or HTTP/1.1 by ALPN, the certificate read again on change.
+//! TLS for our listeners: HTTP/2 or HTTP/1.1 by ALPN; the certificate is reloaded when it changes.
 //!
-//! The files are looked at when a client connects, so a renewed certificate serves the next
-//! handshake. New files that cannot be used, or that others may write, never replace a certificate that works.
+//! The files are checked when a client connects, so a renewed certificate applies to the next handshake. New
+//! files that cannot be used, or that others may write, never replace a working certificate.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,18 +21,18 @@ pub struct TlsTerminator {
 
 struct LoadedCertificate {
     acceptor: TlsAcceptor,
-    /// The state of the files at the last attempt, whether it succeeded or not.
+    /// The state of the files at the last attempt to load them, whether it succeeded or not.
     seen: FileStamps,
 }
 
-/// Enough of a file's metadata to notice that it was replaced.
+/// Enough of the files' metadata to notice a replacement.
 type FileStamps = [Option<(SystemTime, u64)>; 2];
 
 impl TlsTerminator {
     /// Reads certificate and key.
     ///
     /// # Errors
-    /// Where a file cannot be read, or key and certificate do not fit each other.
+    /// If a file cannot be read, or key and certificate do not match.
     pub fn new(files: &Tls) -> Result<Self, String> {
         let seen = look(files);
         let acceptor = read(files)?;

@@ -1,8 +1,9 @@
 //! Floors 0 to 3 of Plimsoll: what a request is, what it costs, and what is to be done with it.
 //!
-//! Pure: no sockets, no tokio, no tracing, no clock, and no panic whatever the bytes. Time and policy are
-//! arguments, what was found out is answered as notes. A crate of its own, so that what every byte runs through
-//! can be optimised apart from what only configures and shows it, and so that the compiler holds the floors apart.
+//! Pure: no sockets, no tokio, no tracing, no clock, and no panic on any bytes. Time and policy are
+//! arguments; findings are returned as notes. A crate of its own, so that the code that every byte runs
+//! through can be optimised separately from configuration and display, and so that the compiler enforces the
+//! floors.
 //!
 //! | floor | module | knows |
 //! |---|---|---|

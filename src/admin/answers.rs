@@ -1,6 +1,6 @@
-//! The answers to each question.
+//! The responses to admin requests.
 //!
-//! Every answer forbids caching and sniffing; an error says whose fault it is and what to do.
+//! Every response forbids caching and content sniffing; an error says whose fault it is and what to do.
 
 use std::borrow::Cow;
 use std::fmt::Display;
@@ -38,17 +38,18 @@ use crate::telemetry::log::LogFields;
 use crate::telemetry::{ContextReduction, Exchange, MessageEvent, OpenExchange};
 use crate::wire::sse::write_event;
 
-/// How many sessions a page holds unless asked otherwise, and at most.
+/// Sessions per page: the default, and the maximum.
 const PAGE: (usize, usize) = (50, 500);
-/// A live stream without events says that it is there this often.
+/// How often a live stream without events sends a sign of life.
 const HEARTBEAT: Duration = Duration::from_secs(15);
-/// How long the store may take to say that it is ready.
+/// How long the store may take to report that it is ready.
 const READY: Duration = Duration::from_secs(1);
-/// The page runs its own script and asks us alone.
+/// Allows the page to run its own script and to connect only to us.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
      connect-src 'self'; img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'";
 
-/// What every answer tells browsers: keep it nowhere, show it to no other site, load nothing for it.
+/// Headers of every response, for browsers: do not cache it, do not show it to other sites, load nothing for
+/// it.
 const HARDENING: [(HeaderName, &str); 7] = [
     (CACHE_CONTROL, "no-store"),
     (CONTENT_SECURITY_POLICY, "default-src 'none'; frame-ancestors 'none'"),
@@ -59,7 +60,7 @@ const HARDENING: [(HeaderName, &str); 7] = [
     (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
 ];
 
-/// Why a question has no answer.
+/// Why a request fails.
 #[derive(Clone, Debug)]
 pub(super) struct AdminError {
     status: StatusCode,
@@ -84,12 +85,12 @@ impl From<StoreError> for AdminError {
     }
 }
 
-/// An answer's body.
+/// The body of a response.
 pub(super) type AdminBody = UnsyncBoxBody<Bytes, std::io::Error>;
 
 pub(super) type AdminAnswer = Result<Response<AdminBody>, AdminError>;
 
-/// The answer to a question that has none.
+/// The response to a request that fails.
 pub(super) fn wrong(wrong: &AdminError) -> Response<AdminBody> {
     let error = serde_json::json!({"error": {"code": wrong.code, "message": wrong.message}});
     let mut response = json(&error);
@@ -142,7 +143,8 @@ fn shown(kind: &'static str, body: AdminBody) -> Response<AdminBody> {
     response
 }
 
-/// Ready for traffic: the store answers, or is known to be unusable, and nothing is draining.
+/// Whether the process is ready for traffic: the store responds or is known to be unusable, and no shutdown
+/// is in progress.
 pub(super) async fn ready(admin: &Admin) -> AdminAnswer {
     let unready = |why: String| AdminError::new(StatusCode::SERVICE_UNAVAILABLE, "not_ready", why);
     if *admin.draining.borrow() {
@@ -150,7 +152,7 @@ pub(super) async fn ready(admin: &Admin) -> AdminAnswer {
     }
     match tokio::time::timeout(READY, admin.ledgers.ready()).await {
         Ok(Ok(())) => Ok(text("ready\n")),
-        // Traffic goes on without a store: what waits for this must not wait for that.
+        // Traffic works without a store, so readiness must not wait for it.
         Ok(Err(
             trouble @ (StoreError::Unusable(_) | StoreError::Damaged(_) | StoreError::Full(_)),
         )) => Ok(text(format!("ready, degraded: nothing is stored: {trouble}\n"))),
@@ -178,7 +180,7 @@ pub(super) async fn sessions(admin: &Admin, query: Option<&str>) -> AdminAnswer 
     Ok(json(&SessionPage { sessions, next, next_after }))
 }
 
-/// A page of sessions, newest first, and where the next begins.
+/// A page of sessions, newest first, and where the next page begins.
 async fn page_of(
     admin: &Admin,
     query: Option<&str>,
@@ -192,14 +194,14 @@ async fn page_of(
             AdminError::new(StatusCode::BAD_REQUEST, "bad_query", what)
         })?),
     };
-    // One more than asked for tells whether there is a next page.
+    // One line more than requested shows whether there is a next page.
     let mut lines = admin.ledgers.sessions(ScopePage { after, skip, count: limit + 1 }).await?;
     let next = (lines.len() > limit).then_some(skip + limit);
     lines.truncate(limit);
     Ok((lines, next))
 }
 
-/// A number in the query; a fault of the client where it is none.
+/// A number in the query; if it is not one, that is the client's error.
 fn number(query: Option<&str>, name: &str) -> Result<Option<usize>, AdminError> {
     let Some(said) = parameter(query, name) else { return Ok(None) };
     said.parse().map(Some).map_err(|_| {
@@ -225,8 +227,8 @@ pub(super) async fn forget(admin: &Admin, id: &str) -> AdminAnswer {
     Ok(json(&DeleteOutcome { records }))
 }
 
-/// Begins a summary: now, where the history is at hand and the summariser has a credential of its own;
-/// else with the session's next request. `dry_run`: only looks at what that would do.
+/// Starts a summary: at once, if the history is in memory and the summariser has its own credential;
+/// otherwise with the session's next request. With `dry_run`, only reports what it would do.
 pub(super) async fn compact(admin: &Admin, id: &str, query: Option<&str>) -> AdminAnswer {
     let scope = scope(admin, id).await?;
     let dry = is_asked(query, "dry_run")?;
@@ -276,7 +278,7 @@ fn unknown_session(id: &str) -> AdminError {
     AdminError::unknown(format!("Nothing is known of session {id:?}; /api/v1/sessions lists them."))
 }
 
-/// The session that an id names: ours, or the client's where only one credential uses it.
+/// The session with this id: our id, or the client's if only one credential uses it.
 pub(super) async fn scope(admin: &Admin, id: &str) -> Result<Scope, AdminError> {
     use crate::context::ledger::Ledger;
     if let Some(scope) = view::scope_of(id)
@@ -287,7 +289,7 @@ pub(super) async fn scope(admin: &Admin, id: &str) -> Result<Scope, AdminError> 
     }
     let mut scopes = admin.ledgers.scopes_of(&id.into()).await?;
     if scopes.len() > 1 {
-        // Those that hold turns come before those of which only something is on its way.
+        // Scopes with turns take precedence over those with only a request in flight.
         let mut with_turns = Vec::new();
         for scope in &scopes {
             if !admin.ledgers.look(scope, Ledger::is_empty).await? {
@@ -309,7 +311,7 @@ pub(super) async fn scope(admin: &Admin, id: &str) -> Result<Scope, AdminError> 
     }
 }
 
-/// How full a thread's context is: JSON, or the text for people.
+/// How full a thread's context is: as JSON, or as text for people.
 pub(super) async fn context(
     admin: &Admin,
     session: &str,
@@ -317,7 +319,7 @@ pub(super) async fn context(
     request: &Request<Incoming>,
 ) -> AdminAnswer {
     let scope = match scope(admin, session).await {
-        // Its first request may be on its way: then nothing is kept of it yet.
+        // Its first request may be in flight; nothing of the session is stored yet then.
         Err(wrong) if wrong.status == StatusCode::NOT_FOUND => {
             flown(admin, session).ok_or(wrong)?
         }
@@ -335,7 +337,7 @@ pub(super) async fn context(
     Ok(worded(&view, request))
 }
 
-/// The session of requests that are on their way, where one credential alone uses this id.
+/// The session of requests in flight with this id, if only one credential uses it.
 fn flown(admin: &Admin, id: &str) -> Option<Scope> {
     let scope_of = |open_exchange: &OpenExchange| Scope {
         tenant: open_exchange.tenant.clone(),
@@ -350,7 +352,7 @@ fn flown(admin: &Admin, id: &str) -> Option<Scope> {
     scopes.pop().filter(|_| scopes.is_empty())
 }
 
-/// A view as JSON, or as text for people: by the query, else by what is accepted.
+/// A view as JSON, or as text for people: the query decides, or else the `Accept` header.
 pub(super) fn worded(
     view: &(impl Serialize + Display),
     request: &Request<Incoming>,
@@ -363,7 +365,7 @@ pub(super) fn worded(
     if as_text { text(format!("{view}\n")) } else { json(view) }
 }
 
-/// What was done to one exchange: from its turn, however old, else from what was told of it.
+/// What was done to one exchange: from its turn, however old, or else from its report.
 pub(super) async fn explain(
     admin: &Admin,
     id: &ExchangeId,
@@ -384,7 +386,7 @@ pub(super) async fn explain(
                 Some(Explanation::of_turn(&scope.session, ledger, turn, &admin.prices))
             };
             match admin.ledgers.look(&scope, of).await {
-                // What was told is left where the store fails.
+                // If the store fails, the report remains.
                 Err(_) if recent.is_some() => None,
                 found => found?,
             }
@@ -402,7 +404,7 @@ pub(super) async fn explain(
     Ok(worded(&explanation, request))
 }
 
-/// What rewriting saved in the sessions of a page.
+/// What rewriting saved in the sessions of one page.
 pub(super) async fn savings(admin: &Admin, request: &Request<Incoming>) -> AdminAnswer {
     let (lines, next) = page_of(admin, request.uri().query()).await?;
     let mut gathered = Vec::with_capacity(lines.len());
@@ -429,8 +431,8 @@ async fn gathered_of(admin: &Admin, scope: &Scope) -> Result<SessionSums, AdminE
     Ok(admin.ledgers.glance(scope, move |ledger| SessionSums::of(ledger, &prices)).await?)
 }
 
-/// One session for sharing, a line of JSON for each call; with its words, where they are asked for. Its lines
-/// are made as they are taken.
+/// Exports one session for sharing, one line of JSON per call; with content, if that is requested. Lines are
+/// produced as the client reads them.
 pub(super) async fn export(admin: &Admin, id: &str, query: Option<&str>) -> AdminAnswer {
     let with_content = is_asked(query, "content")?;
     let scope = scope(admin, id).await?;
@@ -451,12 +453,12 @@ pub(super) async fn export(admin: &Admin, id: &str, query: Option<&str>) -> Admi
     Ok(shown("application/x-ndjson", StreamBody::new(frames).boxed_unsync()))
 }
 
-/// Whether an export is asked for without words. What is neither true nor false is not.
+/// Whether an export explicitly excludes content. An invalid value does not count as that.
 pub(super) fn is_without_content(query: Option<&str>) -> bool {
     matches!(is_asked(query, "content"), Ok(false))
 }
 
-/// Whether a switch of the query is on.
+/// Whether a boolean of the query is `true`.
 fn is_asked(query: Option<&str>, switch: &str) -> Result<bool, AdminError> {
     match parameter(query, switch) {
         None | Some("false") => Ok(false),
@@ -468,7 +470,7 @@ fn is_asked(query: Option<&str>, switch: &str) -> Result<bool, AdminError> {
     }
 }
 
-/// One exchange: as it was told, else what its turn keeps of it.
+/// One exchange: as reported, or else what its turn stores of it.
 pub(super) async fn exchange(admin: &Admin, id: &ExchangeId) -> AdminAnswer {
     if let Some(exchange) = admin.telemetry.recent(id) {
         return Ok(json(&LogFields::from(&*exchange)));
@@ -489,7 +491,7 @@ pub(super) async fn exchange(admin: &Admin, id: &ExchangeId) -> AdminAnswer {
     Ok(json(&LogFields::from(&exchange)))
 }
 
-/// Every exchange from now on, as server-sent events.
+/// All exchanges from now on, as server-sent events.
 pub(super) fn events(admin: &Admin, ending: watch::Receiver<bool>) -> Response<AdminBody> {
     let Admin { telemetry, .. } = admin;
     let (heard, news, shrunk) = (telemetry.subscribe(), telemetry.news(), telemetry.shrunk());
@@ -501,7 +503,7 @@ pub(super) fn events(admin: &Admin, ending: watch::Receiver<bool>) -> Response<A
     shown("text/event-stream", StreamBody::new(frames.boxed()).boxed_unsync())
 }
 
-/// A listener to live events.
+/// A subscriber to live events.
 struct LiveListener {
     heard: broadcast::Receiver<std::sync::Arc<Exchange>>,
     news: broadcast::Receiver<MessageEvent>,
@@ -514,7 +516,7 @@ impl LiveListener {
     /// The next bytes of the stream; `None` at its end.
     async fn next(&mut self) -> Option<Bytes> {
         if !std::mem::replace(&mut self.greeted, true) {
-            // Tells the client at once that it is heard.
+            // Tells the client at once that the stream is open.
             return Some(Bytes::from_static(b": listening\n\n"));
         }
         tokio::select! {
@@ -530,7 +532,7 @@ impl LiveListener {
                 }
                 Err(broadcast::error::RecvError::Closed) => None,
             },
-            // Who missed some finds the rest in the queue itself.
+            // After missed events, the client finds the state in the queue itself.
             Ok(news) = self.news.recv() => {
                 let data = serde_json::to_string(&news).unwrap_or_default();
                 let mut events = write_event("say", &data);

@@ -1,6 +1,6 @@
-//! The compactions of a context as they are shown: with what they cost, and in words.
+//! The compactions of a context as the admin API shows them: with their cost, and as text.
 //!
-//! The facts are `context::compact`'s; nothing is decided here. Text and JSON say the same numbers.
+//! The facts come from `context::compact`; nothing is decided here. Text and JSON give the same numbers.
 
 use std::fmt;
 use std::time::{Duration, SystemTime};
@@ -12,7 +12,7 @@ use crate::context::ledger::Ledger;
 use crate::context::{Turn, savings};
 use crate::telemetry::log::clean;
 
-/// The compactions of a turn's context, priced.
+/// The compactions of a turn's context, with their cost.
 pub(super) fn of_turn(ledger: &Ledger, turn: &Turn, prices: &PriceList) -> Compactions {
     let mut compactions = Compactions::of_turn(ledger, turn);
     for told in compactions.iter_mut() {
@@ -22,7 +22,7 @@ pub(super) fn of_turn(ledger: &Ledger, turn: &Turn, prices: &PriceList) -> Compa
     compactions
 }
 
-/// A compaction in words.
+/// A compaction as text.
 struct CompactionText<'r>(&'r CompactionReport);
 
 impl fmt::Display for CompactionText<'_> {
@@ -50,7 +50,7 @@ impl fmt::Display for CompactionText<'_> {
     }
 }
 
-/// The compactions of a context in words: lines, each with its break.
+/// The compactions of a context as text: lines, each with its line break.
 pub(super) struct CompactionsText<'c>(pub(super) &'c Compactions);
 
 impl fmt::Display for CompactionsText<'_> {

@@ -1,6 +1,6 @@
-//! A provider's own count of a session's newest request, asked for now, beside what was estimated of it.
+//! A provider's own count of a session's newest request, requested now, compared with our estimate.
 //!
-//! Counts nothing itself: the proxy asks, with a credential that it has at hand.
+//! Counts nothing itself: the proxy calls the provider with a credential that it has in memory.
 
 use std::fmt;
 
@@ -13,18 +13,18 @@ use crate::context::ExchangeId;
 use crate::context::budget::grouped;
 use crate::store::ledgers::{ProviderRecount, RecountError};
 
-/// What the provider counts, and what was estimated.
+/// The provider's count, and our estimate.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct CountComparison {
-    /// The exchange whose request was counted, as it was sent: the session's newest.
+    /// The exchange whose request was counted as it was sent: the session's newest one.
     pub request: ExchangeId,
-    /// Input tokens, as the provider counts them.
+    /// Input tokens as the provider counts them.
     pub tokens: u64,
-    /// What was estimated before it was sent.
+    /// Input tokens that were estimated before sending.
     pub estimated: u64,
     /// `estimated - tokens`.
     pub difference: i64,
-    /// The same in percent of `tokens`; `null` of none.
+    /// The same as a percentage of `tokens`; `null` if `tokens` is 0.
     pub difference_percent: Option<f64>,
 }
 

@@ -1,7 +1,7 @@
-//! One exchange explained: what was changed, what was not and why, what that did to the cache.
+//! Explains one exchange: what was changed, what was not and why, and the effect on the cache.
 //!
-//! Tally of the turn where there is one, else of what was told. Holds places, sizes and rules, and
-//! never a word of a prompt (invariant 9).
+//! Uses the turn if there is one, otherwise the report of the exchange. Contains positions, sizes and rules,
+//! and never text of a prompt (invariant 9).
 
 mod text;
 
@@ -32,9 +32,9 @@ use crate::telemetry::Exchange;
 /// What was done to one request, and why.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Explanation {
-    /// The exchange.
+    /// The id of the exchange.
     pub request: ExchangeId,
-    /// The provider's id of it, where it gave one: what its support asks for.
+    /// The provider's request id, if it sent one: its support asks for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub provider_request_id: Option<String>,
     /// When it arrived, ms since 1970.
@@ -43,105 +43,105 @@ pub(super) struct Explanation {
     pub session: Option<SessionId>,
     /// The thread.
     pub thread: Option<ThreadId>,
-    /// Where it went.
+    /// The upstream that it was sent to.
     pub upstream: Option<String>,
-    /// The model that was asked.
+    /// The model that was requested.
     pub model: Option<String>,
     /// How it ended.
     pub outcome: Outcome,
-    /// In how many of the model's last ten turns the newest call had the same result, from four on.
+    /// In how many of the model's last ten turns the newest call had the same result; given from four on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repeated_calls: Option<u32>,
-    /// How far we might go.
+    /// The mode, which limits what may be changed.
     pub mode: Mode,
-    /// The session is held out for comparison.
+    /// Whether the session is held out for comparison.
     pub held_out: bool,
-    /// Whether what was changed is on the wire.
+    /// Whether the request was sent with changes.
     pub sent_changed: bool,
-    /// The provider refused the rewrite, naming this; the original was sent in its place.
+    /// What the provider's refusal of the rewrite named, if the original was sent instead.
     pub resent: Option<RefusalCause>,
-    /// The provider refused what was decided for the request, naming this; that was taken back, and the
-    /// request sent as those before it were.
+    /// What the provider's refusal of this request's new changes named, if these were revoked and the request
+    /// was sent in the last accepted form.
     pub taken_back: Option<RefusalCause>,
-    /// The provider refused the request for these, and took it with them changed.
+    /// The causes for which the provider refused the request, if it accepted it once they were changed.
     pub healed: Vec<RepairCause>,
-    /// The window was not large enough: how that showed, and whether room was made.
+    /// If the request did not fit the window: how that showed, and whether room was made.
     pub overflow: Option<OverflowReport>,
-    /// How many changes were made, replayed and new.
+    /// The number of changes, replayed and new.
     pub made: ChangeCounts,
-    /// How many of them are new.
+    /// The number of new changes.
     pub new: ChangeCounts,
     /// Tokens of tool results that were not sent, estimated.
     pub tokens_removed: u64,
-    /// Tokens that a summary took the place of, less its own, estimated.
+    /// Tokens that a summary replaced, less its own, estimated.
     pub tokens_compacted: u64,
-    /// Each change: new ones, refused ones, and replayed ones as far as they can be told apart.
+    /// The changes: new ones, refused ones, and replayed ones as far as they can be identified.
     pub steps: Vec<ExplainedChange>,
-    /// Changes that were made and are not among the steps.
+    /// The number of changes that are not among the steps.
     pub unlisted: u32,
-    /// The compactions that its history rests on.
+    /// The compactions in its history.
     pub compactions: Compactions,
-    /// What became of the provider's cache.
+    /// The effect on the provider's cache.
     pub cache: CacheEffect,
-    /// What was predicted.
+    /// The estimate.
     pub estimate: Option<ExplainedEstimate>,
-    /// What rewriting did for it.
+    /// What rewriting saved or cost.
     pub saved: Option<ExchangeSavings>,
 }
 
 /// One change, made or refused.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct ExplainedChange {
-    /// What.
+    /// The kind of change.
     pub change: Change,
-    /// Whether.
+    /// Whether it was made.
     pub decision: Decision,
-    /// Why.
+    /// The reason.
     pub why: DecisionReason,
-    /// The same in words.
+    /// The reason as text.
     pub rule: String,
-    /// Where the rule comes from.
+    /// The documentation section of the rule.
     pub section: String,
-    /// The message of the history, counted from 0.
+    /// The index of the message in the history, from 0.
     pub message: Option<usize>,
-    /// The part of the message, counted from 0.
+    /// The index of the part in the message, from 0.
     pub part: Option<usize>,
-    /// The first byte of what is changed, in the request as it came.
+    /// The first byte of the changed range, in the request as it came.
     pub byte: Option<u64>,
-    /// Bytes there before.
+    /// The length in bytes before.
     pub bytes_before: Option<u64>,
-    /// Bytes there after.
+    /// The length in bytes after.
     pub bytes_after: Option<u64>,
-    /// Tokens before, estimated; `None` where they are not weighed (reasoning). Of a refused cut:
-    /// what it would save, with all that would have been cut beside it.
+    /// Tokens before, estimated; `None` if they are not counted (reasoning). For a refused cut: what the
+    /// whole batch would save.
     pub tokens_before: Option<u64>,
     /// Tokens after, estimated.
     pub tokens_after: Option<u64>,
-    /// The exchange that decided it, where that was another.
+    /// The exchange that decided it, if that was an earlier one.
     pub decided_by: Option<ExchangeId>,
 }
 
-/// Expected and reported effect on the provider's cache.
+/// The expected and the reported effect on the provider's cache.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct CacheEffect {
     /// The turn that it is compared with.
     pub before: Option<CacheReport>,
-    /// Expected: tokens of that turn's prompt that stand unchanged at the front of this one.
+    /// Expected: tokens at the front of that turn's prompt that are unchanged in this one.
     pub kept: Option<u64>,
-    /// Of how many.
+    /// All tokens of that turn's prompt.
     pub kept_of: Option<u64>,
-    /// Where the first change is; `None` where nothing changed.
+    /// Where the first change is; `None` if nothing changed.
     pub breaks_in: Option<PromptSection>,
-    /// Reported of this exchange.
+    /// The provider's report for this exchange.
     pub now: CacheReport,
-    /// Why the provider says it was missed, where it says.
+    /// Why the cache was missed, if the provider says so.
     pub miss: Option<CacheMiss>,
 }
 
-/// What a provider reported of its cache, tokens.
+/// A provider's report about its cache, in tokens.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct CacheReport {
-    /// The exchange.
+    /// The id of the exchange.
     pub request: ExchangeId,
     /// The whole prompt.
     pub input: Option<u64>,
@@ -151,7 +151,7 @@ pub(super) struct CacheReport {
     pub written: Option<u64>,
 }
 
-/// What was predicted, and how.
+/// The estimate, and how it was made.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct ExplainedEstimate {
     /// Input tokens.
@@ -160,12 +160,12 @@ pub(super) struct ExplainedEstimate {
     pub method: EstimateMethod,
     /// How its new parts were counted.
     pub counting: CountingMethod,
-    /// What was reported, where it can be compared.
+    /// The reported tokens, if they can be compared.
     pub actual: Option<u64>,
 }
 
 impl Explanation {
-    /// Of an exchange that became a turn of this session.
+    /// Explains an exchange that became a turn of this session.
     pub(crate) fn of_turn(
         session: &SessionId,
         ledger: &Ledger,
@@ -213,7 +213,7 @@ impl Explanation {
         explained
     }
 
-    /// Of an exchange that became none: refused, cut short, or not understood.
+    /// Explains an exchange that did not become a turn: refused, cut short, or not understood.
     pub(crate) fn of_exchange(exchange: &Exchange) -> Self {
         let word = |word: &Option<Box<str>>| word.as_deref().map(str::to_owned);
         let (done, usage) = (&exchange.done, &exchange.usage);
@@ -295,9 +295,9 @@ fn tokens_of(part: &crate::context::SketchPart) -> u64 {
     u64::from(part.tokens)
 }
 
-/// The cuts of earlier exchanges that this turn repeated. A cut part stands in the turn's sketch
-/// under a key of its own, so they are found there, and in its order; those that are kept by their place
-/// (a call whose id is not its own) are not, and neither is anything that was not sent.
+/// The cuts of earlier exchanges that this turn replayed. A cut part has a key of its own in the turn's
+/// sketch, so the cuts are found there, in the sketch's order. Not found are cuts that are stored by position
+/// (of a call without an id of its own), and anything that was not sent.
 fn replayed(ledger: &Ledger, turn: &Turn) -> Vec<ExplainedChange> {
     if !turn.done.is_sent() {
         return Vec::new();
@@ -327,7 +327,7 @@ impl CacheReport {
 }
 
 impl ExplainedChange {
-    /// A summary that an earlier exchange took into use.
+    /// A replayed summary that an earlier exchange put into use.
     fn repeats(compacted: &CompactionReport) -> Self {
         let (rule, section) = compacted.why.rule();
         Self {
@@ -367,7 +367,7 @@ impl ExplainedChange {
         }
     }
 
-    /// A cut that was decided earlier; its place, if the exchange that decided it tells it apart.
+    /// A replayed cut, with its position if the exchange that decided it identifies it unambiguously.
     fn again(ledger: &Ledger, cut: &Cut) -> Self {
         let (rule, section) = cut.why.rule();
         let decided = ledger.turn(&cut.exchange).map(|turn| &*turn.done.steps).unwrap_or_default();

@@ -1,9 +1,9 @@
-//! A session for sharing: what each call was of and what it cost, as lines of JSON, without a word of
-//! what was said unless that is asked for.
+//! A session for sharing: what each call was and what it cost, as lines of JSON, without any content unless
+//! that is requested.
 //!
-//! The format of recorded transcripts (`replay::transcript`), a thread a session. In place of text stand
-//! the tokens that a part was believed to be of, and the session's names are hashed. Words can be given
-//! only where they were kept (`content.keep`).
+//! The format is that of recorded transcripts (`replay::transcript`), with one session per thread. Each part
+//! has its estimated tokens instead of its text, and the session's names are hashed. Content is available
+//! only if it was stored (`content.keep`).
 
 mod content;
 
@@ -24,22 +24,22 @@ pub(super) use content::SessionContent;
 /// One call of a thread.
 #[derive(Debug, Serialize)]
 struct ExportLine<'l> {
-    /// The thread, by a hash of its names.
+    /// The thread, as a hash of its names.
     session: String,
     source: &'static str,
-    /// Calls of the thread before it.
+    /// The index of the call in its thread.
     i: usize,
     model: &'l str,
-    /// `anthropic`, `openai` or `gemini`: whose protocol it is.
+    /// `anthropic`, `openai` or `gemini`: the provider whose protocol it is.
     provider: &'static str,
     dialect: Dialect,
     purpose: Purpose,
     ts: Millis,
     stop: Option<StopReason>,
     flags: Vec<&'static str>,
-    /// What was sent that the call before had not sent.
+    /// What was sent and was not in the call before.
     new_parts: ExportParts,
-    /// What it was answered, as that was read; the next line has it as it was sent back.
+    /// The reply as it was read; the next line has it as it was sent back.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     reply: Vec<TranscriptPart>,
     usage: ExportUsage<'l>,
@@ -47,7 +47,7 @@ struct ExportLine<'l> {
     window: u64,
 }
 
-/// With their words, or without.
+/// Parts with their content, or only with their sizes.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 enum ExportParts {
@@ -61,12 +61,12 @@ struct ExportPart {
     kind: &'static str,
     /// As estimated, with its share of structure.
     tokens: u32,
-    /// It is of the reply before.
+    /// Whether it comes from the reply before.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     reply: bool,
 }
 
-/// As transcripts name it, and all that was reported beside.
+/// The usage in the transcripts' form, with everything that was reported.
 #[derive(Debug, Serialize)]
 struct ExportUsage<'l> {
     input_total: u64,
@@ -74,19 +74,19 @@ struct ExportUsage<'l> {
     usage: &'l Usage,
 }
 
-/// A session's turns, thread after thread, a line each: each is made when there is room to send it, so that
-/// an export takes no more memory than its longest line.
+/// A session's turns, thread by thread, one line each. A line is built only when there is room to send it, so
+/// that an export takes no more memory than its longest line.
 pub(super) struct ExportLines {
-    /// This installation's.
+    /// The secret key of this installation.
     key: [u8; 32],
     scope: Scope,
     threads: std::vec::IntoIter<(ThreadId, Vec<Arc<Turn>>)>,
     thread: Option<ExportThread>,
-    /// Where words are asked for.
+    /// Present if content is requested.
     content: Option<SessionContent>,
 }
 
-/// The thread whose lines are being made.
+/// The thread whose lines are being built.
 struct ExportThread {
     /// The hash of its names.
     name: String,
@@ -94,18 +94,18 @@ struct ExportThread {
     next: usize,
 }
 
-/// A call, and the one before it on its thread.
+/// A call, and the previous one of its thread.
 struct ExportCall {
     /// The hash of its thread's names.
     session: String,
-    /// Calls of the thread before it.
+    /// The index of the call in its thread.
     i: usize,
     turn: Arc<Turn>,
     before: Option<Arc<Turn>>,
 }
 
 impl ExportLines {
-    /// `content`: what was said in them, where that is asked for. `key`: this installation's.
+    /// `content` is present if content is requested. `key` is the secret key of this installation.
     pub(super) fn new(
         key: [u8; 32],
         scope: Scope,
@@ -118,7 +118,7 @@ impl ExportLines {
     /// The next line; `None` after the last.
     ///
     /// # Errors
-    /// The store's: the export breaks off then, so that nobody takes it for whole.
+    /// Those of the store: the export breaks off then, so that nobody takes it for complete.
     pub(super) async fn next(&mut self) -> Option<io::Result<Bytes>> {
         let ExportCall { session, i, turn, before } = self.call()?;
         let told = match &mut self.content {
@@ -159,8 +159,8 @@ impl ExportLines {
     }
 }
 
-/// The same thread has the same name in every export of an installation, and nobody else can tell from it what
-/// it was.
+/// A thread's name in exports: the same in every export of an installation, and nobody else can derive the
+/// original names from it.
 fn hashed(key: &[u8; 32], scope: &Scope, thread: &ThreadId) -> String {
     let name = [scope.tenant.as_str(), scope.session.as_str(), thread.as_str()].join("\n");
     let key = blake3::derive_key("plimsoll names of threads in exports", key);
@@ -192,7 +192,7 @@ impl<'l> ExportLine<'l> {
         }
     }
 
-    /// Puts words in place of sizes, where they were kept.
+    /// Replaces the sizes by the content, if that was stored.
     fn say(&mut self, told: Option<LineContent>) {
         let Some(told) = told else {
             return self.flags.push("no_content");
@@ -204,7 +204,7 @@ impl<'l> ExportLine<'l> {
     }
 }
 
-/// What makes a call a poor measure, in the words of transcripts.
+/// Why a call is a poor measurement, in the flags of transcripts.
 fn flags(turn: &Turn, before: Option<&Turn>) -> Vec<&'static str> {
     let grew = turn.position.parent.as_ref() == before.map(|before| &before.exchange);
     [
@@ -221,7 +221,7 @@ fn flags(turn: &Turn, before: Option<&Turn>) -> Vec<&'static str> {
     .collect()
 }
 
-/// Parts that stand in the sketch for the first time.
+/// Parts that are in the sketch for the first time.
 fn new_parts(turn: &Turn, before: Option<&Turn>) -> Vec<ExportPart> {
     let of_reply = |part: &SketchPart| {
         before.is_some_and(|before| before.reply.iter().any(|reply| reply.key == part.key))

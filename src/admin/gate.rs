@@ -1,16 +1,16 @@
-//! The gate that wrong tokens pass one after the other, so that guessing takes its time.
+//! A gate that wrong tokens pass one by one, so that guessing is slow.
 //!
-//! One for all who guess; a right token never comes here. Also says when a refusal is worth a line
-//! of the log. Takes the time as an argument.
+//! All guesses share it; a right token never comes here. It also decides when a refusal is logged. Takes the
+//! time as an argument.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How far apart wrong tokens are answered.
+/// The interval between responses to wrong tokens.
 const PAUSE: Duration = Duration::from_millis(500);
-/// Longest wait at the gate; whoever would wait longer is sent away at once.
+/// The longest wait at the gate; a request that would wait longer is refused at once.
 const LONGEST_WAIT: Duration = Duration::from_secs(4);
-/// Refusals get one line of the log in so long.
+/// At most one refusal is logged in this time.
 const BETWEEN_LINES: Duration = Duration::from_secs(60);
 
 /// The gate.
@@ -19,16 +19,16 @@ pub(super) struct AdminGate(Mutex<AdminGateState>);
 
 #[derive(Debug, Default)]
 struct AdminGateState {
-    /// When the last one that waits is answered.
+    /// When the last waiting request is answered.
     last: Option<Instant>,
-    /// When a refusal was last written to the log.
+    /// When a refusal was last logged.
     written: Option<Instant>,
-    /// How many were not, since then.
+    /// The number of refusals since then, which were not logged.
     unwritten: u64,
 }
 
 impl AdminGate {
-    /// How long a wrong token waits for its answer; `None` where too many wait already.
+    /// How long a wrong token waits for its response; `None` if too many wait already.
     pub(super) fn wait(&self, now: Instant) -> Option<Duration> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let answered = state.last.map_or(now, |last| last.max(now)) + PAUSE;
@@ -39,7 +39,7 @@ impl AdminGate {
         })
     }
 
-    /// Whether a refusal gets a line of the log: then with the number of those that got none before it.
+    /// Whether a refusal is logged; if so, returns the number of refusals before it that were not.
     pub(super) fn line(&self, now: Instant) -> Option<u64> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if state.written.is_some_and(|written| now.duration_since(written) < BETWEEN_LINES) {

@@ -1,8 +1,8 @@
-//! Who may ask: whoever holds a token or owns the Unix socket, and no web page of somebody else's.
+//! Who may use the admin API: whoever has a token or owns the Unix socket, and no web page of another site.
 //!
-//! A page on any site can make a browser send requests to loopback. There, the name it believes to
-//! talk to must be this machine's (against DNS rebinding), and nothing may say that another site
-//! sent it. Judges by what stands in the request and who connected; waits for nothing.
+//! A page of any site can make a browser send requests to loopback. There, the host that the browser names
+//! must be this machine's (against DNS rebinding), and no header may say that another site sent the request.
+//! Decides by the request and by who connected; waits for nothing.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -15,19 +15,19 @@ use super::AdminAccess;
 use crate::config::Secret;
 use crate::telemetry::AdminRefusal;
 
-/// What a browser says of the page that sends a request.
+/// What a browser says about the page that sends a request.
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
 const FETCH_DEST: HeaderName = HeaderName::from_static("sec-fetch-dest");
 
-/// Who connected.
+/// The other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AdminPeer {
-    /// A process of this user, by the Unix socket. The kernel told.
+    /// A process of this user, through the Unix socket. The kernel gives the user id.
     User(u32),
-    /// Somebody, by TCP.
+    /// Someone through TCP.
     Address {
-        /// Where from.
+        /// The address of the other end.
         address: SocketAddr,
         /// Whether the listener's own address is loopback.
         loopback: bool,
@@ -43,18 +43,18 @@ impl fmt::Display for AdminPeer {
     }
 }
 
-/// What somebody may do.
+/// What a client is allowed to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum AdminRole {
-    /// Whatever is open to everybody.
+    /// Only what is open to everyone.
     Anybody,
-    /// Read: metrics, lists, numbers, contexts. No words.
+    /// Read metrics, lists, numbers and contexts, but no content.
     Reader,
     /// Everything.
     Admin,
 }
 
-/// Judges a request for something that `needs` a role; answers the role that whoever asks has.
+/// Checks a request that `needs` a role; returns the client's role.
 pub(super) fn judge<B>(
     request: &Request<B>,
     needs: AdminRole,
@@ -75,7 +75,7 @@ pub(super) fn judge<B>(
     }
 }
 
-/// The host that a request names: one, well-formed, and the same wherever it is said.
+/// The host that a request names: well-formed, and the same wherever it is given.
 fn host<B>(request: &Request<B>) -> Result<Option<Authority>, AdminRefusal> {
     let mut said = request.uri().authority().cloned().map(Ok).into_iter().chain(
         request.headers().get_all(HOST).iter().map(|host| Authority::try_from(host.as_bytes())),
@@ -91,7 +91,7 @@ fn host<B>(request: &Request<B>) -> Result<Option<Authority>, AdminRefusal> {
     }
 }
 
-/// Whether an authority is a name and perhaps a port, without a user.
+/// Whether an authority is a name with an optional port, and no user.
 fn is_plain(authority: &Authority) -> bool {
     let rest = authority.as_str().strip_prefix(authority.host());
     rest.is_some_and(|rest| {
@@ -99,15 +99,15 @@ fn is_plain(authority: &Authority) -> bool {
     })
 }
 
-/// An address, or a name that no foreign DNS answers for.
+/// Whether a host is an IP address, or a name that no foreign DNS server can resolve.
 fn is_this_machine(host: &Authority) -> bool {
     let name = host.host().trim_start_matches('[').trim_end_matches(']');
     let name = name.trim_end_matches('.').to_ascii_lowercase();
     name == "localhost" || name.ends_with(".localhost") || name.parse::<IpAddr>().is_ok()
 }
 
-/// Refuses what a page of another site sends. A link to our page may stand anywhere: it shows nothing
-/// by itself.
+/// Refuses requests of another site's pages. A link to our page is allowed anywhere, because the page alone
+/// shows no data.
 fn check_origin<B>(request: &Request<B>, host: Option<&Authority>) -> Result<(), AdminRefusal> {
     let headers = request.headers();
     let is_own = |origin: &http::HeaderValue| {
@@ -129,7 +129,7 @@ fn check_origin<B>(request: &Request<B>, host: Option<&Authority>) -> Result<(),
     }
 }
 
-/// The role of whoever asks: by the socket everything, else as the token says.
+/// The client's role: everything through the socket, otherwise that of its token.
 fn role(
     headers: &HeaderMap,
     peer: AdminPeer,
@@ -149,7 +149,7 @@ fn role(
     }
 }
 
-/// Compares in a time that says nothing about where they differ: digests differ everywhere.
+/// Compares in a time that does not reveal where they differ, because digests differ everywhere.
 fn is_same(given: &str, token: &Secret) -> bool {
     blake3::hash(given.as_bytes()) == blake3::hash(token.0.as_bytes())
 }

@@ -1,7 +1,7 @@
-//! What upstreams taught by refusing: listed, shared with all, forgotten.
+//! Lessons from upstreams' refusals: list them, share them with all tenants, forget them.
 //!
-//! The proxy learns; here an operator looks and decides. Whose requests met a lesson is told as a number
-//! alone.
+//! The proxy learns them; here an operator reviews them and decides. Of the tenants that met a lesson, only
+//! the number is shown.
 
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
@@ -13,10 +13,10 @@ use crate::dialect::lesson::Lesson;
 use crate::store::lessons::{LessonLine, LessonScope};
 use crate::telemetry::clock::now;
 
-/// All lessons, the newest first.
+/// All lessons, newest first.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct LessonList {
-    /// They.
+    /// The lessons.
     pub lessons: Vec<LessonView>,
 }
 
@@ -27,32 +27,32 @@ pub(crate) struct LessonView {
     pub id: String,
     /// The upstream that taught it.
     pub upstream: String,
-    /// The model that it is about; empty where it is about all of the upstream's.
+    /// The model that it is about; empty if it is about all models of the upstream.
     pub model: String,
-    /// What it says.
+    /// What was learned.
     pub lesson: String,
-    /// Of a window: how large it is, tokens.
+    /// For a lesson about a window: its size in tokens.
     pub window: Option<u64>,
-    /// Of a window: the one that was believed, tokens.
+    /// For a lesson about a window: the size that was assumed before, in tokens.
     pub believed: Option<u64>,
-    /// How many credentials met it.
+    /// The number of credentials that met it.
     pub tenants: usize,
-    /// How many of them the upstream has answered too: they count where enough agree.
+    /// The number of these that the upstream has also answered successfully: they count towards agreement.
     pub agree: usize,
     /// When it was first met, ms since 1970.
     pub since: Millis,
-    /// When it ends, ms since 1970; absent where it does not.
+    /// When it expires, ms since 1970; absent if it does not.
     pub expires: Option<Millis>,
     /// For whom it holds.
     pub reach: LessonScope,
 }
 
-/// What was decided about a lesson.
+/// The outcome of a decision about a lesson.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct LessonDecision {
     /// Its id.
     pub id: String,
-    /// Whether it now holds for all; else it is forgotten.
+    /// Whether it now holds for all; otherwise it is forgotten.
     pub shared: bool,
 }
 
@@ -96,13 +96,13 @@ pub(super) async fn list(admin: &Admin) -> AdminAnswer {
     Ok(json(&LessonList { lessons: lines.into_iter().map(LessonView::from).collect() }))
 }
 
-/// Forgets a lesson, at once and for all.
+/// Forgets a lesson, at once and for all tenants.
 pub(super) async fn forget(admin: &Admin, id: &str) -> AdminAnswer {
     let is_known = admin.ledgers.lessons().forget(id, now()).await?;
     decided(is_known, id, false)
 }
 
-/// Has a lesson hold for all.
+/// Makes a lesson hold for all tenants.
 pub(super) async fn share(admin: &Admin, id: &str) -> AdminAnswer {
     let is_known = admin.ledgers.lessons().share(id, now()).await?;
     decided(is_known, id, true)

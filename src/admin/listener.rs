@@ -1,7 +1,7 @@
-//! Where questions come in: a port, with TLS or without, and a Unix socket.
+//! Where admin requests come in: a port, with or without TLS, and a Unix socket.
 //!
-//! Says of every connection who is at its other end, as far as the system knows: by the socket, the
-//! user id. Only this user and root are let in there.
+//! Determines who is at the other end of a connection, as far as the system knows: for the socket, the user
+//! id. The socket admits only this user and root.
 
 use std::io;
 use std::net::SocketAddr;
@@ -14,11 +14,11 @@ use tokio_rustls::TlsAcceptor;
 use super::guard::AdminPeer;
 use crate::tls::TlsTerminator;
 
-/// Where questions come in.
+/// Where admin requests come in.
 pub enum AdminListener {
-    /// A port, and the certificate that it serves where it speaks TLS.
+    /// A port, and its certificate if it uses TLS.
     Port(TcpListener, Option<TlsTerminator>),
-    /// A socket in the data folder.
+    /// A Unix socket in the data folder.
     Socket(UnixListener),
 }
 
@@ -28,14 +28,14 @@ impl From<TcpListener> for AdminListener {
     }
 }
 
-/// A connection that was accepted, and not yet spoken to.
+/// An accepted connection, before any data was exchanged.
 pub(super) enum AdminConnection {
     Plain(TcpStream, AdminPeer),
     Tls(TcpStream, AdminPeer, TlsAcceptor),
     Socket(UnixStream),
 }
 
-/// What one can read from and write to.
+/// A stream that can be read and written.
 pub(super) trait AdminStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> AdminStream for T {}
@@ -60,11 +60,11 @@ impl AdminListener {
 }
 
 impl AdminConnection {
-    /// The connection as it can be spoken to; `None` where its other end says nothing we understand
-    /// within `timeout`.
+    /// Prepares the connection for requests; `None` if the other end does not complete a handshake within
+    /// `timeout`.
     ///
     /// # Errors
-    /// The user id at the other end of a socket, where it may not ask.
+    /// The user id at the other end of a socket, if it is not admitted.
     pub(super) async fn open(
         self,
         timeout: Duration,

@@ -1,8 +1,7 @@
-//! Floor 5, looking in: the admin listener.
+//! Floor 5: the admin listener.
 //!
-//! Reads what the lower floors keep; never touches traffic, and does not know the proxy. Whoever
-//! asks is judged first (`guard.rs`); what may be asked is one table (`routes.rs`); what is answered
-//! is `view.rs`.
+//! Reads what the lower floors store; never touches traffic, and does not know the proxy. Clients are checked
+//! first (`guard.rs`); all routes are one table (`routes.rs`); responses are the types of `view.rs`.
 
 mod answers;
 mod compactions;
@@ -44,34 +43,34 @@ use listener::{AdminConnection, AdminStream};
 use prices::PriceList;
 use view::ServerInfo;
 
-/// Connections at once that may stay open.
+/// The most connections that may stay open at once.
 const CONNECTIONS: usize = 128;
-/// Connections past those: they may ask one thing, and the oldest gives way to the newest. So whoever hangs
-/// here, however many of them, a probe that asks at once is answered.
+/// The most connections past those: each may send one request, and the newest replaces the oldest. So a
+/// health probe is answered even if any number of clients keep connections open.
 const BRIEF_CONNECTIONS: usize = 64;
-/// How long these may take to ask and be answered.
+/// How long these may take to send a request and receive the response.
 const BRIEF: Duration = Duration::from_secs(2);
-/// Sessions that are exported at once: each holds the turns of one, and its longest line.
+/// The most exports at once: each holds the turns of one session, and its longest line.
 const EXPORTS: usize = 4;
-/// How long a client may take to send its request's headers, or to ask for the next thing.
+/// How long a client may take to send the headers of its request, or to send the next request.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// How long answers may take to finish at the end.
+/// How long responses may take to finish at shutdown.
 const ENDING: Duration = Duration::from_secs(1);
-/// Pause after the system refused a connection.
+/// The pause after the system refused a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Who may ask for what.
+/// Which tokens give access to what.
 #[derive(Clone, Debug)]
 pub struct AdminAccess {
-    /// The token that may do everything.
+    /// The token that allows everything.
     pub admin: Secret,
-    /// The token that may only read.
+    /// The token that only allows reading.
     pub reader: Secret,
-    /// Whether `/metrics` needs none.
+    /// Whether `/metrics` needs no token.
     pub metrics_open: bool,
 }
 
-/// What the admin listener looks into.
+/// The state of the admin listener.
 pub struct Admin {
     ledgers: Arc<Ledgers>,
     telemetry: Arc<Telemetry>,
@@ -85,8 +84,8 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Looks into `ledgers` and `telemetry` of the server that `about` describes, where tokens cost
-    /// `prices`; lets in whom `access` says.
+    /// Serves data of `ledgers` and `telemetry` for the server that `about` describes, with costs from
+    /// `prices`; `access` decides who is admitted.
     pub fn new(
         ledgers: Arc<Ledgers>,
         telemetry: Arc<Telemetry>,
@@ -101,7 +100,7 @@ impl Admin {
     }
 }
 
-/// Answers whoever comes through `listener` until `shutdown` is ready, then lets answers finish.
+/// Serves clients of `listener` until `shutdown` is ready, then lets responses finish.
 pub async fn serve(
     admin: Arc<Admin>,
     listener: impl Into<AdminListener>,
@@ -143,7 +142,7 @@ pub async fn serve(
     let _ = tokio::time::timeout(ENDING, ending.closed()).await;
 }
 
-/// Takes out what has ended, and ends the oldest where there are enough.
+/// Removes finished connections, and ends the oldest one if the limit is reached.
 fn make_room(brief: &mut VecDeque<AbortHandle>) {
     brief.retain(|handling| !handling.is_finished());
     if brief.len() >= BRIEF_CONNECTIONS
@@ -158,7 +157,7 @@ fn make_room(brief: &mut VecDeque<AbortHandle>) {
 enum ConnectionLifetime {
     /// Until it is idle.
     Open,
-    /// For one answer.
+    /// For one response.
     Brief,
 }
 
@@ -204,7 +203,7 @@ async fn connection(
     let is_ending = tokio::select! {
         _ = serving.as_mut() => return,
         () = becomes_true(&mut ended) => true,
-        // Before its first bytes hyper has no clock, and HTTP/2 has none at all.
+        // Before the first bytes hyper has no timeout, and for HTTP/2 it has none at all.
         () = activity.idle(TIMEOUT) => false,
     };
     if activity.is_silent() {
@@ -217,7 +216,7 @@ async fn connection(
     }
 }
 
-/// Ready when `flag` is true, or nobody can make it so any more.
+/// Ready once `flag` is true, or once its sender is gone.
 async fn becomes_true(flag: &mut watch::Receiver<bool>) {
     drop(flag.wait_for(|flag| *flag).await);
 }

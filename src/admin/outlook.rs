@@ -1,6 +1,6 @@
-//! What compacting a session would do, as it is shown: a look, and nothing done.
+//! What compacting a session would do: only a preview, nothing is changed.
 //!
-//! The numbers are `context::compact`'s; money is of catalogue prices.
+//! The numbers come from `context::compact`; costs use catalogue prices.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,18 +8,18 @@ use super::prices::PriceList;
 use crate::context::compact::CompactionPreview;
 use crate::context::policy::SummaryAuthor;
 
-/// What would be done.
+/// The preview.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct DryRun {
-    /// Messages of the history.
+    /// Messages in the history.
     pub messages: u64,
-    /// Messages that a summary would take the place of.
+    /// Messages that a summary would replace.
     pub messages_cut: u64,
-    /// What the newest request costs, tokens, estimated.
+    /// The tokens of the newest request, estimated.
     pub tokens_before: u64,
-    /// What it would cost, tokens, with a summary of `tokens_summary`.
+    /// Its tokens with a summary of `tokens_summary` tokens.
     pub tokens_after: u64,
-    /// What a summary is taken to cost, tokens.
+    /// The assumed tokens of a summary.
     pub tokens_summary: u64,
     /// Tokens of the window that may be filled.
     pub usable: u64,
@@ -29,16 +29,16 @@ pub(crate) struct DryRun {
     pub upstream: Box<str>,
     /// Its model.
     pub model: Box<str>,
-    /// What each later call would save, read from the cache, US dollars; `None` without a price.
+    /// What each later call would save if it is read from the cache, in US dollars; `None` without a price.
     pub saved_per_call_cached: Option<f64>,
-    /// The same where the cache is cold.
+    /// The same if the cache is cold.
     pub saved_per_call_cold: Option<f64>,
-    /// What writing it would cost, the history read from the cache; `None` without a price.
+    /// What writing it would cost if the history is read from the cache; `None` without a price.
     pub cost_of_writing: Option<f64>,
 }
 
 impl DryRun {
-    /// Of an outlook, priced.
+    /// The preview with costs.
     pub(super) fn of(outlook: CompactionPreview, prices: &PriceList) -> Self {
         let price = prices.price(&outlook.upstream, &outlook.model);
         let saved = outlook.before.saturating_sub(outlook.after);

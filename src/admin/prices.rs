@@ -1,6 +1,6 @@
-//! What tokens cost: catalogue prices, under those that the configuration names.
+//! What tokens cost: the configured prices, or else those of the catalogue.
 //!
-//! Prices are those of today, whatever they were when a turn was made.
+//! Prices are today's, not those of the time when a turn was made.
 
 use crate::config::Config;
 use crate::dialect::models::{Catalogue, Price};
@@ -14,14 +14,14 @@ pub struct PriceList {
 }
 
 impl PriceList {
-    /// As a configuration means them.
+    /// The prices of a configuration.
     pub fn of(config: &Config) -> Self {
         let own = config.upstreams.iter();
         let own = own.filter_map(|upstream| Some((upstream.name.clone(), upstream.price?)));
         Self { catalogue: Catalogue::new(config.models.clone()), upstreams: own.collect() }
     }
 
-    /// What a model costs behind an upstream; `None` where nobody says.
+    /// The price of a model behind an upstream; `None` if it is unknown.
     pub fn price(&self, upstream: &str, model: &str) -> Option<Price> {
         let own = self.upstreams.iter().find(|(name, _)| **name == *upstream);
         own.map(|(_, price)| *price).or_else(|| self.catalogue.model(model, "").price)

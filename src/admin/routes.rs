@@ -1,6 +1,6 @@
-//! What may be asked, as one table, and where each question goes.
+//! All routes as one table, and their dispatch.
 //!
-//! `openapi.json` describes the same table; a test holds the two against each other both ways.
+//! `openapi.json` describes the same table; a test compares them in both directions.
 
 use std::time::Instant;
 
@@ -15,62 +15,62 @@ use crate::dialect::percent::decoded_whole;
 use crate::telemetry::AdminRefusal;
 use crate::telemetry::log::clean;
 
-/// A question: what it asks for.
+/// What a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AdminQuery {
     /// The page for people.
     Page,
     /// The metrics.
     Metrics,
-    /// Whether the process lives.
+    /// Whether the process is alive.
     Alive,
-    /// Whether it should get traffic.
+    /// Whether it should receive traffic.
     Ready,
-    /// Which server this is, and where it serves.
+    /// Which server this is, and its addresses.
     About,
     /// The list of sessions.
     Sessions,
     /// One session.
     Session,
-    /// Forget one session.
+    /// Delete one session.
     Forget,
     /// Compact one session with its next request.
     Compact,
     /// How full a thread's context is.
     Context,
-    /// Have a session's newest request counted by its provider.
+    /// Have the provider count a session's newest request.
     Count,
     /// One exchange.
     Exchange,
     /// What was done to an exchange, and why.
     Explain,
-    /// What rewriting saved, of many sessions.
+    /// What rewriting saved, for many sessions.
     Savings,
     /// What rewriting saved in one session.
     SessionSavings,
-    /// One session for sharing, without content.
+    /// One session for sharing.
     Export,
-    /// Words that wait for a session, and those that were said.
+    /// The queued and the sent messages of a session.
     Queue,
-    /// Say something in a session's next request.
+    /// Queue a message for a session's next request.
     Say,
-    /// Take all waiting words back.
+    /// Remove all queued messages.
     Clear,
-    /// Take words back.
+    /// Remove a queued message.
     TakeBack,
-    /// What upstreams taught.
+    /// The lessons that upstreams taught.
     Lessons,
     /// Forget one lesson.
     ForgetLesson,
-    /// Have one lesson hold for all.
+    /// Make one lesson hold for all tenants.
     ShareLesson,
     /// Exchanges as they end.
     Events,
-    /// This table, for machines.
+    /// The API's description, for machines.
     OpenApi,
 }
 
-/// Method, path and question. `{}` stands for one segment.
+/// Method, path and query of each route. `{}` stands for one path segment.
 pub const ROUTES: &[(Method, &str, AdminQuery)] = &[
     (Method::GET, "/", AdminQuery::Page),
     (Method::GET, "/metrics", AdminQuery::Metrics),
@@ -100,7 +100,7 @@ pub const ROUTES: &[(Method, &str, AdminQuery)] = &[
 ];
 
 impl AdminQuery {
-    /// The role that it takes to ask this. Words, and whatever changes something, are for the admin alone.
+    /// The role that a query requires. Only the admin may read content or change something.
     fn needs(self, query: Option<&str>, access: &AdminAccess) -> AdminRole {
         match self {
             Self::Page | Self::Alive | Self::Ready | Self::OpenApi => AdminRole::Anybody,
@@ -130,7 +130,7 @@ impl AdminQuery {
         }
     }
 
-    /// What the log calls it, where it changes something and therefore leaves a line.
+    /// Its name in the log, if it changes something and is therefore logged.
     fn audit_name(self) -> Option<&'static str> {
         match self {
             Self::Forget => Some("delete session"),
@@ -146,7 +146,7 @@ impl AdminQuery {
     }
 }
 
-/// Answers one request of `peer`. `ending` becomes true when answers should end.
+/// Answers one request of `peer`. `ending` becomes true when responses should end.
 pub(super) async fn answer(
     admin: &Admin,
     request: &mut Request<Incoming>,
@@ -175,7 +175,7 @@ pub(super) async fn answer(
     response
 }
 
-/// Answers a question that may be asked.
+/// Answers a query that passed the checks.
 async fn respond(
     admin: &Admin,
     question: AdminQuery,
@@ -214,7 +214,7 @@ async fn respond(
     answered.unwrap_or_else(|wrong| answers::wrong(&wrong))
 }
 
-/// The question of a path, with the names in it; or what is wrong with asking so.
+/// The query of a path, with the names in it; or why there is none.
 fn find(method: &Method, path: &str) -> Result<(AdminQuery, Vec<String>), AdminError> {
     let method = if method == Method::HEAD { &Method::GET } else { method };
     let mut allowed = Vec::new();
@@ -236,7 +236,7 @@ fn find(method: &Method, path: &str) -> Result<(AdminQuery, Vec<String>), AdminE
     Err(AdminError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", what))
 }
 
-/// The names that a path has in the places of a template.
+/// The names in a path at the placeholders of a template.
 fn fit(template: &str, path: &str) -> Option<Vec<String>> {
     let mut names = Vec::new();
     let (mut wanted, mut given) = (template.split('/'), path.split('/'));
@@ -253,7 +253,7 @@ fn fit(template: &str, path: &str) -> Option<Vec<String>> {
     }
 }
 
-/// A name as one path segment.
+/// A name, encoded as one path segment.
 pub fn encoded(name: &str) -> String {
     use std::fmt::Write as _;
     let mut out = String::with_capacity(name.len());
@@ -267,7 +267,7 @@ pub fn encoded(name: &str) -> String {
     out
 }
 
-/// Refuses a request. A wrong token waits its turn first, so that guessing takes its time.
+/// Refuses a request. A wrong token waits at the gate first, so that guessing is slow.
 async fn refuse(admin: &Admin, mut refusal: AdminRefusal, peer: AdminPeer) -> Response<AdminBody> {
     if refusal == AdminRefusal::WrongToken {
         match admin.gate.wait(Instant::now()) {
@@ -279,7 +279,7 @@ async fn refuse(admin: &Admin, mut refusal: AdminRefusal, peer: AdminPeer) -> Re
     answers::wrong(&refused(refusal))
 }
 
-/// Counts a refusal, and tells the first of a minute.
+/// Counts a refusal, and logs the first one of each minute.
 pub(super) fn record_refusal(admin: &Admin, refusal: AdminRefusal, peer: AdminPeer) {
     admin.telemetry.admin_refused(refusal);
     if let Some(before) = admin.gate.line(Instant::now()) {

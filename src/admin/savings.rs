@@ -1,7 +1,7 @@
-//! What rewriting saved: of one session, and of many, with what each number is a share of.
+//! What rewriting saved, for one session and for many, with what each number is a share of.
 //!
-//! Sessions that were held out are put beside the others with their counts, so that nobody is
-//! misled by three of them. The sums are `context::savings`'; nothing is computed here a second way.
+//! Held-out sessions are shown beside the others with their number, so that three of them mislead nobody. The
+//! sums come from `context::savings`; nothing is computed here a second time.
 
 use std::fmt;
 
@@ -18,28 +18,28 @@ use crate::dialect::{Dialect, Purpose};
 use crate::store::Scope;
 use crate::telemetry::log::clean;
 
-/// With fewer sessions than this on either side, a comparison says nothing.
+/// With fewer sessions than this on either side, a comparison means nothing.
 const ENOUGH: u64 = 30;
 
 /// What was saved in the sessions of a page, newest first.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SavingsPage {
-    /// All of them together.
+    /// The sum of all of them.
     pub total: savings::Savings,
-    /// Each that anything was removed from, or would have been, or that has a summary.
+    /// The sessions from which something was removed or would have been, or that have a summary.
     pub sessions: Vec<SessionSavings>,
-    /// How many sessions were counted.
+    /// The number of sessions that were counted.
     pub counted: u64,
-    /// What to pass as `skip` for the next page; `null` where every session is counted.
+    /// The `skip` of the next page; `null` if every session is counted.
     pub next: Option<usize>,
-    /// Held-out sessions beside the others; `null` where none is held out.
+    /// Held-out sessions compared with the others; `null` if none is held out.
     pub comparison: Option<Comparison>,
 }
 
 /// What was saved in one session.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SessionSavings {
-    /// How this API names it.
+    /// The session's id in this API.
     pub id: String,
     /// The id that the client gave it.
     pub session: SessionId,
@@ -47,35 +47,36 @@ pub(crate) struct SessionSavings {
     pub savings: savings::Savings,
 }
 
-/// Sessions that `prune.hold_out` left untouched, and those that it did not.
+/// Sessions that `prune.hold_out` left unchanged, compared with the rest.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Comparison {
-    /// Untouched.
+    /// Unchanged.
     pub held_out: ComparisonGroup,
-    /// Rewritten where policy said so.
+    /// Rewritten if policy required it.
     pub others: ComparisonGroup,
-    /// Sessions that are neither, because `hold_out` or the mode changed meanwhile; not compared.
+    /// The number of sessions that are neither, because `hold_out` or the mode changed meanwhile; not
+    /// compared.
     pub mixed: u64,
-    /// Whether both groups have enough sessions to say anything.
+    /// Whether both groups have enough sessions for a comparison.
     pub enough: bool,
 }
 
 /// One side of a comparison.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ComparisonGroup {
-    /// How many sessions.
+    /// The number of sessions.
     pub sessions: u64,
-    /// How many turns with a reported input.
+    /// The number of turns with a reported input.
     pub turns: u64,
-    /// The median of their input, tokens.
+    /// The median of their input tokens.
     pub median_input: Option<u64>,
-    /// What a turn cost on average at catalogue prices, US dollars.
+    /// The average cost of a turn at catalogue prices, in US dollars.
     pub cost_per_turn: Option<f64>,
-    /// How many turns the cost is of.
+    /// The number of turns that the cost is of.
     pub priced_turns: u64,
 }
 
-/// What is gathered of one session.
+/// The sums of one session.
 #[derive(Default)]
 pub(super) struct SessionSums {
     savings: savings::Savings,
@@ -85,7 +86,7 @@ pub(super) struct SessionSums {
     priced: u64,
 }
 
-/// Which side of a comparison a session is on.
+/// The side of the comparison that a session is on.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ComparisonSide {
     HeldOut,
@@ -112,7 +113,7 @@ impl SessionSums {
             gathered.priced += u64::from(cost.is_some());
         }
         for one in ledger.summaries(false) {
-            // Only how long caches live costs more in one protocol than in another, and that is not told.
+            // The protocol changes the cost only by cache lifetimes, which are not reported.
             let dialect = ledger.turn(&one.exchange).map_or(Dialect::OpenaiChat, |it| it.dialect);
             let price = prices.price(&one.upstream, &one.model);
             gathered.savings.wrote(SummaryCosts::of(&one.spent, price, dialect));
@@ -136,7 +137,7 @@ impl ComparisonSide {
 }
 
 impl SavingsPage {
-    /// Of these sessions; `next` as of the page they came from.
+    /// The page of these sessions; `next` comes from the page of sessions.
     pub(super) fn of(gathered: Vec<(Scope, SessionSums)>, next: Option<usize>) -> Self {
         let mut total = savings::Savings::default();
         let mut comparison = Comparison::default();
@@ -164,7 +165,7 @@ impl SavingsPage {
     }
 }
 
-/// One side while it is gathered.
+/// The sums of one side.
 #[derive(Default)]
 struct GroupSums {
     sessions: u64,
@@ -270,7 +271,7 @@ impl fmt::Display for SavingsPage {
     }
 }
 
-/// What summaries cost, in words.
+/// What summaries cost, as text.
 struct SummaryCostsText<'c>(&'c SummaryCosts);
 
 impl fmt::Display for SummaryCostsText<'_> {

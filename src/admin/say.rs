@@ -1,7 +1,7 @@
-//! Words for a session: queued, listed, taken back.
+//! Messages for a session: queue, list and remove them.
 //!
-//! The one place that shows words, and only those that were queued here. The proxy takes what waits
-//! into the session's next request; whoever is first, it or a removal, decides.
+//! The only place that shows message text, and only of messages that were queued here. The proxy adds queued
+//! messages to the session's next request; whichever comes first, that or a removal, decides.
 
 use std::fmt;
 use std::time::{Duration, UNIX_EPOCH};
@@ -23,63 +23,63 @@ use crate::store::{Scope, StoreError};
 use crate::telemetry::clock::now;
 use crate::telemetry::{MessageEvent, MessageStep};
 
-/// Longest question, bytes: every byte of the longest text can be escaped.
+/// The longest request body in bytes: every byte of the longest text may be escaped.
 const QUESTION: usize = 6 * LONGEST + 1024;
 
-/// What somebody wants said.
+/// A message to queue.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct InjectRequest {
     text: String,
 }
 
-/// The words of a session, in order.
+/// The messages of a session, in order.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct InjectQueue {
     /// Those that wait for its next request.
     pub waiting: Vec<WaitingMessage>,
-    /// Those that stand in it.
+    /// Those that are in its requests.
     pub taken: Vec<SentMessage>,
 }
 
-/// Words that wait.
+/// A queued message.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct WaitingMessage {
-    /// Their id.
+    /// Its id.
     pub id: String,
-    /// Their place among those that wait, from 1.
+    /// Its position in the queue, from 1.
     pub position: usize,
-    /// When they were queued, ms since 1970.
+    /// When it was queued, ms since 1970.
     pub at: Millis,
-    /// The words.
+    /// Its text.
     pub text: String,
 }
 
-/// Words that were taken.
+/// A message that was sent.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SentMessage {
-    /// Their id.
+    /// Its id.
     pub id: String,
-    /// When they were queued, ms since 1970.
+    /// When it was queued, ms since 1970.
     pub at: Millis,
-    /// When they were taken, ms since 1970.
+    /// When it was added to a request, ms since 1970.
     pub taken_at: Millis,
-    /// The exchange that took them.
+    /// The exchange that sent it.
     pub request: ExchangeId,
     /// Its thread.
     pub thread: ThreadId,
-    /// The words.
+    /// Its text.
     pub text: String,
 }
 
-/// What was taken back, all at once.
+/// The result of removing all queued messages.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct ClearedMessages {
-    /// The ids; what was taken meanwhile is not among them.
+    /// Their ids, without those of messages that were sent meanwhile.
     pub removed: Vec<String>,
 }
 
-/// What was taken back.
+/// The result of removing a message.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct RemovedMessage {
     /// Its id.
@@ -134,7 +134,7 @@ pub(super) async fn queue(admin: &Admin, id: &str, request: &Request<Incoming>) 
     Ok(worded(&admin.ledgers.look(&scope, InjectQueue::of).await?, request))
 }
 
-/// Queues words.
+/// Queues a message.
 pub(super) async fn say(admin: &Admin, id: &str, body: &mut Incoming) -> AdminAnswer {
     let text = asked(body).await?;
     let scope = scope(admin, id).await?;
@@ -162,7 +162,7 @@ pub(super) async fn say(admin: &Admin, id: &str, body: &mut Incoming) -> AdminAn
     Ok(json(&answer))
 }
 
-/// Takes words back that nobody has taken.
+/// Removes a queued message that was not sent.
 pub(super) async fn take_back(admin: &Admin, id: &str, said: &str) -> AdminAnswer {
     let scope = scope(admin, id).await?;
     let room = admin.ledgers.room(&scope);
@@ -186,7 +186,7 @@ pub(super) async fn take_back(admin: &Admin, id: &str, said: &str) -> AdminAnswe
     Ok(json(&RemovedMessage { removed: said.to_owned() }))
 }
 
-/// Takes back all words that nobody has taken.
+/// Removes all queued messages that were not sent.
 pub(super) async fn clear(admin: &Admin, id: &str) -> AdminAnswer {
     let scope = scope(admin, id).await?;
     let room = admin.ledgers.room(&scope);
@@ -205,13 +205,13 @@ pub(super) async fn clear(admin: &Admin, id: &str) -> AdminAnswer {
     Ok(json(&ClearedMessages { removed }))
 }
 
-/// The number of the next words, and how many wait.
+/// The number of the next message, and how many are queued.
 fn next(ledger: &Ledger) -> (u32, usize) {
     let last = ledger.queued().map(|queued| queued.number).max().unwrap_or(0);
     (last.saturating_add(1), ledger.waiting().len())
 }
 
-/// The words of a question, which must be some.
+/// The text of a request, which must not be empty.
 async fn asked(body: &mut Incoming) -> Result<String, AdminError> {
     let wrong = |status, code, what: &str| Err(AdminError::new(status, code, what));
     let too_long = || {
@@ -237,7 +237,7 @@ async fn asked(body: &mut Incoming) -> Result<String, AdminError> {
     if text.len() > LONGEST { too_long() } else { Ok(text) }
 }
 
-/// Keeps a fact, unless another was first; answers the one that holds.
+/// Stores a fact unless another one came first; returns the one that holds.
 async fn settle(
     admin: &Admin,
     room: &SessionRoom,

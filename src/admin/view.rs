@@ -1,6 +1,6 @@
-//! What is shown outward: the only types that the admin API's readers see.
+//! The views: the only types that clients of the admin API see.
 //!
-//! Fields are added, never renamed: scripts rely on them. Nothing here can hold a prompt, a reply or
+//! Fields are added, never renamed, because scripts rely on them. Nothing here can hold a prompt, a reply or
 //! a key. The numbers come from one place (`context::budget`), never from a second formula.
 
 use std::fmt;
@@ -22,7 +22,7 @@ use crate::dialect::{Dialect, Purpose, StopReason};
 use crate::store::{Cursor, Scope, ScopeLine};
 use crate::telemetry::{Exchange, OpenExchange};
 
-/// An exchange as far as its turn tells: not how it was asked for, nor its bytes and times on the way.
+/// An exchange as far as its turn stores it: without the request line, and without its bytes and times.
 pub(super) fn exchange(
     scope: &Scope,
     ledger: &Ledger,
@@ -55,38 +55,38 @@ pub(super) fn exchange(
     }
 }
 
-/// Which server this is, and where it serves.
+/// Which server this is, and its addresses.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ServerInfo {
     /// The program's version.
     pub version: String,
     /// When it began to serve, ms since 1970.
     pub started: Millis,
-    /// Where clients connect.
+    /// The address that clients connect to.
     pub clients: String,
-    /// Where the admin listener stands.
+    /// The address of the admin listener.
     #[serde(default)]
     pub admin: String,
-    /// How far it may go.
+    /// The mode, which limits what may be changed.
     pub mode: Mode,
-    /// Where requests go.
+    /// The configured upstreams.
     pub upstreams: Vec<UpstreamLine>,
-    /// Exchanges that are on their way, or whose turns are still being kept.
+    /// Exchanges in flight, or whose turns are still being stored.
     #[serde(default)]
     pub in_flight: usize,
-    /// Why nothing is kept or read for now, where that is so.
+    /// Why nothing is stored or read at present, if that is so.
     #[serde(default)]
     pub store_failure: Option<String>,
 }
 
-/// An upstream as it is configured.
+/// A configured upstream.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct UpstreamLine {
     /// Its name.
     pub name: String,
     /// Scheme, host and base path.
     pub base_url: String,
-    /// The protocols for which a bare path chooses it.
+    /// The protocols for which a path without a prefix selects it.
     pub dialects: Vec<Dialect>,
 }
 
@@ -95,20 +95,20 @@ pub struct UpstreamLine {
 pub(crate) struct SessionPage {
     /// The sessions.
     pub sessions: Vec<SessionLine>,
-    /// What to pass as `skip` for the next page; `null` on the last. With many sessions `next_after` is
-    /// quicker, and leaves none out while others come.
+    /// The `skip` of the next page; `null` on the last. With many sessions `next_after` is faster, and skips
+    /// none if sessions are added meanwhile.
     pub next: Option<usize>,
-    /// What to pass as `after` for the next page; `null` on the last.
+    /// The `after` of the next page; `null` on the last.
     #[serde(default)]
     pub next_after: Option<String>,
 }
 
-/// A place in the list of sessions, as this API names it.
+/// The name of a position in the list of sessions, as this API uses it.
 pub(crate) fn cursor_named(cursor: Cursor) -> String {
     format!("{}-{}", cursor.used, cursor.id)
 }
 
-/// The place that a name is of.
+/// The position with this name.
 pub(crate) fn cursor_of(name: &str) -> Option<Cursor> {
     let (used, id) = name.split_once('-')?;
     Some(Cursor { used: used.parse().ok()?, id: id.parse().ok()? })
@@ -117,29 +117,29 @@ pub(crate) fn cursor_of(name: &str) -> Option<Cursor> {
 /// A session as a list shows it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SessionLine {
-    /// How this API names it.
+    /// The session's id in this API.
     pub id: String,
-    /// The id that the client gave it, or one of ours where it gave none.
+    /// The id that the client gave it, or one of ours if it gave none.
     pub session: SessionId,
-    /// Keyed hash of the credential it belongs to.
+    /// The keyed hash of its credential.
     pub tenant: TenantId,
-    /// When something was last learned, ms since 1970.
+    /// When something was last stored for it, ms since 1970.
     pub newest: Millis,
-    /// How many facts are kept.
+    /// The number of stored facts.
     pub records: u64,
     /// When its first exchange began, ms since 1970.
     #[serde(default)]
     pub began: Millis,
-    /// How many exchanges.
+    /// The number of exchanges.
     #[serde(default)]
     pub turns: u64,
-    /// Input of all exchanges, as it was reported, tokens.
+    /// The reported input of all exchanges, in tokens.
     #[serde(default)]
     pub input: u64,
-    /// Output of all exchanges, as it was reported, tokens.
+    /// The reported output of all exchanges, in tokens.
     #[serde(default)]
     pub output: u64,
-    /// What of the input came from the provider's cache, tokens.
+    /// The part of the input that was read from the provider's cache, in tokens.
     #[serde(default)]
     pub cache_read: u64,
 }
@@ -147,40 +147,40 @@ pub(crate) struct SessionLine {
 /// A session with its threads.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SessionView {
-    /// How this API names it.
+    /// The session's id in this API.
     pub id: String,
-    /// The id that the client gave it, or one of ours where it gave none.
+    /// The id that the client gave it, or one of ours if it gave none.
     pub session: SessionId,
-    /// Keyed hash of the credential it belongs to.
+    /// The keyed hash of its credential.
     pub tenant: TenantId,
     /// When its first exchange began, ms since 1970.
     pub began: Millis,
     /// When its last exchange ended, ms since 1970.
     pub newest: Millis,
-    /// How many exchanges.
+    /// The number of exchanges.
     pub turns: usize,
-    /// What they cost, each the sum of what was reported.
+    /// The sums of what was reported for them.
     pub totals: Totals,
-    /// Its threads, the one used last first.
+    /// Its threads, the most recently used first.
     pub threads: Vec<ThreadView>,
 }
 
-/// One lineage of messages.
+/// One thread of a session.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct ThreadView {
     /// Its id.
     pub id: ThreadId,
     /// What its last request was for.
     pub purpose: Purpose,
-    /// Where its last request went.
+    /// The upstream of its last request.
     pub upstream: String,
-    /// In which protocol.
+    /// The protocol of its last request.
     pub dialect: Dialect,
-    /// The model that was asked.
+    /// The model that was requested.
     pub model: String,
-    /// Its tokenizer.
+    /// The model's tokenizer family.
     pub family: Family,
-    /// How many exchanges.
+    /// The number of exchanges.
     pub turns: usize,
     /// When its first exchange began, ms since 1970.
     pub began: Millis,
@@ -190,16 +190,16 @@ pub(crate) struct ThreadView {
     pub outcome: Outcome,
     /// Why its last reply ended.
     pub stop: Option<StopReason>,
-    /// The last exchange that was measured.
+    /// The last exchange with a reported input.
     pub measured: Option<ExchangeView>,
-    /// How full its context is; `null` where nothing was reported or estimated.
+    /// How full its context is; `null` if nothing was reported or estimated.
     pub context: Option<ContextView>,
-    /// Its last exchange, for `/api/v1/requests/{request}`.
+    /// The id of its last exchange, for `/api/v1/requests/{request}`.
     pub request: ExchangeId,
-    /// The provider's id of that exchange, where it gave one.
+    /// The provider's request id of that exchange, if it sent one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub provider_request_id: Option<String>,
-    /// In how many of the model's last ten turns its newest call had the same result, from four on.
+    /// In how many of the model's last ten turns its newest call had the same result; given from four on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repeated_calls: Option<u32>,
 }
@@ -210,16 +210,16 @@ pub(crate) struct ContextPage {
     /// How full it is.
     #[serde(flatten)]
     pub view: ContextView,
-    /// The compactions that it rests on.
+    /// The compactions in its history.
     pub compactions: Compactions,
 }
 
-/// Estimate and report of one exchange.
+/// The estimate and the report of one exchange.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct ExchangeView {
-    /// Input that the provider reported, tokens.
+    /// Input that the provider reported, in tokens.
     pub actual: u64,
-    /// Input that was predicted, tokens.
+    /// Input that was estimated, in tokens.
     pub estimated: Option<u64>,
     /// `estimated − actual`, tokens.
     pub error: Option<i64>,
@@ -229,38 +229,38 @@ pub(crate) struct ExchangeView {
 
 pub(crate) use super::outlook::DryRun;
 
-/// What became of a pending compaction.
+/// The state of a requested compaction.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct CompactionRequest {
-    /// When it is taken up.
+    /// When it begins.
     pub begins: CompactionStart,
-    /// How long it waits for a request that can have it done, seconds; absent where that is under way.
+    /// How long it waits for a request that can start it, in seconds; absent if it has begun.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_s: Option<u64>,
 }
 
-/// When a pending compaction is taken up.
+/// When a requested compaction begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum CompactionStart {
     /// The summary is being written, for the next request to use.
     Now,
-    /// The next request of the main thread begins it.
+    /// The next request of the main thread starts it.
     NextRequest,
 }
 
-/// What a DELETE did.
+/// The result of a DELETE.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct DeleteOutcome {
-    /// How many facts went.
+    /// The number of deleted facts.
     pub records: u64,
 }
 
-/// The thread that was used last, turns of a conversation before side calls.
+/// The most recently used thread; turns of a conversation take precedence over side calls.
 const LATEST: &str = "latest";
 
-/// How full a thread's context is: as the newest of `open_exchanges` will make it, which are requests of its
-/// session on their way; else after its newest turn of which that is known.
+/// How full a thread's context is: as the newest of `open_exchanges`, the session's requests in flight, will
+/// make it; without one, after the thread's newest turn for which that is known.
 pub(crate) fn context(
     ledger: &Ledger,
     open_exchanges: &[OpenExchange],
@@ -297,23 +297,24 @@ pub(crate) fn context(
     Some(ContextPage { view: told(ledger, ContextView::after(turn)), compactions })
 }
 
-/// A view of a session's thread: a client that compacts by itself is left to it as long as it fits.
+/// A view of a session's thread; if the client compacts by itself, that is left to it as long as the context
+/// fits.
 fn told(ledger: &Ledger, view: ContextView) -> ContextView {
     if ledger.client_compacts() { view.where_the_client_compacts() } else { view }
 }
 
-/// The newest turn of which it is known how full its context is.
+/// The newest turn for which the size of its context is known.
 fn measured<'t>(turns: impl DoubleEndedIterator<Item = &'t Turn>) -> Option<&'t Turn> {
     let known = |turn: &&Turn| turn.carried().is_some();
     turns.rev().find(known)
 }
 
-/// How the API names a session: ids are clients' words, and two credentials may use the same.
+/// The API's id of a session: clients choose session ids, and two credentials may use the same one.
 pub(crate) fn id_of(scope: &Scope) -> String {
     format!("{}.{}", scope.tenant, scope.session)
 }
 
-/// The scope that an id names, if it has the form of [`id_of`].
+/// The scope of an id, if it has the form of [`id_of`].
 pub(crate) fn scope_of(id: &str) -> Option<Scope> {
     let (tenant, session) = id.split_once('.')?;
     let is_tenant = tenant.len() == 16 && tenant.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -329,8 +330,8 @@ impl fmt::Display for ContextPage {
 }
 
 impl ServerInfo {
-    /// The server of this configuration, whose clients connect to `listen` and whose admin listener stands
-    /// at `admin`, since `started`.
+    /// The server of this configuration, with `listen` as the address for clients and `admin` as the admin
+    /// listener's, running since `started`.
     pub fn of(config: &Config, listen: SocketAddr, admin: SocketAddr, started: Millis) -> Self {
         let url = |is_tls: bool, at| format!("{}://{at}", if is_tls { "https" } else { "http" });
         let upstreams = config.upstreams.iter().map(|upstream| UpstreamLine {
@@ -369,7 +370,7 @@ impl From<ScopeLine> for SessionLine {
 }
 
 impl SessionView {
-    /// A session as its ledger has it; `None` where nothing is known.
+    /// A session from its ledger; `None` if it has no turns.
     pub(crate) fn of(scope: &Scope, ledger: &Ledger) -> Option<Self> {
         let began = ledger.turns().map(|turn| turn.at).min()?;
         let newest = ledger.turns().map(|turn| turn.ended).max()?;

@@ -1,7 +1,8 @@
-//! A client of the admin API: what every looking sub-command asks through.
+//! A client of the admin API, which all querying subcommands use.
 //!
-//! By the Unix socket of the data folder, where this user's own process answers; else by TCP, to
-//! which only a configured token is ever sent. Where nobody answers, it says so, and what to do.
+//! Connects through the Unix socket of the data folder, where this user's own process answers; otherwise
+//! through TCP, to which only a configured token is ever sent. If nobody answers, the error says so, and what
+//! to do.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -25,21 +26,21 @@ use crate::admin::routes::encoded;
 use crate::admin::view::{ServerInfo, SessionPage, SessionView};
 use crate::config::{self, Config, ConfigSources, LoadedConfig, Secret};
 
-/// How long an answer may take.
+/// How long a response may take.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A running Plimsoll's admin listener.
+/// The admin listener of a running Plimsoll.
 #[derive(Clone)]
 pub(super) enum AdminClient {
-    /// At the socket of a data folder.
+    /// Through the socket of a data folder.
     Socket(PathBuf),
-    /// At an address, with a token if there is one to show.
+    /// Through an address, with a token if there is one.
     Port(SocketAddr, Option<Secret>),
 }
 
 impl AdminClient {
-    /// The listener that the configuration names, or a flag: by its socket if it has one here. Where nothing is
-    /// kept for now, that is said first.
+    /// The listener that the configuration or a flag names: through its socket if it has one here. First
+    /// prints a warning if nothing is stored at present.
     pub(super) async fn configured(sources: &ConfigSources) -> Result<Self, CliError> {
         let config = looking(sources)?;
         let is_named = sources.flags.iter().any(|(_, key, _)| key == "admin");
@@ -51,7 +52,7 @@ impl AdminClient {
             Err(trouble) if !is_named => Err(trouble),
             _ if is_named || config.admin_token.is_some() || config.admin_read_token.is_some() => {
                 let client = Self::by_port(config);
-                // What is wrong there is said by the question that was asked.
+                // If this fails, the actual query reports the error.
                 if let Ok(about) = client.about().await {
                     warn_of_failure(&about);
                 }
@@ -61,10 +62,10 @@ impl AdminClient {
         }
     }
 
-    /// Whoever of this user serves from a data folder; `None` where nobody does.
+    /// This user's process that serves from a data folder; `None` if there is none.
     ///
     /// # Errors
-    /// Where somebody does who is not to be trusted, or does not answer as they should.
+    /// If there is one that cannot be trusted or does not respond correctly.
     pub(super) async fn by_socket(data: &Path) -> Result<Option<(Self, ServerInfo)>, CliError> {
         match socket::connect(data).await {
             Ok(_) => {
@@ -80,8 +81,8 @@ impl AdminClient {
         }
     }
 
-    /// The listener at the configured address. A token that was made for this machine's own user is
-    /// never sent there: nothing proves who listens.
+    /// The listener at the configured address. A token that was generated for this machine's own user is
+    /// never sent there, because nothing proves who listens.
     fn by_port(config: Config) -> Self {
         let token = config.admin_token.or(config.admin_read_token);
         let address = reachable(config.admin);
@@ -91,7 +92,7 @@ impl AdminClient {
         Self::Port(address, token)
     }
 
-    /// Where it is, for people.
+    /// Its place, as text for people.
     pub(super) fn place(&self) -> String {
         match self {
             Self::Socket(data) => socket::path(data).display().to_string(),
@@ -99,7 +100,7 @@ impl AdminClient {
         }
     }
 
-    /// Which server it is, and how it is.
+    /// Which server it is, and its state.
     pub(super) async fn about(&self) -> Result<ServerInfo, CliError> {
         self.value("/api/v1/about").await
     }
@@ -114,12 +115,12 @@ impl AdminClient {
         self.value(&format!("/api/v1/sessions/{}", encoded(id))).await
     }
 
-    /// What stands at `path`.
+    /// The value at `path`.
     pub(super) async fn value<T: DeserializeOwned>(&self, path: &str) -> Result<T, CliError> {
         self.read(&self.text(path).await?)
     }
 
-    /// What an answer says.
+    /// Parses a response.
     pub(super) fn read<T: DeserializeOwned>(&self, text: &str) -> Result<T, CliError> {
         serde_json::from_str(text).map_err(|error| {
             CliError(format!(
@@ -134,12 +135,12 @@ impl AdminClient {
         self.does(&Method::GET, path).await
     }
 
-    /// What is answered when `method` is done at `path`.
+    /// The text of the response to `method` at `path`.
     pub(super) async fn does(&self, method: &Method, path: &str) -> Result<String, CliError> {
         self.whole(self.ask(method, path).await?).await
     }
 
-    /// What is answered to a question with a body.
+    /// The value of the response to a request with a body.
     pub(super) async fn told<T: DeserializeOwned>(
         &self,
         method: &Method,
@@ -150,14 +151,14 @@ impl AdminClient {
         self.read(&self.whole(answer).await?)
     }
 
-    /// All of a body.
+    /// Reads a whole body.
     async fn whole(&self, body: Incoming) -> Result<String, CliError> {
         let collecting = tokio::time::timeout(TIMEOUT, body.collect());
         let bytes = collecting.await.map_err(|_| self.silent())??.to_bytes();
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// The body at `path`, as it comes.
+    /// The body at `path`, as a stream.
     pub(super) async fn ask(&self, method: &Method, path: &str) -> Result<Incoming, CliError> {
         self.send(method, path, Bytes::new()).await
     }
@@ -202,7 +203,7 @@ impl AdminClient {
     }
 }
 
-/// What is said above all else where nothing is kept for now.
+/// The warning that is printed first if nothing is stored at present.
 pub(super) fn banner(about: &ServerInfo) -> Option<String> {
     let failure = about.store_failure.as_ref()?;
     Some(format!("NOTHING IS STORED FOR NOW, traffic continues: {failure}"))
@@ -214,14 +215,14 @@ fn warn_of_failure(about: &ServerInfo) {
     }
 }
 
-/// The configuration of whoever looks; what is odd about it is said.
+/// The configuration of a querying command; prints its warnings.
 pub(super) fn looking(sources: &ConfigSources) -> Result<Config, CliError> {
     let LoadedConfig { config, warnings, .. } = config::load_to_look(sources)?;
     warnings.iter().for_each(|warning| print::note(warning));
     Ok(config)
 }
 
-/// A connection that speaks HTTP; it ends with what is asked over it.
+/// An HTTP connection; it ends with the requests that are sent over it.
 async fn speak_http(
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
 ) -> io::Result<SendRequest<Full<Bytes>>> {
@@ -237,14 +238,14 @@ fn absent(place: &str) -> CliError {
     ))
 }
 
-/// Whether a server's admin listener stands at an address.
+/// Whether a server's admin listener has this address.
 pub(super) fn serves_at(about: &ServerInfo, address: SocketAddr) -> bool {
     let stands = about.admin.parse::<http::Uri>().ok();
     let stands = stands.and_then(|uri| uri.authority()?.as_str().parse().ok());
     stands.is_some_and(|stands| reachable(stands) == reachable(address))
 }
 
-/// An address that one can connect to: a listener on all addresses is on loopback too.
+/// An address that can be connected to: a listener on all addresses is also on loopback.
 fn reachable(address: SocketAddr) -> SocketAddr {
     let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),

@@ -1,7 +1,7 @@
-//! `plimsoll backup`: the store as one whole file, taken while Plimsoll runs or not.
+//! `plimsoll backup`: the store as one complete file, whether Plimsoll runs or not.
 //!
-//! Reads the file beside whoever serves from it, in one look; nobody waits for it. Never writes over a
-//! file that is there.
+//! Reads the file in one consistent view, beside a process that may serve from it; nobody waits for it. Never
+//! overwrites an existing file.
 
 use std::path::Path;
 

@@ -1,7 +1,7 @@
-//! `plimsoll check`: every fault of a configuration at once, or what would be served.
+//! `plimsoll check`: all faults of a configuration at once, or what would be served.
 //!
-//! Binds nothing and writes nothing. The store is looked at as it would be opened: a file that cannot be
-//! used is told, and a disk that has too little room.
+//! Binds nothing and writes nothing. The store is checked as it would be opened: a file that cannot be used
+//! is reported, and a disk with too little space.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -41,13 +41,13 @@ pub(super) fn run(sources: &ConfigSources, as_json: bool) -> Result<(), CliError
     Ok(())
 }
 
-/// The store as it would be found.
+/// The state of the store.
 struct StoreCheck {
-    /// Why it, or the listener's certificate, cannot be used.
+    /// Why the store or the listener's certificate cannot be used.
     trouble: Option<String>,
-    /// What room is missing.
+    /// How much disk space is missing.
     room: Option<String>,
-    /// What it takes, bytes.
+    /// Its size in bytes.
     bytes: u64,
 }
 
@@ -59,7 +59,7 @@ impl StoreCheck {
             _ => Ok(0),
         };
         let writable = writable(&config.data);
-        // Whether they belong together shows only as they are read together.
+        // Whether certificate and key match can only be seen when they are read together.
         let certificate =
             config.tls.as_ref().map_or(Ok(()), |tls| TlsTerminator::new(tls).map(drop));
         let room = serve::room::missing(&file, config.retention.bytes);
@@ -69,12 +69,12 @@ impl StoreCheck {
     }
 }
 
-/// Whether the data folder can be written to, or made.
+/// Whether the data folder can be written, or created.
 fn writable(data: &Path) -> Result<(), String> {
     use rustix::fs::{Access, access};
     let known = data.ancestors().find(|folder| folder.symlink_metadata().is_ok());
     let Some(folder) = known.filter(|folder| !folder.as_os_str().is_empty()) else {
-        return Ok(()); // below the folder one stands in
+        return Ok(()); // relative to the working directory
     };
     let can = |wrong: &str| {
         format!(
@@ -90,7 +90,7 @@ fn writable(data: &Path) -> Result<(), String> {
         .map_err(|error| can(&format!("cannot be written to by this user ({error})")))
 }
 
-/// What would be served, for people.
+/// What would be served, as text for people.
 fn served(loaded: &LoadedConfig, kept: &StoreCheck) -> String {
     let Config { listen, admin, data, mode, upstreams, .. } = &loaded.config;
     let from = loaded.file.as_ref().map_or("defaults".into(), |file| file.display().to_string());

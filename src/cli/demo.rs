@@ -1,7 +1,7 @@
-//! `plimsoll demo`: a server, a scripted provider behind it and an agent in front of it, in one
-//! process on free loopback ports.
+//! `plimsoll demo`: a server, a scripted provider behind it and an agent in front of it, in one process on
+//! free loopback ports.
 //!
-//! What it keeps is in a temporary folder that goes when it ends. Nothing leaves the machine.
+//! Data is stored in a temporary folder that is deleted at the end. Nothing leaves the machine.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::config::{self, ConfigSources};
 use crate::demo;
 use crate::telemetry::log::{Log, LogFormat};
 
-/// Plays the session; with `provider`, only serves the scripted provider there, strict or not.
+/// Plays the sessions; with `provider`, only serves the scripted provider at that address, strict or not.
 pub(super) fn run(provider: Option<(SocketAddr, bool)>, keep: bool) -> Result<(), CliError> {
     serve::runtime()?.block_on(async {
         match provider {
@@ -36,7 +36,7 @@ async fn provide(address: SocketAddr, strict: bool) -> Result<(), CliError> {
     Ok(())
 }
 
-/// What a test reaches without sending megabytes.
+/// Limits that a test reaches without sending megabytes.
 fn small_limits() -> Rules {
     Rules { most_picture_bytes: 64 * 1024, most_output: Some(32_768), ..Rules::default() }
 }
@@ -45,7 +45,7 @@ async fn play(keep: bool) -> Result<(), CliError> {
     let mut stopped = serve::signals()?;
     let address = SocketAddr::from(([127, 0, 0, 1], 0));
     let provider = Provider::strict(address, demo::count_tokens, Rules::default()).await?;
-    // It has a random name, is nobody else's, and goes when it is dropped.
+    // It has a random name, belongs only to this process, and is deleted when it is dropped.
     let data = tempfile::Builder::new().prefix("plimsoll-demo-").tempdir()?;
     let loaded = config::load(&sources(&provider, data.path()))?;
     let server =
@@ -70,8 +70,7 @@ async fn play(keep: bool) -> Result<(), CliError> {
     Ok(played?)
 }
 
-/// Free loopback ports, everything to the provider, and nothing from this machine's files or
-/// environment.
+/// Free loopback ports, all upstreams at the provider, and nothing from this machine's files or environment.
 fn sources(provider: &Provider, data: &Path) -> ConfigSources {
     let at = format!("http://{}", provider.address());
     let flag = |key: &str, value: String| (format!("--{key}"), key.to_owned(), value);
@@ -81,9 +80,9 @@ fn sources(provider: &Provider, data: &Path) -> ConfigSources {
         flag("listen", "127.0.0.1:0".into()),
         flag("admin", "127.0.0.1:0".into()),
         flag("data", data.display().to_string()),
-        // Nothing here is anybody's.
+        // The demo has no private data.
         flag("metrics_open", "true".into()),
-        // What length by four would have said stands beside the estimate.
+        // Shows what length divided by four would have estimated beside the estimate.
         flag("estimate.classic", "true".into()),
     ];
     flags.extend(upstreams);

@@ -1,6 +1,6 @@
-//! `plimsoll lessons`: what upstreams taught by refusing, whom it holds for, and until when.
+//! `plimsoll lessons`: what upstreams taught by refusals, to whom it applies, and until when.
 //!
-//! Lists, shares and forgets through the admin API; decides nothing.
+//! Lists, shares and deletes through the admin API; decides nothing.
 
 use http::Method;
 
@@ -15,7 +15,7 @@ use crate::store::lessons::LessonScope;
 
 const PATH: &str = "/api/v1/lessons";
 
-/// Forgets or shares a lesson; with neither, lists them.
+/// Deletes or shares a lesson; without either, lists all lessons.
 pub(super) async fn run(
     client: &AdminClient,
     forget: Option<&str>,

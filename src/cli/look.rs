@@ -1,6 +1,6 @@
-//! `plimsoll sessions` and `plimsoll context`: what is known, for people or machines.
+//! `plimsoll sessions` and `plimsoll context`: the state of sessions, for people or machines.
 //!
-//! Every number comes from the admin API; nothing is computed here but columns.
+//! Every number comes from the admin API; nothing is computed here except columns.
 
 use std::fmt::Write as _;
 
@@ -37,7 +37,7 @@ pub(super) async fn sessions(
     let mut rows = Vec::new();
     for (at, line) in listed.sessions.iter().enumerate() {
         progress.says(&format!("reading session {} of {}", at + 1, listed.sessions.len()));
-        // A session may be forgotten between two questions.
+        // A session may be deleted between two requests.
         if let Ok(session) = client.session(&line.id).await {
             rows.push(session);
         }
@@ -118,9 +118,9 @@ pub(super) async fn export(
     Ok(())
 }
 
-/// Which words an export lacks, and why; `None` where it has all.
+/// What content an export lacks, and why; `None` if it is complete.
 fn unkept(lines: &str) -> Option<String> {
-    /// What tells of a call whether its words are there.
+    /// The fields of a call that show whether its content is there.
     #[derive(serde::Deserialize)]
     struct ExportedCall {
         flags: Vec<String>,
@@ -153,7 +153,7 @@ fn unkept(lines: &str) -> Option<String> {
     })
 }
 
-/// Compacts a session, or looks at what that would do.
+/// Compacts a session, or previews what that would do.
 pub(super) async fn compact(
     client: &AdminClient,
     session: &str,
@@ -185,7 +185,7 @@ pub(super) async fn compact(
     Ok(())
 }
 
-/// What compacting would do, in words.
+/// What compacting would do, as text.
 fn looked(it: &DryRun) -> String {
     let dollars = |told: Option<f64>| told.map_or("?".to_owned(), |told| format!("${told:.4}"));
     let engine = it.engine.words();
@@ -221,7 +221,7 @@ pub(super) async fn savings(
     show(client, &path, as_json).await
 }
 
-/// A view that the API words for people and for machines; `path` can take one more parameter.
+/// Prints a view that the API renders for people and for machines; `path` must accept one more parameter.
 pub(super) async fn show(client: &AdminClient, path: &str, as_json: bool) -> Result<(), CliError> {
     let progress = ProgressLine::begin("reading the store");
     let form = if as_json { "json" } else { "text" };
@@ -308,7 +308,7 @@ pub(super) fn error(thread: &ThreadView) -> String {
     )
 }
 
-/// How long ago, in its largest unit.
+/// How long ago, in the largest unit that fits.
 pub(super) fn age(now: Millis, then: Millis) -> String {
     let seconds = now.saturating_sub(then) / 1000;
     match seconds {
@@ -319,7 +319,7 @@ pub(super) fn age(now: Millis, then: Millis) -> String {
     }
 }
 
-/// A name that does not break a table: clients choose them.
+/// A name that does not break a table, because clients choose names.
 pub(super) fn short(name: &str) -> String {
     const LONGEST: usize = 40;
     let name = crate::telemetry::log::clean(name);

@@ -1,14 +1,14 @@
-//! Words for whoever typed the command.
+//! Prints text for whoever typed the command.
 //!
-//! What is printed may quote a stranger, so all of it passes [`terminal`]: the one thing that a
-//! terminal obeys is a [`TerminalControl`] of ours. A reader that went away (`plimsoll sessions | head -1`)
-//! is no failure: what cannot be written is left out, and nothing panics.
+//! Printed text may quote strangers, so all of it passes through [`terminal`]: a terminal obeys only our own
+//! [`TerminalControl`]. A reader that went away (`plimsoll sessions | head -1`) is not an error: text that
+//! cannot be written is dropped, and nothing panics.
 
 use std::io::{self, IsTerminal as _, Write};
 
 use crate::telemetry::terminal;
 
-/// Why a command could not do its work: whose fault, and what to do.
+/// Why a command failed: whose fault it is, and what to do.
 #[derive(Debug, Clone)]
 pub(super) struct CliError(pub String);
 
@@ -28,17 +28,17 @@ pub(super) fn line(text: &str) {
     out(&format!("{text}\n"));
 }
 
-/// Writes a value for machines to standard output.
+/// Writes a value to standard output as JSON.
 pub(super) fn json(value: &impl serde::Serialize) {
     json_text(&format!("{}\n", serde_json::to_string_pretty(value).unwrap_or_default()));
 }
 
-/// Writes what is JSON already to standard output; answers whether anybody still reads it.
+/// Writes JSON text to standard output; returns whether somebody still reads it.
 pub(super) fn json_text(json: &str) -> bool {
     to_out(&terminal::visible_json(json))
 }
 
-/// Says something to the person who typed the command, on standard error.
+/// Prints a message for the person who typed the command, on standard error.
 pub(super) fn note(text: &str) {
     error_text(&format!("plimsoll: {text}\n"));
 }
@@ -53,23 +53,23 @@ pub(super) fn error_json(json: &str) {
     to_error(&format!("{}\n", terminal::visible_json(json)));
 }
 
-/// Says what went wrong.
+/// Prints an error.
 pub(super) fn trouble(trouble: &CliError) {
     note(trouble.0.trim_end());
 }
 
-/// What we have a terminal do.
+/// The terminal controls that we use.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum TerminalControl {
-    /// To the second screen, without a cursor.
+    /// Switches to the alternate screen and hides the cursor.
     Enter,
-    /// Back to the first, with one.
+    /// Switches back to the normal screen and shows the cursor.
     Leave,
-    /// To the first column of the first line.
+    /// Moves to the first column of the first line.
     Home,
-    /// Nothing stands behind here in this line.
+    /// Clears the rest of the line.
     ClearLine,
-    /// Nothing stands behind here on the screen.
+    /// Clears the rest of the screen.
     ClearBelow,
 }
 
@@ -85,7 +85,7 @@ impl TerminalControl {
     }
 }
 
-/// Text with controls of ours between it.
+/// Text with our own controls in between.
 #[derive(Debug, Default)]
 pub(super) struct Screen(String);
 
@@ -95,7 +95,7 @@ impl Screen {
         self
     }
 
-    /// A line, no wider than `columns`.
+    /// Adds a line, no wider than `columns`.
     pub(super) fn line(&mut self, text: &str, columns: usize) -> &mut Self {
         self.0.extend(terminal::visible(text).chars().take(columns));
         self.control(TerminalControl::ClearLine).0.push('\n');
@@ -113,22 +113,22 @@ impl Screen {
     }
 }
 
-/// What is being done, on standard error, where that is a terminal: one line, which is gone when this is
-/// dropped. Whoever typed the command sees at once that it works.
+/// The progress of a command, on standard error if that is a terminal: one line, which disappears when this
+/// is dropped. So the user sees at once that the command works.
 #[derive(Debug)]
 pub(super) struct ProgressLine {
     is_shown: bool,
 }
 
 impl ProgressLine {
-    /// Shows what is begun.
+    /// Shows the first text.
     pub(super) fn begin(text: &str) -> Self {
         let progress = Self { is_shown: io::stderr().is_terminal() };
         progress.says(text);
         progress
     }
 
-    /// Shows how far it is.
+    /// Replaces the text.
     pub(super) fn says(&self, text: &str) {
         if self.is_shown {
             to_error(&format!(

@@ -1,6 +1,6 @@
-//! `plimsoll replay`: recorded sessions through the estimator, and how wrong it was.
+//! `plimsoll replay`: replays recorded sessions through the estimator, and prints how wrong it was.
 //!
-//! Reads files, asks nobody, writes nothing but its answer.
+//! Reads files, connects to nobody, and writes only its output.
 
 mod what_if;
 
@@ -51,7 +51,7 @@ pub(super) struct ReplayArguments {
     json: bool,
 }
 
-/// Plays the sessions and prints how wrong the estimates were.
+/// Replays the sessions and prints how wrong the estimates were.
 pub(super) fn run(asked: &ReplayArguments) -> Result<(), CliError> {
     if let Some(file) = &asked.gemini_vocabulary {
         vocabulary(file)?;
@@ -84,7 +84,7 @@ pub(super) fn run(asked: &ReplayArguments) -> Result<(), CliError> {
     Ok(())
 }
 
-/// What one family's tokens cost by `file`: `{"family": "claude", "costs": [...]}`.
+/// The costs of one family's tokens in `file`: `{"family": "claude", "costs": [...]}`.
 fn given_costs(file: &Path) -> Result<FamilyCosts, CliError> {
     #[derive(serde::Deserialize)]
     struct CostsFile {
@@ -94,13 +94,13 @@ fn given_costs(file: &Path) -> Result<FamilyCosts, CliError> {
     let text = text(file).map_err(|error| cannot(file, &error))?;
     let parsed: Option<CostsFile> = serde_json::from_str(&text).ok();
     let costs = parsed.and_then(|CostsFile { family, costs }| {
-        // They are used until the command ends.
+        // They are needed until the command ends.
         FamilyCosts::new(family, Box::leak(Box::new(costs.try_into().ok()?)))
     });
     costs.ok_or_else(|| CliError(format!("{} has no costs of a fitted family", file.display())))
 }
 
-/// The files that were named, and those in the folders that were named, in order.
+/// The named files, and the recordings in the named folders, in order.
 fn recordings(named: &[PathBuf]) -> Result<Vec<PathBuf>, CliError> {
     let mut files = Vec::new();
     for path in named {
@@ -123,13 +123,13 @@ fn recordings(named: &[PathBuf]) -> Result<Vec<PathBuf>, CliError> {
     Ok(files)
 }
 
-/// By its name.
+/// Whether the name is that of a recording.
 fn is_recording(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     name.ends_with(".jsonl") || name.ends_with(".jsonl.zst")
 }
 
-/// The text of a file, of a `.zst` one as it was before it was compressed.
+/// The text of a file, decompressed if it is a `.zst` file.
 fn text(file: &Path) -> std::io::Result<String> {
     if file.extension().is_none_or(|extension| extension != "zst") {
         return std::fs::read_to_string(file);
@@ -154,7 +154,8 @@ fn cannot(path: &Path, error: &std::io::Error) -> CliError {
     CliError(format!("{} cannot be read: {error}", path.display()))
 }
 
-/// What known agents believe: length by four of everything, the same for what is new, and two presets.
+/// The rules to compare with: length divided by four for everything, the same for what is new, and two
+/// presets.
 fn heuristics() -> Result<Vec<ClassicRules>, CliError> {
     let whole =
         ClassicRules { name: "length/4 of all".into(), anchored: false, ..ClassicRules::default() };
@@ -181,7 +182,7 @@ fn grouped<'p>(
     groups.into_iter().collect()
 }
 
-/// Pairs as a heuristic would have had them; exports have no text that it could be asked about.
+/// The pairs with a classic rule's estimates; exports have no text that a rule could count.
 fn as_by(pairs: &[&EstimatePair], rule: usize) -> Vec<EstimatePair> {
     let of = |pair: &&EstimatePair| {
         let tokens = *pair.classic.get(rule)?;

@@ -1,8 +1,8 @@
-//! `plimsoll run -- COMMAND`: a client with its base URLs pointed here, and a summary at its end.
+//! `plimsoll run -- COMMAND`: runs a client with its base URLs pointed here, and prints a summary at its end.
 //!
-//! Uses the proxy that answers at the socket in the data folder, which is this user's own; where none
-//! does, serves for as long as the command runs. The command gets no secret of ours. Signals go on to
-//! it; its exit code is ours.
+//! Uses the proxy that answers at the socket in the data folder, which is this user's own; if there is none,
+//! serves for as long as the command runs. The command gets none of our secrets. Signals are forwarded to it,
+//! and its exit code becomes ours.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -28,28 +28,28 @@ use crate::store::folder;
 use crate::telemetry::clock::wall;
 use crate::telemetry::log::{Log, LogFormat};
 
-/// How many sessions the summary looks at.
+/// The most sessions in the summary.
 const SUMMED: usize = 50;
-/// How long it waits for turns that are still being kept, and how often it asks.
+/// How long to wait for turns that are still being stored, and how often to check.
 const KEPT_WITHIN: Duration = Duration::from_secs(2);
 const ASKED_EVERY: Duration = Duration::from_millis(20);
 
-/// What the known clients read their base URLs from (`docs/protocols.md` 10.11). Root: what stands before the
-/// provider's whole path; the OpenAI family wants the version in it.
+/// The variables from which known clients read their base URLs (`docs/protocols.md` 10.11). `ROOTED` ones
+/// stand before the provider's whole path; those of the OpenAI family include the version.
 const ROOTED: &[&str] = &["ANTHROPIC_BASE_URL", "GOOGLE_GEMINI_BASE_URL", "GEMINI_API_BASE"];
 const VERSIONED: &[&str] = &["OPENAI_BASE_URL", "OPENAI_API_BASE"];
-/// Set by people who already send a provider's calls elsewhere.
+/// Variables of people who already send a provider's calls elsewhere.
 const DETOURS: &[(&str, &str)] = &[
     ("ANTHROPIC_BASE_URL", "anthropic"),
     ("OPENAI_BASE_URL", "openai"),
     ("GOOGLE_GEMINI_BASE_URL", "gemini"),
 ];
 
-/// Variables of ours that are no secret, and by which a command finds the same server.
+/// Our own variables that are not secret, and through which a command finds the same server.
 const KEPT: &[&str] = &["PLIMSOLL_DATA", "PLIMSOLL_CONFIG"];
-/// Headers that Claude Code sends with each request, a line each.
+/// Headers that Claude Code sends with each request, one per line.
 const CLAUDE_HEADERS: &str = "ANTHROPIC_CUSTOM_HEADERS";
-/// Where clients read their keys, and for which upstream.
+/// The variables from which clients read their keys, and the upstream of each.
 const KEYS: &[(&str, &str)] = &[
     ("ANTHROPIC_API_KEY", "anthropic"),
     ("OPENAI_API_KEY", "openai"),
@@ -59,7 +59,7 @@ const KEYS: &[(&str, &str)] = &[
 const CLIENT_KEYS: &[&str] =
     &["ANTHROPIC_API_KEY", "OPENAI_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY"];
 
-/// Runs a command through the proxy; answers its exit code.
+/// Runs a command through the proxy; returns its exit code.
 pub(super) fn run(
     sources: ConfigSources,
     command: &[String],
@@ -96,8 +96,9 @@ pub(super) fn run(
     })
 }
 
-/// Where a client token is asked for: the variables by which a command sends it. In a header of ours where a
-/// client can be told one, and as its key where the upstream has the operator's. Tells what is left to do.
+/// The variables through which a command sends a required client token: in our own header if the client can
+/// be configured to send one, and as its key if the upstream uses the operator's key. Prints what is left to
+/// do.
 fn with_token(
     config: &Config,
     set: impl Fn(&str) -> Option<String>,
@@ -134,8 +135,8 @@ fn variables(base: &str) -> Vec<(&'static str, String)> {
     rooted.chain(versioned).collect()
 }
 
-/// The variables of this process that a command does not get: ours, and those that hold credentials of
-/// upstreams, unless clients read them themselves.
+/// The variables of this process that a command does not get: our own, and those with upstream credentials,
+/// unless clients read them themselves.
 fn secrets(config: &Config) -> Vec<OsString> {
     let is_ours = |name: &OsString| {
         let name = name.to_string_lossy();
@@ -146,8 +147,8 @@ fn secrets(config: &Config) -> Vec<OsString> {
     ours.chain(used.map(OsString::from)).collect()
 }
 
-/// Where a command looks for its server, where flags alone say that: a `plimsoll run` within this one finds
-/// the same.
+/// The variables through which a command finds its server, if only flags name it: so a `plimsoll run` inside
+/// this one finds the same server.
 fn folders(sources: &ConfigSources, config: &Config) -> Vec<(&'static str, OsString)> {
     let is_said = sources.flags.iter().any(|(_, key, _)| key == "data");
     let data = std::path::absolute(&config.data).unwrap_or_else(|_| config.data.clone());
@@ -157,9 +158,9 @@ fn folders(sources: &ConfigSources, config: &Config) -> Vec<(&'static str, OsStr
     data.into_iter().chain(file).collect()
 }
 
-/// A proxy that somebody serves, or that we do.
+/// A running proxy, either somebody else's or our own.
 struct RunningProxy {
-    /// Where clients connect.
+    /// The base URL for clients.
     base: String,
     client: AdminClient,
     own: Option<(watch::Sender<bool>, JoinHandle<()>)>,
@@ -193,9 +194,9 @@ impl RunningProxy {
         let data = config.data.clone();
         let form = if config.log_json { LogFormat::Json } else { LogFormat::Text };
         let log = log_file(&path)?;
-        // The terminal belongs to the command.
+        // The terminal belongs to the command, so the log is written to a file.
         let server = Server::build(loaded, Log::to(form, log)?, Ports::OrFree).await?;
-        // Nobody else can stand at the address that we bound.
+        // We bound this address, so nobody else can be listening there.
         let client = match server.socket {
             Some(_) => AdminClient::Socket(data),
             None => AdminClient::Port(server.admin_at, Some(server.access.admin.clone())),
@@ -215,13 +216,13 @@ impl RunningProxy {
     }
 }
 
-/// Whether the server that was found is the one that was asked for: any, unless a flag names its address.
+/// Whether the server that was found is the requested one: any, unless a flag names its address.
 fn is_meant(sources: &ConfigSources, config: &Config, about: &ServerInfo) -> bool {
     let is_named = sources.flags.iter().any(|(_, key, _)| key == "admin");
     !is_named || ask::serves_at(about, config.admin)
 }
 
-/// Whether a base URL leads to this machine's loopback.
+/// Whether a base URL points to this machine's loopback.
 fn is_loopback(base: &str) -> bool {
     let Ok(uri) = base.parse::<http::Uri>() else { return false };
     let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
@@ -244,13 +245,13 @@ fn log_file(path: &Path) -> Result<File, CliError> {
     })
 }
 
-/// A base URL that one can connect to: a listener on all addresses is on loopback too.
+/// A base URL that can be connected to: a listener on all addresses is also on loopback.
 fn reachable(base: &str) -> String {
     base.replace("://0.0.0.0:", "://127.0.0.1:").replace("://[::]:", "://[::1]:")
 }
 
-/// Base URLs that are set already say where this person's calls go, and with whose keys: a proxy
-/// of our own sends them there too, unless the configuration's own layers say otherwise.
+/// Base URLs that are already set say where this person's calls go, and with whose keys: our own proxy sends
+/// them there too, unless its configuration says otherwise.
 fn keep_detours(sources: &mut ConfigSources) {
     for (name, upstream) in DETOURS {
         let Some(url) = sources.variable(name).map(str::to_owned) else { continue };
@@ -268,7 +269,7 @@ fn keep_detours(sources: &mut ConfigSources) {
     }
 }
 
-/// A proxy that runs already knows nothing of this terminal's base URLs.
+/// Warns that a proxy that already runs does not know this terminal's base URLs.
 fn warn_of_detours(sources: &ConfigSources, base: &str) {
     for (name, upstream) in DETOURS {
         if let Some(url) = sources.variable(name).filter(|url| !url.starts_with(base)) {
@@ -288,7 +289,7 @@ struct Signals {
 }
 
 impl Signals {
-    /// From now on they come here. To be called before the command begins, so that none is lost.
+    /// Catches them from now on. Must be called before the command starts, so that none is lost.
     fn caught() -> Result<Self, CliError> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
@@ -297,8 +298,8 @@ impl Signals {
         })
     }
 
-    /// Waits for the command. SIGTERM and SIGHUP go on to it; an interrupt typed at the terminal
-    /// reaches it by itself, and it decides what to do.
+    /// Waits for the command. SIGTERM and SIGHUP are forwarded to it; an interrupt typed at the terminal
+    /// reaches it directly, and it decides what to do.
     async fn until_end_of(mut self, mut child: Child) -> Result<ExitStatus, CliError> {
         loop {
             tokio::select! {
@@ -311,7 +312,7 @@ impl Signals {
     }
 }
 
-/// Sends a signal on. The standard library has no call for it, so `kill` is asked.
+/// Forwards a signal. The standard library has no function for it, so this runs `kill`.
 async fn forward(child: &Child, name: &str) {
     if let Some(id) = child.id() {
         let sent = Command::new("kill").arg(format!("-{name}")).arg(id.to_string()).status().await;
@@ -321,13 +322,13 @@ async fn forward(child: &Child, name: &str) {
     }
 }
 
-/// As a shell has it: 128 and the signal's number where one ended it.
+/// The exit code, as in a shell: 128 plus the signal's number if a signal ended the command.
 fn code(status: ExitStatus) -> ExitCode {
     let code = status.code().or_else(|| Some(128 + status.signal()?)).unwrap_or(1);
     ExitCode::from(u8::try_from(code).unwrap_or(1))
 }
 
-/// Waits until what the command asked can be found: a turn may be kept after its answer has left.
+/// Waits until the command's turns are stored, because a turn may be stored after its response was sent.
 async fn all_kept(client: &AdminClient) {
     let is_busy = |about: ServerInfo| about.in_flight > 0;
     let kept = async {
@@ -335,11 +336,11 @@ async fn all_kept(client: &AdminClient) {
             tokio::time::sleep(ASKED_EVERY).await;
         }
     };
-    // A proxy that others use is never idle.
+    // A proxy that others use too may never be idle.
     let _ = tokio::time::timeout(KEPT_WITHIN, kept).await;
 }
 
-/// What the sessions that were used meanwhile cost, and how full they are.
+/// Prints what the sessions cost that were used meanwhile, and how full they are.
 async fn summarise(client: &AdminClient, began: u64, as_json: bool) {
     let Ok(listed) = client.sessions(SUMMED).await else { return };
     let mut used: Vec<SessionView> = Vec::new();
@@ -347,7 +348,7 @@ async fn summarise(client: &AdminClient, began: u64, as_json: bool) {
         used.extend(client.session(&line.id).await.ok());
     }
     if as_json {
-        // Standard output is the command's.
+        // Standard output belongs to the command.
         print::error_json(&serde_json::json!({ "sessions": used }).to_string());
         return;
     }

@@ -1,6 +1,6 @@
-//! `plimsoll say`: words for a session's next request.
+//! `plimsoll say`: messages for a session's next request.
 //!
-//! Queues, lists and takes back through the admin API; decides nothing.
+//! Queues, lists and removes through the admin API; decides nothing.
 
 use http::Method;
 
@@ -10,7 +10,7 @@ use super::print::{self, CliError};
 use crate::admin::routes::encoded;
 use crate::admin::say::{ClearedMessages, RemovedMessage, WaitingMessage};
 
-/// Takes back all that waits.
+/// Removes all queued messages.
 pub(super) async fn clear(
     client: &AdminClient,
     session: &str,
@@ -27,7 +27,7 @@ pub(super) async fn clear(
     Ok(())
 }
 
-/// Queues `text`; with none takes `remove` back, or lists.
+/// Queues `text`; without it, removes the message `remove`, or lists all messages.
 pub(super) async fn run(
     client: &AdminClient,
     session: &str,

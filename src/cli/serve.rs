@@ -1,7 +1,7 @@
 //! `plimsoll serve`: config → build → serve → drain.
 //!
-//! Nothing is bound before the configuration has no fault and the store opens; one ready line says
-//! where clients connect. The first signal drains, the second ends at once.
+//! Binds nothing before the configuration is valid and the store is open; one ready line says where clients
+//! connect. The first signal drains, the second one ends the process at once.
 
 mod descriptors;
 mod reclaim;
@@ -41,13 +41,13 @@ use crate::tls::TlsTerminator;
 use crate::tokens::bpe;
 use start_timer::StartTimer;
 
-/// How often a store that could not be opened is tried again.
+/// How often opening the store is retried.
 const AGAIN: Duration = Duration::from_secs(5);
-/// How long the store may take to leave one whole file at the end.
+/// How long the store may take at shutdown to leave one complete file.
 const CLOSING: Duration = Duration::from_secs(5);
 /// Exit code after a second signal.
 const INTERRUPTED: i32 = 130;
-/// The variable that goes over `log_level`.
+/// The variable that overrides `log_level`.
 const LOG_LEVEL: &str = "RUST_LOG";
 
 /// Serves until a signal.
@@ -69,7 +69,7 @@ pub(super) fn run(sources: &ConfigSources) -> Result<(), CliError> {
     })
 }
 
-/// Provides the vocabulary that counts Gemini's tokens.
+/// Provides the vocabulary for counting Gemini's tokens.
 pub(super) fn vocabulary(file: &Path) -> Result<(), CliError> {
     let named = |error: String| CliError(format!("{} {error}", file.display()));
     let read = std::fs::read(file).map_err(|error| named(format!("cannot be read: {error}")))?;
@@ -81,21 +81,21 @@ fn cannot_write(config: &Config, error: std::io::Error) -> CliError {
     CliError(format!("{folder} cannot be used: {error}. Choose another folder with --data"))
 }
 
-/// What everything runs on.
+/// The runtime of all commands that serve.
 pub(super) fn runtime() -> Result<tokio::runtime::Runtime, CliError> {
     Ok(threads::runtime()?)
 }
 
-/// Which ports a server takes.
+/// Which ports a server uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ports {
-    /// Those that are configured; it is a fault where they are taken.
+    /// The configured ones; if they are in use, that is an error.
     Configured,
-    /// Those, or free ones on loopback where they are taken.
+    /// The configured ones, or free ones on loopback if they are in use.
     OrFree,
 }
 
-/// Everything that serves, built and bound.
+/// All parts of a server, built and bound.
 pub(super) struct Server {
     config: Arc<Config>,
     telemetry: Arc<Telemetry>,
@@ -107,18 +107,18 @@ pub(super) struct Server {
     clients: TcpListener,
     admin: TcpListener,
     admin_tls: Option<TlsTerminator>,
-    /// The socket in the data folder, unless another process has it or the folder cannot be written.
+    /// The socket in the data folder, unless another process uses it or the folder cannot be written.
     pub(super) socket: Option<(UnixListener, SocketFile)>,
-    /// Who may ask the admin listener.
+    /// Who may use the admin listener.
     pub(super) access: AdminAccess,
-    /// Where clients connect, with the real port.
+    /// The address for clients, with the actual port.
     pub(super) listen: SocketAddr,
-    /// Where the admin listener stands, with the real port.
+    /// The address of the admin listener, with the actual port.
     pub(super) admin_at: SocketAddr,
 }
 
 impl Server {
-    /// Builds and binds; says whose fault it is where that fails.
+    /// Builds and binds everything; an error says whose fault it is.
     pub(super) async fn build(
         loaded: LoadedConfig,
         log: Log,
@@ -126,7 +126,7 @@ impl Server {
     ) -> Result<Self, CliError> {
         log.take_diagnostics(&log_level(&loaded.config));
         let mut timer = StartTimer::begin();
-        // Beside what follows: whoever asks first is counted as exactly as all after them.
+        // Loaded in parallel to the rest, so that the first request is counted as exactly as all others.
         let vocabularies = [Family::O200k, Family::Cl100k]
             .map(|family| tokio::task::spawn_blocking(move || _ = bpe::load(family)));
         for warning in &loaded.warnings {
@@ -161,7 +161,7 @@ impl Server {
         let socket = socket.inspect_err(|error| no_socket(&config, error)).ok();
         timer.done("the ports are bound");
         for loading in vocabularies {
-            // A panic in there is told; counting goes by length then.
+            // A panic in loading is reported; tokens are then counted by length.
             drop(loading.await);
         }
         timer.done("the vocabularies are loaded");
@@ -182,13 +182,13 @@ impl Server {
         })
     }
 
-    /// The line that says where it listens.
+    /// The line that says where the server listens.
     pub(super) fn ready(&self) -> String {
         format!("plimsoll: listening on {} (admin {})", self.base(), self.page())
     }
 
-    /// A link to the page: with the token, where it was made here, and where those who read what we print
-    /// may have it.
+    /// A link to the page, with the token if it was generated here and if whoever reads our output may have
+    /// it.
     fn page(&self) -> String {
         let scheme = if self.config.admin_tls.is_some() { "https" } else { "http" };
         let page = format!("{scheme}://{}", self.admin_at);
@@ -198,14 +198,14 @@ impl Server {
         format!("{page}/#token={}", self.access.admin.0)
     }
 
-    /// Where clients connect, as a URL.
+    /// The URL for clients.
     pub(super) fn base(&self) -> String {
         let scheme = if self.config.tls.is_some() { "https" } else { "http" };
         format!("{scheme}://{}", self.listen)
     }
 
-    /// Serves until `stop` says so, then lets streams finish. The admin listener goes last, so that
-    /// it can say what is going on.
+    /// Serves until `stop` is true, then lets streams finish. The admin listener ends last, so that it can
+    /// report on the shutdown.
     pub(super) async fn serve(self, stop: watch::Receiver<bool>) {
         let admin = Admin::new(
             self.ledgers.clone(),
@@ -230,7 +230,7 @@ impl Server {
         let late_admin = admin.clone();
         let sweeping = tokio::spawn(async move {
             let was_late = reopened(&config, &store).await;
-            // It goes with this task, and so does its file.
+            // The socket and its file live as long as this task.
             let mut _file = None;
             if was_late && !has_socket {
                 _file = listen_late(&config, late_admin, &access, finished).await;
@@ -259,18 +259,18 @@ impl Server {
     }
 }
 
-/// Ready when `flag` is true, or nobody can make it so any more.
+/// Ready once `flag` is true, or once its sender is gone.
 async fn becomes_true(mut flag: watch::Receiver<bool>) {
     drop(flag.wait_for(|flag| *flag).await);
 }
 
-/// The store, open, or to be tried again ([`reopened`]).
+/// The store, open or to be retried ([`reopened`]).
 fn opened(config: &Config, telemetry: &Telemetry) -> Result<LateStore, CliError> {
     match prepare(config) {
         Err(error) if config.on_failure == OnFailure::Exit => {
             return Err(cannot_write(config, error));
         }
-        // Otherwise whoever opens the store meets the same, and tells it.
+        // Otherwise opening the store fails in the same way, and reports it.
         _ => {}
     }
     let store = LateStore::new(&config.data.join(folder::DATABASE));
@@ -287,8 +287,8 @@ fn opened(config: &Config, telemetry: &Telemetry) -> Result<LateStore, CliError>
     Ok(store)
 }
 
-/// Takes the data folder for this process: what another one decided meanwhile this one would not know, and
-/// decide again.
+/// Locks the data folder for this process: otherwise two processes would not know each other's decisions, and
+/// decide twice.
 fn locked(config: &Config) -> Result<Option<File>, CliError> {
     folder::lock(&config.data).map_err(|_| {
         let folder = config.data.display();
@@ -299,7 +299,7 @@ fn locked(config: &Config) -> Result<Option<File>, CliError> {
     })
 }
 
-/// Makes the data folder its owner's alone, and tells what it was.
+/// Makes the data folder private to its owner, and warns if it was not.
 fn prepare(config: &Config) -> std::io::Result<()> {
     for warning in folder::prepare(&config.data)? {
         tracing::warn!("{warning}");
@@ -307,7 +307,7 @@ fn prepare(config: &Config) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Tries until the store is open; answers whether it was not. One that is damaged gives way to a new one.
+/// Retries until the store is open; returns whether it was closed. A damaged file is replaced by a new one.
 async fn reopened(config: &Config, store: &LateStore) -> bool {
     if store.load().is_some() {
         return false;
@@ -321,7 +321,7 @@ async fn reopened(config: &Config, store: &LateStore) -> bool {
             Ok(Err(_)) | Err(_) => tokio::time::sleep(AGAIN).await,
         }
     }
-    // What could not be looked at before, because there was no folder.
+    // This could not be checked before, because the folder did not exist.
     if let Err(error) = prepare(config) {
         tracing::warn!("{} cannot be read: {error}", config.data.display());
     }
@@ -329,7 +329,7 @@ async fn reopened(config: &Config, store: &LateStore) -> bool {
     true
 }
 
-/// The socket and the tokens of a data folder that could not be written before.
+/// Opens the socket and stores the tokens in a data folder that could not be written before.
 async fn listen_late(
     config: &Config,
     admin: Arc<Admin>,
@@ -343,7 +343,7 @@ async fn listen_late(
     Some(file)
 }
 
-/// Sets a damaged file beside; `false` where that is not what is wrong, or fails.
+/// Renames a damaged file; `false` if damage is not the problem, or the renaming fails.
 fn begin_anew(store: &LateStore, trouble: &crate::store::StoreError) -> bool {
     if !matches!(trouble, crate::store::StoreError::Damaged(_)) {
         return false;
@@ -361,19 +361,19 @@ fn begin_anew(store: &LateStore, trouble: &crate::store::StoreError) -> bool {
     aside.is_ok()
 }
 
-/// Says where the disk has less room than the store may take.
+/// Warns if the disk has less space than the store may take.
 fn warn_of_room(config: &Config) {
     if let Some(room) = room::missing(&config.data.join(folder::DATABASE), config.retention.bytes) {
         tracing::warn!("{room}");
     }
 }
 
-/// How much the log tells beside the exchanges.
+/// The log level of everything except the exchanges.
 fn log_level(config: &Config) -> String {
     std::env::var(LOG_LEVEL).unwrap_or_else(|_| word(config.log_level))
 }
 
-/// At each SIGHUP reads the configuration again, and takes from it what can change while it is served.
+/// Reads the configuration again at each SIGHUP, and applies what can change at run time.
 fn reload_on_hangup(sources: ConfigSources, log: Log) -> Result<(), CliError> {
     let mut hangup = signal(SignalKind::hangup())?;
     tokio::spawn(async move {
@@ -398,7 +398,8 @@ fn reload_on_hangup(sources: ConfigSources, log: Log) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Becomes true at the first SIGTERM or SIGINT; the second ends the process at once. SIGHUP ends nothing.
+/// Becomes true at the first SIGTERM or SIGINT; the second one ends the process at once. SIGHUP does not end
+/// it.
 pub(super) fn signals() -> Result<watch::Receiver<bool>, CliError> {
     let (mut terminate, mut interrupt) =
         (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
@@ -420,8 +421,8 @@ pub(super) fn signals() -> Result<watch::Receiver<bool>, CliError> {
     Ok(stopped)
 }
 
-/// Whether what we print to standard output is kept where others read it: a service's journal, the logs of
-/// a cluster.
+/// Whether our standard output is stored where others can read it: a service's journal, the logs of a
+/// cluster.
 fn is_collected() -> bool {
     ["JOURNAL_STREAM", "KUBERNETES_SERVICE_HOST"]
         .iter()

@@ -1,5 +1,5 @@
-//! The Unix socket in the data folder. Whoever can connect to it is this user or root, and whoever
-//! answers at it is, too: the kernel tells each side the other's user id.
+//! The Unix socket in the data folder. Whoever connects to it is this user or root, and so is whoever answers
+//! at it: the kernel tells each side the other's user id.
 //!
 //! A socket that a dead process left is replaced; one at which somebody answers is left alone.
 
@@ -14,10 +14,10 @@ use crate::store::folder;
 
 /// Its name in the data folder.
 const NAME: &str = "admin.sock";
-/// Longest folder whose sockets have an address: the system takes 108 bytes, some take 104.
+/// The longest folder path for which a socket address fits: systems allow 108 or 104 bytes.
 const LONGEST_FOLDER: usize = 80;
 
-/// The socket's file, which goes when this is dropped.
+/// The socket's file, which is deleted when this is dropped.
 pub(super) struct SocketFile {
     path: PathBuf,
     /// Device and inode: a file that somebody else put there stays.
@@ -37,7 +37,7 @@ fn inode(metadata: &Metadata) -> (u64, u64) {
     (metadata.dev(), metadata.ino())
 }
 
-/// Where the socket of a data folder is.
+/// The path of a data folder's socket.
 pub(super) fn path(folder: &Path) -> PathBuf {
     folder.join(NAME)
 }
@@ -45,18 +45,18 @@ pub(super) fn path(folder: &Path) -> PathBuf {
 /// Listens at the socket of a data folder.
 ///
 /// # Errors
-/// Where another process does already, or the folder cannot be written.
+/// If another process already does, or the folder cannot be written.
 pub(super) async fn listen(folder: &Path) -> io::Result<(UnixListener, SocketFile)> {
     folder::make(folder)?;
     let short = ShortPath::of(folder)?;
     match UnixStream::connect(short.path.join(NAME)).await {
         Err(error) if is_nobody(&error) => {}
-        // Whoever is too busy to answer, or does not let us in, is there.
+        // A process that is too busy to answer, or does not admit us, is still there.
         Ok(_) | Err(_) => {
             return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process answers there"));
         }
     }
-    // It gets its name once it is ours alone, over the one that a dead process left.
+    // It gets its final name only once it is private to us, replacing one that a dead process left.
     let made = tempfile::Builder::new().prefix(".admin-").make_in(&short.path, |path| {
         let listener = std::os::unix::net::UnixListener::bind(path)?;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
@@ -71,7 +71,7 @@ pub(super) async fn listen(folder: &Path) -> io::Result<(UnixListener, SocketFil
 /// Connects to the process of this user, or of root, that serves from a data folder.
 ///
 /// # Errors
-/// [`is_nobody`] where there is none; else why whoever is there is not trusted.
+/// [`is_nobody`] if there is none; otherwise the reason why the process is not trusted.
 pub(super) async fn connect(folder: &Path) -> io::Result<UnixStream> {
     let foreign = |what: String| Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
     let is_ours = |user: u32| user == self::user() || user == 0;
@@ -93,19 +93,19 @@ pub(super) async fn connect(folder: &Path) -> io::Result<UnixStream> {
     }
 }
 
-/// The user id that this process acts as.
+/// The effective user id of this process.
 pub(super) fn user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Whether an error says that nobody serves from a folder.
+/// Whether an error means that nobody serves from a folder.
 pub(super) fn is_nobody(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionRefused, NotADirectory, NotFound};
     matches!(error.kind(), ConnectionRefused | NotADirectory | NotFound)
 }
 
-/// A path to a folder that is short enough for the address of a socket in it, and the open folder
-/// that makes it so.
+/// A path to a folder that is short enough for the address of a socket in it, with the open folder that makes
+/// this possible.
 struct ShortPath {
     path: PathBuf,
     _open: Option<File>,

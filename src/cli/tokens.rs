@@ -1,8 +1,8 @@
-//! The admin listener's tokens: those that are configured, else two files in the data folder.
+//! The admin listener's tokens: the configured ones, or else two files in the data folder.
 //!
-//! A file is made at the first start and kept; one that others may read or that is somebody else's is
-//! replaced. Where the folder cannot be written the token lives as long as the process: serving
-//! never fails for it.
+//! A file is created at the first start and kept; one that others may read, or that belongs to somebody else,
+//! is replaced. If the folder cannot be written, the token lives as long as the process: serving never fails
+//! because of it.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -17,18 +17,18 @@ use crate::admin::AdminAccess;
 use crate::config::{Config, Secret};
 use crate::store::folder;
 
-/// The files' names in the data folder.
+/// The names of the files in the data folder.
 const ADMIN_FILE: &str = "admin.token";
 const READER_FILE: &str = "read.token";
 
-/// Random bytes of a token, and how many characters they are.
+/// The random bytes of a token, and its length in characters.
 const BYTES: usize = 32;
 const CHARACTERS: usize = 43;
 
-/// Who may ask the admin listener for what.
+/// The tokens of the admin listener.
 ///
 /// # Errors
-/// Where the system has no random numbers.
+/// If the system has no random numbers.
 pub(super) fn access(config: &Config) -> io::Result<AdminAccess> {
     let token = |configured: &Option<Secret>, file: &str| match configured {
         Some(token) => Ok(token.clone()),
@@ -41,8 +41,8 @@ pub(super) fn access(config: &Config) -> io::Result<AdminAccess> {
     })
 }
 
-/// Writes the tokens that were made here into their files, where the folder could not be written at the
-/// start. Only whoever listens at the folder's socket may: nobody else serves from it then.
+/// Writes the generated tokens into their files, if the folder could not be written at the start. Only the
+/// process that listens at the folder's socket may do so, because no other one serves from the folder then.
 pub(super) fn keep(config: &Config, access: &AdminAccess) {
     let tokens = [
         (&config.admin_token, &access.admin, ADMIN_FILE),
@@ -60,7 +60,7 @@ pub(super) fn keep(config: &Config, access: &AdminAccess) {
     }
 }
 
-/// The token in a file, which is made if need be.
+/// The token in a file, which is created if necessary.
 fn kept(path: &Path) -> io::Result<Secret> {
     let shown = path.display();
     let is_there = match read(path) {
@@ -76,7 +76,7 @@ fn kept(path: &Path) -> io::Result<Secret> {
     let token = URL_SAFE_NO_PAD.encode(bytes);
     match write(path, &token, is_there) {
         Ok(()) => Ok(Secret(token)),
-        // Another process made one meanwhile.
+        // Another process created one meanwhile.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.exists() => read(path),
         Err(error) => {
             tracing::warn!(
@@ -87,10 +87,10 @@ fn kept(path: &Path) -> io::Result<Secret> {
     }
 }
 
-/// The token in a file that is ours and that nobody else may read.
+/// The token in a file that belongs to us and that nobody else may read.
 fn read(path: &Path) -> io::Result<Secret> {
     let refused = |why: &str| Err(io::Error::new(io::ErrorKind::InvalidData, why));
-    // Not through a link, and not from a pipe, which would hold us up.
+    // Symbolic links are refused, and so are pipes, which would block.
     if !std::fs::symlink_metadata(path)?.is_file() {
         return refused("it is not a file");
     }
@@ -112,7 +112,7 @@ fn read(path: &Path) -> io::Result<Secret> {
     Ok(Secret(token.to_owned()))
 }
 
-/// Puts a token into a file, all at once; over another only where `replace`.
+/// Writes a token into a file atomically; overwrites an existing file only if `replace` is true.
 fn write(path: &Path, token: &str, replace: bool) -> io::Result<()> {
     let parent = path.parent().unwrap_or(path);
     folder::make(parent)?;

@@ -1,7 +1,7 @@
 //! `plimsoll top`: the sessions in use, live in the terminal.
 //!
-//! Asks anew when an exchange ends, and now and then so that ages move. Draws over what it drew;
-//! where standard output is no terminal, it prints one picture and ends.
+//! Queries again when an exchange ends, and regularly, so that ages advance. Each picture replaces the
+//! previous one; if standard output is not a terminal, one picture is printed.
 
 use std::fmt::Write as _;
 use std::io::IsTerminal as _;
@@ -20,11 +20,11 @@ use crate::wire::sse::Framer;
 
 /// How many sessions are shown.
 const SHOWN: usize = 20;
-/// Ages move this often.
+/// How often ages advance.
 const TICK: Duration = Duration::from_secs(2);
-/// No more pictures than this, however many exchanges end.
+/// The shortest time between two pictures, however many exchanges end.
 const PAUSE: Duration = Duration::from_millis(200);
-/// Longest event that is read, bytes: far more than an exchange is told in.
+/// The longest event that is read, in bytes: far longer than the report of any exchange.
 const EVENT_BYTES: usize = 4 << 20;
 /// How large a terminal is, in characters.
 #[derive(Clone, Copy)]
@@ -33,10 +33,10 @@ struct ScreenSize {
     rows: usize,
 }
 
-/// Where it draws if the terminal does not say how large it is.
+/// The size that is used if the terminal does not report one.
 const SIZE: ScreenSize = ScreenSize { columns: 80, rows: 24 };
 
-/// Shows until Ctrl-C.
+/// Shows the sessions until Ctrl-C.
 pub(super) async fn run(client: &AdminClient, as_json: bool) -> Result<(), CliError> {
     if as_json {
         return follow(client).await;
@@ -59,7 +59,7 @@ pub(super) async fn run(client: &AdminClient, as_json: bool) -> Result<(), CliEr
     shown
 }
 
-/// Whatever ends a program from outside: the terminal must be left as it was.
+/// The signals that end the program from outside: the terminal must be restored.
 struct ExitSignals([Signal; 3]);
 
 impl ExitSignals {
@@ -86,8 +86,8 @@ fn size() -> ScreenSize {
     })
 }
 
-/// The picture over the one before: from the top, each line to its end, nothing below; no wider and
-/// no higher than the terminal, which would scroll.
+/// Draws a picture over the previous one: from the top, clearing the rest of each line and everything below;
+/// no wider and no higher than the terminal, which would scroll.
 fn drawn(picture: &str, size: ScreenSize) -> Screen {
     let ScreenSize { columns, rows } = size;
     let mut screen = Screen::default();
@@ -102,8 +102,8 @@ fn drawn(picture: &str, size: ScreenSize) -> Screen {
 async fn show(client: &AdminClient) -> Result<(), CliError> {
     let mut events = client.ask(&Method::GET, "/api/v1/events").await?;
     loop {
-        // Either something happened or time passed; both are a reason to look. A stream that ended
-        // means that the proxy did, which the next question says.
+        // An event or a timeout is a reason to query again. The end of the stream means that the proxy ended,
+        // which the next query reports.
         let _ = tokio::time::timeout(TICK, events.frame()).await;
         let picture = picture(client).await?;
         drawn(&picture, size()).show();
@@ -142,7 +142,7 @@ async fn picture(client: &AdminClient) -> Result<String, CliError> {
     Ok(out)
 }
 
-/// For machines: every exchange as it ends, one JSON object a line.
+/// For machines: every exchange as it ends, one JSON object per line.
 async fn follow(client: &AdminClient) -> Result<(), CliError> {
     let mut events = client.ask(&Method::GET, "/api/v1/events").await?;
     let mut framer = Framer::new(EVENT_BYTES);

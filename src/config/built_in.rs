@@ -1,17 +1,17 @@
-//! The upstreams that are there without any configuration.
+//! The upstreams that exist without any configuration.
 //!
-//! What a configuration says under one of these names stands above it.
+//! Settings for one of these names override it.
 
 use crate::dialect::Dialect;
 
-/// An upstream that is there without being said.
+/// An upstream that exists without being configured.
 pub(super) struct BuiltInUpstream {
     pub(super) name: &'static str,
     pub(super) base_url: &'static str,
     pub(super) dialects: &'static [Dialect],
 }
 
-/// The providers that are always there.
+/// The providers that always exist.
 pub(super) const BUILT_IN: [BuiltInUpstream; 3] = [
     BuiltInUpstream {
         name: "anthropic",

@@ -1,12 +1,12 @@
-//! What is wrong with a configuration: where, whose fault, and what to do.
+//! The faults of a configuration: where they are, whose fault they are, and what to do.
 //!
-//! Faults are collected, not thrown: a person who mends a file wants all of them at once. No text
-//! here ever quotes a secret.
+//! Faults are collected, because a person who corrects a file wants to see all of them at once. No text here
+//! ever quotes a secret.
 
 use std::fmt;
 use std::path::PathBuf;
 
-/// Where something was said.
+/// Where a value was set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConfigPlace {
     /// A line of a file, counted from 1.
@@ -36,21 +36,21 @@ impl fmt::Display for ConfigPlace {
     }
 }
 
-/// One thing that is wrong.
+/// One fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigFault {
-    /// Where.
+    /// Its place.
     pub place: ConfigPlace,
-    /// The key it is about, dotted; empty where it is about the text itself.
+    /// The dotted key that it is about; empty if it is about the text itself.
     pub key: String,
-    /// What is wrong; whose fault it is follows from [`ConfigFault::whose`].
+    /// What is wrong; [`ConfigFault::whose`] says whose fault it is.
     pub what: String,
     /// What to do.
     pub todo: String,
 }
 
 impl ConfigFault {
-    /// Whose fault it is, in words.
+    /// Whose fault it is, as text.
     pub fn whose(&self) -> &'static str {
         match self.place {
             ConfigPlace::Line(..) => "the configuration file",
@@ -73,7 +73,7 @@ impl fmt::Display for ConfigFault {
     }
 }
 
-/// Everything that is wrong.
+/// All faults.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConfigFaults(pub Vec<ConfigFault>);
 
@@ -93,12 +93,12 @@ impl ConfigFaults {
         });
     }
 
-    /// Whether nothing is wrong.
+    /// Whether there is no fault.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// In the order of the file, then of the environment, then of the flags.
+    /// Sorted in the order of the file, then the environment, then the flags.
     pub(super) fn sorted(mut self) -> Self {
         self.0.sort_by_key(|fault| match &fault.place {
             ConfigPlace::File(_) => (0, 0),
@@ -125,9 +125,9 @@ impl fmt::Display for ConfigFaults {
 
 impl std::error::Error for ConfigFaults {}
 
-/// The known name nearest to `raw`, if any is near enough to be what was meant.
+/// The known name nearest to `raw`, if one is near enough to be what was meant.
 pub fn nearest<'n>(raw: &str, known: impl IntoIterator<Item = &'n str>) -> Option<&'n str> {
-    /// Below this, two names have nothing in common.
+    /// Below this similarity, two names are unrelated.
     const NEAR: f64 = 0.72;
     known
         .into_iter()

@@ -1,27 +1,27 @@
-//! How much memory the process may take where nobody said, and the shares of it that traffic gets.
+//! How much memory the process may use if that is not configured, and the shares of it for traffic.
 //!
-//! Linux tells what is granted by the process's cgroup, as a container's limit or a service's. Where more is
-//! granted, or there is no limit, a fixed number holds. The shares leave room for what bodies take beside what
-//! is counted of them, for sessions, and for the process itself.
+//! On Linux the process's cgroup has the limit, as a container's or a service's. If it is larger, or there is
+//! none, a fixed size applies. The shares leave room for what bodies use besides what is counted, for
+//! sessions, and for the process itself.
 
 use std::path::{Path, PathBuf};
 
-/// Most of it where nobody said: what the shipped manifests grant.
+/// The largest default: the limit in the shipped manifests.
 const WHOLE: u64 = 256 << 20;
 
-/// `limits.process_bytes` where nobody said: what is granted, and no more than usual.
+/// The default of `limits.process_bytes`: the cgroup's limit, at most [`WHOLE`].
 pub(super) fn process_bytes() -> u64 {
     let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     of(granted(&own, |file| std::fs::read_to_string(file).ok()))
 }
 
-/// `limits.memory_bytes` where nobody said, of a process that may take so much. Bodies take about twice what
-/// is counted of them.
+/// The default of `limits.memory_bytes` for a process with this much memory. Bodies use about twice what is
+/// counted for them.
 pub(super) fn memory_bytes(process: u64) -> usize {
     size(process / 4)
 }
 
-/// `limits.connection_bytes` where nobody said, of a process that may take so much.
+/// The default of `limits.connection_bytes` for a process with this much memory.
 pub(super) fn connection_bytes(process: u64) -> usize {
     size(process / 32 * 7)
 }
@@ -34,7 +34,7 @@ fn of(granted: Option<u64>) -> u64 {
     granted.unwrap_or(WHOLE).min(WHOLE)
 }
 
-/// The smallest limit of the process's cgroups. `own`: `/proc/self/cgroup`.
+/// The smallest limit of the process's cgroups. `own` is the text of `/proc/self/cgroup`.
 fn granted(own: &str, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
     let mut files = Vec::new();
     for line in own.lines() {

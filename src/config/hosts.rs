@@ -1,10 +1,10 @@
-//! Names and addresses of hosts: read strictly, and told whether they are this machine's alone.
+//! Names and addresses of hosts: parsed strictly, and checked for whether they are only this machine's.
 //!
-//! For requests that say whom they are for, and for addresses that are configured. Asks no DNS.
+//! Used for the host that a request names, and for configured addresses. Queries no DNS.
 
 use std::net::{IpAddr, Ipv6Addr};
 
-/// The name or address in `host[:port]`, without brackets; `None` where it is anything else.
+/// The name or address in `host[:port]`, without brackets; `None` if it is anything else.
 pub(crate) fn host_of(authority: &str) -> Option<&str> {
     let (name, port) = match authority.strip_prefix('[') {
         Some(rest) => {
@@ -22,7 +22,7 @@ pub(crate) fn host_of(authority: &str) -> Option<&str> {
     digits.bytes().all(|byte| byte.is_ascii_digit()).then_some(name)
 }
 
-/// Whether a name or address is of this machine alone: no foreign DNS answers for it.
+/// Whether a name or address belongs only to this machine: no foreign DNS server can resolve it.
 pub(crate) fn is_loopback(name: &str) -> bool {
     if let Ok(address) = name.trim_matches(['[', ']']).parse::<IpAddr>() {
         return address.to_canonical().is_loopback();
@@ -31,7 +31,7 @@ pub(crate) fn is_loopback(name: &str) -> bool {
     name == "localhost" || name.ends_with(".localhost")
 }
 
-/// Fuzz: whatever `Host` says, who is taken for this machine is so to a parser of URLs, too.
+/// Fuzz: whatever `Host` contains, if it counts as this machine, a URL parser agrees.
 #[cfg(any(test, fuzzing))]
 pub fn fuzz(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);

@@ -1,7 +1,7 @@
-//! What was said where: a file, under the environment, under flags, as one tree with places.
+//! What was set where: a file, overridden by the environment, overridden by flags, as one tree with places.
 //!
-//! Knows nothing of what keys mean; only that a later layer goes over an earlier one, and where
-//! each value came from, so that a fault can point at it.
+//! Knows nothing about the meaning of keys; only that a later layer overrides an earlier one, and where each
+//! value came from, so that a fault can name the place.
 
 use std::path::Path;
 
@@ -11,14 +11,14 @@ use toml::de::{DeString, DeTable, DeValue};
 
 use super::faults::{ConfigFaults, ConfigPlace};
 
-/// A value or a table, and where it was said.
+/// A value or a table, and where it was set.
 #[derive(Clone, Debug)]
 pub(super) struct ConfigEntry {
     pub(super) place: ConfigPlace,
     pub(super) tree: ConfigTree,
 }
 
-/// A table keeps the order in which its keys were said.
+/// A table keeps the order in which its keys were set.
 #[derive(Clone, Debug)]
 pub(super) enum ConfigTree {
     Leaf(Value),
@@ -30,14 +30,14 @@ impl ConfigEntry {
         Self { place: ConfigPlace::Default, tree: ConfigTree::Table(Vec::new()) }
     }
 
-    /// What stands at a dotted path.
+    /// The entry at a dotted path.
     pub(super) fn at(&self, path: &[&str]) -> Option<&ConfigEntry> {
         let Some((first, rest)) = path.split_first() else { return Some(self) };
         let ConfigTree::Table(entries) = &self.tree else { return None };
         entries.iter().find(|(key, _)| key == first)?.1.at(rest)
     }
 
-    /// The keys of the table at `path`, in the order they were said.
+    /// The keys of the table at `path`, in the order in which they were set.
     pub(super) fn keys(&self, path: &[&str]) -> Vec<String> {
         match self.at(path).map(|entry| &entry.tree) {
             Some(ConfigTree::Table(entries)) => {
@@ -47,7 +47,7 @@ impl ConfigEntry {
         }
     }
 
-    /// Where the nearest said thing on the way to `path` stands.
+    /// The place of the deepest existing entry on the way to `path`.
     pub(super) fn place(&self, path: &[&str]) -> ConfigPlace {
         let mut place = self.place.clone();
         for length in 1..=path.len() {
@@ -61,7 +61,7 @@ impl ConfigEntry {
         }
     }
 
-    /// Says `value` at `path`, over what was said before.
+    /// Sets `value` at `path`, replacing an earlier one.
     pub(super) fn set(&mut self, path: &[&str], value: Value, place: ConfigPlace) {
         let Some((first, rest)) = path.split_first() else {
             *self = ConfigEntry { place, tree: ConfigTree::Leaf(value) };
@@ -79,7 +79,7 @@ impl ConfigEntry {
         entries.push(((*first).to_owned(), entry));
     }
 
-    /// Unsays what stands at a dotted path.
+    /// Removes the entry at a dotted path.
     pub(super) fn take(&mut self, path: &[&str]) {
         let Some((first, rest)) = path.split_first() else { return };
         let ConfigTree::Table(entries) = &mut self.tree else { return };
@@ -92,7 +92,7 @@ impl ConfigEntry {
         }
     }
 
-    /// Says what `below` says where nothing is said yet.
+    /// Adds the entries of `below` that are not set yet.
     pub(super) fn put_under(&mut self, below: &ConfigEntry) {
         let (ConfigTree::Table(entries), ConfigTree::Table(more)) = (&mut self.tree, &below.tree)
         else {
@@ -106,7 +106,7 @@ impl ConfigEntry {
         }
     }
 
-    /// Without places.
+    /// The values, without places.
     pub(super) fn value(&self) -> Value {
         match &self.tree {
             ConfigTree::Leaf(value) => value.clone(),
@@ -117,7 +117,7 @@ impl ConfigEntry {
     }
 }
 
-/// The tree of a TOML text. What cannot be read is a fault; the rest is still there.
+/// The tree of a TOML text. What cannot be parsed is a fault; the rest is still in the tree.
 pub(super) fn file(path: &Path, text: &str, faults: &mut ConfigFaults) -> ConfigEntry {
     let line = |at: usize| {
         let until = text.get(..at.min(text.len())).unwrap_or(text);

@@ -1,8 +1,8 @@
-//! Who else could write a file that we obey, or read one that holds a secret.
+//! Who else could write a file that we obey, or read one that contains a secret.
 //!
-//! What OpenSSH asks of its own files: the file, and the folder that it lies in, belong to this user
-//! or to root, and nobody else may write them. Followed through symbolic links, because Kubernetes
-//! lays its files out with them. A read-only mount passes: nobody writes there.
+//! The rules are those of OpenSSH for its own files: the file and its folder belong to this user or to root,
+//! and nobody else may write them. Symbolic links are followed, because Kubernetes mounts its files through
+//! them. A read-only mount passes, because nobody can write to it.
 
 use std::fs::Metadata;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
@@ -12,14 +12,14 @@ use rustix::fs::StatVfsMountFlags;
 
 use super::Tls;
 
-/// In a folder with this bit (`/tmp`) nobody moves or replaces what is another's.
+/// In a folder with this bit (`/tmp`), nobody can move or replace a file of another user.
 const STICKY: u32 = 0o1000;
 const GROUP_WRITES: u32 = 0o020;
 const OTHERS_WRITE: u32 = 0o002;
 const GROUP_READS: u32 = 0o040;
 const OTHERS_READ: u32 = 0o004;
 
-/// Something that is wrong with a file's owner or mode.
+/// A fault of a file's owner or mode.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct PermissionFault {
     /// What is wrong.
@@ -28,14 +28,14 @@ pub(super) struct PermissionFault {
     pub(super) todo: String,
 }
 
-/// Why somebody else could have written `file`; `None` where nobody could.
+/// Why somebody else could have written `file`; `None` if nobody could.
 pub(super) fn writable(file: &Path) -> Option<PermissionFault> {
     // What is written to a device such as /dev/null is not what is read from it.
     if std::fs::metadata(file).is_ok_and(|found| found.file_type().is_char_device()) {
         return None;
     }
     let user = rustix::process::geteuid().as_raw();
-    // The name as it was said, and where it leads: either folder decides what is read.
+    // Both the path as given and its target are checked, because either folder decides what is read.
     let real = file.canonicalize().ok();
     for path in [Some(file), real.as_deref()].into_iter().flatten() {
         let folder = match path.parent() {
@@ -55,8 +55,8 @@ pub(super) fn writable(file: &Path) -> Option<PermissionFault> {
     None
 }
 
-/// Why somebody else could read `file`, which holds a secret; `None` where nobody could. Root's files
-/// may be read by their group: that is how a secret is handed to one service.
+/// Why somebody else could read `file`, which contains a secret; `None` if nobody could. The group may read
+/// files of root, because that is how a secret is given to one service.
 pub(super) fn readable(file: &Path) -> Option<PermissionFault> {
     let found = std::fs::metadata(file).ok()?;
     let part = FilePermissions::of(&found);
@@ -70,8 +70,7 @@ pub(super) fn readable(file: &Path) -> Option<PermissionFault> {
     })
 }
 
-/// Judges a certificate and its key that are read again while serving: what to tell where others may read the
-/// key.
+/// Checks a certificate and its key when they are reloaded. Returns a warning if others may read the key.
 ///
 /// # Errors
 /// Why somebody else could have written them.
@@ -83,7 +82,7 @@ pub(crate) fn judge_again(tls: &Tls) -> Result<Option<String>, String> {
     }
 }
 
-/// What the rules ask of a file or folder.
+/// The properties of a file or folder that the rules check.
 struct FilePermissions {
     owner: u32,
     group: u32,
@@ -103,8 +102,8 @@ impl FilePermissions {
         }
     }
 
-    /// A group with its user's own number has no other member: so distributions make users whose
-    /// files their group may write.
+    /// A group with the same number as its user has no other member: distributions create users this way, and
+    /// their files may be writable for the group.
     fn is_private_group(&self) -> bool {
         self.group == self.owner
     }
@@ -120,7 +119,7 @@ fn resolver(path: &Path, part: &FilePermissions, user: u32) -> Option<Permission
                 .into(),
         });
     }
-    // The mode of a link says nothing, and in a sticky folder what is ours stays ours.
+    // The mode of a symbolic link has no meaning, and in a sticky folder our files stay ours.
     if part.is_link || (part.is_folder && part.mode & STICKY != 0) {
         return None;
     }

@@ -1,7 +1,7 @@
-//! Presets: the policies of known agents, as configurations that go under what is said.
+//! Presets: the policies of known agents, as configurations that the user's settings override.
 //!
-//! Each is a file of `config/presets/`, compiled in; a test per preset reproduces the numbers of the
-//! agent it names. Knows no key by meaning but those of which only one can hold.
+//! Each is a file of `config/presets/`, compiled in; a test per preset reproduces the numbers of the agent
+//! that it names. Knows the meaning of no key, except of those that exclude each other.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -38,7 +38,7 @@ impl Preset {
         Self::Llxprt,
     ];
 
-    /// As it is named in a configuration.
+    /// Its name in a configuration.
     pub fn name(self) -> &'static str {
         match self {
             Self::MicroCompact => "micro-compact",
@@ -50,7 +50,7 @@ impl Preset {
         }
     }
 
-    /// What it says, as a configuration file.
+    /// Its configuration file's text.
     pub fn text(self) -> &'static str {
         match self {
             Self::MicroCompact => include_str!("../../config/presets/micro-compact.toml"),
@@ -63,7 +63,7 @@ impl Preset {
     }
 }
 
-/// Keys of which one alone can hold.
+/// Keys that exclude each other.
 const EITHER: [&[&[&str]]; 2] = [
     &[&["prune", "pressure"], &["prune", "pressure_buffer_tokens"]],
     &[
@@ -73,8 +73,8 @@ const EITHER: [&[&[&str]]; 2] = [
     ],
 ];
 
-/// Puts the preset that was chosen, if one was, under what was said. Who says one of [`EITHER`] does
-/// without what the preset says of the other.
+/// Adds the chosen preset, if any, below the user's settings. If the user sets one key of a group in
+/// [`EITHER`], the preset's values for the group are removed.
 pub(super) fn put_under(raw: &mut ConfigEntry) {
     let Some(ConfigTree::Leaf(name)) = raw.at(&["preset"]).map(|entry| &entry.tree) else { return };
     let chosen = Preset::ALL.iter().find(|preset| name.as_str() == Some(preset.name()));

@@ -1,7 +1,7 @@
-//! What was said: the keys of a configuration, their documentation and their defaults.
+//! The raw configuration: its keys with their documentation and defaults.
 //!
-//! The one source of `config/default.toml` and `config/schema.json`: doc comments here are what a
-//! person reads there. Nothing is judged here; [`super::resolve`] does.
+//! The only source of `config/default.toml` and `config/schema.json`: doc comments here are the text in those
+//! files. Nothing is checked here; [`super::resolve`] does that.
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,6 @@
-//! What is meant: values judged, secrets fetched, defaults put in.
+//! Resolves a configuration: checks values, reads secrets, and fills in defaults.
 //!
-//! Each check adds a fault and goes on, so that all faults come at once. Nothing here binds a port
+//! Each check adds a fault and continues, so that all faults are reported at once. Nothing here binds a port
 //! or writes a file, and no fault quotes a secret.
 
 mod admin;
@@ -26,13 +26,13 @@ use crate::dialect::models::ModelOverride;
 
 pub(super) use clients::oddities;
 
-/// How long a lesson may hold, days.
+/// The days that a lesson may hold.
 const LESSON_DAYS: std::ops::RangeInclusive<u64> = 1..=90;
-/// Longest name of an upstream: it is a path segment and a metric label.
+/// The longest name of an upstream, which is a path segment and a metric label.
 const LONGEST_NAME: usize = 40;
 
-/// Variables that begin like ours but are not: our own tools', and those that Kubernetes sets for
-/// every service called `plimsoll`.
+/// Variables that begin like ours but are not settings: those of our own tools, and those that Kubernetes
+/// sets for every service called `plimsoll`.
 pub(super) fn is_foreign(name: &str) -> bool {
     let rest = name.trim_start_matches("PLIMSOLL_");
     matches!(rest, "CONFIG" | "BLESS" | "CORPUS" | "PORT")
@@ -41,7 +41,7 @@ pub(super) fn is_foreign(name: &str) -> bool {
             .any(|start| rest.starts_with(start))
 }
 
-/// Judges what was said. `None` where so much is wrong that there is nothing to judge.
+/// Resolves the raw configuration. `None` if so much is wrong that nothing can be checked.
 pub(super) fn mean(
     entry: &ConfigEntry,
     sources: &ConfigSources,
@@ -50,8 +50,7 @@ pub(super) fn mean(
 ) -> Option<Config> {
     let raw: RawConfig = match serde_json::from_value(entry.value()) {
         Ok(raw) => raw,
-        // Where the shape was found wrong, that fault is told already. What is right is still
-        // judged: the keys that are wrong are left out.
+        // A wrong shape has already been reported. The rest is still checked, without the wrong keys.
         Err(error) => {
             if faults.is_empty() {
                 faults.add(entry.place.clone(), "", error.to_string(), "Fix the value.");
@@ -118,7 +117,7 @@ pub(super) fn mean(
     })
 }
 
-/// The tree without the keys that faults were found with, so that the others are judged too.
+/// The tree without the keys that have faults, so that the others are checked too.
 fn without(entry: &ConfigEntry, path: &str, faults: &ConfigFaults) -> ConfigEntry {
     let ConfigTree::Table(entries) = &entry.tree else { return entry.clone() };
     let kept = entries.iter().filter_map(|(key, below)| {
@@ -129,9 +128,9 @@ fn without(entry: &ConfigEntry, path: &str, faults: &ConfigFaults) -> ConfigEntr
     ConfigEntry { place: entry.place.clone(), tree: ConfigTree::Table(kept.collect()) }
 }
 
-/// With less than this for traffic, requests of a usual size pass unread.
+/// With less memory than this for traffic, requests of a usual size pass unread.
 const LEAST_MEMORY: u64 = 8 << 20;
-/// With less than this there is too little for traffic beside the process itself.
+/// With less than this, too little remains for traffic besides the process itself.
 const LEAST_PROCESS: u64 = 64 << 20;
 
 fn content(raw: &RawConfig) -> ContentSettings {
@@ -175,20 +174,20 @@ fn limits(raw: &RawConfig) -> ServerLimits {
     }
 }
 
-/// What a PEM file should hold.
+/// The expected content of a PEM file.
 #[derive(Clone, Copy)]
 enum PemKind {
     Certificates,
     Key,
 }
 
-/// Judges values, and says where the bad ones stand.
+/// Checks values, and reports where the wrong ones are.
 struct Resolver<'a> {
     entry: &'a ConfigEntry,
     sources: &'a ConfigSources,
     faults: &'a mut ConfigFaults,
     warnings: &'a mut Vec<String>,
-    /// The environment variables that secrets came from.
+    /// The environment variables that secrets were read from.
     secret_variables: Vec<String>,
 }
 
@@ -207,7 +206,7 @@ impl Resolver<'_> {
         address.ok()
     }
 
-    /// `env:NAME` or `file:PATH`; in an environment variable of ours, also the secret itself.
+    /// A secret from `env:NAME` or `file:PATH`; in an environment variable of ours, also the secret itself.
     fn secret(&mut self, path: &[&str], raw: &str) -> Option<Secret> {
         let found = if let Some(name) = raw.strip_prefix("env:") {
             let value = self.sources.variable(name).map(str::to_owned);
@@ -305,8 +304,8 @@ impl Resolver<'_> {
         }
     }
 
-    /// Where a path leads: `~/` into the home folder, and a relative one to what lies beside the
-    /// configuration file that says it. What a person types starts at the working directory.
+    /// Resolves a path: `~/` is the home folder, and a relative path in a configuration file starts at that
+    /// file's folder. A path from the command line starts at the working directory.
     fn file(&self, path: &[&str], raw: &str) -> PathBuf {
         if let (Some(rest), Some(home)) = (raw.strip_prefix("~/"), self.sources.folder("HOME")) {
             return home.join(rest);
@@ -317,14 +316,14 @@ impl Resolver<'_> {
         }
     }
 
-    /// A file that we go by: nobody else may write it.
+    /// Requires of a file that we obey that nobody else may write it.
     fn must_be_ours(&mut self, path: &[&str], file: &Path) {
         if let Some(finding) = permissions::writable(file) {
             self.wrong(path, finding.what, finding.todo);
         }
     }
 
-    /// A file with a secret in it: nobody else may write it; who may read it is told.
+    /// Requires of a file with a secret that nobody else may write it; warns if others may read it.
     fn must_be_private(&mut self, path: &[&str], file: &Path) {
         self.must_be_ours(path, file);
         if let Some(finding) = permissions::readable(file) {
@@ -332,7 +331,7 @@ impl Resolver<'_> {
         }
     }
 
-    /// A PEM file that TLS cannot do without.
+    /// A PEM file that TLS requires.
     fn needed(&mut self, path: &[&str], raw: Option<&str>, holds: PemKind) -> PathBuf {
         let Some(raw) = raw else {
             self.wrong(path, "is missing", "Add it: TLS needs a certificate and its key.");
@@ -341,7 +340,7 @@ impl Resolver<'_> {
         self.pem(path, raw, holds)
     }
 
-    /// A PEM file with what it should hold.
+    /// A PEM file with the expected content.
     fn pem(&mut self, path: &[&str], raw: &str, holds: PemKind) -> PathBuf {
         use rustls::pki_types::pem::{Error, PemObject as _};
 
@@ -365,7 +364,7 @@ impl Resolver<'_> {
             (Err(Error::NoItemsFound), PemKind::Certificates) => {
                 format!("{raw} contains no certificate")
             }
-            // What is in a key's file is not for anybody's eyes.
+            // The error could quote the key's file, which nobody should see.
             (Err(_), _) => format!("{raw} is broken PEM"),
         };
         self.wrong(path, what, todo);

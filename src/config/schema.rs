@@ -1,7 +1,7 @@
-//! The shape of a configuration: its JSON Schema, its reference file, and a text held against it.
+//! The shape of a configuration: its JSON Schema, its reference file, and the check of a text against it.
 //!
-//! Everything here follows from [`RawConfig`]: a key that is added there is documented, checked and can
-//! be set from the environment without a line here.
+//! Everything here follows from [`RawConfig`]: a key that is added there is documented, checked and can be
+//! set through the environment without a change here.
 
 use std::fmt::Write as _;
 
@@ -20,7 +20,7 @@ pub fn schema() -> Value {
     settings.into_generator().into_root_schema_for::<RawConfig>().to_value()
 }
 
-/// A leaf of the schema: its dotted path and its own schema.
+/// The leaves of the schema: the path of each, and its own schema.
 pub(super) fn leaves(schema: &Value) -> Vec<(Vec<String>, &Value)> {
     let mut found = Vec::new();
     gather(schema, &mut Vec::new(), &mut found);
@@ -50,7 +50,7 @@ pub(super) fn variable(path: &[String]) -> String {
     format!("PLIMSOLL_{}", path.join("_").to_uppercase())
 }
 
-/// Holds what was said against the schema: unknown keys, values of the wrong kind, keys missing.
+/// Checks a configuration against the schema: unknown keys, values of the wrong type, missing keys.
 pub(super) fn hold(schema: &Value, raw: &ConfigEntry, path: &str, faults: &mut ConfigFaults) {
     let entries = match &raw.tree {
         ConfigTree::Leaf(value) => return hold_leaf(schema, value, raw, path, faults),
@@ -138,7 +138,7 @@ pub(super) fn joined(path: &str, key: &str) -> String {
     if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
 }
 
-/// The schema itself, or the one beside `null` where the key may be left out.
+/// The schema itself, or the alternative to `null` if the key is optional.
 fn bare(schema: &Value) -> &Value {
     let options = schema["anyOf"].as_array();
     options
@@ -160,7 +160,7 @@ fn required(schema: &Value) -> impl Iterator<Item = &str> {
     bare(schema)["required"].as_array().into_iter().flatten().filter_map(Value::as_str)
 }
 
-/// The words a closed set allows; empty for anything else.
+/// The values of a closed set; empty for anything else.
 fn words(schema: &Value) -> Vec<&str> {
     let schema = bare(schema);
     let listed = schema["enum"].as_array().into_iter().flatten();
@@ -170,8 +170,8 @@ fn words(schema: &Value) -> Vec<&str> {
     listed.chain(each).filter_map(Value::as_str).collect()
 }
 
-/// A value given as bare text (a variable, a flag), as the schema wants it; text that does not
-/// read as its kind stays text, and is then found not to fit.
+/// A value given as plain text (a variable, a flag), as the type of the schema. Text that cannot be parsed as
+/// that type stays text, and then fails the check.
 pub(super) fn from_text(schema: &Value, text: &str) -> Value {
     match type_of(schema) {
         "integer" => text.parse::<u64>().map_or_else(|_| Value::from(text), Value::from),
@@ -223,7 +223,7 @@ fn kind(schema: &Value) -> String {
     }
 }
 
-/// The reference file: every key, its documentation, its default.
+/// The reference file: every key with its documentation and its default.
 pub fn reference() -> String {
     let schema = schema();
     let mut out = String::from(
@@ -295,7 +295,7 @@ fn comment(schema: &Value, out: &mut String) {
     }
 }
 
-/// The default as it would be written; where there is none, what kind of value belongs there.
+/// The default as it would be written; without one, a placeholder for the type.
 fn default_of(schema: &Value) -> String {
     match schema.get("default").filter(|value| !value.is_null()) {
         Some(value) => value.to_string(),

@@ -1,8 +1,8 @@
-//! The demo: an agent in front of the real proxy and a scripted provider behind it, over real
-//! sockets, with no key and no network.
+//! The demo: an agent in front of the real proxy and a scripted provider behind it, over real sockets,
+//! without a key or a network.
 //!
-//! Above all floors; nothing in the product imports it but the command line. Everything it shows
-//! comes from the admin API, as anyone could ask for it.
+//! Above all floors; only the command line imports it. Everything it shows comes from the admin API,
+//! available to anyone.
 
 mod report;
 mod session;
@@ -19,18 +19,19 @@ use crate::tokens::bpe;
 use report::DemoReport;
 use session::{Agent, Speaks, Step};
 
-/// Tokens of a text as GPT's tokenizer counts them, for the scripted provider; a token for every four bytes
-/// where the tokenizer is not there.
+/// Counts the tokens of a text with GPT's tokenizer, for the scripted provider; one token per four bytes if
+/// the tokenizer is not available.
 pub fn count_tokens(text: &str) -> usize {
     bpe::load(Family::O200k).map_or(text.len() / 4, |o200k| o200k.count(text))
 }
 
-/// Plays agents' sessions through the proxy at `listen` and tells turn by turn what the admin listener,
-/// which lets `token` in, knows of them: one in each of two protocols, one of a long task, and one that
-/// reads more than its window holds. At the end, how right the estimates were and what rewriting saved.
+/// Plays agents' sessions through the proxy at `listen`, and prints after each turn what the admin listener
+/// (accessed with `token`) reports: one session in each of two protocols, one with a long task, and one that
+/// reads more than its window holds. At the end, prints how accurate the estimates were and what rewriting
+/// saved.
 ///
 /// # Errors
-/// Where one of the two does not answer as it should.
+/// If one of the two does not respond as expected.
 pub async fn play(
     listen: SocketAddr,
     admin: SocketAddr,
@@ -72,7 +73,7 @@ pub async fn play(
     Ok(())
 }
 
-/// Plays a session that outgrows its window, a line a call, and explains what is done about it.
+/// Plays a session that outgrows its window, with one line per call, and explains what is done about it.
 async fn fills(
     mut agent: Agent,
     http: &session::Http,
@@ -104,7 +105,7 @@ async fn fills(
 const HEADING: &str = "Every call: the estimate before it was sent, and the provider's count:\n\
     \n  model              call   estimated      actual   error            method       from cache\n";
 
-/// What the sums below it show; a test holds it.
+/// Explains the sums below it; a test checks it.
 const EARNED: &str = "What rewriting saved. Each turn without the old results costs a little less. Breaking the cache costs once,\n\
     and a long task soon earns that back. A summary costs, too: it lets a session continue that would not fit.";
 

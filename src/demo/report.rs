@@ -1,6 +1,6 @@
-//! What the admin listener tells the demo: exchanges as they end, and contexts as people read them.
+//! What the admin listener reports to the demo: exchanges as they end, and contexts as text for people.
 //!
-//! A plain client of the admin API; it believes what it is told and calculates nothing.
+//! A plain client of the admin API; it trusts the responses and calculates nothing.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,22 +16,22 @@ use serde_json::Value;
 use super::session::{Http, fetch};
 use crate::wire::sse::Framer;
 
-/// How long an exchange may take to be told of. Past it the demo fails.
+/// How long it may take until an exchange is reported. After that the demo fails.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// How long after an answer that was none it is asked for again.
+/// The delay before a failed request is repeated.
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// Longest event that is read, bytes: far more than an exchange is told in.
+/// The longest event that is read, in bytes: far longer than the report of any exchange.
 const EVENT_BYTES: usize = 4 << 20;
 
-/// Live events, from the moment of asking on.
+/// Live events from the moment of subscription on.
 pub(super) struct DemoReport {
     http: Http,
     admin: SocketAddr,
     token: String,
     stream: Incoming,
     framer: Framer,
-    /// Exchanges that were told and not asked for yet.
+    /// Exchanges that were received but not consumed yet.
     exchanges: VecDeque<Value>,
 }
 
@@ -44,7 +44,7 @@ impl DemoReport {
         Ok(Self { http, admin, token, stream, framer, exchanges })
     }
 
-    /// The next exchange of a session.
+    /// Waits for the next exchange of a session.
     pub(super) async fn next(&mut self, session: &str) -> io::Result<Value> {
         tokio::time::timeout(TIMEOUT, self.find(session)).await.unwrap_or_else(|_| {
             Err(io::Error::other("the admin listener did not tell of an exchange in time"))
@@ -85,7 +85,8 @@ impl DemoReport {
         self.text("savings").await
     }
 
-    /// On a slow disk an exchange is told of before its turn is kept: asked again for a while.
+    /// Fetches a view as text. On a slow disk an exchange is reported before its turn is stored, so the
+    /// request is repeated for a while.
     async fn text(&self, of: &str) -> io::Result<String> {
         let url = format!("http://{}/api/v1/{of}?format=text", self.admin);
         let until = Instant::now() + TIMEOUT;

@@ -1,7 +1,7 @@
-//! An agent's session as the demo plays it: a person asks, tools answer with more and more, and the
-//! history grows, in two protocols.
+//! An agent's session as the demo plays it: a person asks, tools return more and more, and the history grows,
+//! in two protocols.
 //!
-//! A plain client: it knows a base URL and its own history, nothing of what stands behind.
+//! A plain client: it knows a base URL and its own history, and nothing about the servers behind.
 
 use std::io;
 
@@ -13,14 +13,14 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde_json::{Value, json};
 
-/// A client of plain HTTP.
+/// A client for plain HTTP.
 pub(super) type Http = Client<HttpConnector, Full<Bytes>>;
 
 pub(super) fn http() -> Http {
     Client::builder(TokioExecutor::new()).build_http()
 }
 
-/// Sends a request and reads the whole answer; anything but a 2xx is an error.
+/// Sends a request and reads the whole response; any status but 2xx is an error.
 pub(super) async fn fetch(http: &Http, request: Request<Full<Bytes>>) -> io::Result<Bytes> {
     let what = format!("{} {}", request.method(), request.uri().path());
     let response = http.request(request).await.map_err(io::Error::other)?;
@@ -33,18 +33,19 @@ pub(super) async fn fetch(http: &Http, request: Request<Full<Bytes>>) -> io::Res
     Ok(body)
 }
 
-/// What the person says, one after the other, each once the answer to the one before is there.
+/// The person's messages, one after the other; each is sent once the previous one has its final answer.
 const ASKS: &[&str] = &[
     "Find out why the nightly build failed: look around in 5 steps.",
     "Which single change would you make? Check it in 2 steps.",
 ];
-/// The same, for as long as it takes to fill a window.
+/// Messages for a session that fills its window.
 const LONG: &[&str] = &[
     "Find out why the nightly build failed: read all of its logs in 12 steps.",
     "Read the logs of the night before too, in 10 steps.",
 ];
 
-/// One task, as a coding agent goes about it: many looks, none of them large, while the history grows.
+/// One task as a coding agent works on it: many tool calls, none with a large result, while the history
+/// grows.
 const TASK: &[&str] = &[
     "The nightly build has failed for weeks, each night in another unit. Find out what these nights have in \
      common: read what you need, in 38 steps.",
@@ -64,25 +65,25 @@ pub(super) enum Speaks {
 /// One agent with its history.
 pub(super) struct Agent {
     speaks: Speaks,
-    /// The model it asks for.
+    /// The model that it requests.
     pub(super) model: &'static str,
-    /// The session it names.
+    /// The session id that it sends.
     pub(super) session: String,
-    /// Whether it drops the reasoning it is answered, as many clients do.
+    /// Whether it drops the reasoning of replies, as many clients do.
     forgets: bool,
     asks: &'static [&'static str],
-    /// How many lines the tool prints at its `n`th call.
+    /// The number of lines that the tool prints in its `n`th call.
     lines: fn(usize) -> usize,
     history: Vec<Value>,
     asked: usize,
     results: usize,
 }
 
-/// What happened in one exchange.
+/// The result of one exchange.
 pub(super) struct Step {
-    /// What was new in the request.
+    /// The new content of the request.
     pub(super) sent: String,
-    /// What the model said.
+    /// The text of the reply.
     pub(super) said: String,
 }
 
@@ -101,25 +102,25 @@ impl Agent {
         }
     }
 
-    /// The same, with more to read than its window holds.
+    /// The same agent, with more to read than its window holds.
     pub(super) fn long(self) -> Self {
         Self { asks: LONG, ..self }
     }
 
-    /// The same, with one task of many steps and results of some 4,000 tokens.
+    /// The same agent, with one task of many steps and results of some 4,000 tokens.
     pub(super) fn steady(self) -> Self {
         Self { asks: TASK, lines: |n| 130 + 40 * (n % 3), ..self }
     }
 
-    /// The same, without its reasoning when it asks again.
+    /// The same agent, which does not send its reasoning back.
     pub(super) fn forgetful(self) -> Self {
         Self { forgets: true, ..self }
     }
 
-    /// One exchange; `None` once everything is said.
+    /// Plays one exchange; `None` once all messages are sent.
     ///
     /// # Errors
-    /// Where the base URL does not answer as the protocol says.
+    /// If the base URL does not respond as the protocol says.
     pub(super) async fn step(&mut self, http: &Http, base: &str) -> io::Result<Option<Step>> {
         let Some(sent) = self.grow() else { return Ok(None) };
         let (path, body) = self.request();
@@ -139,8 +140,8 @@ impl Agent {
         Ok(Some(Step { sent, said }))
     }
 
-    /// Adds what comes next to the history: a tool's result if one was asked for, else the next
-    /// question. Says what it was.
+    /// Adds what comes next to the history, and returns it as text: a tool's result if the model called one,
+    /// otherwise the next message.
     fn grow(&mut self) -> Option<String> {
         let last = self.history.last();
         let call = last.and_then(|last| match self.speaks {
@@ -199,7 +200,7 @@ impl Agent {
         }
     }
 
-    /// Keeps the reply as the protocol wants it back; answers its words.
+    /// Stores the reply as the protocol requires it to be sent back; returns its text.
     fn hear_anthropic(&mut self, events: &[Value]) -> String {
         let mut blocks: Vec<Value> = Vec::new();
         let mut arguments = String::new();
@@ -248,7 +249,7 @@ fn events(stream: &[u8]) -> Vec<Value> {
         .collect()
 }
 
-/// What the tool prints: so many lines of a log.
+/// What the tool prints: this many lines of a log.
 fn tool_result(lines: usize) -> String {
     (0..lines)
         .map(|line| {

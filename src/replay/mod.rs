@@ -1,8 +1,8 @@
-//! Recorded sessions through the estimator, strictly causal: how wrong it would have been.
+//! Replays recorded sessions through the estimator, strictly causally: how wrong it would have been.
 //!
-//! Calls of all sessions are taken in the order of time. Each is read, placed and measured by the code
-//! that serves live traffic, before what was reported of it is looked at. Writes nothing; must not
-//! know how results are shown.
+//! Calls of all sessions are taken in order of time. Each is parsed, placed and measured by the code that
+//! serves live traffic, before its reported usage is looked at. Writes nothing; must not know how results are
+//! displayed.
 
 pub mod score;
 pub mod transcript;
@@ -24,10 +24,10 @@ use crate::tokens::learn::EstimatorState;
 use score::EstimatePair;
 use transcript::{ClientHistory, TranscriptLine};
 
-/// Most bytes kept of one reply.
+/// The most bytes of one reply that are read.
 const REPLY: usize = 64 << 20;
 
-/// Plays `lines` (any order, any number of sessions); `rules`: classic heuristics to set beside.
+/// Replays `lines` (any order, any number of sessions); `rules` are classic rules to compare with.
 pub fn play(
     lines: &[TranscriptLine],
     catalogue: &Catalogue,
@@ -36,7 +36,7 @@ pub fn play(
     play_with(lines, catalogue, rules, None)
 }
 
-/// The same with one family's costs as given.
+/// Like [`play`], with given costs for one family.
 pub(crate) fn play_with(
     lines: &[TranscriptLine],
     catalogue: &Catalogue,
@@ -58,11 +58,11 @@ pub(crate) fn play_with(
     pairs
 }
 
-/// Calls in the order of time.
+/// Calls in order of time.
 fn in_order(lines: &[TranscriptLine]) -> impl Iterator<Item = &TranscriptLine> {
     let mut order: Vec<usize> = (0..lines.len()).collect();
     let mut ranks: HashMap<&str, u64> = HashMap::new();
-    // A session's own order is that of its lines, whatever its clock says.
+    // Within a session the order is that of its lines, whatever its clock says.
     let times: Vec<u64> = lines
         .iter()
         .map(|line| {
@@ -75,7 +75,7 @@ fn in_order(lines: &[TranscriptLine]) -> impl Iterator<Item = &TranscriptLine> {
     order.into_iter().map(|at| &lines[at])
 }
 
-/// A call of an export: its text is not there, but what was estimated at the time is.
+/// A call of an export: it has no text, but the estimate that was made at the time.
 fn recorded(
     line: &TranscriptLine,
     told: &Estimate,
@@ -109,14 +109,14 @@ fn recorded(
     }
 }
 
-/// One session as far as it has come.
+/// The state of one session.
 #[derive(Default)]
 struct ReplaySession<'l> {
     history: ClientHistory,
     ledger: Ledger,
-    /// The call before, whose reply comes with the next line.
+    /// The previous call, whose reply comes with the next line.
     asked: Option<ReplayCall<'l>>,
-    /// Each rule's base: what the first call cost beside its messages.
+    /// Each rule's base: what the first call cost in addition to its messages.
     bases: Vec<i64>,
     calls: u64,
 }
@@ -129,7 +129,7 @@ struct ReplayCall<'l> {
 }
 
 impl<'l> ReplaySession<'l> {
-    /// The next call: answers how wrong its estimate was, where that can be known.
+    /// Replays the next call; returns its estimate with the reported tokens, if they can be compared.
     fn call(
         &mut self,
         line: &'l TranscriptLine,
@@ -205,13 +205,13 @@ impl<'l> ReplaySession<'l> {
         })
     }
 
-    /// The call before is answered; says whether it can be grown from.
+    /// Adds the reply of the previous call; returns whether that call can be the base of an estimate.
     fn answered(&mut self, said: &[String]) -> bool {
         let Some(ReplayCall { line, mut turn, tokenizer }) = self.asked.take() else {
             return false;
         };
         let mut reply = answer_of(line, turn.dialect, said);
-        // What was not measured is nothing to grow from.
+        // A call without a usable measurement is no base.
         reply.usage.lower_bound |= !line.is_measured();
         reply.usage.hosted_tools |= !line.is_measured();
         turn.after = reply.chain_after(turn.position.chain);
@@ -238,7 +238,7 @@ impl<'l> ReplaySession<'l> {
         if self.bases.is_empty()
             && let Some(actual) = line.actual()
         {
-            // System and tools are not recorded: whoever counts everything gets them for nothing.
+            // System prompt and tools are not recorded: rules that count the whole request get them for free.
             let base = |(rules, count): (&ClassicRules, &i64)| {
                 if rules.anchored { 0 } else { actual as i64 - count }
             };
@@ -249,7 +249,7 @@ impl<'l> ReplaySession<'l> {
     }
 }
 
-/// A call as the ledger keeps it, before it is answered.
+/// A call as the ledger stores it, before its reply.
 fn turn_of(
     exchange: ExchangeId,
     line: &TranscriptLine,
@@ -286,7 +286,7 @@ fn turn_of(
     }
 }
 
-/// What a call was answered, as it was recorded.
+/// The reply of a call, as it was recorded.
 fn answer_of(line: &TranscriptLine, dialect: Dialect, said: &[String]) -> Reply {
     let body = transcript::response(line, dialect, said);
     let mut reading = ResponseReader::new(dialect, 200, Framing::Json, REPLY);

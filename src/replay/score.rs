@@ -1,7 +1,7 @@
-//! How wrong a set of estimates was: medians, tails, the share that was exact.
+//! How wrong a set of estimates was: medians, tails, and the share that was exact.
 //!
-//! Percents are of the whole prompt, and mislead where contexts are small; tokens and the error on
-//! the new part alone stand beside them.
+//! Percentages are of the whole prompt, and mislead if contexts are small; so errors in tokens and of the new
+//! part alone are given too.
 
 use serde::Serialize;
 
@@ -9,56 +9,56 @@ use crate::dialect::models::Family;
 use crate::tokens::learn::Expert;
 use crate::tokens::retention::{ByRetention, ReasoningRetention};
 
-/// One estimate against what was reported, tokens.
+/// One estimate and the reported tokens.
 #[derive(Clone, Debug, Serialize)]
 pub struct EstimatePair {
-    /// Where the session was found.
+    /// Where the session comes from.
     pub source: String,
     /// The session.
     pub session: String,
-    /// Which call of it, from 1.
+    /// The number of the call in its session, from 1.
     pub call: u64,
-    /// The model, as the client named it.
+    /// The model name that the client sent.
     pub model: String,
     /// Its provider.
     pub provider: String,
-    /// Whether all that was new stands in the recording as it was sent.
+    /// Whether everything new is in the recording as it was sent.
     pub visible: bool,
-    /// What was predicted.
+    /// The estimate.
     pub tokens: u64,
-    /// Nine times in ten no fewer were expected.
+    /// The lower bound, expected to hold nine times in ten.
     pub low: u64,
-    /// And no more.
+    /// The upper bound, likewise.
     pub high: u64,
-    /// What was believed to become of reasoning.
+    /// The reasoning retention that was assumed.
     #[serde(rename = "habit")]
     pub retention: ReasoningRetention,
-    /// What the estimate would have been for each habit.
+    /// What the estimate would have been for each reasoning retention.
     #[serde(rename = "by_habit")]
     pub by_retention: ByRetention<u64>,
-    /// Who corrected the counting.
+    /// The expert that corrected the count.
     pub expert: Expert,
-    /// The part of it that is new since the last call and its reply.
+    /// The part of the estimate that is new since the previous call and its reply.
     pub new: u64,
-    /// What was reported.
+    /// The reported tokens.
     pub actual: u64,
-    /// What classic heuristics say, in the order in which they were asked for.
+    /// The results of the classic rules, in the order in which they were given.
     pub classic: Vec<u64>,
-    /// The tokenizer.
+    /// The tokenizer family.
     pub family: Family,
-    /// What was counted, uncorrected, for each habit.
+    /// The uncorrected count for each reasoning retention.
     pub counted: ByRetention<u64>,
     /// Tokens of the new text, as counted.
     pub words: u64,
-    /// What the new text looked like: number of each class of tokens that there are.
+    /// The classes of tokens in the new text: index and number of each class that occurs.
     pub tally: Vec<(usize, u32)>,
-    /// New results, texts, calls, and tokens of pictures.
+    /// New results, texts and calls, and tokens of new images.
     pub structure: [u32; 4],
-    /// Reasoning of the last reply, where it was reported.
+    /// Reasoning tokens of the last reply, if they were reported.
     pub reasoning: Option<u64>,
 }
 
-/// New parts of fewer tokens are not measured in percent: a token would weigh too much.
+/// New parts of fewer tokens are not measured in percent: a single token would weigh too much.
 const SMALL: i64 = 100;
 
 impl EstimatePair {
@@ -66,55 +66,55 @@ impl EstimatePair {
         self.tokens as i64 - self.actual as i64
     }
 
-    /// What the new part cost: what was reported, less what stayed.
+    /// What the new part cost: the reported tokens less the part that was not new.
     fn new_actual(&self) -> i64 {
         self.actual as i64 - (self.tokens as i64 - self.new as i64)
     }
 }
 
-/// What is told of a set of pairs. Percents are 0–100, shares 0–1.
+/// The scores of a set of pairs. Percentages are 0–100, shares 0–1.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Scores {
-    /// How many.
+    /// The number of pairs.
     pub pairs: usize,
-    /// The median size of their prompts, tokens: small ones make percents large.
+    /// The median size of their prompts, in tokens: small prompts make percentages large.
     pub median_context_tokens: u64,
-    /// The median error with its sign, percent of the prompt.
+    /// The median signed error, in percent of the prompt.
     pub median_signed_pct: f64,
-    /// Absolute errors, percent of the prompt.
+    /// The median absolute error, in percent of the prompt.
     pub median_abs_pct: f64,
-    /// The same, of a hundred the 90th.
+    /// The 90th percentile of it.
     pub p90_abs_pct: f64,
-    /// The 95th.
+    /// The 95th percentile.
     pub p95_abs_pct: f64,
-    /// The 99th.
+    /// The 99th percentile.
     pub p99_abs_pct: f64,
-    /// The median error with its sign, tokens.
+    /// The median signed error, in tokens.
     pub median_signed_tokens: f64,
-    /// Absolute errors, tokens.
+    /// The median absolute error, in tokens.
     pub median_abs_tokens: f64,
-    /// The 90th of a hundred.
+    /// The 90th percentile of it.
     pub p90_abs_tokens: f64,
-    /// The 95th.
+    /// The 95th percentile.
     pub p95_abs_tokens: f64,
-    /// The 99th.
+    /// The 99th percentile.
     pub p99_abs_tokens: f64,
-    /// New parts of more than 100 tokens: how many.
+    /// The number of pairs whose new part has more than 100 tokens.
     pub new_pairs: usize,
-    /// Absolute errors of the new part, percent of it.
+    /// The median absolute error of the new part, in percent of it.
     pub new_median_abs_pct: f64,
-    /// The 95th of a hundred.
+    /// The 95th percentile of it.
     pub new_p95_abs_pct: f64,
-    /// The share that lay within its band.
+    /// The share of pairs within their range.
     pub band_coverage: f64,
-    /// The median width of a band to either side, tokens.
+    /// The median width of a range to either side, in tokens.
     pub band_median_tokens: f64,
-    /// The share that was right to the token.
+    /// The share that was exact to the token.
     pub exact_share: f64,
 }
 
 impl Scores {
-    /// Of a set of pairs.
+    /// The scores of these pairs.
     pub fn of<'p>(pairs: impl IntoIterator<Item = &'p EstimatePair>) -> Self {
         let pairs: Vec<&EstimatePair> = pairs.into_iter().collect();
         let sorted = |of: &dyn Fn(&EstimatePair) -> Option<f64>| {
@@ -159,7 +159,7 @@ impl Scores {
     }
 }
 
-/// The value below which a share of them lies; 0 of none.
+/// The value below which this share of them lies; 0 if there are none.
 fn at(sorted: &[f64], share: f64) -> f64 {
     let last = sorted.len().saturating_sub(1) as f64;
     sorted.get((last * share).round() as usize).copied().unwrap_or(0.0)

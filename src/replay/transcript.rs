@@ -1,8 +1,8 @@
-//! Recorded sessions, one call a line: what each call added, and what the provider reported.
+//! Recorded sessions, one call per line: what each call added, and what the provider reported.
 //!
-//! A line tells the messages since the call before (`new_parts`), not the request. Requests and
-//! replies are written again from them in the session's own dialect, so that they are read and
-//! measured by the code that serves live traffic. System prompt and tools are not recorded.
+//! A line contains the messages since the previous call (`new_parts`), not the request. Requests and replies
+//! are rebuilt from them in the session's own dialect, so that the code that serves live traffic reads and
+//! measures them. System prompt and tools are not recorded.
 
 use std::collections::VecDeque;
 
@@ -19,10 +19,10 @@ use crate::dialect::Dialect;
 pub struct TranscriptLine {
     /// The session it belongs to.
     pub session: String,
-    /// Where the session was found.
+    /// Where the session comes from.
     #[serde(default)]
     pub source: String,
-    /// As the client named it.
+    /// The model name that the client sent.
     pub model: String,
     /// `anthropic`, `openai` or `gemini`.
     pub provider: String,
@@ -32,12 +32,12 @@ pub struct TranscriptLine {
     flags: Vec<String>,
     new_parts: Vec<AddedPart>,
     usage: TranscriptUsage,
-    /// What live traffic was told: an export of our own, without the text to measure anew.
+    /// The estimate for live traffic, in an export of our own that has no text to measure again.
     #[serde(default)]
     pub estimate: Option<Estimate>,
 }
 
-/// What was added to the conversation.
+/// A part that was added to the conversation.
 #[derive(Debug, Deserialize)]
 struct AddedPart {
     role: String,
@@ -49,10 +49,10 @@ struct AddedPart {
     name: Option<String>,
     #[serde(default)]
     cont: bool,
-    /// Of a picture: it came as a tool's result.
+    /// For an image: whether it came as a tool's result.
     #[serde(default)]
     in_tool_result: bool,
-    /// Of a result: its client cleared it before the session ended.
+    /// For a result: whether its client cleared it before the session ended.
     #[serde(default)]
     cleared_later: bool,
     #[serde(default)]
@@ -67,7 +67,7 @@ struct AddedPart {
     h: u32,
 }
 
-/// What the provider reported, tokens.
+/// The usage that the provider reported, in tokens.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 struct TranscriptUsage {
     #[serde(default)]
@@ -82,7 +82,7 @@ struct TranscriptUsage {
 }
 
 impl TranscriptLine {
-    /// When the call was made, ms since 1970; 0 where that cannot be read.
+    /// When the call was made, in ms since 1970; 0 if that cannot be read.
     pub fn at(&self) -> u64 {
         match &self.ts {
             Value::Number(ms) => ms.as_u64().unwrap_or(0),
@@ -100,7 +100,7 @@ impl TranscriptLine {
         self.flags.iter().any(|set| set.split('=').next() == Some(flag))
     }
 
-    /// Whether it tells what was said: an export of our own tells sizes alone, unless content was asked for.
+    /// Whether the line has content: our own exports contain only sizes, unless content was requested.
     pub(crate) fn has_words(&self) -> bool {
         let says = |part: &AddedPart| {
             !part.text.is_empty()
@@ -111,13 +111,13 @@ impl TranscriptLine {
         self.estimate.is_none() || self.new_parts.iter().any(says)
     }
 
-    /// Whether what was reported measures the context: such a call can be grown from.
+    /// Whether the reported usage measures the context: then later estimates can be based on the call.
     pub(crate) fn is_measured(&self) -> bool {
         let poor = ["output_unreliable", "no_usage", "aborted"];
         self.usage.input_total > 0 && !poor.iter().any(|flag| self.is(flag))
     }
 
-    /// Input tokens that were reported, where they can be compared with an estimate.
+    /// The reported input tokens, if they can be compared with an estimate.
     pub fn actual(&self) -> Option<u64> {
         let poor = ["no_usage", "aborted", "dup", "fork", "usage_gap", "server_tool"];
         let poor = poor.iter().any(|flag| self.is(flag)) || self.is_reset();
@@ -129,8 +129,8 @@ impl TranscriptLine {
         self.flags.iter().any(|flag| flag.starts_with("reset"))
     }
 
-    /// Whether everything that was added stands in the line as it was sent: nothing redacted, written
-    /// again by whoever made the recording, expanded by the provider, or answered inside it.
+    /// Whether the line has everything that was added as it was sent: nothing redacted, rewritten by the
+    /// recorder, expanded by the provider, or answered inside it.
     pub(crate) fn is_visible(&self) -> bool {
         let hidden = |part: &&AddedPart| {
             part.redacted > 0 && !part.reply
@@ -141,7 +141,7 @@ impl TranscriptLine {
         !self.new_parts.iter().any(|part| hidden(&part))
     }
 
-    /// The calls of tools that it tells of.
+    /// The tool calls in the line.
     pub fn calls(&self) -> impl Iterator<Item = CallKey> {
         self.new_parts.iter().filter(|part| part.kind == "tool_use").map(CallKey::of)
     }
@@ -165,7 +165,7 @@ struct OpenCall {
     key: CallKey,
 }
 
-/// What a call asks for, its tool and its arguments: the same for every call that asks for the same.
+/// A digest of a call's tool and arguments: the same for every call that requests the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct CallKey(u64);
 
@@ -176,51 +176,51 @@ impl CallKey {
     }
 }
 
-/// A result in the history of a client that clears old ones.
+/// A result in the history of a client that clears old results.
 struct ClearableResult {
-    /// Its message, and its place there.
+    /// The index of its message, and its index there.
     at: (usize, usize),
     turn: usize,
-    /// As its client estimates it.
+    /// The client's own estimate of it.
     tokens: usize,
-    /// What is sent of it once it is cleared; `None` where it never was, or is already.
+    /// The block that is sent once it is cleared; `None` if it never was, or is already.
     cleared: Option<String>,
 }
 
-/// OpenCode's rule: when a turn has ended, results of turns before the last two are cleared past so many
-/// tokens of them, if that frees as many as is worth it.
+/// OpenCode's rule: at the end of a turn, results of turns before the last two are cleared past
+/// `PROTECTED_TOKENS` tokens of them, if that frees at least `WORTH_TOKENS`.
 const PROTECTED_TURNS: usize = 2;
 const PROTECTED_TOKENS: usize = 40_000;
 const WORTH_TOKENS: usize = 20_000;
-/// What it sends in place of a result.
+/// The text that it sends instead of a result.
 const CLEARED: &str = "[Old tool result content cleared]";
 
 /// A session's history so far, as its client would send it.
 #[derive(Default)]
 pub struct ClientHistory {
-    /// Messages or items, raw JSON, with the role of each.
+    /// Messages or items as raw JSON, with the role of each.
     messages: Vec<(String, Vec<String>)>,
     /// Calls that wait for their results.
     open: VecDeque<OpenCall>,
-    /// Whom the last result answered: a further block of it goes on.
+    /// The call of the last result, which a further block of that result continues.
     last: Option<OpenCall>,
-    /// The calls that the results in the history answer, in their order.
+    /// The calls of the results in the history, in order.
     answered: Vec<CallKey>,
-    /// The results in the history, in their order, as far as their client may clear them.
+    /// The results in the history, in order, as far as their client may clear them.
     results: Vec<ClearableResult>,
-    /// How often the user spoke.
+    /// The number of user messages.
     turns: usize,
     calls: u64,
     thoughts: u64,
-    /// Gemini's thoughts that the next call's signature stands for.
+    /// Gemini's reasoning that the next call's signature represents.
     unsigned: Option<u64>,
 }
 
 impl ClientHistory {
-    /// Adds what a line brought; answers the blocks of the reply before it.
+    /// Adds the content of a line; returns the blocks of the reply before it.
     pub fn add(&mut self, line: &TranscriptLine) -> Vec<String> {
         let Some(dialect) = line.dialect() else { return Vec::new() };
-        // Our own export says where a line tells all that was sent, not what was added.
+        // In our own exports, a flag marks lines with everything that was sent, not only what was added.
         if line.is_reset() || line.is("whole") {
             (self.messages, self.open, self.last, self.answered) = <_>::default();
             self.results.clear();
@@ -231,7 +231,7 @@ impl ClientHistory {
         }
         let mut reply = Vec::new();
         self.unsigned = None;
-        // Pictures to come that are of the last result.
+        // The number of following images that belong to the last result.
         let mut pictures = 0;
         for (at, part) in line.new_parts.iter().enumerate() {
             let more = line.new_parts[at + 1..].iter().take_while(|part| part.cont);
@@ -269,7 +269,7 @@ impl ClientHistory {
         reply
     }
 
-    /// Remembers where the last result stands, and what is sent of it once it is cleared.
+    /// Records the position of the last result, and what is sent once it is cleared.
     fn keep(&mut self, dialect: Dialect, part: &AddedPart) {
         let Some((_, blocks)) = self.messages.last() else { return };
         let at = (self.messages.len() - 1, blocks.len() - 1);
@@ -280,7 +280,7 @@ impl ClientHistory {
         self.results.push(ClearableResult { at, turn: self.turns, tokens, cleared });
     }
 
-    /// Clears what the client cleared by now, going by its rule: a recording says what, not when.
+    /// Clears what the client's rule clears by now: a recording says what was cleared, but not when.
     fn clear(&mut self) {
         let old = |it: &ClearableResult| it.turn + PROTECTED_TURNS <= self.turns;
         let old = self.results.iter().enumerate().rev().filter(|(_, it)| old(it));
@@ -303,7 +303,7 @@ impl ClientHistory {
         }
     }
 
-    /// The call that a result answers; `number`: its place among the results of the history.
+    /// The call of a result; `number` is the result's index in the history.
     pub(crate) fn call_of(&self, number: usize) -> Option<CallKey> {
         self.answered.get(number).copied()
     }
@@ -344,8 +344,8 @@ impl ClientHistory {
             Dialect::OpenaiResponses => json!({
                 "type": "reasoning", "id": seal, "summary": [], "encrypted_content": seal,
             }),
-            // Gemini's thoughts are not sent back; a signature on the first call that they led to stands
-            // for them.
+            // Gemini's reasoning is not sent back; a signature on the first call that followed it represents
+            // it.
             Dialect::Gemini => {
                 self.unsigned = Some(self.thoughts);
                 return None;
@@ -406,7 +406,7 @@ impl ClientHistory {
         self.block(dialect, &call, part.name.as_deref(), &content)
     }
 
-    /// A result of `call`; `named`: as the recording names its tool.
+    /// The block of a result of `call`; `named` is the tool's name in the recording.
     fn block(
         &self,
         dialect: Dialect,
@@ -465,7 +465,7 @@ impl ClientHistory {
     }
 }
 
-/// What a result holds.
+/// The content of a result.
 enum ResultContent<'p> {
     Text(&'p str),
     Blocks(Vec<&'p AddedPart>),
@@ -488,7 +488,7 @@ impl ResultContent<'_> {
     }
 }
 
-/// The pictures that follow one in the same result: those for which none of the `open` calls is left.
+/// The images that follow an image in the same result: those for which none of the `open` calls is left.
 fn more_of_picture(rest: &[AddedPart], open: usize) -> &[AddedPart] {
     let is_picture = |part: &&AddedPart| part.kind == "image" && part.in_tool_result;
     let pictures = rest.iter().take_while(is_picture).count();
@@ -497,7 +497,7 @@ fn more_of_picture(rest: &[AddedPart], open: usize) -> &[AddedPart] {
     &rest[..if calls == 0 { pictures } else { 0 }]
 }
 
-/// A response that says `blocks` and reports what the line reports.
+/// A response with these `blocks` and the line's usage.
 pub fn response(line: &TranscriptLine, dialect: Dialect, blocks: &[String]) -> Vec<u8> {
     let blocks = blocks.join(",");
     let TranscriptUsage { input_total, cache_read, cache_write, output, reasoning } = line.usage;
@@ -578,7 +578,7 @@ fn image(dialect: Dialect, part: &AddedPart) -> String {
     }
 }
 
-/// A picture of the recorded size: pixels are not recorded, so it has a header alone.
+/// An image of the recorded size: pixels are not recorded, so it is only a header.
 fn picture(dialect: Dialect, part: &AddedPart) -> Value {
     use base64::Engine as _;
     let mut png = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR".to_vec();

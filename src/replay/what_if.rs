@@ -1,10 +1,10 @@
-//! What a policy would have done to recorded sessions: what it would have cut and compacted, when, at
+//! What a policy would have done to recorded sessions: what it would have cut and compacted, when, and at
 //! which cost.
 //!
-//! Every request is planned by the code that plans live ones; what is recorded says what the provider
-//! would have answered. Known: sizes and the cache's state as they were. Taken for granted: that the
-//! model would have said the same; that a summary has so many tokens; that the cache held up to the
-//! first change, measured by bytes. Nobody is asked, nothing is written.
+//! Every request is planned by the code that plans live ones; the recording says what the provider would have
+//! replied. Known are the sizes and the state of the cache at the time. Assumed is that the model would have
+//! said the same, that a summary has a given number of tokens, and that the cache held up to the first
+//! change, measured in bytes. Calls nobody and writes nothing.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -33,21 +33,21 @@ use crate::dialect::{self, Conversation, PartIndex, PartKind, Usage};
 use crate::tokens::Tokenizer;
 use crate::tokens::learn::EstimatorState;
 
-/// What is planned for.
+/// The options of a run.
 #[derive(Clone, Debug)]
 pub struct WhatIfOptions {
-    /// What may be changed.
+    /// The policy for changes.
     pub policy: Arc<Policy>,
-    /// Output tokens held free, at most.
+    /// The most output tokens that are reserved.
     pub output_reserve: u64,
-    /// The models, with what the user knows better.
+    /// The models, with the user's overrides.
     pub catalogue: Catalogue,
-    /// Tokens that every summary is taken to have.
+    /// The assumed tokens of every summary.
     pub summary_tokens: u32,
 }
 
 impl WhatIfOptions {
-    /// As a configuration says.
+    /// The options from a configuration.
     pub fn of(config: &Config, summary_tokens: u32) -> Self {
         Self {
             policy: config.policy.clone(),
@@ -58,35 +58,35 @@ impl WhatIfOptions {
     }
 }
 
-/// One thing that would have been done.
+/// A change that would have been made.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct WhatIfEvent {
     /// The session.
     pub session: String,
-    /// Which call of it, from 1.
+    /// The number of the call in its session, from 1.
     pub call: u64,
-    /// When, ms since 1970.
+    /// The time of the call, in ms since 1970.
     pub at: Millis,
     /// The model.
     pub model: String,
-    /// What.
+    /// The kind of change.
     pub change: Change,
-    /// Why.
+    /// The reason.
     pub why: DecisionReason,
-    /// Tokens there before, estimated.
+    /// Tokens before the change, estimated.
     pub tokens_before: u64,
-    /// Tokens there after.
+    /// Tokens after the change.
     pub tokens_after: u64,
 }
 
-/// Tokens and US dollars of all calls.
+/// Tokens and US dollars of a set of calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct WhatIfCosts {
     /// Input tokens.
     pub input: u64,
-    /// Of them, read from the provider's cache.
+    /// Those of them that were read from the provider's cache.
     pub cache_read: u64,
-    /// US dollars of the calls whose price is known, at catalogue prices.
+    /// The cost of the calls whose price is known, at catalogue prices, in US dollars.
     pub dollars: f64,
 }
 
@@ -102,32 +102,32 @@ impl WhatIfCosts {
 /// What a policy would have done.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct WhatIfReport {
-    /// Calls whose input was reported.
+    /// The number of calls with a reported input.
     pub calls: u64,
-    /// Of them, those whose price is known.
+    /// The number of these whose price is known.
     pub priced_calls: u64,
-    /// As it was.
+    /// The actual costs.
     pub as_it_was: WhatIfCosts,
-    /// As it would have been, summaries left out.
+    /// The costs under the policy, without those of summaries.
     pub under_policy: WhatIfCosts,
-    /// Summaries that would have been written.
+    /// The number of summaries that would have been written.
     pub summaries: u64,
-    /// What writing them would have cost.
+    /// The cost of writing them.
     pub spent_on_summaries: WhatIfCosts,
-    /// What rewriting did, summed as for live traffic; what a broken cache cost is in it.
+    /// What rewriting saved, summed as for live traffic, including the cost of broken caches.
     pub savings: Savings,
-    /// Results that would have been cut.
+    /// The number of results that would have been cut.
     pub results_cut: u64,
-    /// Of them, those whose tool the agent asked again later, with the same arguments: it would have had
-    /// to, or did so anyway.
+    /// The number of these whose tool the agent later called again with the same arguments, which it would
+    /// have had to do, or did anyway.
     pub asked_again: u64,
-    /// Every change, when it would first have been made.
+    /// Every change, at the call that would have made it first.
     pub events: Vec<WhatIfEvent>,
-    /// How often something was decided against, by reason.
+    /// The number of refused changes, by reason.
     pub refused: BTreeMap<String, u64>,
 }
 
-/// Plays `lines` (any order, any number of sessions) under a policy.
+/// Replays `lines` (any order, any number of sessions) under a policy.
 pub fn play(lines: &[TranscriptLine], options: &WhatIfOptions) -> WhatIfReport {
     let mut report = WhatIfReport::default();
     let mut sessions: HashMap<&str, WhatIfSession<'_>> = HashMap::new();
@@ -142,23 +142,23 @@ pub fn play(lines: &[TranscriptLine], options: &WhatIfOptions) -> WhatIfReport {
     report
 }
 
-/// One session as far as it has come.
+/// The state of one session.
 #[derive(Default)]
 struct WhatIfSession<'l> {
     history: ClientHistory,
     ledger: Ledger,
-    /// The call before, whose reply comes with the next line; what it was given in the end.
+    /// The previous call, whose reply comes with the next line, and its final turn.
     before: Option<(&'l TranscriptLine, Turn)>,
-    /// What came with it, part by part.
+    /// The previous request as it came, part by part.
     came: Vec<SketchPart>,
-    /// How many results of a call are cut, and were not asked for again.
+    /// The number of cut results of each call, as long as it was not repeated.
     cut: HashMap<CallKey, u64>,
-    /// What its system prompt and tools cost, which are not recorded.
+    /// The tokens of its system prompt and tools, which are not recorded.
     head: Option<u64>,
     calls: u64,
 }
 
-/// A request, and what is known of it.
+/// A request, with what is known about it.
 struct WhatIfCall<'a> {
     request: PlanRequest<'a>,
     anchor: Option<(Vec<SketchPart>, Arc<Turn>)>,
@@ -171,8 +171,8 @@ impl WhatIfCall<'_> {
         budget::estimate(&self.request, sent, known, anchor, self.learned)
     }
 
-    /// What came, part by part, whatever is sent of it. `before`: the same of the call before, so that no
-    /// part is counted twice.
+    /// The request as it came, part by part, whatever is sent of it. `before` is that of the previous call,
+    /// so that no part is counted twice.
     fn came(
         &self,
         plan: &Plan,
@@ -189,7 +189,7 @@ impl WhatIfCall<'_> {
         budget::measure(conversation, body, &sent, model, anchor, tokenizer, learned).parts
     }
 
-    /// Replays what is known.
+    /// Replays the known decisions.
     fn planned(&self, known: &RecordedDecisions) -> (Plan, MeasuredEstimate) {
         let plan = plan::replay(&self.request, known);
         let measured = self.measure(&plan.sent, known);
@@ -264,8 +264,8 @@ impl<'l> WhatIfSession<'l> {
         self.before = Some((line, turn));
     }
 
-    /// Decides what policy says, keeps it, and answers what is sent; the summary that is written for
-    /// requests to come.
+    /// Decides by the policy and stores the decisions; returns what is sent, and the summary that is written
+    /// for later requests.
     fn decide(
         &mut self,
         call: &WhatIfCall<'_>,
@@ -290,7 +290,8 @@ impl<'l> WhatIfSession<'l> {
             && (known.summaries.is_empty() || due == CompactionNeed::Must)
         {
             summary = written(call, &known, &measured, due, options);
-            // A request that does not fit waits for its summary; any other leaves it to the next.
+            // A request that does not fit waits for its summary; any other leaves the summary to the next
+            // request.
             if let Some(compact) = summary.clone().filter(|_| due == CompactionNeed::Must) {
                 self.keep(&mut known, vec![Fact::Summary(Box::new(compact))]);
                 known = self.again(call);
@@ -324,14 +325,14 @@ impl<'l> WhatIfSession<'l> {
         known.add(facts);
     }
 
-    /// What is known once more, with what was just kept.
+    /// The known decisions, read again with those that were just stored.
     fn again(&self, call: &WhatIfCall<'_>) -> RecordedDecisions {
         let conversation = call.request.conversation;
         let placed = place(&self.ledger, conversation, call.request.exchange, None);
         RecordedDecisions::of(&self.ledger, conversation, &placed, false)
     }
 
-    /// The call before is answered, as it was recorded.
+    /// Adds the recorded reply of the previous call.
     fn answered(&mut self, said: &[String]) {
         let Some((line, mut turn)) = self.before.take() else { return };
         let reply = answer_of(line, turn.dialect, said);
@@ -341,8 +342,9 @@ impl<'l> WhatIfSession<'l> {
         self.ledger.add(Fact::Turn(Box::new(turn)));
     }
 
-    /// What the provider would have reported: what it did report, less what was not sent. Its cache
-    /// would have held up to the first new change. Beside it, the tokens that were not sent, as it counts.
+    /// What the provider would have reported: what it did report, less what would not have been sent, with a
+    /// cache hit up to the first new change. Also returns the tokens that would not have been sent, by the
+    /// provider's count.
     fn would_report(
         &mut self,
         line: &TranscriptLine,
@@ -353,16 +355,16 @@ impl<'l> WhatIfSession<'l> {
         bytes: usize,
     ) -> (Usage, u64) {
         let mut usage = answer_of(line, turn.dialect, &[]).usage;
-        // Nothing grows from a call that cannot be compared. Where its output alone was not measured, its reply
-        // is counted, as of one that broke off; its input was paid for all the same.
+        // A call that cannot be compared is no base for estimates. If only its output was not measured, its
+        // reply is counted like one that broke off; its input was paid for all the same.
         let is_compared = line.actual().is_some();
         usage.lower_bound |= !is_compared || !line.is_measured();
         usage.hosted_tools |= !is_compared;
         let Some(input) = usage.input.filter(|_| is_compared) else { return (usage, 0) };
         let counted = turn.estimate.as_ref().map_or(0, |estimate| estimate.tokens);
         let head = *self.head.get_or_insert(input.saturating_sub(counted));
-        // The provider counts what is left out as it counts the whole; but what is not recorded at all, it
-        // counts as well, so no more is left out than we counted.
+        // Scales our count of what is left out to the provider's count. The provider also counts what is not
+        // recorded at all, so at most as much is left out as we counted.
         let messages = input.saturating_sub(head);
         let share = left_out as f64 / came.max(messages).max(1) as f64;
         let removed = (messages as f64 * share.min(1.0)) as u64;
@@ -370,7 +372,7 @@ impl<'l> WhatIfSession<'l> {
         let plain = input.saturating_sub(read).saturating_sub(written);
         let place = |byte| head + (messages as f64 * byte as f64 / bytes.max(1) as f64) as u64;
         let share = measured_share(&turn.done, removed).unwrap_or(0.0);
-        // Of the first so many tokens as they came, those that were not sent.
+        // The tokens before position `until`, in the request as it came, that would not have been sent.
         let gone = |until: u64| {
             let before = plan.steps.iter().map(|step| (place(step.byte), step));
             let gone = before.filter(|(at, _)| *at < until).map(|(at, step)| {
@@ -391,7 +393,7 @@ impl<'l> WhatIfSession<'l> {
         (usage, removed)
     }
 
-    /// Counts what is cut now, and what was cut before and is asked for again.
+    /// Counts the results that are cut now, and those that were cut before and are requested again.
     fn tell_cuts(
         &mut self,
         line: &TranscriptLine,
@@ -471,7 +473,7 @@ impl<'l> WhatIfSession<'l> {
     }
 }
 
-/// How many tokens went for each that is claimed: here the provider's own count of them is known.
+/// Actual tokens saved per estimated token, because the provider's own count is known here.
 fn measured_share(done: &RewriteSummary, removed: u64) -> Option<f64> {
     let claimed = done.tokens_removed.saturating_add(done.tokens_compacted);
     (claimed > 0).then(|| removed as f64 / claimed as f64)
@@ -481,7 +483,7 @@ fn tokens(parts: &[SketchPart]) -> u64 {
     parts.iter().map(|part| u64::from(part.tokens)).sum()
 }
 
-/// The summary that would be written of a request, if it would be worth its place.
+/// The summary that would be written of a request, if it would be worth its size.
 fn written(
     call: &WhatIfCall<'_>,
     known: &RecordedDecisions,
@@ -492,7 +494,7 @@ fn written(
     let request = &call.request;
     let by = *compact::writers(request, false, false).first()?;
     let choice = compact::choose(request, known, &measured.parts, by)?;
-    // What it says is not known: so many words of one token each.
+    // Its text is not known, so the given number of one-token words is used.
     let words = " summary".repeat(options.summary_tokens as usize);
     let raw = compact::lay_out(request, known, choice.cut, &words, 0, false).raw;
     let encoding = request.tokenizer.encoding;
@@ -506,7 +508,7 @@ fn written(
     if !compact::is_accepted(request, sizes, why) {
         return None;
     }
-    // Whoever writes it reads all that was sent; of another model, or a cold cache, nothing is cached.
+    // The writer reads everything that was sent; with another model or a cold cache, nothing of it is cached.
     let input = measured.estimate.tokens;
     let own = request.policy.compact.model.is_none() && !is_cold(request, known);
     let held = known.parent.as_ref().filter(|_| own).and_then(|parent| parent.usage.input);

@@ -1,7 +1,7 @@
-//! States of calibration: what counting has learned of a model, saved again and again.
+//! Calibration states: what was learned about counting a model's tokens, saved repeatedly.
 //!
-//! Records are never changed: a new state is a new record, the newest counts, and a store lets the others go.
-//! Must not know what a state says.
+//! Records never change: a new state is a new record, the newest one counts, and the store drops older ones.
+//! Must not know the content of a state.
 
 use std::sync::Arc;
 
@@ -10,21 +10,21 @@ use bytes::Bytes;
 use super::{Record, RecordKind, Scope, Store, StoreError};
 use crate::context::Millis;
 
-/// Most states that are read of one name.
+/// Most states that are read for one name.
 const STATES: usize = 8;
 
-/// The states that all processes on one store have saved.
+/// The calibration states of all processes on one store.
 pub(crate) struct Calibrations {
     store: Arc<dyn Store>,
 }
 
 impl Calibrations {
-    /// The states that `store` keeps.
+    /// The states in `store`.
     pub(crate) fn new(store: Arc<dyn Store>) -> Self {
         Self { store }
     }
 
-    /// The states that were saved under a name, and when, as far as they are still there.
+    /// The states that were saved under a name, with their times, as far as they still exist.
     ///
     /// # Errors
     /// The store's [`StoreError`].

@@ -1,7 +1,7 @@
-//! Claims: one process at a time does a piece of work, of all on the same store.
+//! Claims: of all processes on one store, only one at a time does a piece of work.
 //!
-//! A claim is a record that the first one writes. Records are never changed, so that a claim that ran out, or was
-//! released, is followed by another.
+//! A claim is a record, held by the process that writes it first. Records never change, so a claim that
+//! expired or was released is followed by another record.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::{Record, RecordKind, Scope, Store, StoreError, WriteOutcome};
 use crate::context::{Millis, TenantId};
 
-/// Most claims of one piece of work: who fails that often fails always.
+/// Most claims for one piece of work: what has failed that often will always fail.
 const MOST_CLAIMS: usize = 32;
 
 fn claim_key(what: &str, attempt: usize) -> u128 {
@@ -31,16 +31,16 @@ pub struct Claims {
 }
 
 impl Claims {
-    /// The claims that `store` keeps.
+    /// The claims in `store`.
     pub fn new(store: Arc<dyn Store>) -> Self {
         Self { store }
     }
 
-    /// Claims a piece of work for `holder` until a time, unless another holds it. A claim that has run
-    /// out, was released, or is the holder's own, may be claimed again.
+    /// Claims a piece of work for `holder` until a time, unless another process holds it. A claim that
+    /// expired, was released, or is the holder's own may be claimed again.
     ///
     /// # Errors
-    /// The store's [`StoreError`]: nothing is claimed then, and nobody knows whether another holds it.
+    /// The store's [`StoreError`]: nothing is claimed, and it is unknown whether another process holds it.
     pub async fn claim(
         &self,
         what: &str,
@@ -66,10 +66,10 @@ impl Claims {
         Ok(false)
     }
 
-    /// Gives back what `holder` has claimed, so that others need not wait until it has run out.
+    /// Releases what `holder` has claimed, so that others need not wait until it expires.
     ///
     /// # Errors
-    /// The store's [`StoreError`]: it runs out in its time then.
+    /// The store's [`StoreError`]: it then expires by itself.
     pub async fn release(&self, what: &str, holder: u64, now: Millis) -> Result<(), StoreError> {
         let kind = RecordKind::Learned;
         for attempt in 0..MOST_CLAIMS {

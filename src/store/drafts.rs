@@ -1,9 +1,9 @@
-//! Drafts of turns: what is known of an exchange while it is on its way.
+//! Drafts of turns: what is known about an exchange in flight.
 //!
-//! A draft is no fact: it is replaced as the exchange goes on, and goes with the turn that it becomes. Only
-//! where a process ends without a word do drafts stay behind. Each is of an instance, whose beat says that
-//! it lives; drafts of one that is gone become turns as they stand. No clock of the machine is asked: an
-//! instance is gone when whoever watches it saw no beat for the length of a lease.
+//! A draft is not a fact: it is replaced during the exchange, and removed with the turn that it becomes.
+//! Drafts only remain if a process is killed. Each belongs to an instance, whose heartbeat shows that it is
+//! alive; drafts of a dead instance become turns as they are. System clocks are not compared: an instance is
+//! dead if another one saw no heartbeat for the length of a lease.
 
 use std::time::{Duration, Instant};
 
@@ -11,29 +11,29 @@ use foldhash::{HashMap, HashMapExt as _};
 
 use super::record::{Record, Scope};
 
-/// How long an instance may be silent that has exchanges on their way. It writes once a second.
+/// How long an instance with exchanges in flight may be silent. It writes once a second.
 pub(crate) const LEASE: Duration = Duration::from_secs(15);
 
-/// How a turn says that it was made of a draft: its outcome.
+/// The outcome of a turn that was made from a draft.
 pub(crate) const INTERRUPTED: &str = "interrupted";
 
-/// The turn of an exchange as it would be if nothing more came.
+/// The turn of an exchange as it would be if nothing more arrived.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Draft {
-    /// Whose.
+    /// Its scope.
     pub scope: Scope,
     /// The turn, under the key that it will have.
     pub record: Record,
-    /// When what it rests on was known: where the scope was deleted since, it is not kept.
+    /// When the data that it is based on was known: if the scope was deleted since, it is dropped.
     pub since: Instant,
 }
 
-/// The beats of other instances, as they were seen last.
+/// The last heartbeats that were seen of other instances.
 #[derive(Default)]
 pub(super) struct HeartbeatWatch(HashMap<u64, (u64, Instant)>);
 
 impl HeartbeatWatch {
-    /// Those of these instances, each with its beat, that were silent for a lease.
+    /// Those of these instances (with their heartbeats) that were silent for a lease.
     pub(super) fn gone(&mut self, beats: &[(u64, u64)], lease: Duration) -> Vec<u64> {
         let mut seen = HashMap::with_capacity(beats.len());
         let mut gone = Vec::new();

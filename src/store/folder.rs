@@ -1,7 +1,7 @@
-//! The data folder belongs to one user: mode 0700, and 0600 for each file in it, whatever the umask.
+//! The data folder belongs to one user: its mode is 0700, and that of its files 0600, whatever the umask.
 //!
-//! What an older version left wider is narrowed, and said. What belongs to another user is left as it
-//! is, and said: a volume that Kubernetes mounts belongs to root, and must still serve.
+//! Wider modes from an older version are narrowed, with a warning. What belongs to another user is left as it
+//! is, with a warning: a volume mounted by Kubernetes belongs to root, and must still work.
 
 use std::fs::{DirBuilder, File, Metadata, OpenOptions, Permissions};
 use std::io;
@@ -11,30 +11,30 @@ use std::path::Path;
 
 /// The store's file in the data folder.
 pub(crate) const DATABASE: &str = "plimsoll.db";
-/// Locked by the process that serves over the folder.
+/// Locked by the process that uses the folder.
 const LOCK: &str = "plimsoll.lock";
-/// Where `plimsoll run` writes its log.
+/// The log of `plimsoll run`.
 pub(crate) const RUN_LOG: &str = "run.log";
 
-/// Mode of a folder that one user alone may enter.
+/// The mode of a folder that only one user may enter.
 const FOLDER_MODE: u32 = 0o700;
-/// Mode of a file that one user alone may read.
+/// The mode of a file that only one user may read.
 pub(super) const FILE_MODE: u32 = 0o600;
-/// The sticky bit: many users write here on purpose, as in `/tmp`.
+/// The sticky bit, which marks folders shared by many users, such as `/tmp`.
 const STICKY: u32 = 0o1000;
-/// What group and others may do.
+/// The permissions of group and others.
 const OTHERS: u32 = 0o077;
 
-/// Makes the folder where it is missing, and narrows it and our files in it. Answers what it found,
-/// for the log; nothing where all was well.
+/// Makes the folder if it is missing, and narrows the mode of it and of our files in it. Returns warnings for
+/// the log; none if everything was fine.
 ///
 /// # Errors
-/// Where the folder cannot be made or read.
+/// If the folder cannot be made or read.
 pub fn prepare(folder: &Path) -> io::Result<Vec<String>> {
     make(folder)?;
     let mut warnings = Vec::new();
     warnings.extend(narrow(folder, FOLDER_MODE)?);
-    // SQLite gives the files beside its own the mode that its own has.
+    // SQLite gives its additional files the same mode as the main one.
     let wal = format!("{DATABASE}-wal");
     let shm = format!("{DATABASE}-shm");
     for name in [DATABASE, &wal, &shm, RUN_LOG] {
@@ -47,11 +47,11 @@ pub fn prepare(folder: &Path) -> io::Result<Vec<String>> {
     Ok(warnings)
 }
 
-/// Takes the folder for one process, until what is answered here is dropped or the process ends, however it
-/// ends; `None` where the file system has no locks, or the folder cannot be written.
+/// Locks the folder for this process, until the returned file is dropped or the process ends in any way.
+/// `None` if the file system has no locks, or the folder is not writable.
 ///
 /// # Errors
-/// [`io::ErrorKind::WouldBlock`] where another process has it.
+/// [`io::ErrorKind::WouldBlock`] if another process has locked it.
 pub fn lock(folder: &Path) -> io::Result<Option<File>> {
     use rustix::fs::{FlockOperation, flock};
     let Ok(file) = append(&folder.join(LOCK)) else { return Ok(None) };
@@ -62,23 +62,23 @@ pub fn lock(folder: &Path) -> io::Result<Option<File>> {
     }
 }
 
-/// Makes a folder, and those above it that are missing, for this user alone.
+/// Makes a folder, and missing ones above it, for this user only.
 ///
 /// # Errors
-/// Where it cannot be made.
+/// If it cannot be made.
 pub fn make(folder: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder)
 }
 
-/// Opens a file to write at its end; where it is missing it is made for this user alone.
+/// Opens a file for appending; a new file is for this user only.
 ///
 /// # Errors
-/// Where it cannot be opened.
+/// If it cannot be opened.
 pub fn append(path: &Path) -> io::Result<File> {
     OpenOptions::new().create(true).append(true).mode(FILE_MODE).open(path)
 }
 
-/// Takes away what others may do; answers what to tell.
+/// Removes the permissions of others; returns a warning if there is one.
 pub(super) fn narrow(path: &Path, mode: u32) -> io::Result<Option<String>> {
     let found = std::fs::metadata(path)?;
     let was = found.mode() & 0o7777;

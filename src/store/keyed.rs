@@ -1,10 +1,10 @@
-//! A store in which no hash of content stands in the clear: who reads the file, or a copy of it, cannot confirm a guess
-//! of what was said.
+//! A store in which no hash of content is readable: whoever has the file or a copy of it cannot check a guess
+//! about what was said.
 //!
-//! Keys of parts, chains and replies are plain hashes in memory; at this door they pass through a block cipher with a
-//! key of the installation, both ways. A value that did so begins with a blank, which JSON ignores: rows of
-//! earlier versions, which do not, are read as they are until they have moved to their new place, which keys
-//! them. Must not know traffic.
+//! Keys of parts, chains and replies are plain hashes in memory. On the way to and from the store, they pass
+//! through a block cipher with a key of the installation. A value with keyed hashes begins with a blank,
+//! which JSON ignores. Rows of earlier versions have none, and are read as they are until they are moved and
+//! keyed. Must not know traffic.
 
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -28,12 +28,12 @@ use crate::context::{Millis, SessionId, TenantId};
 
 /// The file of the installation's secret, in the data folder: 64 hex digits.
 pub(super) const FILE: &str = "install.key";
-/// What a value begins with whose hashes are keyed.
+/// The first byte of a value whose hashes are keyed.
 const MARK: u8 = b' ';
 /// Hex digits of a hash.
 const DIGITS: usize = 32;
 
-/// Turns hashes of content into names that only this installation can make, and back.
+/// Turns hashes of content into names that only this installation can compute, and back.
 #[derive(Clone)]
 pub(crate) struct Cipher {
     blocks: Aes128,
@@ -41,7 +41,7 @@ pub(crate) struct Cipher {
 }
 
 impl Cipher {
-    /// Of an installation's secret.
+    /// The cipher for an installation's secret.
     pub(crate) fn of(secret: &[u8; 32]) -> Self {
         let key = blake3::derive_key("plimsoll hashes of content in the store, version 1", secret);
         let fingerprint = blake3::derive_key("plimsoll install secret, fingerprint", secret);
@@ -50,10 +50,10 @@ impl Cipher {
         Self { blocks: Aes128::new(&first.into()), fingerprint }
     }
 
-    /// The secret in a data folder, made where there is none yet.
+    /// The cipher for the secret in a data folder, which is made if there is none yet.
     ///
     /// # Errors
-    /// [`StoreError::Unusable`]: the file cannot be read or made, or is no secret.
+    /// [`StoreError::Unusable`]: the file cannot be read or made, or has no valid secret.
     pub(crate) fn open(folder: &Path) -> Result<Self, StoreError> {
         let path = folder.join(FILE);
         let unusable = |why: &str| {
@@ -77,26 +77,26 @@ impl Cipher {
         Ok(Self::of(secret.map_err(|_| unusable("it does not contain 64 hex digits"))?.as_bytes()))
     }
 
-    /// What tells one secret from another, and nothing else of it.
+    /// A fingerprint of the secret, which reveals nothing else about it.
     pub(crate) fn fingerprint(&self) -> &[u8; 32] {
         &self.fingerprint
     }
 
-    /// A hash, keyed.
+    /// Encrypts a hash.
     pub(crate) fn seal(&self, hash: u128) -> u128 {
         let mut block = hash.to_be_bytes().into();
         self.blocks.encrypt_block(&mut block);
         u128::from_be_bytes(block.into())
     }
 
-    /// The hash that was keyed.
+    /// Decrypts a hash.
     fn open_hash(&self, keyed: u128) -> u128 {
         let mut block = keyed.to_be_bytes().into();
         self.blocks.decrypt_block(&mut block);
         u128::from_be_bytes(block.into())
     }
 
-    /// A value with its hashes keyed, and marked.
+    /// Encrypts the hashes in a value, and marks it.
     fn seal_value(&self, value: &[u8]) -> Bytes {
         let mut keyed = Vec::with_capacity(value.len() + 1);
         keyed.push(MARK);
@@ -105,7 +105,7 @@ impl Cipher {
         keyed.into()
     }
 
-    /// A value as it was. One that is not marked was never keyed.
+    /// Decrypts the hashes in a value. A value without the mark was never encrypted.
     fn open_value(&self, value: Bytes) -> Bytes {
         let Some(keyed) = value.strip_prefix(&[MARK]) else { return value };
         let mut open = keyed.to_vec();
@@ -131,12 +131,13 @@ impl Cipher {
     }
 }
 
-/// Whether records of a kind hold hashes of content: words are kept as they are, and signs hold nothing.
+/// Whether records of a kind contain hashes of content: stored text is kept as it is, and fingerprints have
+/// no value.
 fn is_fact(kind: RecordKind) -> bool {
     !matches!(kind, RecordKind::Words | RecordKind::Sign)
 }
 
-/// Whether what records of a kind are kept by is a hash of content. Others go by the name of an exchange.
+/// Whether the key of a kind of records is a hash of content. Other keys are from the id of an exchange.
 fn is_hash(kind: RecordKind) -> bool {
     match kind {
         RecordKind::Reasoning
@@ -154,8 +155,9 @@ fn is_hash(kind: RecordKind) -> bool {
     }
 }
 
-/// Changes every JSON string of exactly 32 lower-case hex digits. That stays one, in its place, so the opposite
-/// change finds the same ones; a string of the kind that is no hash goes there and back like the others.
+/// Changes every JSON string of exactly 32 lower-case hex digits. The result has the same form and place, so
+/// the reverse change finds the same strings; a string of that form which is no hash is changed and restored
+/// as well.
 fn turn(value: &mut [u8], change: impl Fn(u128) -> u128) {
     let mut from = 0;
     while let Some(quote) = memchr::memchr(b'"', &value[from..]) {
@@ -180,7 +182,8 @@ fn parsed(digits: &[u8]) -> Option<u128> {
     digits.iter().try_fold(0, |hash, digit| Some(hash << 4 | u128::from(nibble(*digit)?)))
 }
 
-/// Makes a secret that only its owner can read. Who makes one at the same time finds the first.
+/// Makes a secret that only its owner can read. If two processes do so at the same time, both use the first
+/// one.
 fn make(folder: &Path, path: &Path) -> std::io::Result<()> {
     folder::make(folder)?;
     let mut secret = [0; 32];
@@ -193,7 +196,7 @@ fn make(folder: &Path, path: &Path) -> std::io::Result<()> {
     let kept = writeln!(file, "{}", blake3::Hash::from_bytes(secret).to_hex())
         .and_then(|()| file.sync_all())
         .and_then(|()| match std::fs::hard_link(&fresh, path) {
-            // Not every file system has links.
+            // Some file systems have no hard links.
             Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
                 std::fs::copy(&fresh, path).map(drop)
             }
@@ -204,17 +207,17 @@ fn make(folder: &Path, path: &Path) -> std::io::Result<()> {
     kept.and(removed)
 }
 
-/// A store whose hashes are keyed.
+/// A store with keyed hashes.
 pub(crate) struct KeyedStore<S> {
     store: S,
     cipher: Cipher,
-    /// Whether rows of earlier versions may still be among the others.
+    /// Whether there may still be rows of earlier versions.
     is_mixed: Arc<AtomicBool>,
 }
 
 impl KeyedStore<SqliteStore> {
-    /// Opens the store at `path` ([`SqliteStore::open`]), with the secret in its folder. Rows of earlier versions
-    /// are keyed as they move to their new place.
+    /// Opens the store at `path` ([`SqliteStore::open`]), with the secret in its folder. Rows of earlier
+    /// versions are keyed when they are moved.
     ///
     /// # Errors
     /// [`StoreError::Unusable`] or [`StoreError::Damaged`], saying what is wrong and what to do.
@@ -240,20 +243,20 @@ impl KeyedStore<SqliteStore> {
         Ok(Self { store, cipher, is_mixed })
     }
 
-    /// The same for those who look in ([`SqliteStore::for_lookers`]).
+    /// The same, with other readers ([`SqliteStore::for_lookers`]).
     pub(crate) fn for_lookers(&self) -> Self {
         let (cipher, is_mixed) = (self.cipher.clone(), self.is_mixed.clone());
         Self { store: self.store.for_lookers(), cipher, is_mixed }
     }
 
-    /// The store within.
+    /// The store inside.
     pub(crate) fn sqlite(&self) -> &SqliteStore {
         &self.store
     }
 }
 
 impl<S: Store> KeyedStore<S> {
-    /// Over a store in which nothing stands in the clear.
+    /// Wraps a store without rows of earlier versions.
     #[cfg(test)]
     fn over(store: S, cipher: Cipher) -> Self {
         Self { store, cipher, is_mixed: Arc::default() }
@@ -263,8 +266,8 @@ impl<S: Store> KeyedStore<S> {
         self.is_mixed.load(Ordering::Acquire)
     }
 
-    /// Records of which none may be there as earlier versions wrote them: the first write wins, whoever
-    /// wrote it.
+    /// Writes records that may already exist in the form of earlier versions: the first write wins, in
+    /// whichever form.
     async fn put_beside(
         &self,
         scope: Scope,

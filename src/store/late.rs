@@ -1,7 +1,7 @@
-//! A store that need not be there at the start: it is tried again until it can be used.
+//! A store that need not be usable at the start: opening it is retried until it succeeds.
 //!
-//! Until then every answer is why it cannot be, and the traffic goes on without. A damaged file is set
-//! beside under another name, never deleted. Once open it stays open, with its hashes keyed.
+//! Until then every call returns the reason, and traffic continues without it. A damaged file is renamed,
+//! never deleted. Once open, it stays open, with keyed hashes.
 
 use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt as _;
@@ -23,21 +23,21 @@ use super::{
 };
 use crate::context::{Millis, SessionId, TenantId};
 
-/// What a file and those that SQLite keeps beside it are called at their end.
+/// The endings of the file and of SQLite's additional files.
 const ENDS: [&str; 3] = ["", "-wal", "-shm"];
 
-/// A store, or why there is none yet. Clones share it.
+/// A store, or the reason why there is none yet. Clones share it.
 #[derive(Clone)]
 pub(crate) struct LateStore {
     path: PathBuf,
-    /// For traffic, and for those who look in.
+    /// The store for traffic, and with other readers for the admin API.
     opened: Arc<OnceLock<[KeyedStore<SqliteStore>; 2]>>,
     trouble: Arc<Mutex<StoreError>>,
-    /// What the last write and the last read of traffic met, where they failed.
+    /// The errors of the last write and the last read of traffic, if they failed.
     failures: Arc<Mutex<[Option<StoreError>; 2]>>,
-    /// Which file was opened.
+    /// Device and inode of the file that was opened.
     file: Arc<OnceLock<(u64, u64)>>,
-    /// The key while there is no store.
+    /// The key for tenants while there is no store.
     key: Arc<OnceLock<[u8; 32]>>,
     looks: bool,
 }
@@ -57,7 +57,7 @@ impl LateStore {
         }
     }
 
-    /// The same for those who look in ([`SqliteStore::for_lookers`]).
+    /// The same, with other readers ([`SqliteStore::for_lookers`]).
     pub(crate) fn for_lookers(&self) -> Self {
         Self { looks: true, ..self.clone() }
     }
@@ -65,7 +65,7 @@ impl LateStore {
     /// Tries to open it.
     ///
     /// # Errors
-    /// Why that is not possible now; every answer says so until it is.
+    /// The reason why it is not possible now; every call returns it until it is.
     pub(crate) fn open(&self) -> Result<(), StoreError> {
         if self.opened.get().is_some() {
             return Ok(());
@@ -77,15 +77,15 @@ impl LateStore {
             let _ = self.file.set(file);
         }
         let for_lookers = opened.for_lookers();
-        // Another was quicker: then there are two on one file, and one of them goes.
+        // If another task was faster, there are two stores on the file, and this one is dropped.
         let _ = self.opened.set([opened, for_lookers]);
         Ok(())
     }
 
-    /// Gives a damaged file another name, with what stands beside it; answers the name.
+    /// Renames a damaged file and its additional files; returns the new name.
     ///
     /// # Errors
-    /// Where it cannot be renamed.
+    /// If it cannot be renamed.
     pub(crate) fn set_aside(&self, now: Millis) -> std::io::Result<PathBuf> {
         let aside = |end: &str| ended(&self.path, &format!(".damaged-{}{end}", now / 1000));
         for end in ENDS {
@@ -93,15 +93,15 @@ impl LateStore {
                 Err(error) if end.is_empty() || error.kind() != std::io::ErrorKind::NotFound => {
                     return Err(error);
                 }
-                // It may hold words, whoever made it as it was.
+                // It may contain stored text, so its mode is narrowed.
                 _ => drop(folder::narrow(&aside(end), folder::FILE_MODE)),
             }
         }
         Ok(aside(""))
     }
 
-    /// Why what is learned now is not kept, or not read, though the store was opened: its file is gone, the
-    /// last write failed, or the last read.
+    /// Why data is not saved or not read although the store is open: its file is gone, or the last write or
+    /// read failed.
     pub(crate) fn failure(&self) -> Option<StoreError> {
         let opened = self.file.get()?;
         if identity(&self.path).as_ref() != Some(opened) {
@@ -132,12 +132,12 @@ impl LateStore {
         })
     }
 
-    /// How busy it is; `None` where it is not open.
+    /// Its load; `None` if it is not open.
     pub(crate) fn load(&self) -> Option<StoreLoad> {
         self.opened.get().map(|[store, _]| store.sqlite().load())
     }
 
-    /// Leaves one whole file ([`SqliteStore::close`]).
+    /// Merges everything into one file ([`SqliteStore::close`]).
     ///
     /// # Errors
     /// As there.
@@ -162,14 +162,14 @@ impl LateStore {
     }
 }
 
-/// What is done with a store.
+/// A kind of access to the store.
 #[derive(Clone, Copy)]
 enum StoreAccess {
     Write,
     Read,
 }
 
-/// Device and number of the file at `path`.
+/// Device and inode of the file at `path`.
 fn identity(path: &Path) -> Option<(u64, u64)> {
     let file = std::fs::metadata(path).ok()?;
     Some((file.dev(), file.ino()))
@@ -249,7 +249,7 @@ impl Store for LateStore {
         }
     }
 
-    /// Without a store, a key for as long as this process lives: tenants stay apart.
+    /// Without a store, a random key for the lifetime of this process keeps tenants apart.
     fn tenant_key(&self) -> StoreFuture<'_, [u8; 32]> {
         if self.opened.get().is_some() {
             return self.answer(Store::tenant_key);

@@ -1,8 +1,8 @@
-//! Ledgers of sessions: loaded once from the store, kept in memory, shared by all who look.
+//! The ledgers of sessions: loaded once from the store, then kept in memory and shared.
 //!
-//! A slow or dead store costs knowledge, never an answer: what it could not give is missing, what it
-//! could not take stays in memory. The only waits are bounded by the caller's patience. Must not know
-//! traffic; `now` is passed in.
+//! A slow or dead store costs knowledge, never a response: what it did not return is missing, and what it did
+//! not save stays in memory. All waits have a timeout from the caller. Must not know traffic; `now` is an
+//! argument.
 
 mod drafts;
 mod fingerprints;
@@ -40,13 +40,13 @@ pub(crate) use pending_compactions::{ClaimedCompaction, FOCUS_BYTES, PENDING_TTL
 use session_cache::{SessionCache, SessionCaches};
 pub use writes::DecisionError;
 
-/// How long someone who looks in waits for a session that is not in memory.
+/// How long a query of the admin API waits for a session that is not in memory.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// All ledgers.
+/// The ledgers of all sessions.
 pub struct Ledgers {
     store: Arc<dyn Store>,
-    /// The same store, for questions that traffic does not wait for.
+    /// The same store, for queries that traffic does not wait for.
     lookers: Arc<dyn Store>,
     caches: Mutex<SessionCaches>,
     signs: Arc<Mutex<SessionFingerprints>>,
@@ -58,19 +58,19 @@ pub struct Ledgers {
     claims: Claims,
 }
 
-/// Memory for what is kept of sessions.
+/// Memory for session data, bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KeptBytes {
-    /// Their turns and decisions.
+    /// Turns and decisions of all sessions.
     pub sessions: usize,
-    /// The decisions of the one that has most of them.
+    /// Decisions of the session that has most.
     pub decisions: usize,
-    /// The newest request of each, with what was read of it.
+    /// The latest request of each session, with what was parsed of it.
     pub latest_requests: usize,
 }
 
 impl KeptBytes {
-    /// The most that there may be.
+    /// The limits.
     pub(crate) const LIMIT: Self = Self {
         sessions: session_cache::BYTES,
         decisions: session_cache::DECISIONS,
@@ -78,9 +78,9 @@ impl KeptBytes {
     };
 }
 
-/// What a request asks to be placed by.
+/// What a request is placed by.
 pub struct SessionLookup<'a> {
-    /// Keyed hash of the credential.
+    /// The keyed hash of the credential.
     pub tenant: &'a TenantId,
     /// The session that the client names.
     pub session: Option<&'a SessionId>,
@@ -92,54 +92,55 @@ pub struct SessionLookup<'a> {
     pub timeout: Duration,
     /// How long to wait for the store.
     pub reads: &'a ReadBudget,
-    /// Whether decisions of shadow mode are wanted in place of the real ones.
+    /// Whether to use the decisions of shadow mode instead of the real ones.
     pub shadow: bool,
 }
 
-/// A request's place, held until it is dropped: later requests wait for it a little.
+/// A request's place among the turns of its session. Until it is dropped, later requests wait for it for a
+/// short time.
 pub struct OpenedSession {
-    /// Whose facts it may use.
+    /// The session.
     pub scope: Scope,
     /// Its thread and parent.
     pub placed: Placement,
-    /// What an estimate can grow from.
+    /// The turn that an estimate can be based on.
     pub anchor: Option<AnchorTurn>,
-    /// What is known of its parts.
+    /// The recorded decisions that apply to it.
     pub known: RecordedDecisions,
-    /// The store did not answer: what it knows was not used.
+    /// The store did not answer, so its data was not used.
     pub store_missed: bool,
-    /// A record of the session was not understood and left out; told once.
+    /// A record of the session was unreadable and left out; reported once.
     pub unread: bool,
     /// How long it may still wait for the store, now that its session is loaded.
     pub reads: ReadBudget,
     cache: Arc<SessionCache>,
     exchange: ExchangeId,
     began: Instant,
-    /// The client named the session: no sign is needed to find it again.
+    /// The client named the session, so no fingerprint is needed to find it again.
     named: bool,
 }
 
-/// What is known of a request that takes no place.
+/// What is known about a request that takes no place in its session.
 pub(crate) struct SessionPeek {
     /// Its session.
     pub session: SessionId,
-    /// What is known of its parts.
+    /// The recorded decisions that apply to it.
     pub known: RecordedDecisions,
-    /// The store did not answer: what it knows was not used.
+    /// The store did not answer, so its data was not used.
     pub store_missed: bool,
 }
 
-/// A turn whose reported usage measures its context, and what it had sent.
+/// A turn whose reported usage measures its context, with the parts that it had sent.
 #[derive(Clone)]
 pub struct AnchorTurn {
     /// The turn.
     pub turn: Arc<Turn>,
-    /// Its request, part by part.
+    /// The parts of its request.
     pub sketch: Vec<SketchPart>,
 }
 
 impl OpenedSession {
-    /// The place of a request on the cache of its session, by what is known there now.
+    /// The place of a request in its session, by what is known there now.
     fn at(
         lookup: &SessionLookup<'_>,
         conversation: &Conversation,
@@ -170,7 +171,8 @@ impl OpenedSession {
         }
     }
 
-    /// New decisions for a request that was `suspended` then, each after what took back the one before it.
+    /// Marks new decisions for a request whose branch was last suspended at this time: each comes after the
+    /// revocation of the decision before it.
     pub(crate) fn after_suspension(
         &self,
         facts: Vec<Fact>,
@@ -182,7 +184,7 @@ impl OpenedSession {
         self.cache.look(dated)
     }
 
-    /// What is known by now of the request's parts.
+    /// The recorded decisions that apply to the request now.
     pub(crate) fn look_again(
         &self,
         conversation: &Conversation,
@@ -199,13 +201,13 @@ impl Drop for OpenedSession {
 }
 
 impl Ledgers {
-    /// Ledgers over `store`, with lessons by their usual terms.
+    /// Ledgers over `store`, with the default terms for lessons.
     pub fn new(store: Arc<dyn Store>) -> Self {
         Self::with_lookers(store.clone(), store, LessonTerms::default())
     }
 
-    /// Ledgers over `store`, with lessons by these terms; who looks in asks `lookers`, the same store by
-    /// another way.
+    /// Ledgers over `store`, with these terms for lessons. The admin API uses `lookers`, the same store with
+    /// other readers.
     pub fn with_lookers(
         store: Arc<dyn Store>,
         lookers: Arc<dyn Store>,
@@ -225,23 +227,23 @@ impl Ledgers {
         }
     }
 
-    /// What upstreams taught by refusing.
+    /// What refusals of upstreams taught.
     pub fn lessons(&self) -> &Lessons {
         &self.lessons
     }
 
-    /// What counting has learned.
+    /// What was learned about counting tokens.
     pub(crate) fn calibrations(&self) -> &Calibrations {
         &self.calibrations
     }
 
-    /// Who does which piece of work.
+    /// Which process does which work.
     pub fn claims(&self) -> &Claims {
         &self.claims
     }
 
-    /// Finds the session of a request, and its place in it. `None` where the store did not say in time whether
-    /// it has one: such a request takes no place, so that the next one finds its session.
+    /// Finds the session of a request, and its place there. `None` if the store did not say in time whether
+    /// it has the session: the request then gets no place, and the next one will find the session.
     pub async fn open(
         &self,
         lookup: SessionLookup<'_>,
@@ -263,8 +265,8 @@ impl Ledgers {
         Some(OpenedSession::at(&lookup, conversation, scope, cache, began, store_missed))
     }
 
-    /// Looks a request up that takes no place: nothing waits for it, nothing grows from it, and what
-    /// it belongs to need not exist.
+    /// Looks up a request that takes no place: nothing waits for it or continues it, and it need not have a
+    /// session.
     pub(crate) async fn peek(
         &self,
         lookup: SessionLookup<'_>,
@@ -296,19 +298,19 @@ impl Ledgers {
         }
     }
 
-    /// Keeps the newest request of a session at hand, for a while, unless it was forgotten meanwhile.
+    /// Keeps the latest request of a session for a while, unless the session was deleted meanwhile.
     pub(crate) fn keep_latest_request(&self, opened: &OpenedSession, one: LatestRequest) {
         opened
             .cache
             .unless_forgotten(|| lock(&self.latest_requests).keep(opened.scope.clone(), one));
     }
 
-    /// The newest request of a session, where it is at hand.
+    /// The latest request of a session, if it is still kept.
     pub(crate) fn latest_request(&self, scope: &Scope) -> Option<Arc<LatestRequest>> {
         lock(&self.latest_requests).of(scope)
     }
 
-    /// What is kept in memory.
+    /// The memory in use.
     pub(crate) fn kept(&self) -> KeptBytes {
         let (sessions, decisions) = {
             let caches = lock(&self.caches);
@@ -317,7 +319,7 @@ impl Ledgers {
         KeptBytes { sessions, decisions, latest_requests: lock(&self.latest_requests).bytes() }
     }
 
-    /// Takes over what other processes kept of a session since it was loaded.
+    /// Reads what other processes saved for a session since it was loaded.
     ///
     /// # Errors
     /// The store's [`StoreError`]; what was known stays.
@@ -329,7 +331,7 @@ impl Ledgers {
         Ok(())
     }
 
-    /// Sessions that hold turns, the one used last first.
+    /// The sessions that have turns, the most recently used first.
     ///
     /// # Errors
     /// The store's [`StoreError`].
@@ -337,8 +339,8 @@ impl Ledgers {
         self.lookers.scopes(page).await
     }
 
-    /// The scopes of a session id: one a tenant that uses it, whether it holds turns or only what is on its
-    /// way.
+    /// The scopes of a session id, one per tenant that uses it, including those with only exchanges in
+    /// flight.
     ///
     /// # Errors
     /// The store's [`StoreError`].
@@ -350,7 +352,7 @@ impl Ledgers {
         Ok(scopes)
     }
 
-    /// The session of an exchange that became a turn, however long ago.
+    /// The session of a stored turn, by its exchange.
     ///
     /// # Errors
     /// The store's [`StoreError`].
@@ -361,8 +363,7 @@ impl Ledgers {
         self.lookers.holder(RecordKind::Turn, turn_key(exchange)).await
     }
 
-    /// Looks into a session's ledger, and leaves it in the store where it is not in memory: for who
-    /// looks into many.
+    /// Reads a session's ledger, without loading it into memory: for callers that read many.
     ///
     /// # Errors
     /// The store's [`StoreError`].
@@ -379,10 +380,10 @@ impl Ledgers {
         parsers::parse(move || look(&session_cache::ledger(&records).0)).await
     }
 
-    /// Looks into a session's ledger. One that is not in memory stays in the store.
+    /// Reads a session's ledger. A session that is not in memory is not loaded.
     ///
     /// # Errors
-    /// The store's [`StoreError`], where it is not in memory.
+    /// The store's [`StoreError`], if it is not in memory.
     pub async fn look<T>(
         &self,
         scope: &Scope,
@@ -400,18 +401,18 @@ impl Ledgers {
         Ok(look(&ledger))
     }
 
-    /// Forgets everything known of a session; answers how many records went. What is in flight of it is not
-    /// kept, here and in other processes; what its client asks from then on begins a new session.
+    /// Deletes everything known about a session; returns how many records were deleted. Exchanges in flight
+    /// are not saved, here and in other processes; what its client sends from then on begins a new session.
     ///
     /// # Errors
-    /// The store's [`StoreError`]; memory has forgotten all the same.
+    /// The store's [`StoreError`]; memory has forgotten it all the same.
     pub async fn forget(&self, scope: &Scope) -> Result<u64, StoreError> {
         let cache = lock(&self.caches).remove(scope);
         let forgotten = match cache {
             Some(cache) => cache.forget(|| self.store.drop_scope(scope.clone())),
             None => self.store.drop_scope(scope.clone()),
         };
-        // After the cache: who holds it brings nothing back.
+        // After the cache was marked, so that users of the cache bring nothing back.
         lock(&self.signs).forget(std::slice::from_ref(scope));
         lock(&self.latest_requests).forget(scope);
         lock(&self.pending_compactions).forget(scope);
@@ -421,8 +422,8 @@ impl Ledgers {
         forgotten
     }
 
-    /// Who asked while the store forgot may have read what it still had: that goes, too. What was asked since then
-    /// is read again.
+    /// Requests during the deletion may have loaded old data, which is removed, too. Later ones read from the
+    /// store again.
     fn forget_late(&self, scope: &Scope) {
         let late = lock(&self.caches).remove(scope);
         if let Some(late) = late {
@@ -430,7 +431,7 @@ impl Ledgers {
         }
     }
 
-    /// The key of tenant hashes.
+    /// The key for the hashes of credentials.
     ///
     /// # Errors
     /// The store's [`StoreError`].
@@ -438,8 +439,8 @@ impl Ledgers {
         self.store.tenant_key().await
     }
 
-    /// One small step of forgetting what is past its time or room, in store and memory. A session that
-    /// a request is about stays in memory until that has ended.
+    /// Deletes a small part of what is too old or too large, in store and memory. A session with requests in
+    /// flight stays in memory until they end.
     ///
     /// # Errors
     /// The store's [`StoreError`].
@@ -461,8 +462,8 @@ impl Ledgers {
         self.store.ready().await
     }
 
-    /// The session of a request whose client names none: that of its longest known prefix. An answer that
-    /// comes late is remembered for the next request of the conversation.
+    /// The session of a request whose client names none: that of its longest known prefix. A late answer is
+    /// remembered for the next request of the conversation.
     async fn session_of(
         &self,
         lookup: &SessionLookup<'_>,
@@ -476,7 +477,7 @@ impl Ledgers {
         let begins = conversation.held.is_none()
             && conversation.parts().all(|part| part.role != Role::Assistant);
         if begins {
-            return LookupOutcome::None; // nothing was answered in it, so nothing is known of it
+            return LookupOutcome::None; // it has no reply of the model, so nothing is known about it
         }
         let own = signs.first().copied();
         let since = lock(&self.signs).look_up(lookup.tenant, &signs);
@@ -501,7 +502,7 @@ impl Ledgers {
     }
 }
 
-/// What an estimate can grow from: the nearest measured turn at or above the parent.
+/// The turn that an estimate can be based on: the nearest measured one, from the parent upwards.
 fn anchor(ledger: &Ledger, placed: &Placement) -> Option<AnchorTurn> {
     if placed.growth == Growth::Held {
         return None;
@@ -511,7 +512,7 @@ fn anchor(ledger: &Ledger, placed: &Placement) -> Option<AnchorTurn> {
     Some(AnchorTurn { turn, sketch })
 }
 
-/// Most facts fit in so many bytes.
+/// Most facts fit into this many bytes.
 const RECORD_BYTES: usize = 2048;
 
 fn record(fact: &Fact) -> Option<Record> {
@@ -524,7 +525,7 @@ fn record(fact: &Fact) -> Option<Record> {
         Fact::Echo(echo) => {
             (RecordKind::Echo, decision_address(echo.about.0, echo.shadow, echo.after), echo.at)
         }
-        // Beside the cuts: it is kept by a hash of what it changes, as they are.
+        // Stored as a cut, because its key is a hash of what it changes, too.
         Fact::Repair(repair) => {
             (RecordKind::Cut, decision_address(repair.about.0, false, repair.after), repair.at)
         }
@@ -546,23 +547,23 @@ fn record(fact: &Fact) -> Option<Record> {
     Some(Record { kind, key, value: value.into(), at })
 }
 
-/// By what the turn of an exchange is kept.
+/// The key of an exchange's turn.
 fn turn_key(exchange: &ExchangeId) -> u128 {
     xxh3_128(exchange.as_str().as_bytes())
 }
 
-/// Shadow decisions stand beside the real ones.
+/// Decisions of shadow mode are stored beside the real ones.
 fn salted(about: u128, shadow: bool) -> u128 {
     if shadow { !about } else { about }
 }
 
-/// What is decided after a refusal stands beside what was decided before it.
+/// Decisions after a refusal are stored beside those before it.
 fn decision_address(about: u128, shadow: bool, after: Option<Millis>) -> u128 {
     let about = salted(about, shadow);
     after.map_or(about, |at| about ^ xxh3_128(&at.to_le_bytes()))
 }
 
-/// A poisoned lock means that a reader panicked, not that the facts are wrong: they are only added.
+/// A poisoned lock means that a reader panicked, not that the facts are wrong: facts are only added.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

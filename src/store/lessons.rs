@@ -1,8 +1,9 @@
-//! Lessons: what upstreams taught by refusing, who met it, and for whom it holds.
+//! Lessons: what refusals of upstreams taught, which tenants met them, and for whom they apply.
 //!
-//! A lesson holds for the tenant that met it. It holds for all once enough tenants agree whom the upstream
-//! also answered, or once the operator shares it. It ends after some days, and at once where it is
-//! forgotten. Kept in memory, bounded; a store that fails costs one more refusal, never an answer.
+//! A lesson applies to the tenant that met it. It applies to all once enough tenants agree whose requests the
+//! upstream also accepted, or once the operator shares it. It expires after some days, and ends at once if it
+//! is forgotten. Kept in memory, bounded. If the store fails, another request is refused; no response is
+//! lost.
 
 mod entry;
 mod state;
@@ -23,19 +24,19 @@ pub use state::LessonOffer;
 use state::LessonState;
 
 const DAY: Millis = 24 * 3600 * 1000;
-/// How often what other processes learned is asked for, ms.
+/// How often the lessons of other processes are read, ms.
 const REFRESH: Millis = 30_000;
-/// Most notes that are read of one day.
+/// Most notes that are read for one day.
 const NOTES: usize = 16_384;
-/// The longest life of a lesson that can be configured, days: older scopes are empty.
+/// The longest configurable lifetime of a lesson, days: older scopes are empty.
 const LONGEST_LIFE: u64 = 90;
 
-/// When a lesson holds for all, and how long any holds.
+/// When a lesson applies to all, and how long it lasts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LessonTerms {
-    /// Tenants that must agree.
+    /// How many tenants must agree.
     pub tenants: usize,
-    /// How long a lesson holds after it was met, days.
+    /// How long a lesson applies after it was met, days.
     pub days: u64,
 }
 
@@ -51,17 +52,17 @@ impl LessonTerms {
     }
 }
 
-/// Where a lesson comes from, or is asked for.
+/// The source of a lesson, also to look one up.
 #[derive(Clone, Copy, Debug)]
 pub struct LessonSource<'a> {
-    /// Whose request; `None` where that is not known: it neither teaches nor counts.
+    /// The tenant; `None` if unknown: it then neither teaches nor counts.
     pub tenant: Option<&'a TenantId>,
     /// The upstream.
     pub upstream: &'a str,
-    /// The model; empty where a lesson is about all of an upstream.
+    /// The model; empty if a lesson is about the whole upstream.
     pub model: &'a str,
-    /// Whether the upstream knows the tenant apart from others. Where all ask with the operator's
-    /// credential, anybody can make tenants up: they learn for themselves and count for no agreement.
+    /// Whether the upstream can tell the tenant from others. If clients use the operator's credential,
+    /// anybody could make up tenants: they then learn for themselves, and do not count for an agreement.
     pub vouched: bool,
 }
 
@@ -71,14 +72,14 @@ struct LessonSubject {
     upstream: Box<str>,
     model: Box<str>,
     lesson: Lesson,
-    /// The window that was believed, tokens, where it puts that right: whoever configures another
-    /// starts afresh.
+    /// For a window: the assumed window that it corrects, tokens. A different configured window starts
+    /// afresh.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     believed: Option<u64>,
 }
 
 impl LessonSubject {
-    /// A name for people and machines. It may not change: stores hold it in their keys.
+    /// The id, for people and machines. It must not change, because stored keys contain it.
     fn id(&self) -> String {
         let Self { upstream, model, lesson, believed } = self;
         let name = serde_json::to_string(&(upstream, model, lesson, believed)).unwrap_or_default();
@@ -86,7 +87,7 @@ impl LessonSubject {
     }
 }
 
-/// For whom a lesson holds.
+/// For whom a lesson applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LessonScope {
@@ -98,32 +99,32 @@ pub enum LessonScope {
     Shared,
 }
 
-/// A lesson as a list shows it.
+/// A lesson as it is listed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LessonLine {
     /// Its id.
     pub id: String,
     /// The upstream.
     pub upstream: String,
-    /// The model; empty where it is about all of the upstream's.
+    /// The model; empty if it is about all models of the upstream.
     pub model: String,
     /// What was learned.
     pub lesson: Lesson,
-    /// Of a window: the one that was believed, tokens.
+    /// For a window: the assumed window that it corrects, tokens.
     pub believed: Option<u64>,
     /// How many tenants met it.
     pub tenants: usize,
-    /// How many of them count for an agreement: the upstream answered them too.
+    /// How many of them count for an agreement, because the upstream also accepted their requests.
     pub agree: usize,
     /// When it was first met or shared, ms since 1970.
     pub since: Millis,
-    /// When it ends, ms since 1970; absent where it does not.
+    /// When it expires, ms since 1970; absent if it does not.
     pub expires: Option<Millis>,
-    /// For whom it holds.
+    /// For whom it applies.
     pub reach: LessonScope,
 }
 
-/// All lessons. A copy is the same lessons.
+/// All lessons. A clone shares them.
 #[derive(Clone)]
 pub struct Lessons(Arc<LessonsInner>);
 
@@ -131,7 +132,7 @@ struct LessonsInner {
     store: Arc<dyn Store>,
     state: Mutex<LessonState>,
     recall: Recall,
-    /// One loads at a time.
+    /// Only one task loads at a time.
     loading: Turn<()>,
 }
 
@@ -143,8 +144,8 @@ impl Lessons {
         Self(Arc::new(LessonsInner { store, state, recall, loading }))
     }
 
-    /// Reads what is kept, once a process, and waits for it within the budget; later takes over now and then,
-    /// beside the request, what other processes learned.
+    /// Reads the stored lessons once per process, and waits for that within the budget. Later it reads those
+    /// of other processes now and then, in the background.
     pub async fn ready(&self, budget: &ReadBudget, now: Millis) -> RecallOutcome {
         let lessons = self.clone();
         let read = || async move { lessons.load(now).await };
@@ -156,22 +157,22 @@ impl Lessons {
         recalled
     }
 
-    /// Whether this holds for whoever asks.
+    /// Whether a lesson applies to this source.
     pub fn holds(&self, source: &LessonSource<'_>, lesson: Lesson, now: Millis) -> bool {
         self.state().holds(source, lesson, now)
     }
 
-    /// The window of a model, tokens, where `believed` is what catalogue and configuration say.
+    /// The window of a model, tokens, if `believed` is the one from catalogue and configuration.
     pub fn window(&self, source: &LessonSource<'_>, believed: u64, now: Millis) -> u64 {
         self.state().window(source, believed, now)
     }
 
-    /// The most tokens that a model writes, where that was learned.
+    /// The model's maximum output in tokens, if it was learned.
     pub fn max_output(&self, source: &LessonSource<'_>, now: Millis) -> Option<u64> {
         self.state().max_output(source, now)
     }
 
-    /// Learns from a refusal. `believed`: the window that a window puts right.
+    /// Learns from a refusal. `believed`: for a window, the assumed one that it corrects.
     pub async fn learn(
         &self,
         source: &LessonSource<'_>,
@@ -183,13 +184,13 @@ impl Lessons {
         let (upstream, model) = (source.upstream.into(), model.into());
         let about = LessonSubject { upstream, model, lesson, believed };
         let (outcome, notes) = self.state().learn(source, about, now);
-        // One that is not kept is learned again.
+        // If saving fails, it is learned again.
         self.keep(notes).await.ok();
         outcome
     }
 
-    /// An upstream answered a request. `held`: tokens that its model read and wrote, which void any
-    /// smaller window.
+    /// Records that an upstream accepted a request. `held`: tokens that its model read and wrote, which
+    /// disprove any smaller window.
     pub fn answered(&self, source: &LessonSource<'_>, held: Option<u64>, now: Millis) {
         let notes = self.state().answered(source, held, now);
         if !notes.is_empty() {
@@ -198,7 +199,7 @@ impl Lessons {
         }
     }
 
-    /// All that hold for anybody, the newest first.
+    /// All lessons that apply to anybody, the newest first.
     ///
     /// # Errors
     /// The store's [`StoreError`].
@@ -208,23 +209,23 @@ impl Lessons {
         Ok(self.state().list(now))
     }
 
-    /// Forgets a lesson for all; `false` where there is none of that id.
+    /// Forgets a lesson for all; `false` if there is none with this id.
     ///
     /// # Errors
-    /// The store's [`StoreError`]; memory has forgotten all the same.
+    /// The store's [`StoreError`]; memory has forgotten it all the same.
     pub async fn forget(&self, id: &str, now: Millis) -> Result<bool, StoreError> {
         self.decide(id, LessonEvent::Forgotten, now).await
     }
 
-    /// Has a lesson hold for all, until it is forgotten; `false` where there is none of that id.
+    /// Makes a lesson apply to all until it is forgotten; `false` if there is none with this id.
     ///
     /// # Errors
-    /// The store's [`StoreError`]; in this process it holds all the same.
+    /// The store's [`StoreError`]; in this process it applies all the same.
     pub async fn share(&self, id: &str, now: Millis) -> Result<bool, StoreError> {
         self.decide(id, LessonEvent::Shared, now).await
     }
 
-    /// Drops what is past its time from the store.
+    /// Deletes expired lessons from the store.
     ///
     /// # Errors
     /// The store's [`StoreError`].
@@ -262,14 +263,14 @@ impl Lessons {
         Ok(())
     }
 
-    /// What is kept of today and so many days before it, and all that the operator decided.
+    /// The notes of today and of this many days before, and all of the operator's decisions.
     async fn read(&self, now: Millis, days: u64) -> Result<Vec<LessonNote>, StoreError> {
         let today = now / DAY;
         let mut notes = Vec::new();
         let scopes = (today.saturating_sub(days)..=today).map(scope_of);
         for scope in scopes.chain([operator()]) {
             let records = self.0.store.scan(scope, NOTES).await?;
-            // A newer version's are left alone.
+            // Notes of a newer version are ignored.
             notes.extend(records.iter().filter_map(|record| LessonNote::read(&record.value)));
         }
         Ok(notes)
@@ -293,12 +294,12 @@ impl Lessons {
     }
 }
 
-/// Where a day's lessons are kept: a day past its time goes as a whole.
+/// The scope of a day's lessons: an expired day is deleted as a whole.
 fn scope_of(day: u64) -> Scope {
     Scope { tenant: TenantId::default(), session: format!("~lessons of day {day}").into() }
 }
 
-/// Where the operator's decisions are kept, which do not end.
+/// The scope of the operator's decisions, which do not expire.
 fn operator() -> Scope {
     Scope { tenant: TenantId::default(), session: "~lessons decided".into() }
 }

@@ -1,6 +1,6 @@
-//! The store that forgets with the process: for tests, and for those who want nothing on disk.
+//! A store in memory, lost with the process: for tests, and if nothing should be on disk.
 //!
-//! Behaves as any other (`conformance`); nothing in it waits or fails.
+//! Behaves like any other store (`conformance`); nothing in it waits or fails.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -18,10 +18,10 @@ use super::{
 };
 use crate::context::{Millis, SessionId, TenantId};
 
-/// Most facts of a series that stay.
+/// Most records of a series that are kept.
 const SERIES: usize = 8;
 
-/// Facts in a map.
+/// Records in a map.
 #[derive(Default)]
 pub struct MemoryStore {
     records: Mutex<BTreeMap<Scope, Vec<Record>>>,
@@ -31,7 +31,7 @@ pub struct MemoryStore {
     tenant_key: std::sync::OnceLock<[u8; 32]>,
 }
 
-/// Drafts by key, each with its instance; the beats of instances; and what was seen of them.
+/// Drafts by key, each with its instance; the instances' heartbeats, and when they were last seen.
 #[derive(Default)]
 struct MemoryDrafts {
     by_key: BTreeMap<u128, (u64, Draft)>,
@@ -58,7 +58,7 @@ impl MemoryStore {
         self.tombstones().get(scope).is_some_and(|at| since <= *at)
     }
 
-    /// Remembers a deletion, and forgets those past their time or number.
+    /// Remembers a deletion, and drops old ones by time and number.
     fn bury(&self, scope: Scope) {
         let mut all = self.tombstones();
         all.insert(scope, Instant::now());
@@ -75,7 +75,7 @@ fn found(records: &[Record], kind: RecordKind, key: u128) -> Option<&Record> {
     records.iter().find(|record| record.kind == kind && record.key == key)
 }
 
-/// Whether a turn was made of its draft.
+/// Whether a turn was made from a draft.
 fn is_interrupted(turn: &Record) -> bool {
     let value: Value = serde_json::from_slice(&turn.value).unwrap_or_default();
     value["outcome"] == INTERRUPTED
@@ -86,7 +86,7 @@ fn used(records: &[Record]) -> Option<Millis> {
     records.iter().map(|record| record.at).max()
 }
 
-/// A scope as a list shows it; `None` where it holds no turn.
+/// A scope as it is listed; `None` if it has no turn.
 fn line(scope: &Scope, records: &[Record]) -> Option<ScopeLine> {
     let turns: Vec<&Record> =
         records.iter().filter(|record| record.kind == RecordKind::Turn).collect();
@@ -94,7 +94,7 @@ fn line(scope: &Scope, records: &[Record]) -> Option<ScopeLine> {
         turns.iter().map(|turn| serde_json::from_slice(&turn.value).unwrap_or_default()).collect();
     let sum = |name: &str| told.iter().filter_map(|turn| turn["usage"][name].as_u64()).sum();
     let name = format!("{}\n{}", scope.tenant, scope.session);
-    // As the other stores do: no larger than a number of theirs can be.
+    // At most as large as the ids of other stores.
     let id = xxhash_rust::xxh3::xxh3_64(name.as_bytes()) >> 1;
     Some(ScopeLine {
         scope: scope.clone(),
@@ -275,7 +275,7 @@ impl Store for MemoryStore {
             .filter_map(|(scope, records)| Some((used(records)?, scope.clone(), size(records))))
             .collect();
         lines.sort();
-        lines.pop(); // the one used last stays
+        lines.pop(); // the most recently used one stays
         let mut expired = SweepStep::default();
         for (used, scope, bytes) in lines {
             if used >= before && left <= max_bytes {
@@ -301,7 +301,7 @@ impl Store for MemoryStore {
     }
 }
 
-/// 32 bytes of the system's randomness.
+/// 32 random bytes from the system.
 pub(super) fn random() -> Result<[u8; 32], StoreError> {
     let mut bytes = [0; 32];
     let filled = getrandom::fill(&mut bytes);

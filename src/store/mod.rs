@@ -1,8 +1,8 @@
-//! Floor 4, keeping: facts that outlive the process.
+//! Floor 4: storage of facts that outlive the process.
 //!
-//! One small trait, one conformance suite that every backend passes. Records are written once; the
-//! first write wins; nothing is updated. What is on its way is no record yet ([`drafts`]). A store that
-//! fails costs us knowledge, never the client an answer.
+//! One small trait, and one conformance suite that every backend passes. Records are written once, the first
+//! write wins, and nothing is updated. Exchanges in flight are not records yet ([`drafts`]). If the store
+//! fails, knowledge is lost, never a response.
 
 pub(crate) mod calibrations;
 pub mod claims;
@@ -34,24 +34,24 @@ use self::drafts::Draft;
 use self::precondition::Precondition;
 use crate::context::{Millis, SessionId, TenantId};
 
-/// A pending answer of a store.
+/// The future of a store's answer.
 pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
 
-/// What became of a write.
+/// The result of a write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WriteOutcome {
-    /// It is kept.
+    /// It was saved.
     Written,
-    /// Another was first: this is what it wrote.
+    /// Another write was first; this is what it wrote.
     Existed(Bytes),
 }
 
-/// A scope as a list shows it: kept as facts arrive, so that a list reads none of them.
+/// A scope as it is listed: updated as records arrive, so that a list does not read them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScopeLine {
-    /// Whose.
+    /// The scope.
     pub scope: Scope,
-    /// Where it stands in the list.
+    /// Its place in the list.
     pub cursor: Cursor,
     /// The time of its oldest record.
     pub began: Millis,
@@ -61,29 +61,29 @@ pub struct ScopeLine {
     pub records: u64,
     /// How many turns.
     pub turns: u64,
-    /// Input of all turns, as it was reported, tokens.
+    /// Reported input of all turns, tokens.
     pub input: u64,
-    /// Output of all turns, as it was reported, tokens.
+    /// Reported output of all turns, tokens.
     pub output: u64,
-    /// What of the input came from a cache, tokens.
+    /// The share of the input that came from a cache, tokens.
     pub cache_read: u64,
 }
 
-/// A place in the list of scopes, which goes from the one used last to the one used longest ago.
+/// A place in the list of scopes, which is ordered from the most to the least recently used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cursor {
     /// When the scope was last used: its newest record's time.
     pub used: Millis,
-    /// The store's number of it.
+    /// The store's id of the scope.
     pub id: u64,
 }
 
-/// A part of the list of scopes.
+/// A page of the list of scopes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScopePage {
-    /// The last line of the part before it; `None` at the beginning.
+    /// The last line of the page before; `None` at the beginning.
     pub after: Option<Cursor>,
-    /// Lines to leave out then. Each costs a step; a cursor costs nothing.
+    /// Lines to skip then. Each takes time; a cursor takes none.
     pub skip: usize,
     /// Most lines.
     pub count: usize,
@@ -96,19 +96,19 @@ impl ScopePage {
     }
 }
 
-/// What one step of forgetting did.
+/// What one step of expiring did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SweepStep {
-    /// How many records went.
+    /// How many records were deleted.
     pub records: u64,
-    /// The scopes they were of, each gone as a whole.
+    /// Their scopes, each deleted as a whole.
     pub scopes: Vec<Scope>,
     /// There is, or may be, more to do.
     pub more: bool,
 }
 
 impl SweepStep {
-    /// Both.
+    /// Adds another step.
     pub fn join(&mut self, other: Self) {
         self.records += other.records;
         self.scopes.extend(other.scopes);
@@ -116,38 +116,38 @@ impl SweepStep {
     }
 }
 
-/// Why a store could not answer. Ours or the disk's fault, never the client's.
+/// Why a store could not answer. The fault is ours or the disk's, never the client's.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StoreError {
-    /// The store cannot be opened as it is; says what to do.
+    /// The store cannot be opened; the message says what to do.
     #[error("{0}")]
     Unusable(String),
-    /// The store's file is damaged, or no store; says what to do.
+    /// The store's file is damaged, or is no store; the message says what to do.
     #[error("{0}")]
     Damaged(String),
-    /// The disk has no room for more; says what to do. What is kept can be read.
+    /// The disk is full; the message says what to do. Stored data can be read.
     #[error("{0}")]
     Full(String),
     /// It failed this time.
     #[error("the store failed: {0}")]
     Failed(String),
-    /// It is closing, or too far behind to take more.
+    /// It is closing, or too busy to accept more.
     #[error("the store is not taking writes")]
     Closed,
-    /// The session was deleted after what is written was begun: nothing is kept of it.
+    /// The session was deleted after the write's data was created: nothing is stored.
     #[error("the session was deleted meanwhile")]
     Deleted,
-    /// Whoever wrote it cancelled it: nothing is kept of it.
+    /// The writer cancelled it: nothing is stored.
     #[error("the write was cancelled")]
     Cancelled,
 }
 
-/// Where facts are kept.
+/// A place where facts are stored.
 pub trait Store: Send + Sync + 'static {
-    /// Writes records that are not there yet, all or none, durable when answered; one outcome each. A turn
-    /// takes its draft away, and the place of a turn that was made of its draft. `only_if` is judged in the
-    /// transaction that writes: where it does not hold, this fails with [`StoreError::Deleted`] or
-    /// [`StoreError::Cancelled`], and nothing is kept.
+    /// Writes records that do not exist yet, all or none, durably when it returns; one outcome each. A turn
+    /// removes its draft, and replaces a turn that was made from its draft. `only_if` is checked in the
+    /// transaction that writes: if it does not hold, this fails with [`StoreError::Deleted`] or
+    /// [`StoreError::Cancelled`], and nothing is stored.
     fn put(
         &self,
         scope: Scope,
@@ -155,7 +155,7 @@ pub trait Store: Send + Sync + 'static {
         only_if: Precondition,
     ) -> StoreFuture<'_, Vec<WriteOutcome>>;
 
-    /// The same, whatever happened to the scope.
+    /// The same without a condition.
     fn put_if_absent(
         &self,
         scope: Scope,
@@ -164,9 +164,9 @@ pub trait Store: Send + Sync + 'static {
         self.put(scope, records, Precondition::default())
     }
 
-    /// Keeps drafts, each in place of the one before it, and takes those away whose exchanges `ended` without
-    /// a turn. It is also the beat of the instance that they are of. Those of scopes that were deleted since
-    /// the draft was begun are left out.
+    /// Writes drafts, each replacing the one before it, and removes those whose exchanges `ended` without a
+    /// turn. It is also the heartbeat of their instance. Drafts of scopes that were deleted since the draft
+    /// was begun are left out.
     fn put_drafts(
         &self,
         instance: u64,
@@ -174,49 +174,48 @@ pub trait Store: Send + Sync + 'static {
         ended: Vec<u128>,
     ) -> StoreFuture<'_, ()>;
 
-    /// Makes turns of the drafts of other instances, where those are gone: silent for `lease` while this store
-    /// was looking, or ended before it was opened. Answers whose turns were made since it was asked last,
-    /// one scope each. A draft whose turn is there goes.
+    /// Makes turns from the drafts of other instances that are dead: silent for `lease` while this store
+    /// watched, or ended before it was opened. Returns the scopes of the turns made since the last call. A
+    /// draft whose turn exists is removed.
     fn adopt_drafts(&self, instance: u64, lease: Duration) -> StoreFuture<'_, Vec<Scope>>;
 
     /// One record's value.
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Bytes>>;
 
-    /// What the values of a kind take in a scope, bytes.
+    /// The size of the values of a kind in a scope, bytes.
     fn size(&self, scope: Scope, kind: RecordKind) -> StoreFuture<'_, u64>;
 
-    /// The session of this tenant that has the first known of these signs; where several would have
-    /// a sign, the first to write it.
+    /// The session of this tenant that has the first known one of these fingerprints; a fingerprint belongs
+    /// to the first session that wrote it.
     fn signed(&self, tenant: TenantId, signs: Vec<u128>) -> StoreFuture<'_, Option<SessionId>>;
 
-    /// The scope that holds a fact; where several do, any. For whoever looks in, not for traffic: it
-    /// may take time.
+    /// A scope that contains a record. For the admin API, not for traffic: it may be slow.
     fn holder(&self, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Scope>>;
 
-    /// The `newest` facts in a scope and all its decisions, oldest first; signs and words are none.
+    /// The `newest` records in a scope and all its decisions, oldest first; without fingerprints and content.
     fn scan(&self, scope: Scope, newest: usize) -> StoreFuture<'_, Vec<Record>>;
 
-    /// Scopes that hold turns, the one used last first.
+    /// The scopes that have turns, the most recently used first.
     fn scopes(&self, page: ScopePage) -> StoreFuture<'_, Vec<ScopeLine>>;
 
-    /// The scopes of a session id: one a tenant that uses it, whatever is kept of it, drafts too.
+    /// The scopes of a session id, one per tenant that uses it, including those with only drafts.
     fn scopes_named(&self, session: SessionId) -> StoreFuture<'_, Vec<Scope>>;
 
-    /// Forgets a scope and its drafts; answers how many records went. Nobody finds it from then on; within
-    /// seconds nothing of it is left on disk. What was begun before that is not kept afterwards
-    /// ([`Precondition::since`]).
+    /// Deletes a scope and its drafts; returns how many records were deleted. From then on it cannot be
+    /// found; within seconds nothing of it is left on disk. Data that was begun before is not stored
+    /// afterwards ([`Precondition::since`]).
     fn drop_scope(&self, scope: Scope) -> StoreFuture<'_, u64>;
 
-    /// One small step of forgetting: scopes last used before a time; then those used longest ago, while
-    /// more than `max_bytes` are taken. A scope goes as a whole, because a decision is worth nothing
-    /// without what it rests on; the one used last always stays, and so does what was learned. Fails
-    /// where an earlier step could not be carried through.
+    /// Deletes a small part of what is expired: first scopes last used before a time, then the least recently
+    /// used, as long as more than `max_bytes` are used. A scope is deleted as a whole, because a decision is
+    /// useless without its basis. The most recently used scope and everything learned always stay. Fails if
+    /// an earlier step could not be completed.
     fn expire(&self, before: Millis, max_bytes: u64) -> StoreFuture<'_, SweepStep>;
 
-    /// Whether it would answer now, for `/readyz`.
+    /// Whether it can answer now, for `/readyz`.
     fn ready(&self) -> StoreFuture<'_, ()>;
 
-    /// The 32 random bytes that credentials are hashed with: made once, the same for every process
-    /// on this store.
+    /// The 32 random bytes for the hashes of credentials: made once, the same for every process on this
+    /// store.
     fn tenant_key(&self) -> StoreFuture<'_, [u8; 32]>;
 }

@@ -1,28 +1,28 @@
-//! What has to hold when a write is carried out: the session was not deleted since, and nobody cancelled it.
+//! The conditions of a write: the session was not deleted since, and the write was not cancelled.
 //!
-//! A store looks at it in the transaction that writes, so that nothing comes between. Deletions are remembered
-//! by tombstones, for as long as something may be in flight, and no more of them than so many.
+//! A store checks them in the transaction that writes, so that nothing can come in between. Deletions are
+//! remembered as tombstones, as long as older data may be in flight, up to a maximum number.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a deletion is remembered: nothing that was begun before it is in flight for longer.
+/// How long a deletion is remembered: nothing begun before it is in flight for longer.
 pub(super) const TOMBSTONE_LIFE: Duration = Duration::from_secs(24 * 3600);
-/// Most deletions that are remembered; past it the oldest go.
+/// Most deletions that are remembered; past it, the oldest are dropped.
 pub(super) const TOMBSTONES: usize = 10_000;
 
-/// What has to hold for a write; where it does not, nothing of it is kept. The default asks for nothing.
+/// The conditions of a write; if one does not hold, nothing is stored. The default has none.
 #[derive(Clone, Debug, Default)]
 pub struct Precondition {
-    /// The scope was not deleted since: what is written rests on what was known then.
+    /// The scope was not deleted since this time, when the write's data was created.
     pub since: Option<Instant>,
-    /// Nobody cancelled it.
+    /// The write was not cancelled.
     pub token: Option<WriteToken>,
 }
 
 impl Precondition {
-    /// The scope was not deleted since.
+    /// The condition that the scope was not deleted since this time.
     pub fn since(since: Instant) -> Self {
         Self { since: Some(since), token: None }
     }
@@ -32,17 +32,17 @@ const WAITING: u8 = 0;
 const BEGUN: u8 = 1;
 const CANCELLED: u8 = 2;
 
-/// Cancels a write as long as it has not begun. Clones share it.
+/// Cancels a write, as long as it has not begun. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct WriteToken(Arc<AtomicU8>);
 
 impl WriteToken {
-    /// Cancels the write; `false` where it has begun, and may be kept.
+    /// Cancels the write; `false` if it has begun, and may be stored.
     pub(crate) fn cancel(&self) -> bool {
         self.moves_to(CANCELLED)
     }
 
-    /// The write begins; `false` where it was cancelled.
+    /// Begins the write; `false` if it was cancelled.
     pub(super) fn begin(&self) -> bool {
         self.moves_to(BEGUN)
     }

@@ -1,8 +1,8 @@
-//! Waiting for the store: how long a request may, and what many requests wait for together.
+//! Waiting for the store: how long a request may wait, and what many requests wait for together.
 //!
-//! All reads of a request share one [`ReadBudget`]. A [`Recall`] is read by one task however many wait for it,
-//! goes on when nobody waits any more, and is tried again after a failure, later each time. Late is not the
-//! same as not there: nothing is concluded from it. Knows nothing of facts.
+//! All reads of a request share one [`ReadBudget`]. A [`Recall`] is read by one task for all that wait for
+//! it. The task continues if nobody waits any more, and is retried after a failure, with growing pauses. A
+//! late answer does not mean that there is no data: nothing is concluded from it. Knows nothing of facts.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,65 +14,64 @@ use tokio::time::{Instant, sleep};
 
 use super::StoreError;
 
-/// After a failure the store is left alone with a question for so long, then for twice as long, up to the
-/// longest.
+/// The pause after a failed read; it doubles with each failure, up to the longest.
 const REST: Duration = Duration::from_secs(1);
 const LONGEST_REST: Duration = Duration::from_secs(60);
 
-/// How long a request may wait for all that it reads, together. Clones share it.
+/// How long a request may wait for all of its reads together. Clones share it.
 #[derive(Clone, Debug)]
 pub struct ReadBudget {
     whole: Duration,
-    /// The part of it for what is no first load, and for all once a shutdown has begun.
+    /// The limit for everything but the first load, and for everything once a shutdown has begun.
     usual: Duration,
-    /// Turns true when a shutdown begins.
+    /// Becomes true when a shutdown begins.
     shutdown: Option<watch::Receiver<bool>>,
     spent_us: Arc<AtomicU64>,
 }
 
 impl ReadBudget {
-    /// Nothing of it is spent.
+    /// An unused budget.
     pub fn new(whole: Duration) -> Self {
         Self { whole, usual: whole, shutdown: None, spent_us: Arc::default() }
     }
 
-    /// The same with `whole` for the first load of a session, and of what else is read once. `shutdown` turns
-    /// true when nobody is to wait that long any more.
+    /// The same, with `whole` as the limit for the first load of a session and other data that is read once.
+    /// `shutdown` becomes true when nobody should wait that long any more.
     pub(crate) fn with_first_load(self, whole: Duration, shutdown: watch::Receiver<bool>) -> Self {
         Self { whole: whole.max(self.usual), shutdown: Some(shutdown), ..self }
     }
 
-    /// The same for what is read later, with the same time spent.
+    /// The same for later reads, with the time already spent.
     pub(crate) fn after_first_load(&self) -> Self {
         Self { whole: self.usual, shutdown: None, ..self.clone() }
     }
 
-    /// What is left of it.
+    /// The time left.
     pub fn left(&self) -> Duration {
         self.whole.saturating_sub(self.spent())
     }
 
-    /// How long it was waited with it; zero where nothing had to be read.
+    /// The time spent waiting; zero if nothing had to be read.
     pub fn spent(&self) -> Duration {
         Duration::from_micros(self.spent_us.load(Ordering::Relaxed))
     }
 
-    /// Whether that was longer than what is not a first load may take.
+    /// Whether that is longer than the limit for later reads.
     pub(crate) fn is_overspent(&self) -> bool {
         self.spent() > self.usual
     }
 
-    /// Waits for an answer; `None` where what is left is too little.
+    /// Waits for an answer; `None` if the time left is not enough.
     pub async fn wait<F: Future>(&self, answer: F) -> Option<F::Output> {
         self.wait_at_most(self.whole, answer).await
     }
 
-    /// The same for something that was asked for at `since`: who comes later does not wait as long again.
+    /// The same for a read that began at `since`: later callers wait for a shorter time.
     async fn wait_since<F: Future>(&self, since: Instant, answer: F) -> Option<F::Output> {
         self.wait_at_most(self.whole.saturating_sub(since.elapsed()), answer).await
     }
 
-    /// The same, where who comes later asks once more: for that it may wait as long as for anything else.
+    /// The same, but later callers may wait at least the limit for later reads, because they ask again.
     pub(super) async fn wait_again<F: Future>(
         &self,
         since: Instant,
@@ -88,7 +87,7 @@ impl ReadBudget {
             answer = answer => Some(answer),
             () = self.runs_out(most) => None,
         };
-        // What was waited for is told apart from what was not, however quick the store is.
+        // At least 1 µs, so that a quick read differs from none.
         let spent = (began.elapsed().as_micros() as u64).max(1);
         self.spent_us.fetch_add(spent, Ordering::Relaxed);
         answer
@@ -100,7 +99,7 @@ impl ReadBudget {
             return sleep(self.left().min(most)).await;
         };
         let stopped = async {
-            // Who told it is gone: nothing is served any more.
+            // The sender is gone: nothing is served any more.
             let _ = shutdown.wait_for(|begun| *begun).await;
         };
         tokio::join!(sleep(usual.min(most)), async {
@@ -112,35 +111,35 @@ impl ReadBudget {
     }
 }
 
-/// What became of looking for a session.
+/// The result of looking for a session.
 pub(crate) enum LookupOutcome<T> {
-    /// It is there.
+    /// It was found.
     Found(T),
     /// There is none.
     None,
-    /// The store did not say in time, or failed: nothing may be concluded, and nothing begun in its place.
+    /// The store did not answer in time, or failed: nothing may be concluded from it, and no session begun.
     Late,
 }
 
-/// What came of waiting for a [`Recall`].
+/// The result of waiting for a [`Recall`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecallOutcome {
-    /// What the store knows is known.
+    /// The store's data is loaded.
     Known,
-    /// It did not answer in time; it may still.
+    /// The store did not answer in time; it still may.
     Late,
-    /// It failed, and is asked again later.
+    /// Reading failed, and will be retried later.
     Failed,
 }
 
-/// Something that is read from the store once. Clones share it.
+/// Data that is read from the store once. Clones share it.
 #[derive(Clone, Default)]
 pub(crate) struct Recall(Arc<RecallInner>);
 
 #[derive(Default)]
 struct RecallInner {
     state: Mutex<RecallState>,
-    /// Told when a reading ends.
+    /// Notified when a read ends.
     ended: Notify,
 }
 
@@ -150,15 +149,15 @@ struct RecallState {
     failures: u32,
 }
 
-/// What who wants it has to do.
+/// What a caller has to do.
 pub(super) enum RecallStart {
-    /// Nothing: it is known.
+    /// Nothing: it is loaded.
     Known,
-    /// To go on without: it failed just now.
+    /// Continue without it: reading has just failed.
     Failed,
-    /// To wait for who reads it since then.
+    /// Wait for the read that began at this time.
     Reading(Instant),
-    /// To read it, and to say how that ended.
+    /// Read it, and report the result.
     Read(RecallRun, Instant),
 }
 
@@ -176,17 +175,17 @@ enum RecallProgress {
 }
 
 impl Recall {
-    /// Whether it was read.
+    /// Whether it has been read.
     pub(crate) fn is_known(&self) -> bool {
         matches!(self.state().progress, RecallProgress::Known)
     }
 
-    /// Nothing need be read.
+    /// Marks it as read.
     pub(crate) fn set_known(&self) {
         self.state().progress = RecallProgress::Known;
     }
 
-    /// Has it read by `read`, on a task of its own, where nobody does yet and no failure is too recent; waits
+    /// Reads it with `read` in a task of its own, unless it is being read or has failed too recently; waits
     /// for that within the budget.
     pub(crate) async fn wait<F>(
         &self,
@@ -214,7 +213,7 @@ impl Recall {
         if self.is_known() { RecallOutcome::Known } else { RecallOutcome::Failed }
     }
 
-    /// Somebody wants it: who is first reads it for all.
+    /// Called by everyone who needs it: the first caller reads it for all.
     pub(super) fn begin(&self) -> RecallStart {
         let mut state = self.state();
         match state.progress {
@@ -240,7 +239,7 @@ fn rest(failures: u32) -> Duration {
     REST.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(LONGEST_REST)
 }
 
-/// One reading; a panic in it is a failure.
+/// A read in progress; a panic in it counts as a failure.
 pub(super) struct RecallRun {
     recall: Recall,
     read: Option<Result<(), StoreError>>,
@@ -252,7 +251,7 @@ impl RecallRun {
         self.end(read);
     }
 
-    /// It was read, or not.
+    /// Reports the result of the read.
     pub(super) fn end(mut self, read: Result<(), StoreError>) {
         self.read = Some(read);
     }

@@ -1,18 +1,18 @@
-//! What is kept, for whom, and of what kind.
+//! Stored records: their scope and kind.
 //!
-//! Nothing crosses a scope. What is kept once is not changed.
+//! Nothing crosses a scope. A record never changes.
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::context::{Millis, SessionId, TenantId};
 
-/// How the names of series begin.
+/// The prefix of series names.
 const SERIES: &str = "~learned ";
-/// Those names, in order: from the first on, before the second.
+/// The range of those names: from the first, up to but not including the second.
 pub(super) const SERIES_NAMES: (&str, &str) = (SERIES, "~learned!");
 
-/// Whose facts: one credential's, in one session. Nothing crosses a scope (invariant 11).
+/// The owner of records: one credential, in one session. Nothing crosses a scope (invariant 11).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Scope {
     /// Keyed hash of the credential, 16 hex digits.
@@ -22,19 +22,18 @@ pub struct Scope {
 }
 
 impl Scope {
-    /// Where something is kept that is learned again and again.
+    /// The scope of data that is learned repeatedly.
     pub fn series(what: &str) -> Self {
         Self { tenant: TenantId::default(), session: format!("{SERIES}{what}").into() }
     }
 
-    /// Whether it is such a place: only the newest of its facts counts, and a store keeps no more than
-    /// a few.
+    /// Whether it is such a scope: only the newest of its records counts, and a store keeps only a few.
     pub(crate) fn is_series(&self) -> bool {
         self.tenant == TenantId::default() && self.session.as_str().starts_with(SERIES)
     }
 }
 
-/// What kind of fact a record holds; part of its key.
+/// The kind of fact in a record; part of its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RecordKind {
@@ -44,29 +43,29 @@ pub enum RecordKind {
     Reasoning,
     /// A tool result that was cut.
     Cut,
-    /// What was decided about reasoning.
+    /// A decision about reasoning.
     Echo,
-    /// A rewrite that was refused.
+    /// A refused rewrite, or revoked decisions.
     Aside,
     /// A summary that was written.
     Summary,
-    /// A summary that was taken into use.
+    /// A summary that is in use.
     Compact,
-    /// Words that wait to be said.
+    /// A queued message.
     Queued,
-    /// What became of them.
+    /// What happened to a queued message.
     Said,
-    /// A sign by which a session is found that its client does not name. It has no value, and is
-    /// asked for with [`Store::signed`](super::Store::signed) alone.
+    /// A fingerprint by which an unnamed session is found. It has no value, and is only queried with
+    /// [`Store::signed`](super::Store::signed).
     Sign,
     /// Something learned about an upstream (`include_usage` refused, a window).
     Learned,
-    /// The words of an exchange, where they are kept. Asked for with [`Store::get`](super::Store::get) alone.
+    /// The content of an exchange, if stored. Only queried with [`Store::get`](super::Store::get).
     Words,
 }
 
 impl RecordKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 12] = [
         Self::Turn,
         Self::Reasoning,
@@ -82,7 +81,7 @@ impl RecordKind {
         Self::Words,
     ];
 
-    /// Its name, as it is kept.
+    /// Its name in the store.
     pub fn name(self) -> &'static str {
         match self {
             RecordKind::Turn => "turn",
@@ -100,27 +99,28 @@ impl RecordKind {
         }
     }
 
-    /// Whether it says what was done to a conversation: as long as that goes on, it is needed.
+    /// Whether it records a decision about a conversation, which is needed as long as the conversation
+    /// continues.
     pub fn is_decision(self) -> bool {
         let rewrites = matches!(self, Self::Cut | Self::Echo | Self::Aside);
         rewrites || matches!(self, Self::Summary | Self::Compact | Self::Queued | Self::Said)
     }
 
-    /// The kind of that name; `None` where a newer version wrote it.
+    /// The kind with this name; `None` if a newer version wrote it.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 }
 
-/// One fact as it is kept.
+/// A stored fact.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     /// Its kind.
     pub kind: RecordKind,
-    /// What it is about, unique within scope and kind.
+    /// Its key, unique within scope and kind.
     pub key: u128,
-    /// The fact, JSON.
+    /// The fact as JSON.
     pub value: Bytes,
-    /// When it was learned; expiry goes by it.
+    /// When it was learned; used for expiry.
     pub at: Millis,
 }

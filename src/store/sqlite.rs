@@ -1,9 +1,9 @@
-//! The embedded store: one SQLite file that anyone can query with `sqlite3`.
+//! The embedded store: one SQLite file, which can also be queried with `sqlite3`.
 //!
-//! One thread writes, in groups: whatever is waiting goes into one transaction, and all are answered
-//! when it is committed. Write-ahead log with `synchronous = NORMAL`: a committed turn survives
-//! `kill -9`; a power cut can take the last moments, never the file. Traffic, whoever looks in, and
-//! checkpoints have connections of their own. The data folder is all that is written to.
+//! One thread writes, in groups: all waiting jobs go into one transaction, and are answered when it is
+//! committed. Write-ahead log with `synchronous = NORMAL`: a committed turn survives `kill -9`; a power
+//! failure can lose the last moments, but not the file. Traffic, the admin API and checkpoints have
+//! connections of their own. Only the data folder is written to.
 
 mod drafts;
 mod facts;
@@ -46,23 +46,22 @@ use upkeep::LOCKED;
 pub use writer::QUEUE_BYTES;
 use writer::{Writer, WriterJob};
 
-/// How long a connection waits for another process; the writer, once it is open, for [`LOCKED`].
+/// How long a connection waits for another process; once open, the writer waits for [`LOCKED`].
 const BUSY: Duration = Duration::from_secs(5);
-/// What traffic reads: sessions and signs. Nothing of it takes long.
+/// Readers for traffic: sessions and fingerprints, which take little time.
 const TRAFFIC: ReaderLimits = ReaderLimits { name: "store-traffic", threads: 2, limit: None };
-/// What people and programs read who look in; a question of theirs holds what is deleted in the log
-/// while it lasts, so it may not last.
+/// Readers for the admin API. A query keeps deleted data in the log while it runs, so its time is limited.
 const LOOKERS: ReaderLimits =
     ReaderLimits { name: "store-lookers", threads: 2, limit: Some(Duration::from_secs(2)) };
 
-/// Facts in a file. Clones share it.
+/// Records in a file. Clones share it.
 #[derive(Clone)]
 pub struct SqliteStore {
     file: Arc<Database>,
     side: StoreCaller,
 }
 
-/// Who asks.
+/// Whose queries these are.
 #[derive(Clone, Copy)]
 enum StoreCaller {
     Traffic,
@@ -75,32 +74,32 @@ struct Database {
     lookers: Readers,
     moving: Arc<LegacyFacts>,
     path: PathBuf,
-    /// Says to other processes that this one uses the file.
+    /// Shows other processes that this one uses the file.
     _lock: FolderLock,
 }
 
-/// How busy a store is, and what it takes.
+/// The load of a store, and its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StoreLoad {
     /// Writes that wait.
     pub writes: usize,
-    /// Bytes of them.
+    /// Bytes of the waiting writes.
     pub write_bytes: usize,
-    /// Questions of traffic that wait.
+    /// Queries of traffic that wait.
     pub traffic: usize,
-    /// Questions of those who look in that wait.
+    /// Queries of the admin API that wait.
     pub lookers: usize,
     /// Threads.
     pub threads: usize,
-    /// How often the thread that writes began anew after a panic.
+    /// How often the writer thread was restarted after a panic.
     pub restarts: usize,
     /// Bytes on disk: the file and its log.
     pub bytes: u64,
 }
 
 impl SqliteStore {
-    /// Opens the store at `path`, making it and its folder where they are missing. An older version
-    /// of it is brought up to date in place; a newer one is refused and left as it is.
+    /// Opens the store at `path`; makes it and its folder if they are missing. A store of an older version is
+    /// upgraded in place; one of a newer version is refused and left unchanged.
     ///
     /// # Errors
     /// [`StoreError::Unusable`], saying what is wrong with the file and what to do.
@@ -108,16 +107,16 @@ impl SqliteStore {
         Self::open_sealing(path, Box::new(|record| record))
     }
 
-    /// The same; what an earlier version wrote passes through `seal` as it moves to its new place.
+    /// The same; records of earlier versions pass through `seal` when they are moved.
     pub(super) fn open_sealing(path: &Path, seal: RekeyFact) -> Result<Self, StoreError> {
         make_folder(path)?;
         is_database(path)?;
-        // SQLite would make it as the umask has it, and gives the files beside it the same mode.
-        // Where it cannot be opened, SQLite says why.
+        // SQLite would make the file with the umask's mode, and its additional files with the same. If it
+        // cannot be opened, SQLite reports why.
         let _ = folder::append(path);
         let mut connection = connect(path)?;
         let trouble = |error: rusqlite::Error| trouble_with(path, &error);
-        // Before the tables change: pages that are used for something else are overwritten, too.
+        // Before the tables change, so that freed pages are overwritten, too.
         tune(&connection).map_err(trouble)?;
         schema::prepare(&mut connection, path)?;
         let moving = Arc::new(LegacyFacts::of(&connection).map_err(trouble)?);
@@ -126,7 +125,7 @@ impl SqliteStore {
             let adopting = upkeep::in_transaction(&connection, || {
                 drafts::adopt_all(&connection, moving.has(&connection)?)
             });
-            // On a full disk they stay as they are, until it is not.
+            // On a full disk they remain as drafts, until there is room.
             made = adopting.unwrap_or_default();
         });
         connection.busy_timeout(LOCKED).map_err(trouble)?;
@@ -140,24 +139,24 @@ impl SqliteStore {
         Ok(Self { file: Arc::new(file), side: StoreCaller::Traffic })
     }
 
-    /// The same store for those who look in: their questions keep traffic's waiting in nothing, and end
-    /// when they take too long.
+    /// The same store with other readers: their queries never block those of traffic, and are ended if they
+    /// take too long.
     pub fn for_lookers(&self) -> Self {
         Self { side: StoreCaller::Looker, ..self.clone() }
     }
 
-    /// Where the file is.
+    /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.file.path
     }
 
-    /// Whether some of what an earlier version wrote may still be as and where it was.
+    /// Whether there may still be rows in the layout of an earlier version.
     pub(super) fn moving(&self) -> Arc<AtomicBool> {
         self.file.moving.flag()
     }
 
-    /// Writes down which secret the hashes are keyed with, by its fingerprint; answers whether it was
-    /// another one before.
+    /// Stores the fingerprint of the secret that hashes are keyed with; returns whether there was another one
+    /// before.
     pub(super) fn keyed_with(&self, fingerprint: &[u8; 32]) -> Result<bool, StoreError> {
         const NAME: &str = "keyed_with";
         let connection = connect(self.path())?;
@@ -174,14 +173,14 @@ impl SqliteStore {
         look().map_err(failed)
     }
 
-    /// Answers what was asked, then leaves one whole file that needs nothing beside it.
+    /// Answers waiting jobs, then merges everything into one file.
     ///
     /// # Errors
-    /// Where the log could not be brought into the file: both are there then, and are read as one.
+    /// If the log could not be merged: both files remain, and are read together.
     pub async fn close(&self) -> Result<(), StoreError> {
         let mut threads = self.file.traffic.close();
         threads.extend(self.file.lookers.close());
-        // On a thread of its own: the runtime, and with it the process, must not wait for a read that hangs.
+        // In a thread of its own: neither the runtime nor the process's end may wait for a read that hangs.
         let (told, ended) = oneshot::channel();
         let joining = std::thread::Builder::new().name("store-close".into()).spawn(move || {
             threads.into_iter().for_each(|thread| drop(thread.join()));
@@ -192,7 +191,7 @@ impl SqliteStore {
         self.file.writer.ask(|answer| WriterJob::Close { answer }).await
     }
 
-    /// How busy it is, and what it takes.
+    /// Its load and size.
     pub(crate) fn load(&self) -> StoreLoad {
         let Database { writer, traffic, lookers, path, .. } = &*self.file;
         let length = |path: &Path| std::fs::metadata(path).map_or(0, |file| file.len());
@@ -202,15 +201,14 @@ impl SqliteStore {
             write_bytes: writer.waiting_bytes(),
             traffic: traffic.waiting(),
             lookers: lookers.waiting(),
-            // One writes, one beside it brings the log into the file.
+            // One thread writes, and one makes checkpoints.
             threads: traffic.threads() + lookers.threads() + 2,
             restarts: writer.restarts(),
             bytes: length(path) + length(&log),
         }
     }
 
-    /// Runs a query on a reading connection, as one look at the file: facts that move meanwhile are
-    /// found once.
+    /// Runs a query on a reading connection, in one snapshot: a row that is moved meanwhile is found once.
     fn read<T: Send + 'static>(
         &self,
         query: impl FnOnce(&Connection, &LegacyFacts) -> rusqlite::Result<T> + Send + 'static,
@@ -227,8 +225,8 @@ impl SqliteStore {
     }
 }
 
-/// Copies the store at `path` into a new file, in one look at it; those who use it do not wait. Answers
-/// how long the copy is, bytes.
+/// Copies the store at `path` into a new file, from one snapshot; its users do not wait. Returns the size of
+/// the copy, bytes.
 ///
 /// # Errors
 /// [`StoreError::Unusable`], saying whose fault it is.
@@ -238,7 +236,7 @@ pub fn backup(path: &Path, copy: &Path) -> Result<u64, StoreError> {
     let here = |error: std::io::Error| {
         StoreError::Unusable(format!("{} cannot be written: {error}", copy.display()))
     };
-    // Nobody else may read it, as with the store; and what is there stays.
+    // Only its owner may read it, like the store; an existing file is not overwritten.
     let made = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(copy);
     let made = made.map_err(here)?;
     let copied = || -> rusqlite::Result<()> {
@@ -260,7 +258,7 @@ pub fn backup(path: &Path, copy: &Path) -> Result<u64, StoreError> {
     Ok(std::fs::metadata(copy).map_err(here)?.len())
 }
 
-/// Looks at a store without changing it: whether this version can use it. Answers what it takes, bytes.
+/// Checks whether this version can use a store, without changing it. Returns its size, bytes.
 ///
 /// # Errors
 /// [`StoreError::Unusable`] or [`StoreError::Damaged`], saying what is wrong with the file and what to do.
@@ -365,7 +363,7 @@ impl Store for SqliteStore {
             }
             found.sort_unstable_by_key(|(id, record)| (record.at, *id));
             let mut records: Vec<Record> = found.into_iter().map(|(_, record)| record).collect();
-            // Facts that are being moved were taken from both places, each with its newest.
+            // Rows that are being moved were read from both layouts, each with its newest.
             let others = records.iter().filter(|record| !record.kind.is_decision()).count();
             let mut old = others.saturating_sub(newest);
             records.retain(|record| {
@@ -403,8 +401,8 @@ impl Store for SqliteStore {
     }
 
     fn ready(&self) -> StoreFuture<'_, ()> {
-        // A write that changes nothing: the disk and the queue both have to answer. While the last write
-        // had no room, it changes a little.
+        // A write that changes nothing: it needs both the disk and the queue. If the last write found the
+        // disk full, it changes a little.
         let scope = Scope { tenant: TenantId::default(), session: SessionId::default() };
         Box::pin(async move { self.put_if_absent(scope, Vec::new()).await.map(drop) })
     }
@@ -417,7 +415,7 @@ impl Store for SqliteStore {
     }
 }
 
-/// Makes the folder of a store where it is missing.
+/// Makes the folder of a store if it is missing.
 pub(super) fn make_folder(path: &Path) -> Result<(), StoreError> {
     let Some(folder) = path.parent() else { return Ok(()) };
     folder::make(folder)
@@ -430,7 +428,7 @@ fn connect(path: &Path) -> Result<Connection, StoreError> {
         let mut connection = Connection::open(path)?;
         connection.busy_timeout(BUSY)?;
         connection.set_prepared_statement_cache_capacity(STATEMENTS);
-        // Before the first table: a file without it can never shrink.
+        // Must be set before the first table: otherwise the file can never shrink.
         connection.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
         connection.pragma_update(None, "journal_mode", "WAL")?;
         connection.pragma_update(None, "synchronous", "NORMAL")?;
@@ -444,14 +442,14 @@ fn connect(path: &Path) -> Result<Connection, StoreError> {
     open().map_err(|error| trouble_with(path, &error))
 }
 
-/// Looks at a file's first bytes before SQLite does, which would throw away what stands beside one that
-/// it does not know.
+/// Checks a file's first bytes before SQLite opens it, because SQLite would delete the log beside an unknown
+/// file.
 fn is_database(path: &Path) -> Result<(), StoreError> {
     const MAGIC: &[u8] = b"SQLite format 3\0";
     let mut first = Vec::new();
     let read = std::fs::File::open(path)
         .and_then(|file| file.take(MAGIC.len() as u64).read_to_end(&mut first));
-    // A file that is not there, or empty, becomes one; one that cannot be read is told by SQLite.
+    // A missing or empty file becomes a database; an unreadable one is reported by SQLite.
     if read.is_err() || first.is_empty() || first == MAGIC {
         return Ok(());
     }
@@ -459,24 +457,23 @@ fn is_database(path: &Path) -> Result<(), StoreError> {
     Err(trouble_with(path, &rusqlite::Error::SqliteFailure(damaged, None)))
 }
 
-/// The file that SQLite keeps beside another, by the end of its name.
+/// The path of one of SQLite's additional files.
 fn beside(path: &Path, end: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(end);
     name.into()
 }
 
-/// Statements that a connection keeps prepared.
+/// Prepared statements per connection.
 const STATEMENTS: usize = 64;
-/// Bytes of the log that stay when it begins anew.
+/// Bytes of the log file that are kept when it restarts.
 const LOG_KEPT: i64 = 8 << 20;
 
-/// What the writing connection alone needs: memory for the pages that new turns go to, and no
-/// checkpoint while somebody waits for a commit: the writer has its own time for that, and its own
-/// measure.
+/// Settings of the writing connection: memory for the pages of new turns, and no automatic checkpoints,
+/// during which a commit would wait; the writer schedules them itself.
 fn tune(writer: &Connection) -> rusqlite::Result<()> {
     writer.pragma_update(None, "cache_size", -8192)?;
-    // What is forgotten is overwritten: words may have been among it.
+    // Deleted data is overwritten, because it may contain text.
     writer.pragma_update(None, "secure_delete", "ON")?;
     writer.pragma_update(None, "wal_autocheckpoint", 0)
 }
@@ -504,7 +501,7 @@ fn because(error: &rusqlite::Error) -> String {
     }
 }
 
-/// Why a file cannot be used.
+/// The error for a file that cannot be used.
 fn trouble_with(path: &Path, error: &rusqlite::Error) -> StoreError {
     use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
     match (error.sqlite_error_code(), unusable(path, &because(error))) {
@@ -529,7 +526,7 @@ fn failed(error: rusqlite::Error) -> StoreError {
     }
 }
 
-/// Tenant and session, the first two columns of a row.
+/// Tenant and session from the first two columns of a row.
 fn scope_in(row: &Row<'_>) -> rusqlite::Result<Scope> {
     let text = |column| row.get::<_, String>(column);
     Ok(Scope { tenant: text(0)?.into(), session: text(1)?.into() })

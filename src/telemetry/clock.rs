@@ -1,20 +1,20 @@
-//! The time that facts are kept with: it goes on where the machine's clock is set back.
+//! The time that facts are stored with: it continues if the machine's clock is set back.
 //!
-//! What is newer stands after what is older, and what is due comes, whatever is done to the clock while the
-//! process runs. A clock that is set forward is believed. Told once for each step.
+//! Newer facts sort after older ones, and deadlines arrive, whatever happens to the clock while the process
+//! runs. A clock that is set forward is believed. Each step back is logged once.
 
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crate::context::Millis;
 
-/// A step back of no more is a clock that is kept in time, and is not told, ms.
+/// A step back of at most this many ms is normal clock synchronisation, and is not logged.
 const SLIGHT: Millis = 1000;
 
 static CLOCK: LazyLock<(Instant, Mutex<WallClock>)> =
     LazyLock::new(|| (Instant::now(), Mutex::default()));
 
-/// The time, ms since 1970; never before what it was.
+/// The time in ms since 1970; never earlier than it was before.
 pub(crate) fn now() -> Millis {
     let wall = wall();
     let (began, clock) = &*CLOCK;
@@ -31,25 +31,25 @@ pub(crate) fn now() -> Millis {
     now
 }
 
-/// What the machine's clock shows, ms since 1970: for what is compared with other processes' times.
+/// The time of the machine's clock, in ms since 1970: for comparison with times of other processes.
 pub(crate) fn wall() -> Millis {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as Millis)
 }
 
-/// Where time stands, and where it stood when it was last believed.
+/// The current time, and when the machine's clock was last believed.
 #[derive(Default)]
 struct WallClock {
-    /// The machine's time then.
+    /// The machine's time at that moment.
     wall: Millis,
-    /// Since the process began, then.
+    /// The time since the process began at that moment.
     passed: Millis,
-    /// How far the machine's clock is behind, as it was told.
+    /// How far the machine's clock is behind, as last logged.
     behind: Millis,
 }
 
 impl WallClock {
-    /// The time where the machine's clock says `wall`, `passed` ms after the process began; and how far
-    /// the clock was set back, where that is new.
+    /// The time if the machine's clock shows `wall`, `passed` ms after the process began; and how far the
+    /// clock was set back, if that is new.
     fn tick(&mut self, wall: Millis, passed: Millis) -> (Millis, Option<Millis>) {
         let expected = self.wall.saturating_add(passed.saturating_sub(self.passed));
         if wall >= expected {

@@ -1,6 +1,6 @@
-//! What is told of an exchange, a compaction, a request on its way, and the store.
+//! The events of exchanges, compactions, requests in flight and the store.
 //!
-//! Values alone: made once, then counted, logged and listed. Nothing reads them back while it works.
+//! Plain values: created once, then counted, logged and listed. Nothing reads them back to make decisions.
 
 use serde::Serialize;
 
@@ -17,68 +17,68 @@ use crate::dialect::models::Family;
 use crate::dialect::refusal::RefusalCause;
 use crate::dialect::{Dialect, Note, Purpose, StopReason, Usage};
 
-/// How busy a store is, and what it takes.
+/// How busy a store is, and how much space it uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StoreState {
     /// Writes that wait.
     pub writes: usize,
-    /// Bytes of them.
+    /// Bytes of the waiting writes.
     pub write_bytes: usize,
-    /// Reads of traffic that wait.
+    /// Reads for traffic that wait.
     pub traffic: usize,
-    /// Reads of those who look in that wait.
+    /// Reads for the admin API that wait.
     pub lookers: usize,
-    /// Threads.
+    /// The store's threads of the operating system.
     pub threads: usize,
-    /// How often the thread that writes began anew after a panic.
+    /// How often the writing thread was restarted after a panic.
     pub restarts: usize,
     /// Bytes on disk.
     pub bytes: u64,
 }
 
-/// Everything that is told of writing one summary.
+/// The report of writing one summary.
 #[derive(Clone, Debug, Serialize)]
 pub struct Compaction {
-    /// The upstream that was asked.
+    /// The upstream that was called.
     pub upstream: Box<str>,
-    /// The model that was asked.
+    /// The model that was called.
     pub model: Box<str>,
-    /// Who writes.
+    /// Who writes the summary.
     pub engine: SummaryAuthor,
-    /// Why.
+    /// The reason for it.
     pub why: DecisionReason,
     /// How it ended.
     pub outcome: SummaryOutcome,
-    /// Tokens that it stands for.
+    /// Tokens of the history that it replaces.
     pub before: u64,
-    /// Tokens of it, where it is written.
+    /// Tokens of the summary, if it was written.
     pub after: Option<u64>,
-    /// How long it took.
+    /// How many seconds it took.
     pub seconds: f64,
-    /// What it cost, as reported.
+    /// The usage that the provider reported for it.
     pub usage: Usage,
 }
 
-/// Everything that is told of one exchange, at its end.
+/// The report of one exchange, at its end.
 #[derive(Clone, Debug, Serialize)]
 pub struct Exchange {
-    /// Its id, unique.
+    /// Its unique id.
     pub id: ExchangeId,
     /// When the request arrived.
     pub at: Millis,
     /// The configured upstream, if the route found one.
     pub upstream: Option<Box<str>>,
-    /// The wire protocol, where the path told one.
+    /// The wire protocol, if the path identifies it.
     pub dialect: Option<Dialect>,
-    /// What it was for.
+    /// What the request was for.
     pub purpose: Option<Purpose>,
     /// HTTP method.
     pub method: Box<str>,
-    /// The path without its query (keys can stand there).
+    /// The path without its query, which may contain keys.
     pub path: Box<str>,
-    /// The model, as the client named it.
+    /// The model name that the client sent.
     pub model: Option<Box<str>>,
-    /// Its tokenizer.
+    /// The model's tokenizer family.
     pub family: Option<Family>,
     /// Keyed hash of the credential.
     pub tenant: Option<TenantId>,
@@ -86,44 +86,44 @@ pub struct Exchange {
     pub session: Option<SessionId>,
     /// The thread.
     pub thread: Option<ThreadId>,
-    /// The provider's id of the request, from the header of its answer.
+    /// The provider's request id, from the response header.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub provider_request_id: Option<Box<str>>,
-    /// The status the client saw; `None` where it saw none.
+    /// The status that the client received; `None` if it received none.
     pub status: Option<u16>,
     /// How it ended.
     pub outcome: Outcome,
     /// Why the reply ended.
     pub stop: Option<StopReason>,
-    /// What kind of error the provider told of, by its status or inside a success.
+    /// The kind of error that the provider reported, by its status or inside a success.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error_kind: Option<ErrorKind>,
-    /// What was predicted.
+    /// The estimate of its tokens.
     pub estimate: Option<Estimate>,
-    /// A token count was answered with that estimate: why.
+    /// Why a token count was answered with that estimate, if it was.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub count_estimated: Option<CountEstimate>,
-    /// What a known agent would have predicted, where its rules are asked.
+    /// What a known agent would have estimated, if its rules are configured.
     pub classic: Option<ClassicEstimate>,
-    /// In how many of the model's last ten turns the newest call had the same result, from four on.
+    /// In how many of the model's last ten turns the newest call had the same result; given from four on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub repeated_calls: Option<u32>,
-    /// What was done to the request.
+    /// What was changed in the request.
     pub done: RewriteSummary,
-    /// What was reported.
+    /// The usage that was reported.
     pub usage: Usage,
-    /// What rewriting did for it; only of exchanges that became turns.
+    /// What rewriting saved or cost; only for exchanges that became turns.
     pub saved: Option<ExchangeSavings>,
-    /// How long it waited for a summary, µs; only where it did.
+    /// How long it waited for a summary, in µs; only if it did.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compaction_wait_us: Option<u64>,
-    /// How long it waited for what the store knows of its session, µs; only where that was longer than
+    /// How long it waited for the stored data of its session, in µs; only if that was longer than
     /// `limits.load_ms`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_load_us: Option<u64>,
-    /// The window that was believed, tokens.
+    /// The window that was assumed, in tokens.
     pub window: Option<u64>,
-    /// Whether a stream was answered.
+    /// Whether the response was a stream.
     pub streamed: bool,
     /// Bytes of the request body.
     pub request_bytes: u64,
@@ -131,39 +131,40 @@ pub struct Exchange {
     pub response_bytes: u64,
     /// Frames of the response body.
     pub frames: u64,
-    /// Own time before the request was forwarded, µs: without the wait for a summary.
+    /// Our own time before the request was forwarded, in µs, without the wait for a summary.
     pub request_side_us: u64,
-    /// Time spent here on the response's frames, all together, µs.
+    /// Our own time for all frames of the response, in µs.
     pub response_side_us: u64,
-    /// From request to response headers, µs.
+    /// From the request to the response headers, in µs.
     pub headers_us: Option<u64>,
-    /// From request to first body byte, µs.
+    /// From the request to the first byte of the response body, in µs.
     pub first_byte_us: Option<u64>,
-    /// The longest time that the upstream said nothing in a stream, before its first event too, µs.
+    /// The longest time that the upstream sent nothing in a stream, including the time before its first
+    /// event, in µs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub longest_gap_us: Option<u64>,
-    /// All such times of a stream.
+    /// All such times of the stream.
     #[serde(skip)]
     pub gaps: Option<Box<StreamGaps>>,
-    /// The stream was broken, because the upstream said nothing for `limits.silent_stream_s`.
+    /// Whether the stream was broken off because the upstream sent nothing for `limits.silent_stream_s`.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub silent_stream: bool,
-    /// From request to the end, µs.
+    /// From the request to the end, in µs.
     pub duration_us: u64,
-    /// What became of a refusal that blames what was sent.
+    /// The outcome of a refusal that blames the request's content.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refusal: Option<RefusalReport>,
-    /// What the provider's refusal of our rewrite named, where the original was sent again.
+    /// What the provider's refusal of our rewrite named, if the original was sent again.
     pub refused: Option<RefusalCause>,
-    /// Where we stood aside.
+    /// Why the exchange was forwarded without some of our functions.
     pub fail_open: Vec<FailOpen>,
-    /// What was strange.
+    /// Observations about the exchange.
     pub notes: Vec<Note>,
 }
 
 impl Exchange {
-    /// An exchange of which nothing is known but when it began and what was asked for. Until
-    /// something else is known, its client left.
+    /// An exchange of which only the beginning and the request line are known. Until more is known, its
+    /// outcome is that the client left.
     pub fn begun(id: ExchangeId, at: Millis, method: &str, path: &str) -> Self {
         Self {
             id,
@@ -212,22 +213,22 @@ impl Exchange {
         }
     }
 
-    /// Whether its thread is left alone from now on: the rewrite was refused, and the original was
-    /// not. A refusal that names what is asked beside it says nothing of the rewrite, and a count is
-    /// of no thread.
+    /// Whether its thread is suspended from now on: the rewritten request was refused, and the original was
+    /// not. A refusal that names a parameter outside the conversation says nothing about the rewrite, and a
+    /// token count belongs to no thread.
     pub fn sets_aside(&self) -> bool {
         let refused = self.refused.filter(|cause| !cause.is_beside());
         let is_count = self.purpose == Some(Purpose::Count);
         refused.is_some() && self.done.resent.is_some() && !is_count
     }
 
-    /// The input that the estimate predicted, where it was reported. A reply that broke off later takes
-    /// nothing from it.
+    /// The reported input tokens, which the estimate predicted. Still valid if the reply broke off later.
     pub fn actual(&self) -> Option<u64> {
         self.usage.input
     }
 
-    /// Why its input could not be known beforehand, where it was reported: its error is none of counting.
+    /// Why its input could not be known beforehand, if it was reported: then the difference is not an error
+    /// of counting.
     pub fn hidden_input(&self) -> Option<HiddenInput> {
         self.actual()?;
         HiddenInput::of(&self.usage, self.estimate.as_ref()?)
@@ -238,17 +239,17 @@ impl Exchange {
         self.away(self.estimate.as_ref()?.tokens)
     }
 
-    /// `error / actual`; `None` where the actual is 0.
+    /// `error / actual`; `None` if the actual is 0.
     pub fn error_ratio(&self) -> Option<f64> {
         self.share(self.error()?)
     }
 
-    /// As [`Exchange::error`], of the classic count.
+    /// Like [`Exchange::error`], for the classic count.
     pub fn classic_error(&self) -> Option<i64> {
         self.away(self.classic.as_ref()?.tokens)
     }
 
-    /// As [`Exchange::error_ratio`], of the classic count.
+    /// Like [`Exchange::error_ratio`], for the classic count.
     pub(crate) fn classic_error_ratio(&self) -> Option<f64> {
         self.share(self.classic_error()?)
     }
@@ -263,10 +264,10 @@ impl Exchange {
     }
 }
 
-/// A request that is on its way, for whoever looks in before it has ended.
+/// A request in flight, which the admin API shows before its exchange ends.
 #[derive(Clone, Debug)]
 pub struct OpenExchange {
-    /// Its exchange.
+    /// The id of its exchange.
     pub id: ExchangeId,
     /// Keyed hash of the credential.
     pub tenant: TenantId,
@@ -276,8 +277,8 @@ pub struct OpenExchange {
     pub thread: ThreadId,
     /// When the request arrived.
     pub at: Millis,
-    /// What it is for.
+    /// What the request is for.
     pub purpose: Purpose,
-    /// What it will make of its context.
+    /// The context that it will send.
     pub view: ContextView,
 }

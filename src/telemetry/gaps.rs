@@ -1,23 +1,24 @@
-//! How long an upstream was waited for between the pieces of a stream: counted while it passes, told once.
+//! The times that we waited for an upstream between the pieces of a stream: counted while it passes, reported
+//! once.
 //!
-//! A stream has thousands of pieces; here each costs a comparison, and no allocation.
+//! A stream has thousands of pieces; each costs a comparison here, and no allocation.
 
 use std::time::Duration;
 
-/// From 10 ms to 5 min, s.
+/// Bounds from 10 ms to 5 min, in seconds.
 pub(super) const BOUNDS: [f64; 14] =
     [0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0];
 
 /// The gaps of one stream.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StreamGaps {
-    /// How many, by the first of [`BOUNDS`] that they do not exceed, and their sum in seconds.
+    /// The number of gaps and their sum in seconds, by the first of [`BOUNDS`] that they do not exceed.
     buckets: [(u32, f64); BOUNDS.len() + 1],
     longest: Duration,
 }
 
 impl StreamGaps {
-    /// One more piece came after so long.
+    /// Adds the gap before one more piece.
     pub fn add(&mut self, gap: Duration) {
         let seconds = gap.as_secs_f64();
         let at = BOUNDS.iter().position(|bound| seconds <= *bound).unwrap_or(BOUNDS.len());
@@ -27,12 +28,12 @@ impl StreamGaps {
         self.longest = self.longest.max(gap);
     }
 
-    /// The longest of them; `None` where nothing came.
+    /// The longest gap; `None` if no piece came.
     pub fn longest(&self) -> Option<Duration> {
         self.buckets.iter().any(|(count, _)| *count > 0).then_some(self.longest)
     }
 
-    /// How many gaps of which mean length lie between two bounds, seconds.
+    /// The number of gaps between two bounds, and their mean length in seconds.
     pub fn means(&self) -> impl Iterator<Item = (u32, f64)> + '_ {
         let filled = self.buckets.iter().filter(|(count, _)| *count > 0);
         filled.map(|(count, sum)| (*count, sum / f64::from(*count)))

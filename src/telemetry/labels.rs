@@ -1,87 +1,89 @@
-//! The words that metrics count by: closed sets, so that nothing a client sends can grow a metric.
+//! Label values of metrics: closed sets, so that nothing a client sends can grow a metric.
 //!
-//! They know nothing of who counts them; `docs/metrics.md` is made from where they are used.
+//! They know nothing about the metrics; `docs/metrics.md` is generated from where they are used.
 
 use serde::Serialize;
 use strum::EnumIter;
 
-/// Why we stood aside; a metric label.
+/// Why an exchange was forwarded without some of our functions; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
 #[serde(rename_all = "snake_case")]
 pub enum FailOpen {
-    /// The request body is larger than what is analysed.
+    /// The request body is larger than the limit for analysis.
     BodyTooLarge,
-    /// The request body could not be read as its dialect.
+    /// The request body could not be parsed as its dialect.
     BodyUnread,
     /// Reading or estimating panicked.
     Panicked,
     /// The store did not answer in time, or failed.
     Store,
-    /// Its session has as many decisions as one may have: nothing new was decided, and those are repeated.
+    /// The session has the maximum number of decisions: earlier ones are replayed, nothing new is decided.
     Decisions,
-    /// The store did not say in time which session it is: measured, and nothing of it remembered.
+    /// The store did not identify the session in time: the exchange is measured, and nothing of it is
+    /// remembered.
     SessionLate,
     /// The response could not be read.
     ReplyUnread,
-    /// The turn was not durable when its terminal event left.
+    /// The turn was not durable when its terminal event was forwarded.
     CommitLate,
-    /// Changes of one body contradicted each other; it was sent as it came.
+    /// Edits of one body contradicted each other; it was sent as it came.
     EditsConflict,
-    /// A fact that was kept is not understood; it was ignored.
+    /// A stored fact cannot be understood; it was ignored.
     FactUnread,
     /// The upstream refused a body that we had changed; the original was sent again.
     RewriteRefused,
-    /// It may carry a credential that is not known as one: it was measured and nothing of it remembered.
+    /// It may carry a credential that we do not recognise: it was measured, and nothing of it is remembered.
     UnknownCredential,
-    /// It has no credential, and others can reach the listener: measured, and nothing of it remembered.
+    /// It has no credential, and others can reach the listener: it was measured, and nothing of it is
+    /// remembered.
     NoCredential,
-    /// A body is encoded more than twice; it was passed on unread.
+    /// A body is encoded more than twice; it was forwarded unread.
     TooManyCodings,
-    /// There was no memory for more (`limits.memory_bytes`); what came was passed on unread.
+    /// The limit of memory was reached (`limits.memory_bytes`); the body was forwarded unread.
     MemoryBudget,
-    /// Reading the request would have taken too much memory (`limits.analysis_bytes`) or waited too long.
+    /// Reading the request would have taken too much memory (`limits.analysis_bytes`), or waited too long.
     AnalysisBudget,
 }
 
-/// What became of a refusal that blames what was sent; a metric label.
+/// The outcome of a refusal that blames the request's content; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
 #[serde(rename_all = "snake_case")]
 pub enum RefusalOutcome {
-    /// The request was changed, sent once more and answered.
+    /// The request was changed, sent once more, and answered with a response.
     Healed,
     /// The request was changed before it was sent, because another request was refused.
     Spared,
-    /// The changed request was refused, too.
+    /// The changed request was refused as well.
     RefusedAgain,
-    /// The changed request met a limit, or a provider that failed.
+    /// The changed request met a rate limit or a failing provider.
     Unanswered,
-    /// No change answers it: what is refused is not the client's, or was changed in vain before.
+    /// No change helps: the refused content is not the client's, or changing it has failed before.
     NoRepair,
-    /// It names a place that is not there.
+    /// It names a place that does not exist in the request.
     Misplaced,
-    /// The store did not keep the change.
+    /// The store could not save the change.
     NotKept,
-    /// It could have been changed, in mode `active`.
+    /// In mode `active` the request could have been changed.
     Possible,
-    /// Its words are not known.
+    /// The message of the refusal is not known.
     Unknown,
 }
 
-/// What memory is held for; a metric label.
+/// What memory is used for; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum MemoryKind {
-    /// Request bodies, as they came and decoded.
+    /// Request bodies, as received and decoded.
     Request,
-    /// What is read of requests: parts, plans.
+    /// Parsed requests: parts and plans.
     Analysis,
-    /// What is read of responses, and decoders for them.
+    /// Responses while they are read, and their decoders.
     Reply,
     /// WebSocket messages.
     Message,
     /// Connections, exchanges and their headers.
     Connection,
-    /// What lies in the buffers of connections.
+    /// Data in the buffers of connections.
     Buffer,
 }
 
@@ -91,35 +93,35 @@ impl MemoryKind {
         [Self::Request, Self::Analysis, Self::Reply, Self::Message, Self::Connection, Self::Buffer];
 }
 
-/// What is kept in memory beyond the exchange that it came with; a metric label.
+/// What is cached in memory beyond its exchange; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum KeptKind {
-    /// Sessions: their turns and decisions.
+    /// Sessions with their turns and decisions.
     Sessions,
-    /// The decisions of the session that has most of them.
+    /// The decisions of the session with the most of them.
     SessionDecisions,
-    /// The newest request of sessions, with what was read of it.
+    /// The newest request of each session, parsed.
     LatestRequests,
-    /// What waits to be written to the store.
+    /// Data that waits to be written to the store.
     StoreQueue,
 }
 
-/// Why a request was sent to its upstream again, which surely did not work on it; a metric label.
+/// Why a request was sent to its upstream again, which certainly had not processed it; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum RepeatCause {
-    /// It had not left when its connection closed.
+    /// It had not been sent when its connection closed.
     NotSent,
-    /// The upstream had closed the kept connection before it could read it.
+    /// The upstream had closed the idle connection before it could read the request.
     ClosedWhileIdle,
     /// The upstream refused its HTTP/2 stream.
     RefusedStream,
-    /// The upstream closed the HTTP/2 connection, and named an earlier stream as its last.
+    /// The upstream closed the HTTP/2 connection and named an earlier stream as the last one.
     WentAway,
 }
 
-/// What became of a question to a provider's counting endpoint; a metric label.
+/// The outcome of a call to a provider's counting endpoint; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum CountOutcome {
@@ -127,15 +129,15 @@ pub(crate) enum CountOutcome {
     Answered,
     /// The same prompt was counted before.
     Cached,
-    /// Not asked: enough questions are under way.
+    /// Not called: enough calls are in flight.
     Busy,
-    /// Not asked: the provider wants to be left alone.
+    /// Not called: the provider asked us to wait.
     Paused,
-    /// There is no such endpoint.
+    /// The endpoint does not exist.
     Missing,
     /// The provider refused it.
     Refused,
-    /// No answer in time, or none that is a number.
+    /// No answer in time, or an answer that is not a number.
     Failed,
 }
 
@@ -143,27 +145,27 @@ pub(crate) enum CountOutcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
 #[serde(rename_all = "snake_case")]
 pub enum CountEstimate {
-    /// The configuration says so.
+    /// The configuration requires it.
     Configured,
-    /// The upstream was asked, and has no such endpoint.
+    /// The upstream was called and has no such endpoint.
     Missing,
-    /// That it has none was learned before.
+    /// It is known from before that it has none.
     Learned,
 }
 
-/// Why the admin listener refused a request; a metric label.
+/// Why the admin API refused a request; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum AdminRefusal {
-    /// It came without a token.
+    /// It has no token.
     NoToken,
-    /// It came with a wrong token.
+    /// Its token is wrong.
     WrongToken,
-    /// It came with a wrong token, and so did many others just before.
+    /// Its token is wrong, and so were many others just before.
     TooManyAttempts,
-    /// Its token may only read.
+    /// Its token only allows reading.
     ReadOnly,
-    /// Its `Host` is missing, malformed, said twice, or not this machine's.
+    /// Its `Host` is missing, malformed, given twice, or not this machine's.
     ForeignHost,
     /// A page of another site sent it.
     ForeignOrigin,
@@ -171,55 +173,55 @@ pub(crate) enum AdminRefusal {
     ForeignUser,
 }
 
-/// What became of a lesson that a refusal could teach; a metric label.
+/// The outcome of a lesson that a refusal could teach; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum LessonOutcome {
-    /// It holds for the tenant that met it.
+    /// It holds for the tenant that received the refusal.
     Learned,
     /// Enough tenants agree: it holds for all.
     Agreed,
-    /// Not learned: its words stand in the request that was refused.
+    /// Not learned: the refusal's text quotes the refused request.
     Quoted,
-    /// Not learned: a window that does not agree with what was sent.
+    /// Not learned: a window that contradicts what was sent.
     Implausible,
-    /// Not learned: what we changed was refused, in words that are no known message.
+    /// Not learned: our change was refused with an unknown message.
     Unknown,
     /// Not learned: there is no room for more.
     Full,
 }
 
-/// What is asked of a store; a metric label.
+/// An operation of the store; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum StoreOperation {
-    /// New facts.
+    /// Saves new facts.
     Put,
-    /// Write what is on its way, or make turns of what was.
+    /// Saves drafts, or turns drafts into turns.
     Draft,
-    /// One fact.
+    /// Reads one fact.
     Get,
-    /// Who holds a fact.
+    /// Finds the scope that holds a fact.
     Find,
-    /// A whole scope.
+    /// Reads a whole scope.
     Scan,
-    /// The list of scopes.
+    /// Lists the scopes.
     Scopes,
-    /// Forgetting a scope.
+    /// Deletes a scope.
     Drop,
-    /// Forgetting what is old.
+    /// Deletes what has expired.
     Expire,
-    /// Whether it answers.
+    /// Checks whether the store responds.
     Ready,
 }
 
-/// What a connection past `limits.connections` got; a metric label.
+/// How a connection past `limits.connections` ended; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum RejectedConnection {
-    /// 503, with what to do.
+    /// With a 503 response that says what to do.
     Answered,
-    /// Nothing: it asked nothing in time, or there were too many of them.
+    /// Without a response: it sent no request in time, or there were too many of them.
     Closed,
 }
 
@@ -227,11 +229,11 @@ pub(crate) enum RejectedConnection {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ClientTimeout {
-    /// To ask anything on a new connection.
+    /// The first request on a new connection.
     Silent,
-    /// To ask the next thing on a connection that it keeps.
+    /// The next request on a connection that is kept alive.
     Idle,
-    /// To send more of a request's body.
+    /// More of a request's body.
     Body,
 }
 
@@ -239,18 +241,18 @@ pub(crate) enum ClientTimeout {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, EnumIter)]
 #[serde(rename_all = "snake_case")]
 pub enum SummaryOutcome {
-    /// It is written.
+    /// It was written.
     Written,
     /// The upstream refused, failed, or could not be reached.
     UpstreamFailed,
     /// It took too long.
     TimedOut,
-    /// The answer was empty, called a tool, was cut off or too long.
+    /// The reply was empty, called a tool, was cut off, or was too long.
     Rejected,
-    /// The provider does not compact by itself.
+    /// The provider offers no compaction.
     NotOffered,
-    /// It would not have shrunk the context, or not enough.
+    /// It would not have made the context smaller, or not enough.
     TooLarge,
-    /// The store did not keep it, or another replica was to write it and did not.
+    /// The store could not save it, or another replica was to write it and did not.
     NotKept,
 }

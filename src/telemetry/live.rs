@@ -1,7 +1,7 @@
-//! What is told at once, beside exchanges that ended: queued words, and requests whose context was made
-//! smaller.
+//! Events that are reported at once, not at the end of an exchange: queued messages, and requests whose
+//! context was made smaller.
 //!
-//! Holds no word of what was said.
+//! They hold no text of messages.
 
 use serde::Serialize;
 
@@ -9,41 +9,41 @@ use super::OpenExchange;
 use crate::context::policy::{Mode, SummaryAuthor};
 use crate::context::{ExchangeId, Millis, SessionId, TenantId, ThreadId};
 
-/// Something that happened to queued words; without the words.
+/// Something that happened to a queued message, without its text.
 #[derive(Clone, Debug, Serialize)]
 pub struct MessageEvent {
-    /// Which.
+    /// The message's id.
     pub id: Box<str>,
-    /// What.
+    /// What happened.
     pub step: MessageStep,
     /// Keyed hash of the credential.
     pub tenant: TenantId,
     /// The session.
     pub session: SessionId,
-    /// The exchange that took them.
+    /// The exchange that sent it.
     #[serde(rename = "request")]
     pub exchange: Option<ExchangeId>,
-    /// Their place among those that wait, from 1, of words that were just queued.
+    /// Its position in the queue, from 1, if it was just queued.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub position: Option<usize>,
-    /// When.
+    /// The time of the event.
     pub at: Millis,
 }
 
-/// What happens to queued words.
+/// What happens to a queued message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MessageStep {
-    /// They wait.
+    /// It waits in the queue.
     Queued,
-    /// They were taken back.
+    /// It was removed from the queue.
     Removed,
-    /// They stand in a request.
+    /// It was added to a request.
     Taken,
 }
 
 impl MessageStep {
-    /// The live event that says this alone; `None` where words that waited are said by nobody.
+    /// The name of the live event of this step; `None` if there is none.
     pub fn event(self) -> Option<&'static str> {
         match self {
             Self::Queued => Some("queued"),
@@ -53,13 +53,13 @@ impl MessageStep {
     }
 }
 
-/// A request goes out with a context that was just made smaller.
+/// A request is sent with a context that was just made smaller.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ContextReduction {
-    /// How: the live event's name.
+    /// What was done: the live event's name.
     #[serde(skip)]
     pub event: &'static str,
-    /// Its exchange.
+    /// The id of its exchange.
     #[serde(rename = "request")]
     pub exchange: ExchangeId,
     /// Keyed hash of the credential.
@@ -68,14 +68,14 @@ pub struct ContextReduction {
     pub session: SessionId,
     /// The thread.
     pub thread: ThreadId,
-    /// Tokens without it, estimated.
+    /// Tokens without the reduction, estimated.
     pub before: u64,
-    /// Tokens with it, estimated.
+    /// Tokens with the reduction, estimated.
     pub after: u64,
-    /// Who wrote the summary that took the place of older messages.
+    /// Who wrote the summary that replaces older messages.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub strategy: Option<SummaryAuthor>,
-    /// How many results of tools were cleared.
+    /// The number of tool results that were cleared.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub results: Option<u32>,
     /// When the request arrived.
@@ -83,8 +83,8 @@ pub struct ContextReduction {
 }
 
 impl ContextReduction {
-    /// What is new in a request that goes out: a summary that takes the place of older messages
-    /// (`compacted`), results that were cleared (`pruned`).
+    /// The new reductions of a request: a summary that replaces older messages (`compacted`), and cleared
+    /// tool results (`pruned`).
     pub(super) fn of(open_exchange: &OpenExchange) -> impl Iterator<Item = Self> {
         let done = open_exchange.view.rewriting;
         let is_sent = done.mode == Mode::Active;

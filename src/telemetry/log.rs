@@ -1,8 +1,8 @@
-//! One line per exchange, for people or for machines, and the diagnostics between them.
+//! One line per exchange, for people or for machines, and diagnostics between them.
 //!
-//! Whoever tells never waits for whoever reads: lines go into a buffer that a thread writes out;
-//! past its limit lines are dropped and counted. Holds no prompt, reply, key or query string
-//! (invariant 9): an [`Exchange`] has none.
+//! Writing a line never waits for the reader: lines go into a buffer that a thread writes out; past its limit
+//! they are dropped and counted. Holds no prompt, reply, key or query string (invariant 9): an [`Exchange`]
+//! has none.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};
@@ -24,12 +24,12 @@ use crate::context::policy::Mode;
 use crate::context::{SessionId, ThreadId};
 use crate::dialect::editing::ClearingReport;
 
-/// Most bytes that wait to be written; past it lines are dropped.
+/// The most bytes that wait to be written; past it, lines are dropped.
 pub(crate) const BACKLOG: usize = 1024 * 1024;
-/// Lines are gathered this long before they are written, so that a busy server wakes the writing
-/// thread a few times a second and not once an exchange.
+/// Lines are collected this long before they are written, so that a busy server wakes the writing thread a
+/// few times per second, not once per exchange.
 const GATHER: Duration = Duration::from_millis(20);
-/// Longest name that is written out.
+/// The longest name that is written in full.
 const LONGEST: usize = 120;
 
 /// Who reads the log.
@@ -41,27 +41,27 @@ pub enum LogFormat {
     Json,
 }
 
-/// Where lines go. Clones share one sink.
+/// Where lines are written. Clones share one sink.
 #[derive(Clone)]
 pub struct Log {
     form: LogFormat,
     sink: Option<Arc<LogSink>>,
-    /// Changes how much of the diagnostics is told, where they come here.
+    /// Changes the level of diagnostics, if they are written to this log.
     level: Arc<OnceLock<ChangeLevel>>,
 }
 
 type ChangeLevel = Box<dyn Fn(Targets) + Send + Sync>;
 
 impl Log {
-    /// Nothing is logged.
+    /// A log that writes nothing.
     pub fn none() -> Self {
         Self { form: LogFormat::Text, sink: None, level: Arc::default() }
     }
 
-    /// Lines for `form`'s readers go to `out`, written by a thread of their own.
+    /// Writes lines in `form` to `out`, on a thread of its own.
     ///
     /// # Errors
-    /// Where the system gives no thread.
+    /// If the system cannot start a thread.
     pub fn to(form: LogFormat, out: impl Write + Send + 'static) -> io::Result<Self> {
         let sink = Arc::new(LogSink::default());
         let writer = sink.clone();
@@ -69,12 +69,12 @@ impl Log {
         Ok(Self { form, sink: Some(sink), level: Arc::default() })
     }
 
-    /// Who reads it.
+    /// The format of the log.
     pub fn form(&self) -> LogFormat {
         self.form
     }
 
-    /// The line of one exchange.
+    /// Writes the line of one exchange.
     pub fn exchange(&self, exchange: &Exchange) {
         if self.sink.is_none() {
             return;
@@ -87,7 +87,7 @@ impl Log {
         self.push(&line);
     }
 
-    /// Every line passes here: a log is looked at in terminals.
+    /// Every line passes through here, because logs are read in terminals.
     fn push(&self, line: &str) {
         let Some(sink) = &self.sink else { return };
         let line = match self.form {
@@ -97,29 +97,29 @@ impl Log {
         sink.push(line.as_bytes());
     }
 
-    /// From now on diagnostics are told up to this level, where they come here.
+    /// Sets the level of diagnostics from now on, if they are written to this log.
     pub fn set_level(&self, level: &str) {
         if let Some(change) = self.level.get() {
             change(ours(level));
         }
     }
 
-    /// Waits until every line so far is written.
+    /// Waits until all lines so far are written.
     pub fn flush(&self) {
         if let Some(sink) = &self.sink {
             sink.flush();
         }
     }
 
-    /// How many lines were dropped because the reader was too slow.
+    /// The number of lines that were dropped because the reader was too slow.
     pub fn dropped(&self) -> u64 {
         self.sink.as_ref().map_or(0, |sink| sink.state().dropped)
     }
 
-    /// Sends the diagnostics (`tracing`) of this process here, ours alone: what libraries say of
-    /// headers and frames could hold what is private. `level` as a word; `info` where it is none.
-    /// Panics are told here too, by their place alone: their message could quote a prompt. Does
-    /// nothing where diagnostics already go somewhere.
+    /// Writes this process's diagnostics (`tracing`) to this log, but only our own: those of libraries about
+    /// headers and frames could contain private data. An invalid `level` means `info`. Panics are reported
+    /// here too, only with their location: their message could quote a prompt. Does nothing if diagnostics
+    /// already have a subscriber.
     pub fn take_diagnostics(&self, level: &str) {
         use tracing_subscriber::layer::SubscriberExt as _;
         use tracing_subscriber::util::SubscriberInitExt as _;
@@ -152,7 +152,7 @@ impl Log {
     }
 }
 
-/// Our own diagnostics, up to a level; `info` where the word is none.
+/// A filter for our own diagnostics up to a level; `info` if the level is invalid.
 fn ours(level: &str) -> Targets {
     let level = level.parse().unwrap_or(LevelFilter::INFO);
     Targets::new().with_target(env!("CARGO_CRATE_NAME"), level)
@@ -160,7 +160,7 @@ fn ours(level: &str) -> Targets {
 
 impl Write for Log {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // Each diagnostic is written as a whole.
+        // Each diagnostic is written in one call.
         self.push(&String::from_utf8_lossy(bytes));
         Ok(bytes.len())
     }
@@ -173,9 +173,9 @@ impl Write for Log {
 #[derive(Default)]
 struct LogSink {
     state: Mutex<LogQueue>,
-    /// There is something to write.
+    /// Signals that there is something to write.
     filled: Condvar,
-    /// Everything is written.
+    /// Signals that everything is written.
     written: Condvar,
 }
 
@@ -183,7 +183,7 @@ struct LogSink {
 struct LogQueue {
     waiting: Vec<u8>,
     writing: bool,
-    /// Somebody waits until everything is written.
+    /// Whether somebody waits until everything is written.
     hurried: bool,
     dropped: u64,
 }
@@ -224,14 +224,14 @@ impl LogSink {
             std::mem::swap(&mut lines, &mut state.waiting);
             state.writing = true;
             drop(state);
-            // A reader that is gone (a closed pipe) costs us lines, nothing else.
+            // A reader that is gone (a closed pipe) loses lines and causes nothing else.
             let _ = out.write_all(&lines).and_then(|()| out.flush());
             lines.clear();
         }
     }
 
     fn flush(&self) {
-        /// A log that nobody reads must not hold up the end.
+        /// A log that nobody reads must not delay the shutdown.
         const TIMEOUT: Duration = Duration::from_secs(2);
         let mut state = self.state();
         state.hurried = true;
@@ -291,12 +291,12 @@ fn text(exchange: &Exchange) -> String {
     line.0
 }
 
-/// A line as it is written, piece by piece: one is written for every exchange, and `core::fmt` takes
-/// several times as long. It is left to what few lines have.
+/// A line that is assembled piece by piece: one is written for every exchange, and `core::fmt` takes several
+/// times as long. It is used only for fields that few lines have.
 struct LogLine(String);
 
 impl LogLine {
-    /// ` name=`, which a value follows.
+    /// Writes ` name=`; a value follows.
     fn name(&mut self, name: &str) -> &mut Self {
         self.says(&[" ", name, "="]);
         self
@@ -310,14 +310,14 @@ impl LogLine {
         self.0.push_str(itoa::Buffer::new().format(number));
     }
 
-    /// With one decimal. From whole numbers, because floats take several times as long to write.
+    /// Writes a number with one decimal, from whole numbers, because floats take several times as long.
     fn tenths(&mut self, tenths: u64) {
         self.digits(tenths / 10);
         self.says(&["."]);
         self.digits(tenths % 10);
     }
 
-    /// The word that a unit variant serialises to.
+    /// Writes the name that a unit variant serialises to.
     fn word(&mut self, variant: impl Serialize) {
         self.shows(SerdeWord(variant));
     }
@@ -345,7 +345,7 @@ fn usage_fields(exchange: &Exchange, line: &mut LogLine) {
     }
 }
 
-/// `estimated=… (…–…) actual=… error=+… (+…%) method=…`: between the two nine times in ten.
+/// `estimated=… (…–…) actual=… error=+… (+…%) method=…`: the range in parentheses holds nine times in ten.
 fn accuracy_fields(exchange: &Exchange, line: &mut LogLine) {
     let Some(estimate) = &exchange.estimate else { return };
     line.name("estimated").digits(estimate.tokens);
@@ -370,7 +370,7 @@ fn accuracy_fields(exchange: &Exchange, line: &mut LogLine) {
     if estimate.breakdown.capped {
         line.name("breakdown").says(&["capped"]);
     }
-    // Next to ours, so that one line compares them.
+    // Beside our estimate, so that one line compares them.
     let Some(classic) = &exchange.classic else { return };
     line.name("classic").shows(format_args!("{} ({})", classic.tokens, classic.rules));
     if let Some(error) = exchange.classic_error() {
@@ -389,7 +389,7 @@ fn error_field(name: &str, error: i64, ratio: Option<f64>, line: &mut LogLine) {
     }
 }
 
-/// `cut=3 (-12,400 tokens) put_back=1`, and where it is not so on the wire, why.
+/// `cut=3 (-12,400 tokens) put_back=1`, and why, if it was not sent that way.
 fn rewriting_fields(exchange: &Exchange, line: &mut LogLine) {
     let done = &exchange.done;
     let ChangeCounts { cut, put_back, taken_out, compacted, said, repaired } = done.made;
@@ -462,7 +462,7 @@ fn time_fields(exchange: &Exchange, line: &mut LogLine) {
     }
 }
 
-/// The line for machines: the exchange, with what follows from it.
+/// The line for machines: the exchange, with derived values.
 fn json(exchange: &Exchange) -> String {
     #[derive(Serialize)]
     struct JsonLine<'a> {
@@ -482,13 +482,13 @@ fn json(exchange: &Exchange) -> String {
     serde_json::to_string(&line).unwrap_or_default()
 }
 
-/// An exchange with what follows from it: the form in which machines see it everywhere.
+/// An exchange with derived values: the form in which machines receive it everywhere.
 #[derive(Serialize)]
 pub(crate) struct LogFields<'a> {
-    /// As it was told.
+    /// The exchange as reported.
     #[serde(flatten)]
     pub exchange: &'a Exchange,
-    /// What the provider counted, where it can be compared.
+    /// The input tokens that the provider counted, if they can be compared.
     pub actual: Option<u64>,
     /// `estimate − actual`, tokens.
     pub error: Option<i64>,
@@ -513,7 +513,7 @@ impl<'a> From<&'a Exchange> for LogFields<'a> {
     }
 }
 
-/// The word that a unit variant serialises to: what labels and log lines call it.
+/// The name that a unit variant serialises to, as labels and log lines use it.
 pub(crate) fn word(variant: impl Serialize) -> String {
     SerdeWord(variant).to_string()
 }
@@ -522,14 +522,14 @@ struct SerdeWord<T>(T);
 
 impl<T: Serialize> fmt::Display for SerdeWord<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // serde writes the words of unit variants, and refuses what has parts.
+        // serde writes the names of unit variants, and fails for variants with fields.
         self.0.serialize(&mut *f).or_else(|_| f.write_str("other"))
     }
 }
 
-/// A client's word as one token of a line: no blanks or control characters, and not endless.
+/// A client's text as one token of a line: without blanks and control characters, and of limited length.
 pub(crate) fn clean(text: &str) -> Cow<'_, str> {
-    // As nearly all are.
+    // The case of nearly all texts.
     if text.len() <= LONGEST && text.bytes().all(|byte| byte.is_ascii_graphic()) {
         return Cow::Borrowed(text);
     }

@@ -1,8 +1,8 @@
-//! The metrics: what there is, and how an exchange counts.
+//! The metrics: which exist, and how an exchange counts.
 //!
-//! Prometheus' conventions: base units, `_total`, help texts. Label values come from enums,
-//! configured upstreams and a bounded list of models, so nothing a client sends can grow them
-//! without end. `docs/metrics.md` is the same table, compared in a test.
+//! Follows Prometheus' conventions: base units, `_total`, help texts. Label values come from enums,
+//! configured upstreams and a bounded list of models, so nothing a client sends can grow them without end.
+//! `docs/metrics.md` is the same table; a test compares them.
 
 mod accuracy;
 mod compacting;
@@ -40,20 +40,20 @@ use super::gaps::BOUNDS;
 use super::labels::{AdminRefusal, ClientTimeout, CountOutcome, LessonOutcome, RejectedConnection};
 use super::log::word;
 
-/// How many model names are labels; any more are `other`.
+/// The number of model names that become labels; all others are `other`.
 pub const MODELS: usize = 50;
-/// Longest model name that is a label; a longer one is `other`.
+/// The longest model name that becomes a label; a longer one is `other`.
 const LONGEST: usize = 80;
 
-/// From 10 µs to 1 s: what we take.
+/// From 10 µs to 1 s: our own time.
 const FAST: &[f64] =
     &[1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1, 0.25, 1.0];
-/// From 0.25 ms to 10 s: what a request waits for its session.
+/// From 0.25 ms to 10 s: the time that a request waits for its session.
 const FIRST_LOAD: &[f64] =
     &[2.5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.15, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0];
-/// From 0.1 µs to 1 ms: what one event costs.
+/// From 0.1 µs to 1 ms: our own time per event.
 const EVENT: &[f64] = &[1e-7, 5e-7, 1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 1e-3];
-/// Of the window.
+/// Shares of the window.
 const FILL: &[f64] = &[0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0];
 
 /// All metrics of the process.
@@ -72,7 +72,7 @@ pub(super) struct Metrics {
     compacting: CompactionMetrics,
     pub(super) upstream_connections: UpstreamConnections,
     accuracy: AccuracyMetrics,
-    /// By name.
+    /// By upstream name.
     upstreams: HandleMap<String, UpstreamHandles>,
     models: Mutex<HashSet<Box<str>>>,
 }
@@ -172,12 +172,12 @@ impl Metrics {
         &self.table
     }
 
-    /// Everything, in Prometheus' text format.
+    /// All metrics, in Prometheus' text format.
     pub(super) fn render(&self, log_dropped: u64) -> String {
         let counted = self.families.log_dropped.get();
         self.families.log_dropped.inc_by(log_dropped.saturating_sub(counted));
         let mut out = Vec::new();
-        // Writing to memory does not fail, and a broken family leaves the others.
+        // Writing to memory cannot fail, and a broken family does not affect the others.
         let _ = TextEncoder::new().encode(&self.registry.gather(), &mut out);
         String::from_utf8_lossy(&out).into_owned()
     }
@@ -241,7 +241,7 @@ impl Metrics {
         }
     }
 
-    /// Counts a summary that was written, or was not.
+    /// Counts a summary that was written, or failed.
     pub(super) fn count_compaction(&self, one: &Compaction) {
         self.compacting.count(one, &self.model_label(&one.model));
     }
@@ -257,7 +257,7 @@ impl Metrics {
         if let Some(us) = exchange.first_byte_us {
             traffic.first_byte.observe(seconds(us));
         }
-        // An exchange that never got to forwarding has no request side.
+        // An exchange that was never forwarded has no request side.
         if exchange.request_side_us > 0 {
             traffic.overhead.observe(seconds(exchange.request_side_us));
         }
@@ -312,7 +312,7 @@ impl Metrics {
         })
     }
 
-    /// The model's name, or `other` where there are too many.
+    /// The model's name, or `other` if there are too many or it is unsuitable.
     fn model_label(&self, model: &str) -> Box<str> {
         let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
         if models.contains(model) {

@@ -1,8 +1,8 @@
-//! What is open: a gauge that counts how many of something are held.
+//! A gauge of open things: counts how many guards are held.
 //!
-//! Knows nothing of what they are.
+//! Knows nothing about the things themselves.
 
-/// Something that is open while this is held; counted in a gauge.
+/// Counts one open thing in a gauge while it is held.
 pub(crate) struct GaugeGuard(prometheus::IntGauge);
 
 impl GaugeGuard {

@@ -1,23 +1,23 @@
-//! What is told of a refusal that blames what was sent.
+//! The report of a refusal that blames the request's content.
 //!
-//! Causes and outcomes are closed sets: nothing that a provider says gets into it.
+//! Causes and outcomes are closed sets: no text of a provider gets into it.
 
 use serde::Serialize;
 
 use super::labels::RefusalOutcome;
 use crate::dialect::repair::RepairCause;
 
-/// What became of a refusal that blames what was sent.
+/// The outcome of a refusal that blames the request's content.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RefusalReport {
-    /// What was refused, as far as the words are known, in the order in which it was refused.
+    /// What was refused, as far as the messages are known, in order of refusal.
     pub causes: Vec<RepairCause>,
-    /// What became of it.
+    /// What was done about it.
     pub outcome: RefusalOutcome,
 }
 
 impl RefusalReport {
-    /// What was changed after refusals and then accepted, or before there was one; separated by commas.
+    /// The causes of changes that were accepted after refusals, or that avoided one; separated by commas.
     pub fn healed(&self) -> Option<String> {
         let words: Vec<&str> = self.causes.iter().map(|cause| cause.word()).collect();
         let is_changed = matches!(self.outcome, RefusalOutcome::Healed | RefusalOutcome::Spared);

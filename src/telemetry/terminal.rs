@@ -1,13 +1,13 @@
-//! Foreign text for a terminal: what a terminal would obey is shown in its place.
+//! Makes foreign text safe for a terminal: spells out what a terminal would obey.
 //!
-//! Names, prompts, files and answers come from strangers. An escape sequence in them could set the
-//! clipboard or hide lines; a bidirectional mark makes text read otherwise than it is. Every word
-//! that a person may see in a terminal passes here: [`crate::cli`] and the log call it. Pure.
+//! Names, prompts, files and replies come from strangers. An escape sequence in them could set the clipboard
+//! or hide lines; a bidirectional mark makes text look different from what it is. All text that a person may
+//! see in a terminal passes through here: [`crate::cli`] and the log call it. Pure.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-/// Whether a terminal would act on it in place of showing it. Newline and tab are none of these.
+/// Whether a terminal would act on the character instead of showing it. Newline and tab do not count.
 pub(crate) fn is_control(c: char) -> bool {
     match c {
         '\n' | '\t' => false,
@@ -26,17 +26,17 @@ pub(crate) fn visible(text: &str) -> Cow<'_, str> {
     })
 }
 
-/// JSON with each control character as `\u001b`, which means the same inside a string; outside of
-/// one JSON has none.
+/// JSON with each control character as `\u001b`, which means the same inside a string; outside of strings
+/// JSON has none.
 pub(crate) fn visible_json(json: &str) -> Cow<'_, str> {
-    // All of them have four digits.
+    // All of them fit into four digits.
     spelled(json, |c, out| {
         let _ = write!(out, "\\u{:04x}", u32::from(c));
     })
 }
 
 fn spelled(text: &str, spell: impl Fn(char, &mut String)) -> Cow<'_, str> {
-    // As nearly all text is.
+    // The case of nearly all texts.
     if text.bytes().all(|byte| matches!(byte, b' '..=b'~' | b'\n' | b'\t')) {
         return Cow::Borrowed(text);
     }

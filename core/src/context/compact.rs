@@ -51,7 +51,7 @@ pub enum CompactionNeed {
 }
 
 /// Tokens of the window that may be filled: the window less the reserve. If the reserve is half of the window
-/// or more, it is not meant literally, and a quarter is held free instead.
+/// or more, it is not meant literally, and a quarter is reserved instead.
 pub fn usable(request: &PlanRequest<'_>) -> u64 {
     let (window, reserve) = (request.model.window, request.reserve);
     let is_sensible = reserve.saturating_mul(2) < window;

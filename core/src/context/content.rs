@@ -1,9 +1,8 @@
 //! The text of an exchange, stored only if configured (`content.keep`), which is off by default.
 //!
 //! It consists of what a request adds to its parent, and of the reply as it was read, part by part, in the
-//! format of recorded transcripts (`replay::transcript`). Only the sizes of images and documents are kept.
+//! format of recorded transcripts (`replay::transcript`). Of images and documents only the sizes are stored.
 //! Pure and bounded: if a text does not fit, its size is stored and marked. Must not know where it is stored.
-//! are kept.
 
 use serde::{Deserialize, Serialize};
 
@@ -96,7 +95,7 @@ pub enum TranscriptSpeaker {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TranscriptKind {
-    /// Words.
+    /// Text.
     Text,
     /// A tool's definition.
     Tools,

@@ -162,7 +162,7 @@ fn measured(usage: &Usage) -> Option<u64> {
 }
 
 impl OverflowSign {
-    /// In words.
+    /// The sign as text.
     pub fn words(self) -> &'static str {
         match self {
             OverflowSign::Refused => "the provider refused the request: it does not fit the window",

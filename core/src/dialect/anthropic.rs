@@ -1,7 +1,7 @@
-//! Anthropic Messages (`docs/protocols.md` 1): requests with their ranges.
+//! Anthropic Messages (`docs/protocols.md` 1): reads requests, with ranges into the body.
 //!
-//! Also Vertex and Bedrock bodies of the same shape, and the clones that speak it. Blocks are an
-//! open set: an unknown one is opaque and survives. The reply's side is in `anthropic/reply.rs`.
+//! Also reads bodies of Vertex and Bedrock, and of compatible APIs. The set of blocks is open: an unknown
+//! block becomes an opaque part and is kept. Replies are read in `anthropic/reply.rs`.
 
 mod reply;
 
@@ -15,12 +15,12 @@ use super::{
 };
 use crate::wire::json::{Document, Kind, Value, members};
 
-/// Reads a request's body; what its path tells is `paths`' business.
+/// Reads a request's body; its path is read by `paths`.
 pub fn read(body: &[u8]) -> Conversation {
     read_in(&Document::read(body).unwrap_or_default(), body)
 }
 
-/// [`read`] of a body whose values are found already.
+/// [`read`] for a body that is already parsed.
 pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
     let mut conversation = Conversation::empty(Dialect::Anthropic);
     let Some(root) = document.root(body) else {
@@ -52,7 +52,7 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
 }
 
 members! {
-    /// What is read of a request.
+    /// The members of a request that are read.
     RequestMembers {
         model,
         stream,
@@ -69,7 +69,7 @@ members! {
 }
 
 impl<'d> RequestMembers<'d> {
-    /// The form that the answer has to have.
+    /// The response format.
     fn format(&self) -> Option<Value<'d>> {
         self.output_config?.get_any(&["format"])
     }
@@ -85,7 +85,7 @@ impl Reader {
         if let Some(system) = request.system {
             let mut parts = Vec::new();
             self.content(Role::System, system, &mut parts);
-            // Claude Code's first block differs from call to call (`docs/protocols.md` 1.2).
+            // Claude Code's first block differs in each request (`docs/protocols.md` 1.2).
             if let Some(first) = parts.first_mut()
                 && is_billing_line(system)
             {
@@ -179,14 +179,14 @@ impl Reader {
         part
     }
 
-    /// The result with its words; pictures and documents in it become parts of their own.
+    /// A tool result with its text; images and documents in it become parts of their own.
     fn tool_result(&mut self, role: Role, block: Value<'_>, parts: &mut Vec<Part>) {
         let mut part = Part::at(PartKind::ToolResult, role, block);
         let [kind, id, error, content] =
             block.members(["type", "tool_use_id", "is_error", "content"]);
         part.id = id.and_then(|id| id.text()).map(Into::into);
         part.is_error = error.and_then(|error| error.as_bool()).unwrap_or(false);
-        // A provider's own tool answers in objects of its own: they are the answer, no parts beside it.
+        // A provider's own tool responds with its own objects: they are its result, not further parts.
         let hosted = kind.and_then(|kind| kind.text()).is_some_and(|kind| kind != "tool_result");
         let content = content.filter(|content| !content.is_null());
         part.content = content.filter(|it| !hosted && may_give_way(*it)).map(|it| it.span());
@@ -210,7 +210,7 @@ impl Reader {
             _ => {}
         }
         part.texts = texts.iter().map(Value::span).collect();
-        // Objects of a hosted tool are re-serialised by clients; its id says enough.
+        // Clients re-serialise the objects of a hosted tool; its id is enough to identify it.
         texts.retain(|text| text.kind() == Kind::String);
         part.key = self.keyer.tool_result(part.id.as_deref().unwrap_or_default(), texts);
         parts.push(part);
@@ -244,8 +244,8 @@ impl Reader {
     }
 }
 
-/// Whether other words may stand in place of a result: not of one that loads a tool's definition,
-/// which later calls rest on.
+/// Whether a result's content may be replaced. Not if it loads a tool's definition, which later calls depend
+/// on.
 fn may_give_way(content: Value<'_>) -> bool {
     let loads = |item: Value<'_>| item.get_text("type").is_some_and(|it| it == "tool_reference");
     match content.kind() {
@@ -262,7 +262,7 @@ fn reasoning(role: Role, block: Value<'_>) -> Part {
     part
 }
 
-/// A summary by the provider is known by its words: its seal is its own affair.
+/// A provider's summary is identified by its text, not by its seal.
 fn compaction_key(keyer: &mut Keyer, words: &str) -> Option<PartKey> {
     keyer.words(PartKind::Opaque, Role::Assistant, words)
 }
@@ -275,14 +275,14 @@ fn is_billing_line(system: Value<'_>) -> bool {
         .is_some_and(|text| text.starts_with("x-anthropic-billing-header"))
 }
 
-/// Server-held threads (`docs/protocols.md` 1.3).
+/// The history of a server-held thread (`docs/protocols.md` 1.3).
 fn held(thread: Value<'_>) -> Option<HeldHistory> {
     (thread.get_text("type")? == "continue")
         .then(|| thread.get_text("previous_message_id").map(|id| HeldHistory::After(id.into())))
         .flatten()
 }
 
-/// `limit`: most tokens that may be written.
+/// `limit`: the output limit, tokens.
 fn purpose(request: &RequestMembers<'_>, limit: Option<u64>) -> Purpose {
     let has_tools = request.tools.is_some_and(|tools| tools.items().next().is_some());
     let mut messages = request.messages.into_iter().flat_map(|messages| messages.items());
@@ -300,8 +300,8 @@ fn purpose(request: &RequestMembers<'_>, limit: Option<u64>) -> Purpose {
     }
 }
 
-/// Claude Code compacts with its tools, its prompt and its whole history, and asks for it in the
-/// last message alone (`docs/protocols.md` 10.12).
+/// Whether a message is Claude Code's request for a summary: it keeps tools, prompt and history, and asks in
+/// the last message only (`docs/protocols.md` 10.12).
 fn asks_for_a_summary(message: Value<'_>) -> bool {
     const NEAR: usize = 2048;
     const WORDS: &[u8] = b"create a detailed summary of the conversation";
@@ -316,7 +316,7 @@ fn asks_for_a_summary(message: Value<'_>) -> bool {
     })
 }
 
-/// Fuzz: no bytes make the request reader panic, and every range lies in the body.
+/// Fuzz target: no bytes make the reader panic, and every range is within the body.
 #[cfg(any(test, fuzzing))]
 pub fn fuzz(bytes: &[u8]) {
     let conversation = read(bytes);

@@ -1,24 +1,24 @@
-//! Why a provider's cache was missed, where it says so: both compare a request with the one before
-//! it if the client asks for that (`diagnostics.previous_message_id`,
+//! Why a provider's cache was missed, if it says so. Both providers compare a request with the previous one
+//! if the client asks for it (`diagnostics.previous_message_id`,
 //! `prompt_cache_options.comparison_response_id`; `docs/protocols.md` 1.3, 7.2).
 //!
-//! Reads reports; must not know what was changed in a request.
+//! Reads these reports; must not know what was changed in a request.
 
 use serde::{Deserialize, Serialize};
 
 use crate::wire::json::Value;
 
-/// What the provider said of a cache that could not be read to where it should have been.
+/// The provider's report on a cache that could not be used as far as expected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CacheMiss {
-    /// What differs first.
+    /// The first difference.
     pub cause: CacheMissCause,
-    /// Input tokens that would have been read, as far as it says.
+    /// Input tokens that would have been read from the cache, if it says so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokens: Option<u64>,
 }
 
-/// What differs from the request before; a metric label.
+/// What differs from the previous request; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CacheMissCause {
@@ -32,20 +32,20 @@ pub enum CacheMissCause {
     Messages,
     /// The provider compacted the history.
     Compacted,
-    /// The key by which the client steers caching.
+    /// The client's cache key.
     CacheKey,
-    /// How the answer should be: format, effort, verbosity, service tier.
+    /// Settings of the response: format, effort, verbosity, service tier.
     Settings,
-    /// The request to compare with is not known any more.
+    /// The request to compare with is no longer known.
     NotFound,
     /// The provider cannot say.
     Unavailable,
-    /// A word that is not known.
+    /// An unknown cause.
     Other,
 }
 
 impl CacheMiss {
-    /// In an Anthropic message; `None` where nothing was missed, or the answer is still pending.
+    /// From an Anthropic message; `None` if nothing was missed, or the comparison is still pending.
     pub(super) fn in_message(message: Value<'_>) -> Option<Self> {
         let reason = message.path(&["diagnostics", "cache_miss_reason"])?;
         let cause = match reason.get_text("type")?.as_ref() {
@@ -61,7 +61,7 @@ impl CacheMiss {
         Some(Self { cause, tokens })
     }
 
-    /// In an OpenAI response; `None` for a hit.
+    /// From an OpenAI response; `None` for a hit.
     pub(super) fn in_response(response: Value<'_>) -> Option<Self> {
         let said = response.get("prompt_cache_diagnostics")?;
         let cause = match said.get_text("type")?.as_ref() {

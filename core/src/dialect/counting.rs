@@ -1,7 +1,7 @@
-//! What a provider's counting endpoint is asked, and what it answers (`docs/protocols.md` 1.7, 6).
+//! Requests to a provider's count endpoint, and its responses (`docs/protocols.md` 1.7, 6).
 //!
-//! A question is made of a conversation's request: the members that make up the prompt, byte for byte,
-//! under the path that counts. Pure. Must not know why it is asked.
+//! A count request is made from a conversation's request: the members that make up the prompt, byte for byte,
+//! with the path of the count endpoint. Pure. Must not know why it is sent.
 
 use bytes::Bytes;
 use serde_json::json;
@@ -9,7 +9,7 @@ use serde_json::json;
 use super::Dialect;
 use crate::wire::json::{Document, Value};
 
-/// A question to a counting endpoint.
+/// A request to a count endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CountQuestion {
     /// Path and query.
@@ -19,9 +19,8 @@ pub struct CountQuestion {
 }
 
 impl CountQuestion {
-    /// What to ask in order to count the prompt of `body`, which is meant for `target` (path and
-    /// query). `None` where the protocol has no counting endpoint (Chat Completions), where the path
-    /// is not one that has it, or where the body cannot be read.
+    /// The request that counts the prompt of `body`, which is meant for `target` (path and query). `None` if
+    /// the protocol has no count endpoint (Chat Completions), the path has none, or the body cannot be read.
     pub fn of(dialect: Dialect, target: &str, body: &[u8]) -> Option<Self> {
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
         let document = Document::read(body).ok()?;
@@ -41,7 +40,7 @@ impl CountQuestion {
             }
             Dialect::OpenaiChat => return None,
         };
-        // A count is never streamed.
+        // The response is never streamed.
         let query: Vec<&str> =
             query.split('&').filter(|pair| !pair.is_empty() && *pair != "alt=sse").collect();
         let target = if query.is_empty() { path } else { format!("{path}?{}", query.join("&")) };
@@ -49,7 +48,7 @@ impl CountQuestion {
     }
 }
 
-/// The tokens that a counting endpoint answers; `None` where it says nothing of the kind.
+/// The token count in a response; `None` if there is none.
 pub fn answer(dialect: Dialect, body: &[u8]) -> Option<u64> {
     let document = Document::read(body).ok()?;
     let root = document.root(body)?;
@@ -57,8 +56,8 @@ pub fn answer(dialect: Dialect, body: &[u8]) -> Option<u64> {
     root.get(name)?.as_u64()
 }
 
-/// What a counting endpoint at `target` (path and query) would answer for so many tokens. `None` where its
-/// shape is another (Bedrock), or nothing counts there.
+/// The response of the count endpoint at `target` (path and query) for this many tokens. `None` if its form
+/// is unknown (Bedrock), or there is no count endpoint.
 pub fn estimated(dialect: Dialect, target: &str, tokens: u64) -> Option<String> {
     let path = target.split_once('?').map_or(target, |(path, _)| path);
     let ends = |with: &[&str]| with.iter().any(|with| path.trim_end_matches('/').ends_with(with));
@@ -77,7 +76,7 @@ pub fn estimated(dialect: Dialect, target: &str, tokens: u64) -> Option<String> 
     Some(body.to_string())
 }
 
-/// What Anthropic counts (`docs/protocols.md` 1.7).
+/// The members that Anthropic counts (`docs/protocols.md` 1.7).
 const MESSAGES: &[&str] = &[
     "model",
     "system",
@@ -93,7 +92,7 @@ const MESSAGES: &[&str] = &[
     "billing_policy",
 ];
 
-/// What OpenAI counts (`docs/protocols.md` 6).
+/// The members that OpenAI counts (`docs/protocols.md` 6).
 const RESPONSES: &[&str] = &[
     "model",
     "input",
@@ -107,15 +106,15 @@ const RESPONSES: &[&str] = &[
     "conversation",
 ];
 
-/// What Vertex counts, beside the conversation (`docs/protocols.md` 6).
+/// The members that Vertex counts (`docs/protocols.md` 6).
 const CONTENTS: &[&str] = &["contents", "systemInstruction", "tools", "generationConfig"];
 
-/// An object of these members of `root`, each as it stands there.
+/// An object with these members of `root`, each as in the body.
 fn only(root: Value<'_>, names: &[&str]) -> String {
     members(root, |name| names.contains(&name))
 }
 
-/// Gemini's API wants a whole request inside, which names its model again; Vertex does not.
+/// Gemini's API expects a whole request inside, which repeats its model; Vertex does not.
 fn contents(at: &str, root: Value<'_>) -> Option<String> {
     if at.contains("/publishers/") {
         return Some(only(root, CONTENTS));

@@ -1,8 +1,8 @@
-//! What carries a credential in a request: one list for whose a request is, for what is taken out before an
-//! upstream with a key of its own, and for what is never logged.
+//! Where requests carry credentials: one list to find a request's tenant, to remove credentials before an
+//! upstream with its own key, and to keep them out of the log.
 //!
-//! What the list does not know may be a credential all the same. Such a request belongs to nobody, so that
-//! nothing learned of it reaches another. Credentials leave here only as keyed hashes.
+//! Something that is not on the list may still be a credential. A request with such a thing has no tenant, so
+//! that nothing learned from it reaches another one. Credentials leave this module only as keyed hashes.
 
 mod harmless;
 
@@ -15,21 +15,21 @@ use super::ids::TenantId;
 use super::percent::decoded;
 use harmless::{is_harmless_header, is_harmless_parameter};
 
-/// Whose memory a request may use.
+/// The tenant of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Tenant {
-    /// Of whoever holds its credentials: a keyed hash of them, 16 hex digits.
+    /// The holder of its credentials: a keyed hash of them, 16 hex digits.
     Known(TenantId),
-    /// It has no credential, and nothing that could be one.
+    /// The request has no credential, and nothing that could be one.
     Everyone,
-    /// It has something that may be a credential, and cannot be told from another's.
+    /// The request has something that may be a credential, but cannot be told from another's.
     Unknown,
 }
 
-/// The client token: its header, always taken out. SDKs that cannot send it put it where their key goes.
+/// The header of the client token, which is always removed. SDKs that cannot send it use their key's place.
 const TOKEN: HeaderName = HeaderName::from_static("x-plimsoll-token");
 
-/// Headers that carry a credential, of providers, gateways and web servers. In alphabetical order.
+/// Headers of providers, gateways and web servers that carry a credential. In alphabetical order.
 const HEADERS: &[&str] = &[
     "api-key",
     "api-token",
@@ -89,7 +89,7 @@ const HEADERS: &[&str] = &[
     "x-watson-authorization-token",
 ];
 
-/// Parameters of a query that carry a credential. In alphabetical order.
+/// Query parameters that carry a credential. In alphabetical order.
 const PARAMETERS: &[&str] = &[
     "access_token",
     "api-key",
@@ -118,8 +118,7 @@ const PARAMETERS: &[&str] = &[
     "x-goog-signature",
 ];
 
-/// Cookies that a content delivery network sets by itself, by how they begin. They rotate, and say nothing
-/// of who is asking.
+/// Prefixes of cookies that content delivery networks set. They change, and do not identify the client.
 const ROTATING_COOKIES: &[&str] = &[
     "__cf",
     "_cfuvid",
@@ -138,45 +137,45 @@ const ROTATING_COOKIES: &[&str] = &[
     "_ga",
 ];
 
-/// How keys begin that some gateways take as a segment of the path.
+/// Prefixes of keys that some gateways take as a path segment.
 const KEYS_BEGIN: &[&str] =
     &["sk-", "sk_", "pk-", "gsk_", "xai-", "hf_", "ghp_", "gho_", "github_pat_", "AIza", "eyJ"];
-/// A shorter segment is a name.
+/// A shorter segment is a name, bytes.
 const SHORTEST_KEY: usize = 16;
 
-/// The list.
+/// The rules that find credentials.
 #[derive(Clone, Default)]
 pub struct CredentialRules {
-    /// Headers that the configuration adds.
+    /// Headers added by the configuration.
     more: Vec<HeaderName>,
-    /// Hash of the client token, where there is one.
+    /// The hash of the client token, if there is one.
     token: Option<blake3::Hash>,
 }
 
 impl CredentialRules {
-    /// The built-in list with more headers; `token` is what clients show to us and to nobody else.
+    /// The built-in list and more headers; `token` is the client token, which only Plimsoll sees.
     pub fn new(more: &[HeaderName], token: Option<&str>) -> Self {
         Self { more: more.to_vec(), token: token.map(|token| blake3::hash(token.as_bytes())) }
     }
 
-    /// Whether a header carries a credential. A cookie may, where nothing else does.
+    /// Whether a header carries a credential. A cookie may be one if there is no other.
     pub fn is_header(&self, name: &HeaderName) -> bool {
         HEADERS.binary_search(&name.as_str()).is_ok() || self.more.contains(name)
     }
 
-    /// Whether a client token is wanted.
+    /// Whether a client token is required.
     pub fn wants_token(&self) -> bool {
         self.token.is_some()
     }
 
-    /// Whether a request carries the client token: in its own header, or as any credential.
+    /// Whether a request has the client token: in its own header, or in the place of a credential.
     pub fn has_token(&self, headers: &HeaderMap, target: &str) -> bool {
         let mut sent = headers.iter();
         sent.any(|(name, value)| self.is_token(name, value.as_bytes()))
             || pairs(target).any(|pair| self.is_token_pair(pair))
     }
 
-    /// Whether a header shows the client token.
+    /// Whether a header has the client token.
     pub fn is_token(&self, name: &HeaderName, value: &[u8]) -> bool {
         (*name == TOKEN || self.token.is_some() && self.is_header(name))
             && self.equals_token(bare_secret(value))
@@ -187,20 +186,20 @@ impl CredentialRules {
         self.token.is_some() && is_parameter(pair) && self.equals_token(decoded(value).as_bytes())
     }
 
-    /// Compares in a time that says nothing about where they differ: hashes are compared whole.
+    /// Compares in constant time, by comparing hashes.
     fn equals_token(&self, given: &[u8]) -> bool {
         self.token.is_some_and(|token| token == blake3::hash(given))
     }
 
-    /// Whose a request is. All credentials of a request count together, so that a valid one beside a
-    /// stranger's never opens the stranger's scope. The scheme does not count: SDKs send the same key as
-    /// `x-api-key` and as bearer. The client token does not count, because all share it. `key` is 32 random
-    /// bytes that the store keeps, so that hashes tell nothing elsewhere.
+    /// The tenant of a request. All its credentials count together, so that a valid one beside someone else's
+    /// does not give access to the other's data. The scheme does not count: SDKs send the same key as
+    /// `x-api-key` and as bearer token. The client token does not count, because all clients share it. `key`
+    /// is 32 random bytes from the store, which make the hashes useless elsewhere.
     pub fn tenant(&self, key: &[u8; 32], headers: &HeaderMap, target: &str) -> Tenant {
         self.found(headers, target).tenant(key)
     }
 
-    /// Whether a text gives away a credential of a request, or a part of one.
+    /// Whether a text contains a credential of a request, or a part of one.
     pub fn are_told_by(&self, text: &str, headers: &HeaderMap, target: &str) -> bool {
         let RequestCredentials { secrets, cookies, .. } = self.found(headers, target);
         let mut all = secrets.iter().map(AsRef::as_ref).chain(cookies);
@@ -251,7 +250,7 @@ impl CredentialRules {
             Cow::Owned(text) => Cow::Owned(text.into_bytes()),
         };
         match &*name {
-            // A signature is another with every request, and what it was made with is no secret.
+            // A signature differs in each request, and its key id is no secret.
             "x-amz-credential" | "x-goog-credential" => found.amazon = Some(secret()),
             "x-amz-signature" | "x-goog-signature" => {
                 found.amazon.get_or_insert(Cow::Borrowed(b""));
@@ -261,7 +260,7 @@ impl CredentialRules {
         }
     }
 
-    /// A path and query without the client token; `all`: without any credential in its query.
+    /// A path and query without the client token; `all`: without any credential in the query.
     pub fn without<'t>(&self, target: &'t str, all: bool) -> Cow<'t, str> {
         let Some((path, query)) = target.split_once('?') else { return Cow::Borrowed(target) };
         let goes = |pair: &&str| all && is_parameter(pair) || self.is_token_pair(pair);
@@ -273,7 +272,7 @@ impl CredentialRules {
     }
 }
 
-/// A path, with or without query, as it may be logged: credentials in it are replaced.
+/// A path, with or without query, for the log: credentials in it are replaced.
 pub fn redact(target: &str) -> Cow<'_, str> {
     let has_key = path_of(target).split('/').any(is_key);
     if !has_key && !pairs(target).any(is_parameter) {
@@ -288,10 +287,10 @@ pub fn redact(target: &str) -> Cow<'_, str> {
 
 const HIDDEN: &str = "REDACTED";
 
-/// A piece of a secret that is shorter than this may be there by chance, bytes.
+/// A shorter piece of a secret may occur by chance, bytes.
 const SHORTEST_PIECE: usize = 8;
 
-/// Whether a text holds a secret, or is a piece of it.
+/// Whether a text contains a secret, or is a piece of it.
 pub fn gives_away(text: &str, secret: &[u8]) -> bool {
     let holds = |all: &[u8], piece: &[u8]| all.windows(piece.len()).any(|it| it == piece);
     let text = text.as_bytes();
@@ -299,14 +298,14 @@ pub fn gives_away(text: &str, secret: &[u8]) -> bool {
     is_piece || !secret.is_empty() && holds(text, secret)
 }
 
-/// What was found in a request.
+/// The credentials of a request.
 #[derive(Default)]
 struct RequestCredentials<'r> {
     secrets: Vec<Cow<'r, [u8]>>,
     cookies: Vec<&'r [u8]>,
-    /// The access key's id of a signed request; empty where it names none.
+    /// The access key id of a signed request; empty if it has none.
     amazon: Option<Cow<'r, [u8]>>,
-    /// Something that may be a credential.
+    /// There is something that may be a credential.
     is_unknown: bool,
 }
 
@@ -314,7 +313,7 @@ impl RequestCredentials<'_> {
     fn tenant(mut self, key: &[u8; 32]) -> Tenant {
         self.secrets.retain(|secret| !secret.is_empty());
         if let Some(id) = self.amazon {
-            // Access key ids are written in policies and logs: one alone says nothing of who is asking.
+            // Access key ids appear in policies and logs: by itself, one proves nothing about the client.
             if self.secrets.is_empty() {
                 return Tenant::Unknown;
             }
@@ -341,7 +340,7 @@ fn hash(key: &[u8; 32], secrets: &[Cow<'_, [u8]>]) -> TenantId {
     hasher.finalize().to_hex()[..16].into()
 }
 
-/// The secret without its scheme. Of what else has several words, each one counts.
+/// The secret without its scheme. In any other value with several words, all of them count.
 fn bare_secret(value: &[u8]) -> &[u8] {
     let value = value.trim_ascii();
     let space = value.iter().position(|byte| *byte == b' ').unwrap_or(value.len());
@@ -350,10 +349,10 @@ fn bare_secret(value: &[u8]) -> &[u8] {
     if is_scheme { rest.trim_ascii() } else { value }
 }
 
-/// What may stand before a key in `authorization` and its like.
+/// Schemes before a key in `authorization` and similar headers.
 const SCHEMES: &[&str] = &["bearer", "basic", "token", "apikey"];
 
-/// The access key's id in an `authorization` of Amazon's.
+/// The access key id in an Amazon `authorization` header.
 fn amazon_id(value: &[u8]) -> Option<&[u8]> {
     let value = value.trim_ascii();
     if !value.get(..5).is_some_and(|start| start.eq_ignore_ascii_case(b"AWS4-")) {

@@ -1,7 +1,7 @@
-//! Anthropic's own context editing: how it is asked for, and what it reports (`docs/protocols.md` 1.3).
+//! Anthropic's context editing: how it is requested, and its reports (`docs/protocols.md` 1.3).
 //!
-//! The provider clears old tool results before the model reads them, while the client keeps its
-//! history whole, so nothing that was sent before changes. Must not know why it is asked for.
+//! The provider clears old tool results before the model reads them. The client keeps its whole history, so
+//! nothing changes that was sent before. Must not know why it is requested.
 
 use bytes::Bytes;
 use memchr::memmem;
@@ -12,36 +12,35 @@ use super::Span;
 use crate::wire::json::{Document, Kind, Value};
 use crate::wire::splice::Edit;
 
-/// What the `anthropic-beta` header has to list where a body has `context_management`.
+/// The beta that the `anthropic-beta` header must list if a body has `context_management`.
 pub const BETA: &str = "context-management-2025-06-27";
 
-/// The past of which tool results are cleared: what `clear_tool_uses_20250919` is told.
+/// Which old tool results are cleared: the parameters of `clear_tool_uses_20250919`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContextEditing {
-    /// Input tokens past which it acts.
+    /// Input tokens past which results are cleared.
     pub trigger: u64,
     /// The newest tool uses that stay.
     pub keep: u64,
-    /// Input tokens that it clears at least, or nothing.
+    /// Clears at least this many input tokens, or nothing.
     pub at_least: u64,
     /// Tools whose results stay.
     pub except: Vec<Box<str>>,
 }
 
-/// What the provider says it cleared.
+/// What the provider reports as cleared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClearingReport {
     /// Tool uses whose results were cleared.
     pub tool_uses: u64,
-    /// Input tokens that were cleared, of results and of thinking; they are not in the input that
-    /// was counted.
+    /// Input tokens of cleared results and thinking; they are not in the reported input.
     pub input_tokens: u64,
 }
 
 impl ContextEditing {
-    /// The edit that asks for it. `None` where the client manages its context itself, where the
-    /// request is of a kind that goes with no `context_management` (a thread, a compaction on
-    /// demand), or where betas are listed in the body (Bedrock).
+    /// The edit that requests it. `None` if the client manages its context itself, if the request is of a
+    /// kind that does not allow `context_management` (a thread, a requested compaction), or if betas are
+    /// listed in the body (Bedrock).
     pub fn ask(&self, body: &[u8]) -> Option<Edit> {
         let named = |name: &&str| memmem::find(body, name.as_bytes()).is_some();
         if ALONE.iter().chain([&BEDROCK]).any(named) {
@@ -79,17 +78,17 @@ impl ContextEditing {
 }
 
 const KIND: &str = "clear_tool_uses_20250919";
-/// Members that go with none of ours, as they stand in a body.
+/// Members that do not allow ours, as they appear in a body.
 const ALONE: &[&str] =
     &["\"context_management\"", "\"thread\"", "\"compaction\"", "\"anthropic_beta\""];
 
-/// How Bedrock's versions begin, as they stand in a body.
+/// The prefix of Bedrock's versions, as it appears in a body.
 const BEDROCK: &str = "\"bedrock-";
 
-/// Input tokens past which a request asks its provider to clear; `None` where it does not ask. A
-/// trigger that counts something else may fire at any size.
+/// Input tokens past which a request asks its provider to clear results; `None` if it does not. 0 if the
+/// trigger counts something else, because it may then fire at any size.
 pub(super) fn trigger_in(root: Value<'_>) -> Option<u64> {
-    /// What the provider takes where the request does not say.
+    /// The provider's default.
     const DEFAULT: u64 = 100_000;
     let edits = root.path(&["context_management", "edits"])?;
     let clears = |edit: &Value<'_>| {
@@ -109,7 +108,7 @@ pub(super) fn trigger_in(root: Value<'_>) -> Option<u64> {
 }
 
 impl ClearingReport {
-    /// In a message, or in the last `message_delta`; `None` where nothing was cleared.
+    /// From a message, or the last `message_delta`; `None` if nothing was cleared.
     pub(super) fn of(value: Value<'_>) -> Option<Self> {
         let mut cleared = Self::default();
         let applied = value.path(&["context_management", "applied_edits"])?;

@@ -1,37 +1,37 @@
-//! What kind of error a provider reported: few kinds, so that they can be counted.
+//! The kinds of errors that providers report: a few, so that they can be counted.
 //!
-//! Told by the name that the provider gives it, which is what steady there is; its words are not looked at.
-//! Pure; must not know what is done about it.
+//! Recognised by the provider's name for the error, which is stable, not by its message. Pure; must not know
+//! what happens next.
 
 use serde::{Deserialize, Serialize};
 
 use super::ProviderError;
 
-/// What kind of error it is; a metric label.
+/// The kind of an error; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, strum::EnumIter)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorKind {
-    /// The provider has too much to do.
+    /// The provider is overloaded.
     Overloaded,
-    /// Too many requests or tokens in a time, or nothing left to spend.
+    /// Too many requests or tokens per time, or the quota is used up.
     RateLimit,
-    /// The credential is wrong, or may not do this.
+    /// The credential is wrong, or lacks a permission.
     Credential,
-    /// A filter stopped the question or the answer.
+    /// A filter stopped the prompt or the reply.
     Filter,
     /// The context is too long.
     TooLong,
     /// Something took too long.
     Timeout,
-    /// The request is wrong.
+    /// The request is invalid.
     Request,
     /// The provider failed.
     Provider,
-    /// It does not say.
+    /// Unknown.
     Other,
 }
 
-/// Fragments of names in lower case, the surest first; numbers are whole names.
+/// Parts of names in lower case, the most certain first; numbers are whole names.
 const NAMES: &[(&[&str], ErrorKind)] = &[
     (&["overloaded", "capacity", "unavailable"], ErrorKind::Overloaded),
     (
@@ -60,7 +60,7 @@ impl ErrorKind {
         NAMES.iter().find(holds).map_or(Self::Other, |(_, kind)| *kind)
     }
 
-    /// Of a code that is a status.
+    /// The kind for a code that is an HTTP status.
     fn of_status(status: u16) -> Self {
         match status {
             401 | 403 => Self::Credential,

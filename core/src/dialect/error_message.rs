@@ -1,34 +1,34 @@
-//! The message of an error, taken out of the body that a provider wrote around it.
+//! Takes the message of an error out of the body that a provider wrapped it in.
 //!
 //! Anthropic, OpenAI and Google wrap it in `error`, FastAPI in `detail`, MiniMax in `base_resp`; a router
-//! puts what its provider said into `metadata.raw`. Pure; must not judge what the message says.
+//! puts its provider's error into `metadata.raw`. Pure; must not judge the message.
 
 use super::ProviderError;
 use crate::wire::json::{Document, Kind, Value};
 
-/// An error's message, and what the provider calls such an error.
+/// An error's message, and the provider's names for the error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ErrorMessage {
-    /// Its type, code and status, as far as it has them.
+    /// Its type, code and status, if it has them.
     pub kinds: Vec<Box<str>>,
-    /// Its words; empty where it has none.
+    /// Its text; empty if it has none.
     pub text: Box<str>,
 }
 
-/// Longest body without JSON that is taken for a message, bytes.
+/// The longest body without JSON that is taken as a message, bytes.
 const PLAIN_BYTES: usize = 512;
-/// Routers behind routers are followed so far.
+/// How many nested routers are followed.
 const WRAPPED: usize = 3;
 
 impl ErrorMessage {
-    /// The messages of an error's body, the outermost first.
+    /// All messages in an error's body, the outermost first.
     pub fn all(body: &[u8]) -> Vec<Self> {
         let mut found = Vec::new();
         read(body, 0, &mut found);
         found
     }
 
-    /// The message of an error that was read from a reply.
+    /// The message of an error in a reply.
     pub fn of(error: &ProviderError) -> Self {
         let text = error.message.clone().unwrap_or_default();
         Self { kinds: error.kind.clone().into_iter().collect(), text }
@@ -61,7 +61,7 @@ fn kinds(value: Value<'_>, inner: Value<'_>) -> Vec<Box<str>> {
     kinds.map(|kind| kind.into_owned().into()).collect()
 }
 
-/// The message of an error, in any of the places where it stands.
+/// The message of an error, from any of its known places.
 fn message(error: Value<'_>) -> Option<Box<str>> {
     if let Some(text) = error.text() {
         return Some(text.into());
@@ -77,7 +77,7 @@ fn message(error: Value<'_>) -> Option<Box<str>> {
     if let Some(text) = detail.text() {
         return Some(text.into());
     }
-    // One fault of a request that was checked against its schema; of several none is the message.
+    // A single schema violation of a request; with several, none is the message.
     let mut faults = detail.items();
     let (fault, None) = (faults.next()?, faults.next()) else { return None };
     let place: Vec<String> = fault.get("loc")?.items().map(step).collect();

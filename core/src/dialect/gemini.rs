@@ -1,8 +1,8 @@
-//! Gemini `generateContent` (`docs/protocols.md` 5): requests with their ranges.
+//! Gemini `generateContent` (`docs/protocols.md` 5): reads requests, with ranges into the body.
 //!
-//! Both key styles, Vertex, Code Assist's wrapper and countTokens' own. Call ids are no identity
-//! here, because clients make them and change them; signatures are none either, because clients
-//! re-encode them. The reply's side is in `gemini/reply.rs`.
+//! Handles both key styles, Vertex, and the wrappers of Code Assist and countTokens. Call ids do not identify
+//! parts here, because clients make and change them; nor do signatures, because clients re-encode them.
+//! Replies are read in `gemini/reply.rs`.
 
 mod arguments;
 mod reply;
@@ -20,13 +20,13 @@ use super::{
 };
 use crate::wire::json::{Document, Kind, Value, first, members};
 
-/// Reads a request. The model stands in the path, which [`super::read`] asks; Code Assist's and
-/// countTokens' bodies name it as well.
+/// Reads a request. The model is in the path, which [`super::read`] reads; bodies of Code Assist and
+/// countTokens name it as well.
 pub fn read(_path: &str, body: &[u8]) -> Conversation {
     read_in(&Document::read(body).unwrap_or_default(), body)
 }
 
-/// [`read`] of a body whose values are found already.
+/// [`read`] for a body that is already parsed.
 pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
     let mut conversation = Conversation::empty(Dialect::Gemini);
     let Some(outer) = document.root(body) else {
@@ -61,8 +61,8 @@ struct Reader {
     run: ModelTextRun,
 }
 
-/// Words of the model that stand side by side. Some clients send a streamed answer back as the
-/// pieces it came in, others as one: the whole run has one key, at its last piece.
+/// Adjacent texts of the model. Some clients send a streamed reply back in its pieces, others as one text:
+/// the whole run has one key, at its last piece.
 #[derive(Default)]
 struct ModelTextRun {
     text: String,
@@ -132,7 +132,7 @@ impl Reader {
         self.end_run(&mut []);
     }
 
-    /// A content's parts; tolerates a bare string, and one part in place of a list.
+    /// The parts of a content; accepts a bare string, and a single part instead of a list.
     fn parts(&mut self, role: Role, content: Value<'_>, parts: &mut Vec<Part>) {
         if content.kind() == Kind::String {
             return parts.push(Part::text(role, content, &mut self.keyer));
@@ -191,7 +191,7 @@ impl Reader {
         parts.push(part);
     }
 
-    /// A model's words join the run; others stand alone.
+    /// Adds a text of the model to the run; other texts get a key of their own.
     fn words(&mut self, role: Role, text: &str, part: &mut Part, parts: &[Part]) {
         if role != Role::Assistant {
             part.key = self.keyer.text(role, text);
@@ -201,7 +201,7 @@ impl Reader {
         self.run.last = Some(PartIndex::new(self.conversation.messages.len(), parts.len()));
     }
 
-    /// Ends the run of words: its last piece gets its key. `parts` are the unfinished message's.
+    /// Ends the run of texts: its last piece gets the key. `parts` are those of the unfinished message.
     fn end_run(&mut self, parts: &mut [Part]) {
         let run = std::mem::take(&mut self.run);
         let Some(PartIndex { message, part: index }) = run.last else { return };
@@ -214,8 +214,8 @@ impl Reader {
         }
     }
 
-    /// A tool's answer: by the tool's name and what it says, however its members are ordered.
-    /// Pictures in it become parts of their own.
+    /// A tool result, identified by the tool's name and its content, in any order of members. Images in it
+    /// become parts of their own.
     fn response(&mut self, mut part: Part, response: Value<'_>, parts: &mut Vec<Part>) {
         part.kind = PartKind::ToolResult;
         part.id = known(response, "id");
@@ -241,16 +241,16 @@ impl Reader {
     }
 }
 
-/// What a part holds: one of these (`docs/protocols.md` 5.2).
+/// The content of a part: one of these (`docs/protocols.md` 5.2).
 enum PartData<'d> {
     Text(Value<'d>),
-    /// A thought, or a signature that stands alone: both are reasoning.
+    /// A thought, or a signature by itself: both are reasoning.
     Thought(Option<Value<'d>>),
     Call(Value<'d>),
     Response(Value<'d>),
     Inline(Value<'d>),
     File(Value<'d>),
-    /// What ran at the provider: code and its result, tools and theirs.
+    /// Something that ran at the provider: code and its output, tools and their results.
     Hosted(Value<'d>),
     Unknown,
 }
@@ -286,7 +286,7 @@ fn data(part: Value<'_>) -> PartData<'_> {
 }
 
 members! {
-    /// What a part may hold, in either key style.
+    /// The possible members of a part, in both key styles.
     PartMembers {
         text,
         thought,
@@ -317,7 +317,7 @@ fn signature(part: Value<'_>) -> Option<Value<'_>> {
         .filter(|signature| signature.kind() == Kind::String)
 }
 
-/// The words of what ran at the provider: the code, its output, or all of it.
+/// The text of something that ran at the provider: the code, its output, or all of it.
 fn hosted_words(hosted: Value<'_>) -> Option<Value<'_>> {
     match hosted.get_any(&["code", "output"]) {
         Some(words) if words.kind() == Kind::String => Some(words),
@@ -325,7 +325,7 @@ fn hosted_words(hosted: Value<'_>) -> Option<Value<'_>> {
     }
 }
 
-/// By its words, so that an id that a client adds or drops does not count.
+/// Its key, made from the text, so that an id that a client adds or drops does not matter.
 fn hosted_key(keyer: &mut Keyer, hosted: Value<'_>) -> Option<PartKey> {
     keyer.value(PartKind::Opaque, Role::Assistant, hosted_words(hosted)?)
 }
@@ -358,7 +358,7 @@ fn kind_of_media(value: Value<'_>) -> (PartKind, Option<Box<str>>) {
     (if is_image { PartKind::Image } else { PartKind::Document }, mime.map(Into::into))
 }
 
-/// The items of a list, or the one value in place of it, as Google's own parser has it.
+/// The items of a list, or a single value instead of it, as Google's own parser accepts.
 fn listed<'d>(value: &Value<'d>) -> impl Iterator<Item = Value<'d>> + use<'d> {
     let one = (value.kind() != Kind::Array && !value.is_null()).then_some(*value);
     value.items().chain(one)
@@ -368,7 +368,7 @@ fn known(value: Value<'_>, name: &str) -> Option<Box<str>> {
     value.get_text(name).filter(|text| !text.is_empty()).map(Into::into)
 }
 
-/// Fuzz: no bytes make the request reader panic, and every range lies in the body.
+/// Fuzz target: no bytes make the reader panic, and every range is within the body.
 #[cfg(any(test, fuzzing))]
 pub fn fuzz(bytes: &[u8]) {
     let conversation = read("/v1beta/models/m:streamGenerateContent", bytes);

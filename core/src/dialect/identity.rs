@@ -1,8 +1,7 @@
-//! Who is asking: the session and thread a client names.
+//! The session and thread that a client names.
 //!
-//! Pure over headers and what the body said. A name is taken only where it is meant to be one session's: too
-//! broad a name is harmless, because threads are told apart by lineage, one that changes with every call is
-//! not.
+//! Pure, from headers and the body. A name is only used if it is meant for one session. Too broad a name does
+//! no harm, because threads are told apart by lineage; a name that changes with every request would.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
@@ -12,25 +11,25 @@ use super::{Conversation, Purpose};
 use crate::dialect::percent::decoded;
 use crate::wire::json::{Document, Value, members};
 
-/// Longest name that is taken, bytes. The longest seen is 90.
+/// Longest name that is accepted, bytes. The longest seen has 90.
 const MAX_NAME: usize = 128;
 
-/// The tenant of requests whose credential counts for nothing, or that have none.
+/// The tenant of requests without a credential, or if credentials do not matter.
 pub const ANONYMOUS: &str = "0000000000000000";
 
-/// What a client says about where a request belongs.
+/// Where a request belongs according to its client.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
-    /// The session; sub-agents are in the session of the one they work for.
+    /// The session; sub-agents are in the session of the agent that they work for.
     pub session: Option<SessionId>,
-    /// The thread within the session, where it is another than the main one: a sub-agent's.
+    /// The thread within the session, if it is not the main one: a sub-agent's.
     pub thread: Option<Box<str>>,
-    /// What the headers say the request is for, where they say more than a turn.
+    /// The request's purpose, if the headers say that it is not a turn.
     pub purpose: Option<Purpose>,
 }
 
-/// Reads headers, and what `conversation` found in the body. On a WebSocket the headers are those of
-/// the connection: they say who is asking, but not what each request on it is for.
+/// Reads the headers, and the names that `conversation` has from the body. On a WebSocket, the headers are
+/// those of the connection: they identify the client, but not the purpose of each request on it.
 pub fn identify(
     headers: &HeaderMap,
     conversation: &Conversation,
@@ -51,9 +50,9 @@ pub fn identify(
     Identity { session, thread, purpose }
 }
 
-/// The session id that a request body carries, whatever its dialect; `root` is the body.
+/// The session id in a request body of any dialect; `root` is the body.
 ///
-/// `user` and `safety_identifier` are not asked: they name a user, not a session.
+/// `user` and `safety_identifier` are not used: they name a user, not a session.
 pub fn session_in_body(root: &Value<'_>) -> Option<SessionId> {
     let body = SessionMembers::of(*root);
     let metadata = body.metadata.map(MetadataMembers::of).unwrap_or_default();
@@ -71,18 +70,18 @@ pub fn session_in_body(root: &Value<'_>) -> Option<SessionId> {
 }
 
 members! {
-    /// Where a body may name its session.
+    /// The members in which a body may name its session.
     SessionMembers { litellm_session_id, metadata, session_id, client_metadata, request, prompt_cache_key }
 }
 
 members! {
-    /// Where a body's metadata may.
+    /// The members of metadata that may name the session.
     MetadataMembers { session_id, user_id }
 }
 
 /// The session in Anthropic's `metadata.user_id`: a JSON string with a `session_id` (Claude Code),
-/// `user_…_account_…_session_{uuid}` (older ones), or `session_…` (Kimi Code). Any other text names
-/// a user.
+/// `user_…_account_…_session_{uuid}` (older versions), or `session_…` (Kimi Code). Any other text names a
+/// user.
 fn session_in_user_id(text: &str) -> Option<SessionId> {
     let name = if text.trim_start().starts_with('{') {
         let document = Document::read(text.as_bytes()).ok()?;
@@ -95,7 +94,7 @@ fn session_in_user_id(text: &str) -> Option<SessionId> {
     is_name(&name).then(|| name.into())
 }
 
-/// Headers that name a session, the most certain first; after them any `x-<vendor>-session-id`.
+/// Headers that name a session, the most certain first; after them, any `x-<vendor>-session-id`.
 const SESSION_HEADERS: [&str; 13] = [
     "x-plimsoll-session",
     "x-claude-code-session-id",
@@ -112,8 +111,7 @@ const SESSION_HEADERS: [&str; 13] = [
     "x-grok-conv-id",
 ];
 
-/// What the headers that are asked for say, each the first of its name. Found in one walk over the few
-/// that a request has.
+/// The values of these headers, the first of each name. Found in one pass, because a request has only a few.
 #[derive(Default)]
 struct IdentityHeaders<'h> {
     /// In the order of [`SESSION_HEADERS`].
@@ -159,7 +157,8 @@ fn session_in_headers(said: &IdentityHeaders<'_>, headers: &HeaderMap) -> Option
         .or_else(|| named(said.thread))
 }
 
-/// `x-<vendor>-session-id`, as LiteLLM takes it: eight characters or more, so that counters are out.
+/// The value of `x-<vendor>-session-id`, as LiteLLM accepts it: eight characters or more, which excludes
+/// counters.
 fn vendor_session(headers: &HeaderMap) -> Option<SessionId> {
     let fits = |name: &HeaderName| {
         let name = name.as_str();
@@ -185,7 +184,7 @@ fn baggage_session(headers: &HeaderMap) -> Option<SessionId> {
     })
 }
 
-/// Codex says what kind of request it sends (`docs/protocols.md` 10.12).
+/// The purpose that Codex states in its headers (`docs/protocols.md` 10.12).
 fn purpose(said: &IdentityHeaders<'_>) -> Option<Purpose> {
     let metadata = said.codex_turn.map(HeaderValue::as_bytes);
     let kind = metadata.and_then(|bytes| {
@@ -205,7 +204,8 @@ fn named<N: for<'h> From<&'h str>>(value: Option<&HeaderValue>) -> Option<N> {
     is_name(value).then(|| value.into())
 }
 
-/// Names reach logs, addresses and terminals: short, and of harmless characters.
+/// Whether a text can be a name. Names appear in logs, addresses and terminals, so they must be short and
+/// have only safe characters.
 fn is_name(text: &str) -> bool {
     let harmless = |b: u8| b.is_ascii_alphanumeric() || b"-_.:@+=~".contains(&b);
     !text.is_empty()

@@ -1,6 +1,6 @@
-//! The names of what belongs together: whose it is, which session, which thread, which exchange.
+//! Ids of what belongs together: the tenant, the session, the thread and the exchange of a request.
 //!
-//! Each is a type of its own, so that none is passed where another is meant. Stored and served as plain text.
+//! Each is a type of its own, so that none can be passed as another. Stored and served as plain text.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -15,7 +15,7 @@ macro_rules! ids {
         pub struct $name(Box<str>);
 
         impl $name {
-            /// The text of it.
+            /// The id as text.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -66,16 +66,16 @@ macro_rules! ids {
 }
 
 ids! {
-    /// Whose a request is: a keyed hash of its credential, 16 hex digits.
+    /// A tenant: a keyed hash of the request's credential, 16 hex digits.
     TenantId
 
-    /// What a client names as one session, or else a name of ours for one lineage.
+    /// A session: the id that the client gave it, or one of ours for a lineage without one.
     SessionId
 
-    /// One lineage of messages in a session: 16 hex digits, of the exchange with which it began.
+    /// A thread, one lineage of messages in a session: 16 hex digits of the exchange with which it began.
     ThreadId
 
-    /// One request and its response.
+    /// An exchange: one request and its response.
     ExchangeId
 }
 

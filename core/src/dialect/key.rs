@@ -1,8 +1,8 @@
-//! Identity by meaning: keys of parts and chains of prefixes, the same however a client spells it.
+//! Keys of parts and chains of prefixes: they identify content by its meaning, not by its spelling.
 //!
-//! What a client changes without changing the meaning must not change a key (`docs/protocols.md` 10.7,
-//! 10.8): cache markers, string or block form, order and spacing of tool arguments, white space
-//! around text, the base64 alphabet. Reasoning has no key: clients drop it.
+//! What a client changes without changing the meaning must not change a key (`docs/protocols.md` 10.7, 10.8):
+//! cache markers, string or block form, order and spacing of tool arguments, white space around text, the
+//! base64 alphabet. Reasoning has no key, because clients drop it.
 
 use std::borrow::Cow;
 
@@ -12,24 +12,24 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::{PartKind, Role};
 use crate::wire::json::{Document, Kind, Value};
 
-/// 128-bit identity of a part's stable content.
+/// 128-bit hash of a part's stable content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PartKey(pub u128);
 
 impl PartKey {
-    /// Of something that has no identity but its bytes.
+    /// The key of something identified by its bytes.
     pub fn of_bytes(bytes: &[u8]) -> PartKey {
         PartKey(xxh3_128(bytes))
     }
 
-    /// The same part once its content was cut.
+    /// The key of the same part after its content was cut.
     #[must_use]
     pub fn cut(self) -> PartKey {
         PartKey(Chain(self.0).then(PartKey(0)).0)
     }
 }
 
-/// Identity of a prefix of a conversation: a running hash of part keys.
+/// The identity of a conversation's prefix: a running hash of part keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Chain(pub u128);
 
@@ -78,7 +78,8 @@ macro_rules! as_hex {
     };
 }
 
-/// 32 digits. Each turn writes several; through `format!` they were two fifths of what its JSON costs.
+/// Writes 32 hex digits. Each turn writes several; with `format!`, they took two fifths of the time for its
+/// JSON.
 fn hex(number: u128, digits: &mut [u8; 32]) -> &str {
     for (byte, pair) in number.to_be_bytes().into_iter().zip(digits.as_chunks_mut().0) {
         *pair = PAIRS[usize::from(byte)];
@@ -86,7 +87,7 @@ fn hex(number: u128, digits: &mut [u8; 32]) -> &str {
     std::str::from_utf8(digits).unwrap_or_default()
 }
 
-/// The two digits of each byte.
+/// The two hex digits of each byte.
 const PAIRS: [[u8; 2]; 256] = {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let mut pairs = [[0; 2]; 256];
@@ -101,23 +102,23 @@ const PAIRS: [[u8; 2]; 256] = {
 as_hex!(PartKey);
 as_hex!(Chain);
 
-/// Members by which a block ends a cached prefix (`docs/protocols.md` 1.2, 3.2).
+/// Members that mark a block as the end of a cached prefix (`docs/protocols.md` 1.2, 3.2).
 pub const CACHE_MARKERS: [&str; 2] = ["cache_control", "prompt_cache_breakpoint"];
 
-/// A tool call's arguments, as one of the two forms that clients and providers use.
+/// The arguments of a tool call, in one of the two forms that clients and providers use.
 #[derive(Clone, Copy)]
 pub enum ToolArguments<'a> {
-    /// A JSON value; a string in it is read as [`ToolArguments::Text`].
+    /// A JSON value; a string is read as [`ToolArguments::Text`].
     Value(Value<'a>),
     /// A string that should hold JSON; empty and `null` mean `{}`.
     Text(&'a str),
 }
 
-/// Words, as text or where they stand.
+/// A text, or a JSON value with it.
 pub enum TextValue<'a> {
-    /// As text.
+    /// A text.
     Text(Cow<'a, str>),
-    /// A JSON string; another value stands for its own bytes.
+    /// A JSON string; any other value stands for its own bytes.
     Value(Value<'a>),
 }
 
@@ -139,10 +140,10 @@ impl<'a> From<Value<'a>> for TextValue<'a> {
     }
 }
 
-/// Room for a short part, bytes: one allocation, where growing would take several.
+/// Initial buffer for a short part, bytes: one allocation instead of several.
 const SHORT: usize = 128;
 
-/// Makes part keys; keeps its buffers, so that a long history costs no allocation a part.
+/// Makes part keys. Keeps its buffers, so that a long history needs no allocation per part.
 #[derive(Debug, Default)]
 pub struct Keyer {
     buffer: Vec<u8>,
@@ -150,7 +151,7 @@ pub struct Keyer {
 }
 
 impl Keyer {
-    /// Words of `role`. White space around them does not count; without words there is no key.
+    /// The key of a text by `role`. White space around it is ignored; an empty text has no key.
     pub fn text<'a>(&mut self, role: Role, text: impl Into<TextValue<'a>>) -> Option<PartKey> {
         self.begin(PartKind::Text, role);
         let start = self.buffer.len();
@@ -159,7 +160,7 @@ impl Keyer {
         (self.buffer.len() > start).then(|| self.end())
     }
 
-    /// A tool call. Give no `id` where clients make their own (Gemini).
+    /// The key of a tool call. Without `id` if clients make their own (Gemini).
     pub fn tool_call(
         &mut self,
         id: Option<&str>,
@@ -179,8 +180,8 @@ impl Keyer {
         Some(self.end())
     }
 
-    /// A tool's answer: `pieces` are its texts in order; one string and several blocks with the
-    /// same words are the same answer. Give the tool's name as `id` where there are no ids.
+    /// The key of a tool result: `pieces` are its texts in order; a single string and several blocks with the
+    /// same text have the same key. If there are no ids, `id` is the tool's name.
     pub fn tool_result<'a>(
         &mut self,
         id: &str,
@@ -196,7 +197,7 @@ impl Keyer {
         Some(self.end())
     }
 
-    /// A picture or document by its data (base64 in either alphabet) or its address.
+    /// The key of an image or document, from its data (base64 in either alphabet) or its URL.
     pub fn media<'a>(
         &mut self,
         kind: PartKind,
@@ -210,7 +211,7 @@ impl Keyer {
         Some(self.end())
     }
 
-    /// Words that stand for a part of another kind.
+    /// The key of a part of another kind that is identified by a text.
     pub fn words<'a>(
         &mut self,
         kind: PartKind,
@@ -224,7 +225,7 @@ impl Keyer {
         Some(self.end())
     }
 
-    /// Anything else that is JSON: its members in any order, without cache markers.
+    /// The key of any other JSON value: members in any order, without cache markers.
     pub fn value(&mut self, kind: PartKind, role: Role, value: Value<'_>) -> Option<PartKey> {
         self.begin(kind, role);
         canonical(&mut self.buffer, value);
@@ -236,7 +237,7 @@ impl Keyer {
             "" | "null" => "{}",
             text => text,
         };
-        // What is no JSON was cut off, or is a free-form tool's input: the text itself counts.
+        // Text that is not JSON was cut off, or is the input of a free-form tool: it is hashed as it is.
         let read = self.arguments.read_again(text.as_bytes());
         match read.ok().and_then(|()| self.arguments.root(text.as_bytes())) {
             Some(value) => canonical(&mut self.buffer, value),
@@ -255,7 +256,7 @@ impl Keyer {
         }
     }
 
-    /// Keys are kept in stores: the numbers that stand for kinds and roles may not change.
+    /// Keys are stored, so the numbers of kinds and roles must never change.
     fn begin(&mut self, kind: PartKind, role: Role) {
         self.buffer.clear();
         self.buffer.reserve(SHORT);
@@ -271,9 +272,9 @@ impl Keyer {
     }
 }
 
-/// One spelling for every spelling of a value: no white space, escapes resolved, numbers by value
-/// (as a double, because half of all clients know no other), members in any order, and without
-/// cache markers and `null`s, which clients add and drop. Recursion is bounded by the reader's depth.
+/// Writes a value in a canonical form: no white space, escapes resolved, numbers as doubles (because half of
+/// all clients know no others), members in any order, without cache markers and `null`s, which clients add
+/// and drop. Recursion is limited by the depth of the JSON reader.
 fn canonical(out: &mut Vec<u8>, value: Value<'_>) {
     match value.kind() {
         Kind::Null | Kind::Bool => out.extend_from_slice(value.raw()),
@@ -310,7 +311,7 @@ fn canonical(out: &mut Vec<u8>, value: Value<'_>) {
     }
 }
 
-/// What `write` adds, after its length: what follows cannot be taken for a part of it.
+/// Writes data with its length in front, so that what follows cannot be confused with it.
 fn sized(out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
     out.extend_from_slice(&[b'"', 0, 0, 0, 0]);
     let start = out.len();
@@ -319,12 +320,12 @@ fn sized(out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
     out[start - 4..start].copy_from_slice(&length.to_le_bytes());
 }
 
-/// Takes white space off both ends of what stands from `start` on.
+/// Removes white space from both ends of the data from `start` on.
 fn trim(out: &mut Vec<u8>, start: usize) {
     let mut kept = out[start..].trim_ascii();
     let is_ascii = |byte: Option<&u8>| byte.is_none_or(u8::is_ascii);
     if !is_ascii(kept.first()) || !is_ascii(kept.last()) {
-        // Wide white space is rare enough to be looked for at its price.
+        // Unicode white space is rare, so the slower search is only made here.
         kept = std::str::from_utf8(kept).map_or(kept, |text| text.trim().as_bytes());
     }
     let leading = kept.as_ptr() as usize - out[start..].as_ptr() as usize;
@@ -333,14 +334,14 @@ fn trim(out: &mut Vec<u8>, start: usize) {
     out.drain(start..start + leading);
 }
 
-/// Base64 from `start` on, in the standard alphabet and without padding, whichever it came in.
+/// Converts base64 data from `start` on to the standard alphabet without padding.
 fn standard_base64(out: &mut Vec<u8>, start: usize) {
     let padding = out[start..].iter().rev().take_while(|byte| **byte == b'=').count();
     out.truncate(out.len() - padding);
     standard_alphabet(&mut out[start..]);
 }
 
-/// Base64 in either alphabet, in the standard one.
+/// Converts base64 data to the standard alphabet.
 pub fn standard_alphabet(base64: &mut [u8]) {
     for byte in base64 {
         *byte = match *byte {

@@ -1,8 +1,8 @@
-//! What a refusal teaches about its provider, for more than the request that was refused.
+//! What a refusal teaches about its provider, for later requests.
 //!
-//! A provider quotes what it refuses, so a client can have any words said to it. A lesson is taken only
-//! from an error whose whole message is one of the provider's own (`config/lessons.toml`), and from none
-//! whose decisive words stand in the request. Pure; must not know who else hears of it.
+//! A provider quotes what it refuses, so a client can make it say anything. A lesson is only taken if the
+//! whole message is a known message of the provider (`config/lessons.toml`), and its decisive words are not
+//! in the request. Pure; must not know who uses the lesson.
 
 use std::borrow::Cow;
 use std::sync::OnceLock;
@@ -14,75 +14,75 @@ use super::error_message::ErrorMessage;
 use super::overflow::WINDOWS;
 use crate::wire::json::{Document, Kind, Value};
 
-/// Something that a refusal says of an upstream, or of one of its models.
+/// Something that a refusal shows about an upstream, or about one of its models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Lesson {
-    /// It refuses `stream_options.include_usage`.
+    /// The upstream refuses `stream_options.include_usage`.
     UsageRefused,
-    /// It answers 400 where a model's reasoning is not sent back.
+    /// It responds with 400 if a model's reasoning is not sent back.
     ReasoningDemanded,
-    /// It refuses a model's reasoning when it is sent back.
+    /// It refuses a model's reasoning if it is sent back.
     ReasoningRefused,
-    /// It binds a model's reasoning to what stands before it.
+    /// It binds a model's reasoning to its prefix.
     ReasoningBound,
-    /// It refuses to edit a model's context.
+    /// It refuses context editing for a model.
     EditingRefused,
-    /// It refuses to give out a model's reasoning encrypted.
+    /// It refuses to return a model's reasoning encrypted.
     IncludeRefused,
     /// It refuses to show a model's thinking.
     DisplayRefused,
-    /// It has no endpoint that counts tokens.
+    /// It has no count endpoint.
     CountMissing,
-    /// It does not compact a model's context itself.
+    /// It does not compact a model's context.
     CompactionRefused,
-    /// A model's window is so many tokens.
+    /// A model's window, tokens.
     Window(u64),
-    /// A model writes so many tokens at most.
+    /// A model's maximum output, tokens.
     MaxOutput(u64),
 }
 
 impl Lesson {
-    /// Whether it is about all models of an upstream.
+    /// Whether it applies to all models of an upstream.
     pub fn is_about_all_models(self) -> bool {
         self == Self::UsageRefused
     }
 }
 
-/// Where a refusal comes from.
+/// A refusal.
 #[derive(Clone, Copy, Debug)]
 pub struct RefusalBody<'a> {
-    /// Its HTTP status; 200 for an error in a stream or in an answer that looks like a success.
+    /// Its HTTP status; 200 for an error in a stream, or in a response that looks like a success.
     pub status: u16,
-    /// Its body, without its encoding.
+    /// Its body, decompressed.
     pub body: &'a [u8],
 }
 
-/// What a provider may quote: the words of a request.
+/// The text of a request, which a provider may quote.
 #[derive(Clone, Debug, Default)]
 pub struct QuotableText<'a> {
-    /// The JSON body, without its encoding.
+    /// The JSON body, decompressed.
     pub body: &'a [u8],
-    /// Other words that the provider was sent: path and query, values of headers, the model.
+    /// Other texts that the provider was sent: path and query, values of headers, the model.
     pub words: Vec<&'a str>,
 }
 
-/// What a refusal teaches, or why not.
+/// The lessons of a refusal, or those that were rejected.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LessonMatch {
-    /// What it teaches; a message teaches one thing, or what the caller asked for (a missing endpoint).
+    /// What it teaches. A message teaches one thing, or what the caller looked for (a missing endpoint).
     pub lessons: Vec<Lesson>,
-    /// It would teach these, but its words stand in the request.
+    /// Lessons that were rejected, because their words are in the request.
     pub quoted: Vec<Lesson>,
 }
 
 impl LessonMatch {
-    /// Whether it teaches this.
+    /// Whether it teaches this lesson.
     pub fn holds(&self, lesson: Lesson) -> bool {
         self.lessons.contains(&lesson)
     }
 
-    /// The window that it names.
+    /// The window that it states.
     pub fn window(&self) -> Option<u64> {
         self.lessons.iter().find_map(|lesson| match lesson {
             Lesson::Window(window) => Some(*window),
@@ -90,7 +90,7 @@ impl LessonMatch {
         })
     }
 
-    /// The most output that it names.
+    /// The maximum output that it states.
     pub fn max_output(&self) -> Option<u64> {
         self.lessons.iter().find_map(|lesson| match lesson {
             Lesson::MaxOutput(most) => Some(*most),
@@ -99,13 +99,13 @@ impl LessonMatch {
     }
 }
 
-/// What a refusal's body teaches, told from the request that it answers.
+/// The lessons of a refusal's body, compared with the text of its request.
 pub fn taught(refusal: &RefusalBody<'_>, request: &QuotableText<'_>) -> LessonMatch {
     judged(&ErrorMessage::all(refusal.body), refusal.status, request)
 }
 
-/// What an error in a reply teaches, told from the request that it answers. `status`: 200 where it came
-/// in place of a reply, or in the middle of one.
+/// The lessons of an error in a reply, compared with the text of its request. `status`: 200 if the error came
+/// instead of a reply, or inside one.
 pub fn taught_in_reply(
     error: &ProviderError,
     status: u16,
@@ -118,7 +118,7 @@ fn judged(messages: &[ErrorMessage], status: u16, request: &QuotableText<'_>) ->
     let mut taught = LessonMatch::default();
     let mut words = None;
     for (form, message) in messages.iter().filter_map(|message| form(message, status)) {
-        // A request is read at most once, and only where something would be learned.
+        // A request is read at most once, and only if something would be learned.
         let words = words.get_or_insert_with(|| request_words(request));
         let is_quoted = message.decisive.iter().any(|said| words.contains(&**said));
         let to = if is_quoted { &mut taught.quoted } else { &mut taught.lessons };
@@ -127,7 +127,7 @@ fn judged(messages: &[ErrorMessage], status: u16, request: &QuotableText<'_>) ->
     taught
 }
 
-/// The form of `config/lessons.toml`.
+/// The content of `config/lessons.toml`.
 #[derive(Deserialize)]
 struct LessonFile {
     form: Vec<LessonPattern>,
@@ -144,7 +144,7 @@ struct LessonPattern {
     message: Vec<Box<str>>,
 }
 
-/// What a form teaches, by its name in the file.
+/// The lessons of a pattern, by their names in the file.
 #[derive(Clone, Copy, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum LessonRule {
@@ -159,12 +159,12 @@ enum LessonRule {
     CountMissing,
     CompactionRefused,
     MaxOutput,
-    /// The limit that is named is one too many.
+    /// The stated limit is one too large.
     MaxOutputExclusive,
 }
 
 impl LessonRule {
-    /// `limit`: the number that the message names.
+    /// `limit`: the number in the message.
     fn lesson(self, limit: Option<u64>) -> Option<Lesson> {
         Some(match self {
             Self::Window => Lesson::Window(limit?),
@@ -187,7 +187,7 @@ fn refusals() -> Vec<u16> {
     vec![400, 413, 422]
 }
 
-/// What is built in; parsed on first use. A test holds that it can be.
+/// The built-in patterns, parsed on first use. A test checks that they are valid.
 fn built_in() -> &'static LessonFile {
     static FILE: OnceLock<LessonFile> = OnceLock::new();
     FILE.get_or_init(|| {
@@ -201,7 +201,7 @@ fn built_in() -> &'static LessonFile {
     })
 }
 
-/// The form that a message has from end to end, and what it says.
+/// The pattern that matches a whole message, with the match.
 fn form(message: &ErrorMessage, status: u16) -> Option<(&'static LessonPattern, PatternMatch)> {
     let text = plain(&message.text);
     let forms = built_in().form.iter().filter(|form| {
@@ -215,19 +215,19 @@ fn form(message: &ErrorMessage, status: u16) -> Option<(&'static LessonPattern, 
     forms.filter_map(|form| Some((form, whole(&form.message, &text)?))).next()
 }
 
-/// What a message says that has one of the forms.
+/// The match of a message with a pattern.
 struct PatternMatch {
-    /// A window, or the most output.
+    /// A window, or a maximum output.
     limit: Option<u64>,
-    /// The provider's own words in it: each sentence that names the limit, else the longest.
+    /// The provider's own words: each sentence with the limit, else the longest.
     decisive: Vec<String>,
 }
 
 fn whole(forms: &[Box<str>], text: &str) -> Option<PatternMatch> {
     forms.iter().find_map(|form| {
         let (limit, input) = matched(form, text)?;
-        // More was counted than fits, or it says something else. Where output is asked for too, a small
-        // prompt may not fit.
+        // The counted tokens must exceed the limit, or the message says something else. If output is counted
+        // too, a small prompt may not fit.
         let counts_output = form.contains("{}");
         let is_so = limit.is_none_or(|limit| {
             let is_more = input.is_none_or(|input| counts_output || input > limit);
@@ -237,7 +237,7 @@ fn whole(forms: &[Box<str>], text: &str) -> Option<PatternMatch> {
     })
 }
 
-/// The limit and the count that `text` names, where it is `form` from end to end.
+/// The limit and the count in `text`, if all of it matches `form`.
 fn matched(form: &str, text: &str) -> Option<(Option<u64>, Option<u64>)> {
     let (mut form, mut text) = (form, text);
     let (mut limit, mut input) = (None, None);
@@ -249,7 +249,7 @@ fn matched(form: &str, text: &str) -> Option<(Option<u64>, Option<u64>)> {
                 _ => byte.is_ascii_digit() || matches!(byte, b',' | b'_'),
             };
             let longest = text.bytes().take_while(is_part).take(LONGEST_NAME).count();
-            // What follows decides where a name ends: a dot or a bracket may belong to either.
+            // The next literal decides where a name ends: a dot or a bracket may belong to either.
             let literal = form.chars().next().filter(|_| placeholder(form).is_none());
             let ends = |end: &usize| literal.is_none_or(|next| text[*end..].starts_with(next));
             if name == "name" {
@@ -260,7 +260,7 @@ fn matched(form: &str, text: &str) -> Option<(Option<u64>, Option<u64>)> {
                     .next();
             }
             let digits: String = text[..longest].chars().filter(char::is_ascii_digit).collect();
-            // A comma may end the number's clause.
+            // A comma after the number may belong to the sentence.
             let end = text[..longest].trim_end_matches([',', '_']).len();
             let number = digits.parse().ok()?;
             match name {
@@ -277,7 +277,7 @@ fn matched(form: &str, text: &str) -> Option<(Option<u64>, Option<u64>)> {
     text.is_empty().then_some((limit, input))
 }
 
-/// The placeholder that `form` begins with, and what follows it.
+/// The placeholder at the start of `form`, and the rest.
 fn placeholder(form: &str) -> Option<(&'static str, &str)> {
     const NAMES: [(&str, &str); 5] = [
         ("{}", ""),
@@ -291,11 +291,11 @@ fn placeholder(form: &str) -> Option<(&'static str, &str)> {
 
 /// Most bytes of a name in a message.
 const LONGEST_NAME: usize = 200;
-/// A message of fewer letters is none that could be told from an ordinary word of a request.
+/// A message with fewer letters cannot be told from ordinary text of a request.
 const TELLING: usize = 12;
 
-/// The words that may not stand in the request: each sentence that holds the limit's number, else the
-/// whole message. What ends with a full stop may be quoted without it.
+/// The words that must not be in the request: each sentence with the limit's number, else the whole message.
+/// A final full stop is ignored.
 fn decisive(text: &str, limit: Option<u64>) -> Vec<String> {
     let sentence = |words: &str| words.trim_end_matches('.').to_owned();
     let Some(limit) = limit else {
@@ -309,7 +309,7 @@ fn decisive(text: &str, limit: Option<u64>) -> Vec<String> {
     text.split(". ").filter(has_it).map(sentence).collect()
 }
 
-/// In lower case, with one blank for any white space.
+/// The text in lower case, with single blanks.
 fn plain(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for word in text.split_whitespace() {
@@ -321,7 +321,7 @@ fn plain(text: &str) -> String {
     out
 }
 
-/// All that a provider could quote, in the form that messages are compared in.
+/// All text that a provider could quote, in the form used for comparison.
 fn request_words(request: &QuotableText<'_>) -> String {
     let mut words = String::with_capacity(request.body.len());
     for said in &request.words {
@@ -338,8 +338,8 @@ fn request_words(request: &QuotableText<'_>) -> String {
     plain(&words)
 }
 
-/// Every name and every string of a value; a string that holds JSON (arguments of a call) as what it is,
-/// too. Without recursion: nesting costs no stack.
+/// Collects every name and string of a value; if a string contains JSON (arguments of a call), its content as
+/// well. Without recursion, so that nesting needs no stack.
 fn gather(root: Value<'_>, words: &mut String) {
     let mut waiting = vec![root];
     while let Some(value) = waiting.pop() {
@@ -366,7 +366,7 @@ fn gather(root: Value<'_>, words: &mut String) {
     }
 }
 
-/// A path or query with its `%xx` and `+` undone.
+/// A path or query with `%xx` and `+` decoded.
 fn unescaped(text: &str) -> Cow<'_, str> {
     if !text.contains(['%', '+']) {
         return Cow::Borrowed("");

@@ -1,8 +1,8 @@
-//! Floor 1, meaning: what requests and replies of the four dialects say, and where they say it.
+//! Floor 1: what requests and replies of the four dialects mean, and where in the body it is.
 //!
-//! Reading never fails: what is not understood is an opaque part and a note. `rewrite` says where
-//! bytes change; nothing here decides that, keeps state between exchanges, or knows a clock. Ranges
-//! point into the body that was read.
+//! Reading never fails: what is not understood becomes an opaque part and a note. `rewrite` says which bytes
+//! change; nothing here decides that, keeps state between exchanges, or knows a clock. Ranges point into the
+//! body that was read.
 
 pub mod anthropic;
 pub mod cache;
@@ -62,7 +62,7 @@ pub enum Dialect {
     Gemini,
 }
 
-/// Who speaks. `developer` is [`Role::System`], `model` is [`Role::Assistant`].
+/// The speaker. `developer` is [`Role::System`], `model` is [`Role::Assistant`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
@@ -72,46 +72,46 @@ pub enum Role {
     User,
     /// The model.
     Assistant,
-    /// A tool's answer, in dialects that give it a role of its own.
+    /// A tool result, in dialects with a role for it.
     Tool,
 }
 
-/// What a part is.
+/// The kind of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PartKind {
-    /// Words.
+    /// A text.
     Text,
     /// A tool's definition (only in [`Conversation::tools`]).
     Tool,
-    /// The model calls a tool.
+    /// A tool call by the model.
     ToolCall,
-    /// A tool's answer.
+    /// The result of a tool call.
     ToolResult,
-    /// Thinking, in whatever form: plain, signed, encrypted, redacted.
+    /// Reasoning in any form: plain, signed, encrypted, redacted.
     Reasoning,
-    /// A picture.
+    /// An image.
     Image,
-    /// A PDF, a file, audio, video.
+    /// A PDF, a file, audio or video.
     Document,
-    /// Anything not understood. It survives as it is.
+    /// Anything that is not understood. It is kept as it is.
     Opaque,
 }
 
-/// Where a part of the history stands. Written as a pair of numbers.
+/// The place of a part in the history. Written as a pair of numbers.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 #[serde(from = "(usize, usize)", into = "(usize, usize)")]
 pub struct PartIndex {
-    /// The number of its message.
+    /// The index of its message.
     pub message: usize,
-    /// Its number there.
+    /// The index within the message.
     pub part: usize,
 }
 
 impl PartIndex {
-    /// The part with this number, of the message with that.
+    /// The place of a part within a message.
     pub fn new(message: usize, part: usize) -> Self {
         Self { message, part }
     }
@@ -134,47 +134,46 @@ impl From<PartIndex> for (usize, usize) {
     }
 }
 
-/// The smallest thing with a meaning.
+/// The smallest unit with a meaning.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Part {
-    /// What it is.
+    /// Its kind.
     pub kind: PartKind,
-    /// Who said it.
+    /// Its speaker.
     pub role: Role,
-    /// The whole block, as it stands in the body.
+    /// The range of the whole block in the body.
     pub span: Span,
-    /// The JSON values whose content the model reads, in order: string literals (quotes included),
-    /// or objects (tool input, schemas). Empty for pictures.
+    /// The JSON values whose content the model reads, in order: string literals (with quotes), or objects
+    /// (tool input, schemas). Empty for images.
     pub texts: Vec<Span>,
-    /// Where the content stands that a cut replaces: of tool results whose answer may give way to
-    /// other words. Not those of the provider's own tools, and no unknown shapes.
+    /// The range of the content that a cut replaces, for tool results whose content may be replaced. Not for
+    /// those of the provider's own tools, nor for unknown structures.
     pub content: Option<Span>,
-    /// The call id, of tool calls and tool results.
+    /// The call id of a tool call or tool result.
     pub id: Option<Box<str>>,
-    /// The tool's name, of definitions, calls, and results that carry it.
+    /// The tool's name, in definitions, calls, and results that have it.
     pub name: Option<Box<str>>,
     /// A result that reports a failure.
     pub is_error: bool,
-    /// Signature, encrypted content or redacted data of reasoning (or a Gemini part's
+    /// The signature, encrypted content or redacted data of reasoning (or a Gemini part's
     /// `thoughtSignature`): a string literal.
     pub sealed: Option<Span>,
-    /// A picture's or document's data.
+    /// The data of an image or document.
     pub media: Option<Media>,
-    /// Of system prompt and tools: it came as an item of the history (Responses), so who holds the
-    /// history holds it. The others are sent with each request.
+    /// For system prompt and tools: it was sent as an item of the history (Responses), so a provider that
+    /// holds the history holds it, too. Others are sent with each request.
     pub in_history: bool,
-    /// Of a tool: it is none, but the form that the answer has to have. It comes without instructions on how
-    /// to call tools.
+    /// For tools: it is not a tool but the response format. It comes without instructions for tool calls.
     pub is_schema: bool,
-    /// Identity: role, kind, normalised content and ids. `None` for what is no part of the chain
-    /// (reasoning, empty text, text that changes with every call).
+    /// The part key: role, kind, normalised content and ids. `None` if the part is not in the chain
+    /// (reasoning, empty text, text that changes with every request).
     pub key: Option<PartKey>,
     /// Of a client's own reasoning: the hash of its signature, else of its text.
     reasoning: Option<PartKey>,
 }
 
 impl Part {
-    /// A part that stands at `value`, of which nothing more is known yet.
+    /// A part at `value`, with nothing else known yet.
     pub fn at(kind: PartKind, role: Role, value: Value<'_>) -> Self {
         Self {
             kind,
@@ -210,7 +209,7 @@ impl Part {
         }
     }
 
-    /// Words: `value` is the string literal, which is also where the part stands.
+    /// A text part: `value` is the string literal, which is also its range.
     pub fn text(role: Role, value: Value<'_>, keyer: &mut Keyer) -> Self {
         Self {
             texts: vec![value.span()],
@@ -219,7 +218,7 @@ impl Part {
         }
     }
 
-    /// A part that is not understood: it survives as it is, and its bytes are what is counted.
+    /// A part that is not understood: it is kept as it is, and its bytes are counted.
     fn opaque(role: Role, value: Value<'_>, keyer: &mut Keyer) -> Self {
         Self {
             texts: vec![value.span()],
@@ -228,7 +227,7 @@ impl Part {
         }
     }
 
-    /// A tool's definition, or another piece of the prompt's head, as it stands.
+    /// A tool's definition, or another part of the prompt's head.
     pub fn tool(value: Value<'_>, name: Option<Box<str>>, keyer: &mut Keyer) -> Self {
         Self {
             texts: vec![value.span()],
@@ -238,103 +237,102 @@ impl Part {
         }
     }
 
-    /// The form that the answer has to have, as it stands.
+    /// The response format.
     pub fn schema(value: Value<'_>, name: Option<Box<str>>, keyer: &mut Keyer) -> Self {
         Self { is_schema: true, ..Self::tool(value, name, keyer) }
     }
 }
 
-/// Where a picture's or document's bytes come from.
+/// The data of an image or document.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Media {
-    /// The string literal that holds base64 (or a `data:` URL); `None` where it is elsewhere
-    /// (URL, file id).
+    /// The string literal with base64 (or a `data:` URL); `None` if it is elsewhere (URL, file id).
     pub data: Option<Span>,
-    /// As declared by the client.
+    /// The type that the client declared.
     pub mime: Option<Box<str>>,
 }
 
 /// One message (or item) of the history.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Message {
-    /// Who speaks.
+    /// Its speaker.
     pub role: Role,
-    /// The whole message, as it stands in the body.
+    /// The range of the whole message in the body.
     pub span: Span,
     /// Its parts, in order.
     pub parts: Vec<Part>,
 }
 
-/// What a request is for. Only turns carry a conversation on.
+/// The purpose of a request. Only turns continue a conversation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Purpose {
     /// A step of a conversation.
     #[default]
     Turn,
-    /// Asks for the number of tokens (`count_tokens`, `countTokens`, `input_tokens`).
+    /// A token count (`count_tokens`, `countTokens`, `input_tokens`).
     Count,
     /// The client's own compaction (`docs/protocols.md` 10.12).
     Compaction,
-    /// A title, a topic, a router's question: beside the conversation.
+    /// A title, a topic, a router's question: a call beside the conversation.
     Side,
-    /// Opens a connection or a cache without wanting output (`generate:false`, `max_tokens:0`).
+    /// Opens a connection or a cache, without output (`generate:false`, `max_tokens:0`).
     WarmUp,
 }
 
-/// History that the provider holds: the request is then not the whole conversation.
+/// History that the provider holds, so that the request is not the whole conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HeldHistory {
-    /// It grows from this response or message (`previous_response_id`, `thread: continue`).
+    /// The request continues this response or message (`previous_response_id`, `thread: continue`).
     After(Box<str>),
     /// A named conversation or thread.
     Named(Box<str>),
 }
 
-/// The neutral view of a request.
+/// A request in a form that is the same for all dialects.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Conversation {
-    /// The protocol it was read as.
+    /// The dialect that it was read as.
     pub dialect: Dialect,
-    /// What it is for.
+    /// Its purpose.
     pub purpose: Purpose,
-    /// As asked for; from the path where the dialect puts it there.
+    /// The requested model, from the body or the path.
     pub model: Option<Box<str>>,
-    /// Whether a stream is asked for.
+    /// Whether a streamed response is requested.
     pub stream: bool,
-    /// Limit on output, tokens.
+    /// The output limit, tokens.
     pub max_output: Option<u64>,
-    /// Instructions that stand apart from the messages.
+    /// Instructions outside the messages.
     pub system: Vec<Part>,
-    /// Tool definitions, and with them whatever else shapes the prompt's head (response format).
+    /// Tool definitions, and whatever else is in the prompt's head (response format).
     pub tools: Vec<Part>,
     /// The history, oldest first.
     pub messages: Vec<Message>,
-    /// Whether the request asks the model to think; `None` where it does not say.
+    /// Whether the request asks the model to think; `None` if it does not say.
     pub thinks: Option<bool>,
-    /// Set where the provider holds earlier history.
+    /// The history that the provider holds, if any.
     pub held: Option<HeldHistory>,
-    /// The session id that the body carries, if any (`docs/protocols.md` 8).
+    /// The session id in the body, if any (`docs/protocols.md` 8).
     pub session: Option<SessionId>,
-    /// Chat Completions: what `stream_options.include_usage` says.
+    /// Chat Completions: the value of `stream_options.include_usage`.
     pub include_usage: Option<bool>,
-    /// Responses: what `store` says.
+    /// Responses: the value of `store`.
     pub stored: Option<bool>,
-    /// Responses: what `reasoning.context` says (`auto`, `current_turn`, `all_turns`).
+    /// Responses: the value of `reasoning.context` (`auto`, `current_turn`, `all_turns`).
     pub reasoning_context: Option<Box<str>>,
-    /// Anthropic: the client asks the provider to clear old parts past so many input tokens.
+    /// Anthropic: the client asks the provider to clear old parts past this many input tokens.
     pub clears_past: Option<u64>,
-    /// What was strange.
+    /// What was unexpected.
     pub notes: Vec<Note>,
 }
 
 impl Conversation {
-    /// The part at a place of the history.
+    /// The part at a place in the history.
     pub fn part(&self, at: PartIndex) -> Option<&Part> {
         self.messages.get(at.message)?.parts.get(at.part)
     }
 
-    /// A conversation in which nothing was understood.
+    /// A conversation without content.
     pub fn empty(dialect: Dialect) -> Self {
         Self {
             dialect,
@@ -356,12 +354,12 @@ impl Conversation {
         }
     }
 
-    /// Every part of the history, oldest first.
+    /// All parts of the history, oldest first.
     pub fn parts(&self) -> impl DoubleEndedIterator<Item = &Part> {
         self.messages.iter().flat_map(|message| &message.parts)
     }
 
-    /// Every part that fills the window: system, tools, history.
+    /// All parts that use the window: system, tools, history.
     pub fn all_parts(&self) -> impl Iterator<Item = &Part> {
         self.system.iter().chain(&self.tools).chain(self.parts())
     }
@@ -375,13 +373,13 @@ impl Conversation {
     }
 }
 
-/// Reads a request of `dialect`. `target` is the path and query it was sent to: it tells purpose,
-/// model and stream where the dialect puts them there. Never fails.
+/// Reads a request of `dialect`. `target` is its path and query, which has purpose, model and stream in some
+/// dialects. Never fails.
 pub fn read(dialect: Dialect, target: &str, body: &[u8]) -> Conversation {
     read_in(&Document::read(body).unwrap_or_default(), dialect, target, body)
 }
 
-/// [`read`] of a body whose values are found already.
+/// [`read`] for a body that is already parsed.
 pub fn read_in(document: &Document, dialect: Dialect, target: &str, body: &[u8]) -> Conversation {
     let mut conversation = match dialect {
         Dialect::Anthropic => anthropic::read_in(document, body),
@@ -407,54 +405,54 @@ pub fn read_in(document: &Document, dialect: Dialect, target: &str, body: &[u8])
 }
 
 impl ReplyPart {
-    /// A part of which nothing more is known yet.
+    /// A part with nothing else known yet.
     pub fn of(kind: PartKind) -> Self {
         Self { kind, text: String::new(), id: None, name: None, sealed: None, raw: None, key: None }
     }
 }
 
-/// What a provider reported, normalised (`docs/protocols.md` 0): unknown is `None`, never 0.
+/// Usage as the provider reported it, normalised (`docs/protocols.md` 0): unknown is `None`, never 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
-    /// The whole prompt, tokens, cached and cache-written included.
+    /// The whole prompt, tokens, including cached and cache-written ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input: Option<u64>,
-    /// Everything generated, tokens, reasoning included.
+    /// All output, tokens, including reasoning.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output: Option<u64>,
-    /// The part of `output` that was reasoning.
+    /// The share of `output` that was reasoning.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reasoning: Option<u64>,
-    /// The part of `input` read from a cache.
+    /// The share of `input` that was read from a cache.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache_read: Option<u64>,
-    /// The part of `input` written to a cache.
+    /// The share of `input` that was written to a cache.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache_write: Option<u64>,
-    /// The part of `cache_write` with the long time to live (1 h, 12 h).
+    /// The share of `cache_write` with the long lifetime (1 h, 12 h).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache_write_long: Option<u64>,
-    /// Tokens that other internal calls of the same exchange cost (compaction, advisor), which are
-    /// billed but are not in `input` and `output`.
+    /// Tokens of other internal calls of the same exchange (compaction, advisor), which are billed but not in
+    /// `input` and `output`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub aside: Option<u64>,
-    /// The context's size after the exchange where `input` sums several internal calls: input and
-    /// output of the last one (`usage.iterations`).
+    /// If `input` sums several internal calls: input and output of the last one, which are the context's size
+    /// after the exchange (`usage.iterations`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_call: Option<LastCall>,
-    /// The stream was cut before the final numbers: these are a lower bound.
+    /// The stream broke off before the final numbers: these are a lower bound.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub lower_bound: bool,
-    /// Tools ran at the provider, so `input` does not measure the context: a poor anchor.
+    /// Tools ran at the provider, so `input` does not measure the context, and is a poor anchor.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub hosted_tools: bool,
-    /// The part of `input` that prompts of these tools were, where the provider tells (Gemini).
+    /// The share of `input` that was prompts of these tools, if reported (Gemini).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tool_use_prompt: Option<u64>,
-    /// Why the cache was missed, where the client asked and the provider says.
+    /// Why the cache was missed, if the client asked and the provider says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache_miss: Option<cache::CacheMiss>,
-    /// What the provider cleared of the prompt before the model read it: not in `input`.
+    /// What the provider cleared from the prompt before the model read it; not in `input`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cleared: Option<editing::ClearingReport>,
 }
@@ -462,20 +460,20 @@ pub struct Usage {
 /// Input and output of the last of several internal calls, tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastCall {
-    /// Its whole prompt.
+    /// Its input.
     pub input: u64,
-    /// Everything it generated.
+    /// Its output.
     pub output: u64,
 }
 
 impl Usage {
-    /// Input and output together, where both are known.
+    /// Input plus output, if both are known.
     pub fn total(&self) -> Option<u64> {
         Some(self.input?.saturating_add(self.output?))
     }
 
-    /// The context that was read and written, where these numbers measure it: not those of a stream
-    /// that was cut, nor sums over several internal calls. Unreported output is taken as 0.
+    /// Input and output, if they measure the context: not if the stream broke off, nor as a sum over several
+    /// internal calls. An unreported output counts as 0.
     pub fn context(&self) -> Option<LastCall> {
         let whole = self.input.map(|input| LastCall { input, output: self.output.unwrap_or(0) });
         let measured = self.last_call.or(whole.filter(|_| !self.hosted_tools));
@@ -483,11 +481,11 @@ impl Usage {
     }
 }
 
-/// Why a reply ended, in the provider's word and in ours.
+/// Why a reply ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StopReason {
-    /// The model was done.
+    /// The model had finished.
     End,
     /// The model waits for tool results.
     ToolUse,
@@ -497,18 +495,18 @@ pub enum StopReason {
     WindowFull,
     /// Refused or filtered.
     Refused,
-    /// The provider stopped to compact, or to pause a long turn.
+    /// The provider stopped for a compaction, or paused a long turn.
     Paused,
     /// The provider failed.
     Failed,
-    /// Any other word.
+    /// Another reason.
     Other,
 }
 
 /// One part of a reply, assembled.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReplyPart {
-    /// What it is.
+    /// Its kind.
     pub kind: PartKind,
     /// Text, reasoning text, or a tool call's arguments as the provider wrote them.
     pub text: String,
@@ -516,32 +514,33 @@ pub struct ReplyPart {
     pub id: Option<Box<str>>,
     /// The tool's name.
     pub name: Option<Box<str>>,
-    /// Signature, encrypted content or redacted data. Without [`Self::raw`], reasoning's may be cut off.
+    /// Signature, encrypted content or redacted data. For reasoning without [`Self::raw`], it may be
+    /// incomplete.
     pub sealed: Option<Box<str>>,
-    /// The block as a client would have to send it back, raw JSON; reasoning only, and only where
-    /// it arrived whole. Chat look-alikes: `{"reasoning_content": …}`, the one field received.
+    /// The block as a client would have to send it back, raw JSON. Only for reasoning, and only if it arrived
+    /// whole. For APIs compatible with Chat Completions: `{"reasoning_content": …}`, the received field.
     pub raw: Option<Box<str>>,
-    /// The same identity that the part will have in the next request.
+    /// The key that the part will have in the next request.
     pub key: Option<PartKey>,
 }
 
-/// An error that the provider reported, in a body or in the middle of a stream.
+/// An error that the provider reported, in a body or in a stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProviderError {
-    /// `code` where it is a name, else `type` or `status`, as the provider wrote it.
+    /// Its `code` if that is a name, else `type` or `status`, as the provider wrote it.
     pub kind: Option<Box<str>>,
     /// The message. Never logged: providers quote prompts in it.
     pub message: Option<Box<str>>,
 }
 
 impl ProviderError {
-    /// All that it says.
+    /// Kind and message.
     pub fn words(&self) -> String {
         [self.kind.as_deref(), self.message.as_deref()].map(Option::unwrap_or_default).join(" ")
     }
 }
 
-/// What a response said.
+/// The content of a response.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reply {
     /// The response's id.
@@ -550,28 +549,28 @@ pub struct Reply {
     pub model: Option<Box<str>>,
     /// Its parts, in order.
     pub parts: Vec<ReplyPart>,
-    /// What it cost.
+    /// Its usage.
     pub usage: Usage,
     /// Why it ended; `None` while it has not.
     pub stop: Option<StopReason>,
-    /// The dialect's terminal event was seen (or the whole body): nothing more belongs to it.
+    /// The dialect's terminal event (or the whole body) was seen: nothing more belongs to it.
     pub complete: bool,
-    /// An error in place of, or after, the answer.
+    /// An error instead of the reply, or after it.
     pub error: Option<ProviderError>,
-    /// For token counting calls: the answer.
+    /// The count, for the count endpoint.
     pub counted: Option<u64>,
-    /// What was strange.
+    /// What was unexpected.
     pub notes: Vec<Note>,
 }
 
 impl Reply {
-    /// The chain after this reply, if it grew from `chain` and the client sends it back whole.
+    /// The chain after this reply, if the request ended at `chain` and the client sends the whole reply back.
     pub fn chain_after(&self, chain: Chain) -> Chain {
         self.parts.iter().filter_map(|part| part.key).fold(chain, Chain::then)
     }
 
-    /// The reply as far as its client can send it back, where it was broken off: without a call whose arguments
-    /// are not whole, and without a thought that was not sealed yet, though others were.
+    /// The parts of an interrupted reply that its client can send back: without a call whose arguments are
+    /// incomplete, and without a thought that was not sealed yet, if others were.
     #[must_use]
     pub fn delivered(mut self) -> Self {
         let is_sealed =
@@ -589,8 +588,8 @@ impl Reply {
         self
     }
 
-    /// Each key, and the parts it stands for: one, or a run of words that came in pieces, of which the
-    /// last has the key (Gemini signs a piece).
+    /// Each key with the parts that it stands for: one, or a run of texts that came in pieces, of which the
+    /// last has the key (Gemini signs pieces).
     pub fn runs(&self) -> impl Iterator<Item = (PartKey, Vec<&ReplyPart>)> {
         let mut run = Vec::new();
         self.parts.iter().filter_map(move |part| match part.key {

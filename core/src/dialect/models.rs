@@ -1,8 +1,8 @@
 //! The model catalogue: windows, limits, tokenizer families, prices and cache rules.
 //!
-//! From `config/models.toml`, made from public data by a script (source and date inside), then the
-//! user's overrides. Names come in many spellings (provider prefixes, dates, tags); a name that
-//! fits nothing gets [`Model::unknown`], never an error. Must not know who asks, or why.
+//! From `config/models.toml`, which a script makes from public data (source and date inside), then the user's
+//! overrides. Names have many spellings (provider prefixes, dates, tags); an unknown name gets
+//! [`Model::unknown`], never an error. Must not know who asks, or why.
 
 use std::sync::OnceLock;
 
@@ -49,54 +49,54 @@ pub struct Model {
     /// Whether its reasoning is bound to the prefix.
     #[serde(default = "free")]
     pub binding: ReasoningBinding,
-    /// Whether reasoning of earlier turns stays in the context (Claude Opus 4.5+, Sonnet 4.6+,
-    /// GPT-5.6+; `docs/estimates.md` 2).
+    /// Whether reasoning of earlier turns stays in the context (Claude Opus 4.5+, Sonnet 4.6+, GPT-5.6+;
+    /// `docs/estimates.md` 2).
     #[serde(default)]
     pub keeps_reasoning: bool,
-    /// Whether reasoning that is sent back is read at all, be it in a tool loop (not by Gemini up to
-    /// 2.5; `docs/estimates.md` 2).
+    /// Whether reasoning that is sent back is read at all, even in a tool loop (not by Gemini up to 2.5;
+    /// `docs/estimates.md` 2).
     #[serde(default = "yes")]
     pub reads_reasoning: bool,
-    /// Whether a turn's reasoning is dropped where the user's words come with tool results: GPT-5.5's
-    /// was, 7 of 7 recorded times, and that of models before it was kept (`docs/estimates.md` 2).
+    /// Whether a turn's reasoning is dropped if user text comes with tool results: GPT-5.5 dropped it in 7 of
+    /// 7 recorded cases, earlier models kept it (`docs/estimates.md` 2).
     #[serde(default)]
     pub drops_steered: bool,
-    /// Whether tool results cost no more than their text and their tool's name (Gemini up to 2.0; later
-    /// ones read them as JSON).
+    /// Whether tool results cost only their text and their tool's name (Gemini up to 2.0; later models read
+    /// them as JSON).
     #[serde(default)]
     pub plain_results: bool,
-    /// What the first tool costs beside itself, tokens, where that is not as in its family: the
-    /// instructions on how to call tools.
+    /// The additional cost of the first tool (the instructions for tool calls), tokens, if it differs from
+    /// that of the family.
     #[serde(default)]
     pub tool_offering: Option<u32>,
-    /// What a picture costs, where that is not as in its family.
+    /// How images are counted, if that differs from the family.
     #[serde(default)]
     pub picture_cost: PictureCost,
-    /// Prices, US dollars per million tokens; `None` where not known.
+    /// Prices, US dollars per million tokens; `None` if unknown.
     #[serde(default)]
     pub price: Option<Price>,
-    /// Smallest prefix that is cached, tokens.
+    /// The smallest prefix that is cached, tokens.
     #[serde(default)]
     pub cache_min: u64,
-    /// How long a cached prefix lives unused, seconds; 0 where nothing is promised.
+    /// How long an unused cached prefix lives, seconds; 0 if nothing is promised.
     #[serde(default)]
     pub cache_ttl_s: u64,
-    /// Whether the name was found. Where it was not, window and limits are safe guesses, and the
-    /// caller names the model once in the log.
+    /// Whether the name was found. If not, window and limits are safe guesses, and the caller logs the name
+    /// once.
     #[serde(skip, default = "yes")]
     pub known: bool,
 }
 
-/// How a model counts a picture (`docs/estimates.md` 1.4).
+/// How a model counts an image (`docs/estimates.md` 1.4).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PictureCost {
-    /// As its family does.
+    /// Like its family.
     #[default]
     Family,
-    /// By tiles of 448 pixels a side (Grok).
+    /// By tiles with a side of 448 pixels (Grok).
     Tiles,
-    /// The same whatever its size, by its shape alone (Gemini from 3 on).
+    /// The same for any size, depending only on its shape (Gemini from 3 on).
     Shape,
 }
 
@@ -121,24 +121,24 @@ pub struct Price {
     pub cache_write: f64,
 }
 
-/// What the user knows better about models whose name matches.
+/// The user's settings for models whose name matches.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelOverride {
-    /// Model name, `*` at its end matches any rest.
+    /// The model's name; a `*` at its end matches any rest.
     pub name: Box<str>,
     /// Context window, tokens.
     pub window: Option<u64>,
     /// Largest output, tokens.
     pub max_output: Option<u64>,
-    /// Its tokenizer.
+    /// The model's tokenizer.
     pub family: Option<Family>,
     /// Prices.
     pub price: Option<Price>,
 }
 
 impl Model {
-    /// Safe defaults for a model that is not in the catalogue: a window most models have today, and
-    /// reasoning treated as bound, so that nothing is cut which might be.
+    /// Safe defaults for a model that is not in the catalogue: a window that most models have today, and
+    /// reasoning treated as bound, so that nothing is cut that it may depend on.
     pub fn unknown() -> Self {
         Self {
             window: 128_000,
@@ -158,12 +158,12 @@ impl Model {
         }
     }
 
-    /// Whether a carriage return before a line's end costs nothing: Gemini from 3 on reads both as one.
+    /// Whether a carriage return before a line feed costs nothing: Gemini from 3 on reads both as one.
     pub fn folds_line_ends(&self) -> bool {
         self.family == Family::Gemini && self.reads_reasoning
     }
 
-    /// The same model behind an upstream that has a window or prices of its own.
+    /// The same model behind an upstream with its own window or prices.
     #[must_use]
     pub fn behind(mut self, window: Option<u64>, price: Option<Price>) -> Self {
         self.known |= window.is_some();
@@ -172,29 +172,29 @@ impl Model {
         self
     }
 
-    /// The output tokens to hold free: what the model can write, `limit` at most, and no more than half
-    /// of the window.
+    /// The output tokens to reserve: the model's maximum output, at most `limit`, and at most half of the
+    /// window.
     pub fn reserve(&self, limit: u64) -> u64 {
         self.max_output.min(limit).min(self.window / 2)
     }
 }
 
-/// Every model that is known, and what the user knows better.
+/// All known models, and the user's overrides.
 #[derive(Clone, Debug, Default)]
 pub struct Catalogue {
     overrides: Vec<ModelOverride>,
 }
 
-/// The form of `config/models.toml`.
+/// The content of `config/models.toml`.
 #[derive(Deserialize)]
 struct CatalogueFile {
     /// By name.
     models: HashMap<Box<str>, Model>,
-    /// By how a name begins: the tokenizer is sure, the rest a guess.
+    /// By the start of a name: the tokenizer is certain, the rest a guess.
     families: HashMap<Box<str>, Model>,
 }
 
-/// The one catalogue that is built in; parsed on first use. A test holds that it can be.
+/// The built-in catalogue, parsed on first use. A test checks that it is valid.
 fn built_in() -> &'static CatalogueFile {
     static FILE: OnceLock<CatalogueFile> = OnceLock::new();
     FILE.get_or_init(|| {
@@ -205,13 +205,13 @@ fn built_in() -> &'static CatalogueFile {
 }
 
 impl Catalogue {
-    /// The built-in models under the user's `overrides`: the last that matches wins.
+    /// The built-in models with the user's `overrides`; of several that match, the last one wins.
     pub fn new(overrides: Vec<ModelOverride>) -> Self {
         Self { overrides }
     }
 
-    /// What is known about the model that a client calls `name`. `betas`: the request's
-    /// `anthropic-beta` header, empty where it has none; one of them opens a window of 1M tokens.
+    /// What is known about the model that a client calls `name`. `betas`: the request's `anthropic-beta`
+    /// header, else empty; one of them gives a window of 1M tokens.
     pub fn model(&self, name: &str, betas: &str) -> Model {
         let spelled = name.trim().to_lowercase();
         let mut model = find(&spelled);
@@ -230,7 +230,7 @@ impl Catalogue {
     }
 }
 
-/// Whether `wanted`, a name or how one begins (`*` at its end), means the model called `name`.
+/// Whether `wanted` (a name, or its start with `*` at the end) means the model called `name`.
 pub fn is_named(wanted: &str, name: &str) -> bool {
     let wanted = wanted.to_ascii_lowercase();
     spellings(&name.trim().to_lowercase()).iter().any(|name| match wanted.strip_suffix('*') {
@@ -245,14 +245,14 @@ impl ModelOverride {
     }
 }
 
-/// Exact, then without what stands around a name, then by what it begins with.
+/// Looks for the exact name, then for its other spellings, then for its start.
 fn find(name: &str) -> Model {
     let file = built_in();
     let listed = |name: &str| {
         let mut starts = cuts(name).filter_map(|end| name.get(..end));
         starts.find_map(|start| file.models.get(start))
     };
-    // Most names are the catalogue's own, and need no other spelling.
+    // Most names are spelled as in the catalogue.
     if let Some(model) = listed(name) {
         return model.clone();
     }
@@ -270,12 +270,12 @@ fn find(name: &str) -> Model {
     }
 }
 
-/// Vendors and clouds that put their name and a dash before a model's.
+/// Names of vendors and clouds that are put before a model's name with a dash.
 const DASHED: [&str; 7] =
     ["databricks-", "openai-", "anthropic-", "google-", "azure-", "meta-", "xai-"];
 
-/// A name as it is, then without each prefix that routers and clouds put before it
-/// (`anthropic/…`, `models/…`, `us.anthropic.…`, `ft:…`, `databricks-…`), and Claude's versions with dashes.
+/// A name as it is, then without each prefix of routers and clouds (`anthropic/…`, `models/…`,
+/// `us.anthropic.…`, `ft:…`, `databricks-…`), and Claude's versions with dashes.
 fn spellings(name: &str) -> Vec<String> {
     let mut all = vec![name.to_owned()];
     let mut rest = name;
@@ -284,7 +284,7 @@ fn spellings(name: &str) -> Vec<String> {
         let is_prefix = match rest.as_bytes()[at] {
             b'/' => true,
             b':' => prefix == "ft",
-            // A region or a vendor: a word without digits. `gpt-4.1` has a version here.
+            // A region or vendor is a word without digits. In `gpt-4.1`, this is a version.
             _ => !prefix.is_empty() && prefix.bytes().all(|byte| byte.is_ascii_alphabetic()),
         };
         if !is_prefix {
@@ -293,7 +293,7 @@ fn spellings(name: &str) -> Vec<String> {
         rest = after;
         all.push(rest.to_owned());
     }
-    // A slash after a dot or colon that stopped the walk still ends a prefix.
+    // A slash after a dot or colon at which the loop stopped still ends a prefix.
     if let Some((_, last)) = name.rsplit_once('/') {
         all.push(last.to_owned());
     }
@@ -306,8 +306,8 @@ fn spellings(name: &str) -> Vec<String> {
     all
 }
 
-/// Where a name may end so that what is left is the same model, longest first: before a date, a
-/// tag, a word (`-latest`, `-preview`, `:free`, `@001`, `[1m]`), but not before a version.
+/// Where a name may be cut so that it still means the same model, longest first: before a date, a tag or a
+/// word (`-latest`, `-preview`, `:free`, `@001`, `[1m]`), but not before a version.
 fn cuts(name: &str) -> impl Iterator<Item = usize> {
     let ends = name.char_indices().rev().filter(|(at, sign)| {
         let rest = name.get(at + sign.len_utf8()..).unwrap_or_default();
@@ -320,8 +320,8 @@ fn cuts(name: &str) -> impl Iterator<Item = usize> {
     std::iter::once(name.len()).chain(ends.map(|(at, _)| at))
 }
 
-/// One or two digits and no more: `-5`, `-4-5`, but not `-0613`, `-001`, `-2025-11-01`; nor a size,
-/// `-8b`, `-1.7b`.
+/// Whether the rest begins with one or two digits: `-5`, `-4-5`, but not `-0613`, `-001`, `-2025-11-01`; nor
+/// a size, `-8b`, `-1.7b`.
 fn begins_with_version(rest: &str) -> bool {
     let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
     let whole = rest.bytes().take_while(|byte| byte.is_ascii_digit() || *byte == b'.').count();

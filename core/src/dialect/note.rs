@@ -1,37 +1,37 @@
-//! What was found while reading, and what readers do not understand: told, never an error.
+//! Notes: unexpected things found while reading, which are reported and are never errors.
 //!
-//! The caller turns notes into events; what they are about passes through as it came.
+//! The caller turns notes into events. What they are about is forwarded as it came.
 
 use serde::{Deserialize, Serialize};
 
-/// Something strange that was met while reading; a closed set, so that it can be counted.
+/// Something unexpected found while reading; a closed set, so that it can be counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Note {
     /// The body is not JSON.
     NotJson,
-    /// JSON, but not the shape of this dialect.
+    /// The body is JSON, but not in this dialect's form.
     UnknownShape,
-    /// A part of a kind that is not known; it is opaque.
+    /// A part of an unknown kind, which is opaque.
     UnknownPart,
-    /// A stream event of a kind that is not known; it was passed on.
+    /// A stream event of an unknown kind, which was forwarded.
     UnknownEvent,
     /// An event's data is not JSON.
     BrokenEvent,
-    /// Total is not input plus output; the larger reading was taken.
+    /// The total is not input plus output; the larger number was used.
     UsageMismatch,
-    /// Several responses in one stream; the last one counts.
+    /// Several replies in one stream; the last one counts.
     SeveralReplies,
-    /// The reading gave up at its size limit.
+    /// Reading stopped at its size limit.
     TooLong,
-    /// The response's encoding cannot be read.
+    /// The response's encoding is not supported.
     UnknownEncoding,
-    /// The provider kept part of what was sent from the model, reasoning above all
+    /// The provider dropped a part of the request instead of giving it to the model, usually reasoning
     /// (`input_transformations`, `docs/protocols.md` 1.5, 3.5).
     InputWithheld,
 }
 
-/// Adds a note that is not there yet.
+/// Adds a note, unless it is already there.
 pub(crate) fn note_once(notes: &mut Vec<Note>, note: Note) {
     if !notes.contains(&note) {
         notes.push(note);

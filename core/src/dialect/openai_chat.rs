@@ -1,8 +1,9 @@
-//! OpenAI Chat Completions and its look-alikes (`docs/protocols.md` 2, 4): requests with their ranges.
+//! OpenAI Chat Completions and compatible APIs (`docs/protocols.md` 2, 4): reads requests, with ranges into
+//! the body.
 //!
-//! Leading system messages are the conversation's system; later ones stay where they stand. The
-//! parts of an assistant message come in one order (reasoning, words, calls) whatever the order of
-//! its members, so that they chain like the reply they came from, which is read in `reply.rs`.
+//! Leading system messages are the conversation's system; later ones stay in their places. The parts of an
+//! assistant message are always in the same order (reasoning, text, calls), whatever the order of its
+//! members, so that their chain equals that of the reply, which is read in `reply.rs`.
 
 mod reasoning;
 mod reply;
@@ -16,13 +17,13 @@ use super::note::note_once;
 use super::{Conversation, Dialect, Media, Message, Note, Part, PartKind, Purpose, Role, Span};
 use crate::wire::json::{Document, Kind, Value, first, members};
 
-/// Reads a request. The path says nothing here that the body does not, save on Azure, where
-/// [`super::read`] takes the model from it.
+/// Reads a request. The path adds nothing to the body, except on Azure, where [`super::read`] takes the model
+/// from it.
 pub fn read(_path: &str, body: &[u8]) -> Conversation {
     read_in(&Document::read(body).unwrap_or_default(), body)
 }
 
-/// [`read`] of a body whose values are found already.
+/// [`read`] for a body that is already parsed.
 pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
     let mut conversation = Conversation::empty(Dialect::OpenaiChat);
     let Some(root) = document.root(body) else {
@@ -54,7 +55,7 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
 }
 
 members! {
-    /// What is read of a request.
+    /// The members of a request that are read.
     RequestMembers {
         model,
         stream,
@@ -96,7 +97,7 @@ impl Reader {
         let Some(messages) = request.messages.filter(|m| m.kind() == Kind::Array) else {
             return note_once(&mut self.conversation.notes, Note::UnknownShape);
         };
-        // Where instructions are all there is, they are the history.
+        // If there are only system messages, they are the history.
         let leading = messages.items().position(|message| role_of(message) != Role::System);
         for (index, message) in messages.items().enumerate() {
             let role = role_of(message);
@@ -129,7 +130,7 @@ impl Reader {
         }
     }
 
-    /// A string, or a list of blocks.
+    /// Reads content: a string, or a list of blocks.
     fn content(&mut self, role: Role, content: Value<'_>, parts: &mut Vec<Part>) {
         match content.kind() {
             Kind::String => parts.push(self.words(role, content, content)),
@@ -171,8 +172,8 @@ impl Reader {
         }
     }
 
-    /// Words at `literal`, which are all or part of `block`. What a model thought in tags before
-    /// them does not count to their identity, because clients drop it.
+    /// A text at `literal`, which is all or part of `block`. Thinking in tags before the text is not part of
+    /// the key, because clients drop it.
     fn words(&mut self, role: Role, block: Value<'_>, literal: Value<'_>) -> Part {
         let key = match role {
             Role::Assistant => {
@@ -183,7 +184,7 @@ impl Reader {
         Part { texts: vec![literal.span()], key, ..Part::at(PartKind::Text, role, block) }
     }
 
-    /// What an assistant message says outside its content.
+    /// Reads what an assistant message has besides its content.
     fn said_otherwise(&mut self, message: Value<'_>, parts: &mut Vec<Part>) {
         let [refusal, audio, calls, call] =
             message.members(["refusal", "audio", "tool_calls", "function_call"]);
@@ -227,7 +228,7 @@ impl Reader {
         part
     }
 
-    /// The result with its words; pictures and files in it become parts of their own.
+    /// A tool result with its text; images and files in it become parts of their own.
     fn tool_result(&mut self, message: Value<'_>, parts: &mut Vec<Part>) {
         let mut part = Part::at(PartKind::ToolResult, Role::Tool, message);
         let [id, name, content] = message.members(["tool_call_id", "name", "content"]);
@@ -305,12 +306,12 @@ fn role_of(message: Value<'_>) -> Role {
     }
 }
 
-/// A string that says something: some servers send `""` or `null` for no id.
+/// A non-empty string: some servers send `""` or `null` instead of an id.
 fn known(value: Option<Value<'_>>) -> Option<Box<str>> {
     value?.text().filter(|text| !text.is_empty()).map(Into::into)
 }
 
-/// Google's signature on a call or a message (`docs/protocols.md` 5.4), and LiteLLM's place for it.
+/// Google's signature on a call or a message (`docs/protocols.md` 5.4), or LiteLLM's member for it.
 fn signature(value: Value<'_>) -> Option<Value<'_>> {
     let google = value.path(&["extra_content", "google", "thought_signature"]);
     google
@@ -318,8 +319,8 @@ fn signature(value: Value<'_>) -> Option<Value<'_>> {
         .filter(|signature| signature.kind() == Kind::String)
 }
 
-/// Fields in which look-alikes carry reasoning (`docs/protocols.md` 4.2), the fullest first: where a
-/// client sends it in several, the model reads it once.
+/// Members in which compatible APIs put reasoning (`docs/protocols.md` 4.2), the most complete first: if a
+/// client sends several, the model reads it only once.
 const REASONING: &[&str] = &[
     "reasoning_details",
     "thinking_blocks",
@@ -332,7 +333,7 @@ const REASONING: &[&str] = &[
     "extra_content",
 ];
 
-/// One part for each field that carries reasoning: it stands from its key to its value's end.
+/// A part for each member with reasoning: its range goes from the key to the end of the value.
 fn reasoning_fields(message: Value<'_>, parts: &mut Vec<Part>) {
     let mut found: Vec<(usize, Part)> = Vec::new();
     for (key, value) in message.entries().filter(|(_, value)| !value.is_null()) {
@@ -362,7 +363,7 @@ fn reasoning_fields(message: Value<'_>, parts: &mut Vec<Part>) {
     }
 }
 
-/// The words in a reasoning field or block, whatever its form, and the last seal in it.
+/// The texts in a reasoning member or block, in any of its forms, and the last seal in it.
 fn thoughts(value: Value<'_>) -> (Vec<Span>, Option<Span>) {
     let (mut texts, mut sealed) = (Vec::new(), None);
     match value.kind() {
@@ -373,7 +374,7 @@ fn thoughts(value: Value<'_>) -> (Vec<Span>, Option<Span>) {
                 let words = item.get_any(&["thinking", "text", "summary", "content"]);
                 match words.or((item.kind() == Kind::String).then_some(item)) {
                     Some(words) if words.kind() == Kind::String => texts.push(words.span()),
-                    // Mistral: `thinking` is a list of text blocks, one level deep.
+                    // Mistral: `thinking` is a list of text blocks, not nested.
                     Some(words) => texts.extend(
                         words.items().filter_map(|inner| inner.get("text")).map(|text| text.span()),
                     ),
@@ -387,7 +388,7 @@ fn thoughts(value: Value<'_>) -> (Vec<Span>, Option<Span>) {
     (texts, sealed)
 }
 
-/// Fuzz: no bytes make the request reader panic, and every range lies in the body.
+/// Fuzz target: no bytes make the reader panic, and every range is within the body.
 #[cfg(any(test, fuzzing))]
 pub fn fuzz(bytes: &[u8]) {
     let conversation = read("/v1/chat/completions", bytes);

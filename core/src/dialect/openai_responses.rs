@@ -1,8 +1,9 @@
-//! OpenAI Responses (`docs/protocols.md` 3): requests with their ranges, over HTTP and WebSocket.
+//! OpenAI Responses (`docs/protocols.md` 3): reads requests, with ranges into the body, over HTTP and
+//! WebSocket.
 //!
-//! Items are an open set: an unknown one is opaque and survives. One reader serves requests and
-//! replies (`openai_responses/items.rs`), so a reply's item has the key it will have when it comes
-//! back, with or without ids. Streams are in `reply.rs`, connections in `socket.rs`.
+//! The set of items is open: an unknown item becomes an opaque part and is kept. Requests and replies share
+//! one reader (`openai_responses/items.rs`), so that an item has the same key in both, with ids or without.
+//! Streams are read in `reply.rs`, connections in `socket.rs`.
 
 mod items;
 mod reply;
@@ -16,13 +17,13 @@ use super::note::note_once;
 use super::{Conversation, Dialect, HeldHistory, Message, Note, Part, Purpose, Role, identity};
 use crate::wire::json::{Document, Kind, Value, first, members};
 
-/// Reads a request's body, or a `response.create` frame, which has the same members; what the path
-/// tells is `paths`' business.
+/// Reads a request's body, or a `response.create` frame, which has the same members; the path is read by
+/// `paths`.
 pub fn read(body: &[u8]) -> Conversation {
     read_in(&Document::read(body).unwrap_or_default(), body)
 }
 
-/// [`read`] of a body whose values are found already.
+/// [`read`] for a body that is already parsed.
 pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
     let mut conversation = Conversation::empty(Dialect::OpenaiResponses);
     let Some(root) = document.root(body) else {
@@ -60,7 +61,7 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
 }
 
 members! {
-    /// What is read of a request.
+    /// The members of a request that are read.
     RequestMembers {
         model,
         stream,
@@ -82,7 +83,7 @@ members! {
 struct Reader {
     keyer: Keyer,
     conversation: Conversation,
-    /// Something other than instructions has been said: what follows is history.
+    /// Something other than instructions was read: what follows is history.
     begun: bool,
 }
 
@@ -109,7 +110,7 @@ impl Reader {
         }
     }
 
-    /// Definitions in `tools` of the request, or of an `additional_tools` item.
+    /// Reads definitions from the request's `tools`, or from an `additional_tools` item.
     fn tools(&mut self, tools: Option<Value<'_>>, in_history: bool) {
         for tool in tools.iter().flat_map(Value::items) {
             let named = tool.get_any(&["name", "server_label", "type"]);
@@ -119,7 +120,7 @@ impl Reader {
         }
     }
 
-    /// The whole input as one string.
+    /// Reads an input that is a single string.
     fn prompt(&mut self, input: Value<'_>) {
         let parts = vec![Part::text(Role::User, input, &mut self.keyer)];
         self.conversation.messages.push(Message { role: Role::User, span: input.span(), parts });
@@ -133,7 +134,7 @@ impl Reader {
                 return;
             }
             Some("item_reference") if !items::refers_to_reasoning(item) => {
-                // It stands at the provider: what we see is not all there is.
+                // The item is stored by the provider, so the visible history is not all of it.
                 let id = item.get_text("id").unwrap_or_default();
                 self.conversation.held.get_or_insert_with(|| HeldHistory::After(id.into()));
                 self.begun = true;
@@ -156,7 +157,7 @@ impl Reader {
     }
 }
 
-/// History that the provider holds (`docs/protocols.md` 3.2).
+/// The history that the provider holds (`docs/protocols.md` 3.2).
 fn held(request: &RequestMembers<'_>) -> Option<HeldHistory> {
     if let Some(id) = request.previous_response_id.and_then(|id| id.text()) {
         return Some(HeldHistory::After(id.into()));
@@ -166,7 +167,7 @@ fn held(request: &RequestMembers<'_>) -> Option<HeldHistory> {
     Some(HeldHistory::Named(id.into()))
 }
 
-/// What the body says it is for, where it says more than a turn.
+/// The request's purpose, if the body shows that it is not a turn.
 fn purpose(
     request: &RequestMembers<'_>,
     conversation: &Conversation,
@@ -193,13 +194,13 @@ fn purpose(
     begins(conversation.system.first(), OPENCODE_TITLE).then_some(Purpose::Side)
 }
 
-/// How Codex asks a provider that is not OpenAI to compact (`docs/protocols.md` 10.12).
+/// How Codex asks a provider other than OpenAI to compact (`docs/protocols.md` 10.12).
 const CODEX_CHECKPOINT: &str = "You are performing a CONTEXT CHECKPOINT COMPACTION";
 
 /// How opencode asks for a session's title.
 const OPENCODE_TITLE: &str = "You are a title generator";
 
-/// Codex's own word for it, a JSON text in a string.
+/// Whether Codex's metadata, a JSON text in a string, says that it is a compaction.
 fn says_compaction(metadata: Value<'_>) -> bool {
     let text = metadata.text().unwrap_or_default();
     let document = Document::read(text.as_bytes()).unwrap_or_default();
@@ -207,7 +208,7 @@ fn says_compaction(metadata: Value<'_>) -> bool {
     kind.is_some_and(|kind| kind == "compaction")
 }
 
-/// Fuzz: no bytes make the readers panic, and every range lies in the body.
+/// Fuzz target: no bytes make the readers panic, and every range is within the body.
 #[cfg(any(test, fuzzing))]
 pub fn fuzz(bytes: &[u8]) {
     let conversation = read(bytes);

@@ -1,42 +1,42 @@
-//! Whether an answer says that the request does not fit the window, and which numbers it gives
+//! Whether a response says that the request does not fit the window, and with which numbers
 //! (`docs/protocols.md` 1.6, 2.5, 3.6, 4.3, 5.5).
 //!
-//! The words are data, `config/overflow.toml`: a new provider is a new entry. Limits of rate and
-//! money use like words and are none. Pure; must not know what is done about it.
+//! The messages are data in `config/overflow.toml`: a new provider is a new entry. Limits of rate and money
+//! have similar messages, and are excluded. Pure; must not know what happens next.
 
 use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 
-/// What an answer says of the window.
+/// What a response says about the window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Overflow {
-    /// How many tokens would fit, where it says so.
+    /// How many tokens would fit, if it says so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<u64>,
-    /// How many tokens the provider counted in the prompt; `None` where it does not say, or only "at
-    /// least" and "about".
+    /// How many tokens the provider counted in the prompt; `None` if it does not say, or only "at least" and
+    /// "about".
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input: Option<u64>,
 }
 
-/// An answer in place of a reply.
+/// A response instead of a reply.
 #[derive(Clone, Copy, Debug)]
 pub struct ErrorResponse<'a> {
-    /// Its HTTP status; 200 for an error in a stream or in an answer that looks like a success.
+    /// Its HTTP status; 200 for an error in a stream, or in a response that looks like a success.
     pub status: u16,
-    /// The host that was asked.
+    /// The upstream's host.
     pub host: &'a str,
-    /// Its body, without its encoding.
+    /// Its body, decompressed.
     pub body: &'a [u8],
 }
 
-/// Windows outside of these bounds are other numbers, tokens.
+/// Numbers outside this range are not windows, tokens.
 pub(super) const WINDOWS: std::ops::RangeInclusive<u64> = 128..=1_000_000_000;
-/// Statuses of refusals that are about the request itself.
+/// Statuses of refusals that blame the request.
 const REFUSALS: &[u16] = &[400, 413, 422];
 
-/// Whether an answer says that the request does not fit.
+/// Whether a response says that the request does not fit.
 pub fn overflow(answer: &ErrorResponse<'_>) -> Option<Overflow> {
     let text = words(answer.body);
     let file = built_in();
@@ -57,15 +57,15 @@ pub fn overflow(answer: &ErrorResponse<'_>) -> Option<Overflow> {
     found
 }
 
-/// The form of `config/overflow.toml`.
+/// The content of `config/overflow.toml`.
 #[derive(Deserialize)]
 struct OverflowFile {
-    /// Words that say something else, in lower case.
+    /// Words of other messages, in lower case.
     except: Vec<Box<str>>,
     says: Vec<OverflowPattern>,
 }
 
-/// One way to say it.
+/// The pattern of a message.
 #[derive(Deserialize)]
 struct OverflowPattern {
     text: Box<str>,
@@ -73,7 +73,7 @@ struct OverflowPattern {
     host: Option<Box<str>>,
 }
 
-/// What is built in; parsed on first use. A test holds that it can be.
+/// The built-in patterns, parsed on first use. A test checks that they are valid.
 fn built_in() -> &'static OverflowFile {
     static FILE: OnceLock<OverflowFile> = OnceLock::new();
     FILE.get_or_init(|| {
@@ -85,7 +85,7 @@ fn built_in() -> &'static OverflowFile {
 }
 
 impl OverflowPattern {
-    /// The numbers at the first place where the words stand.
+    /// The numbers at the first match of the pattern.
     fn seen(&self, text: &str) -> Option<Overflow> {
         if self.text.is_empty() {
             return text.trim().is_empty().then(Overflow::default);
@@ -96,7 +96,7 @@ impl OverflowPattern {
     }
 }
 
-/// What `words` say where `text` begins with them.
+/// The numbers in `text`, if it begins with the pattern `words`.
 fn fits(words: &str, text: &str) -> Option<Overflow> {
     let (mut words, mut text) = (words, text);
     let mut said = Overflow::default();
@@ -120,7 +120,7 @@ fn fits(words: &str, text: &str) -> Option<Overflow> {
     Some(said)
 }
 
-/// A number with its separators (`1,048,576`), and what follows it.
+/// A number with its separators (`1,048,576`), and the rest of the text.
 pub(super) fn number(text: &str) -> Option<(Option<u64>, &str)> {
     let inside = |(at, byte): (usize, &u8)| {
         let next = text.as_bytes().get(at + 1);
@@ -130,17 +130,17 @@ pub(super) fn number(text: &str) -> Option<(Option<u64>, &str)> {
     let end = text.as_bytes().iter().enumerate().take_while(|digit| inside(*digit)).count();
     let (digits, rest) = text.split_at(end);
     let digits: String = digits.chars().filter(char::is_ascii_digit).collect();
-    // Too long a number is a number all the same.
+    // A number that is too long to parse still matches.
     (!digits.is_empty()).then(|| (digits.parse().ok(), rest))
 }
 
-/// The words of a body in lower case, JSON's escapes undone: some servers escape `>`, `'` or all
-/// quotes of an error they pass on.
+/// The text of a body in lower case, with JSON escapes decoded: some servers escape `>`, `'` or all quotes in
+/// an error that they forward.
 pub(super) fn words(body: &[u8]) -> String {
     unescaped(body).to_lowercase()
 }
 
-/// The same as they are written.
+/// The same without lowering the case.
 pub(super) fn unescaped(body: &[u8]) -> String {
     let text = String::from_utf8_lossy(body);
     let mut words = String::with_capacity(text.len());

@@ -1,8 +1,8 @@
-//! What a path says: which dialect is spoken there, what for, and whose provider it is.
+//! What a path means: its dialect, its purpose, and its provider.
 //!
-//! Pure over method, path and headers. What a path is for is read from its end, so base paths and gateways'
-//! prefixes do not matter; whose it is, from its beginning ([`is_known`]), so a name with a letter wrong
-//! is nobody's. Nothing here decides where a request goes.
+//! Pure, from method, path and headers. The purpose is read from the path's end, so that base paths and
+//! prefixes of gateways do not matter; the provider from its start ([`is_known`]), so that a misspelled name
+//! belongs to no provider. Nothing here decides where a request goes.
 
 mod inference;
 mod known;
@@ -18,22 +18,22 @@ pub use known::is_known;
 
 use super::{Dialect, Purpose};
 
-/// A place where a conversation is held.
+/// An endpoint for conversations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint<'p> {
-    /// The protocol of request and response.
+    /// The dialect of request and response.
     pub dialect: Dialect,
-    /// What the path says the request is for; the body may say more.
+    /// The purpose according to the path; the body may be more specific.
     pub purpose: Purpose,
-    /// The model, where the path names it: percent-decoded. For Azure it is the deployment.
+    /// The model, if it is in the path: percent-decoded. For Azure it is the deployment.
     pub model: Option<Cow<'p, str>>,
-    /// Whether a stream is asked for, where the path says it.
+    /// Whether a stream is requested, if the path says it.
     pub stream: Option<bool>,
-    /// How the response travels.
+    /// How the response is sent.
     pub transport: Transport,
 }
 
-/// How the response of an endpoint travels.
+/// How the response of an endpoint is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// JSON or server-sent events over HTTP.
@@ -44,21 +44,21 @@ pub enum Transport {
     AwsEventStream,
 }
 
-/// Who is behind a path or a header.
+/// The provider of a path or header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Provider {
-    /// Anthropic, or what looks like it.
+    /// Anthropic, or a compatible API.
     Anthropic,
-    /// OpenAI, Azure, or what looks like them.
+    /// OpenAI, Azure, or a compatible API.
     Openai,
-    /// Google: AI Studio, Code Assist, Vertex with Google's models.
+    /// Google: AI Studio, Code Assist, or Vertex with Google's models.
     Gemini,
     /// Amazon Bedrock.
     Bedrock,
 }
 
 impl Provider {
-    /// The dialects that are this provider's own: an upstream that speaks one of them is likely it.
+    /// This provider's own dialects: an upstream that speaks one of them is probably this provider.
     pub fn dialects(self) -> &'static [Dialect] {
         match self {
             Self::Anthropic | Self::Bedrock => &[Dialect::Anthropic],
@@ -68,9 +68,9 @@ impl Provider {
     }
 }
 
-/// The conversation that is held at `target` (path, with or without query), if one is.
+/// The endpoint at `target` (path, with or without query), if it is one for conversations.
 ///
-/// A `GET` is one only where it can open a WebSocket; `HEAD` and all other methods never are.
+/// A `GET` is one only if it can open a WebSocket; `HEAD` and other methods never are.
 pub fn endpoint<'p>(method: &Method, target: &'p str) -> Option<Endpoint<'p>> {
     let segments = segments(target);
     if *method == Method::GET {
@@ -89,14 +89,14 @@ pub fn endpoint<'p>(method: &Method, target: &'p str) -> Option<Endpoint<'p>> {
         .or_else(|| google(&segments))
 }
 
-/// Whose a request is, for paths that several providers have (`/v1/models`, `/v1/files`, `HEAD /`)
-/// and for those that hold no conversation. By the path where it is one provider's alone, else by
-/// headers, else OpenAI, whose look-alikes are the most.
+/// The provider of a request, for paths that several providers have (`/v1/models`, `/v1/files`, `HEAD /`) and
+/// for those without a conversation. By the path if only one provider has it, else by headers, else OpenAI,
+/// which has the most compatible APIs.
 pub fn provider(target: &str, headers: &HeaderMap) -> Provider {
     owner(&segments(target)).unwrap_or_else(|| hinted(target, headers).unwrap_or(Provider::Openai))
 }
 
-/// The provider that a request's headers or its `key=` speak for, if any.
+/// The provider that a request's headers or its `key=` indicate, if any.
 pub fn hinted(target: &str, headers: &HeaderMap) -> Option<Provider> {
     let has = |name: &str| headers.contains_key(name);
     let starts = |name: header::HeaderName, with: &str| {
@@ -117,13 +117,13 @@ pub fn hinted(target: &str, headers: &HeaderMap) -> Option<Provider> {
     starts(header::USER_AGENT, "claude-cli/").then_some(Provider::Anthropic)
 }
 
-/// The value of `key=` in the query, as it stands there.
+/// The value of `key=` in the query, not decoded.
 fn query_key(target: &str) -> Option<&str> {
     let (_, query) = target.split_once('?')?;
     query.split('&').find_map(|pair| pair.strip_prefix("key=")).filter(|key| !key.is_empty())
 }
 
-/// The path's segments, without empty ones: doubled slashes come from base URLs that end in one.
+/// The path's segments without empty ones: doubled slashes come from base URLs that end with one.
 fn segments(target: &str) -> Vec<&str> {
     let path = target.split_once('?').map_or(target, |(path, _)| path);
     path.split('/').filter(|segment| !segment.is_empty()).collect()
@@ -135,7 +135,7 @@ fn plain<'p>(dialect: Dialect, purpose: Purpose) -> Endpoint<'p> {
 
 fn anthropic<'p>(segments: &[&'p str]) -> Option<Endpoint<'p>> {
     match segments {
-        // OpenAI's assistants and Mistral's agents have messages of another kind.
+        // Messages of OpenAI's assistants and Mistral's agents have another form.
         [.., "threads" | "conversations", _, "messages"] => None,
         [.., "messages"] => Some(plain(Dialect::Anthropic, Purpose::Turn)),
         [.., "messages", "count_tokens"] => Some(plain(Dialect::Anthropic, Purpose::Count)),
@@ -157,7 +157,7 @@ fn openai<'p>(segments: &[&'p str]) -> Option<Endpoint<'p>> {
     }
 }
 
-/// `/model/{id}/invoke…` where the id names a Claude; other models have bodies of their own.
+/// `/model/{id}/invoke…` if the id is a Claude model; other models have other bodies.
 fn bedrock<'p>(segments: &[&'p str]) -> Option<Endpoint<'p>> {
     let [.., "model", id, action] = segments else { return None };
     let model = percent::decoded(id);
@@ -173,8 +173,7 @@ fn bedrock<'p>(segments: &[&'p str]) -> Option<Endpoint<'p>> {
     Some(Endpoint { dialect: Dialect::Anthropic, purpose, model: Some(model), stream, transport })
 }
 
-/// `…/models/{m}:method`, as Google's APIs name what is done with a model; some clients escape the
-/// colon.
+/// `…/models/{m}:method`, the form of Google's APIs; some clients escape the colon.
 fn google<'p>(segments: &[&'p str]) -> Option<Endpoint<'p>> {
     let (name, method) = verb(segments.last()?)?;
     let before = &segments[..segments.len() - 1];
@@ -193,7 +192,7 @@ fn google<'p>(segments: &[&'p str]) -> Option<Endpoint<'p>> {
     Some(Endpoint { model, stream, ..plain(Dialect::Gemini, purpose) })
 }
 
-/// Claude on Vertex: the model is in the path, and counting is done at a model of its own name.
+/// Claude on Vertex: the model is in the path, and counting has a model name of its own.
 fn vertex_claude<'p>(name: Cow<'p, str>, method: &str) -> Option<Endpoint<'p>> {
     let stream = match method {
         "rawPredict" => false,
@@ -203,12 +202,12 @@ fn vertex_claude<'p>(name: Cow<'p, str>, method: &str) -> Option<Endpoint<'p>> {
     if name == "count-tokens" {
         return Some(plain(Dialect::Anthropic, Purpose::Count));
     }
-    // The body of a `rawPredict` may ask for a stream as well, so only the other one is certain.
+    // The body of a `rawPredict` may request a stream as well, so only `streamRawPredict` is certain.
     let stream = stream.then_some(true);
     Some(Endpoint { model: Some(name), stream, ..plain(Dialect::Anthropic, Purpose::Turn) })
 }
 
-/// `name:method`.
+/// Splits `name:method`.
 fn verb<'p>(segment: &'p str) -> Option<(Cow<'p, str>, Cow<'p, str>)> {
     match percent::decoded(segment) {
         Cow::Borrowed(text) => {
@@ -222,9 +221,9 @@ fn verb<'p>(segment: &'p str) -> Option<(Cow<'p, str>, Cow<'p, str>)> {
     }
 }
 
-/// The one provider that has such a path.
+/// The provider, if only one has such a path.
 fn owner(segments: &[&str]) -> Option<Provider> {
-    // What stands behind a resource's name is an id, and may be any word.
+    // After the name of a resource comes an id, which may be any word.
     let begins = known::resource(segments).unwrap_or(segments);
     let has = |names: &[&str]| begins.iter().any(|segment| names.contains(segment));
     if let Some(at) = segments.iter().position(|segment| *segment == "publishers") {
@@ -261,7 +260,7 @@ const GEMINI: &[&str] = &[
     "interactions",
 ];
 
-/// Segments that only OpenAI's API and its look-alikes have.
+/// Segments that only OpenAI's API and compatible APIs have.
 const OPENAI: &[&str] = &[
     "chat",
     "completions",
@@ -288,8 +287,8 @@ const OPENAI: &[&str] = &[
 const ANTHROPIC: &[&str] =
     &["messages", "complete", "anthropic", "hello", "skills", "organizations"];
 
-/// Fuzz: no target makes anybody who reads it panic, its query decides nothing, and what is shown of it keeps
-/// its path and hides the same again.
+/// Fuzz target: no target makes a reader panic, its query decides nothing, and its redacted form keeps the
+/// path and is stable.
 #[cfg(any(test, fuzzing))]
 pub fn fuzz(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);

@@ -1,17 +1,18 @@
-//! Percent-decoding, as every reader of a target does it.
+//! Percent-decoding for all readers of a target.
 //!
-//! Total over any text. Who takes a name from a path refuses broken escapes; who reads along keeps them.
+//! Works for any text. Code that takes a name from a path refuses invalid escapes; code that only observes
+//! keeps them.
 
 use std::borrow::Cow;
 
 use percent_encoding::percent_decode_str;
 
-/// The text with its escapes undone; what is no escape stays, what is no UTF-8 becomes U+FFFD.
+/// The text with its escapes decoded; invalid escapes stay, and invalid UTF-8 becomes U+FFFD.
 pub fn decoded(text: &str) -> Cow<'_, str> {
     percent_decode_str(text).decode_utf8_lossy()
 }
 
-/// The same where nothing may be made up: `None` where an escape is broken, or what is escaped is no UTF-8.
+/// The same without guessing: `None` if an escape is invalid, or the result is not UTF-8.
 pub fn decoded_whole(text: &str) -> Option<Cow<'_, str>> {
     let is_escape = |rest: &str| rest.bytes().take(2).filter(u8::is_ascii_hexdigit).count() == 2;
     let are_escapes = text.split('%').skip(1).all(is_escape);

@@ -1,11 +1,11 @@
-//! How far a reply has come: what is known of one that goes on, without its words.
+//! The progress of a reply: what is known while it arrives, without its text.
 //!
-//! Small whatever the reply's size, so that it can be asked for many times. What it says is what the
-//! reading would say had the reply been cut here.
+//! Small, whatever the reply's size, so that it can be read often. It equals the result of reading if the
+//! reply broke off here.
 
 use super::Usage;
 
-/// Bytes of text that a token stands for, most often: with fewer, output would be told too high.
+/// Usual number of bytes of text per token; a smaller number would overestimate the output.
 const TOKEN_BYTES: u64 = 4;
 
 /// A reply so far.
@@ -13,15 +13,15 @@ const TOKEN_BYTES: u64 = 4;
 pub struct ReplyProgress {
     /// The response's id.
     pub id: Option<Box<str>>,
-    /// What was reported.
+    /// The usage reported so far.
     pub usage: Usage,
     /// Bytes of text, reasoning and arguments.
     pub said: usize,
 }
 
 impl ReplyProgress {
-    /// The usage of a turn that ends here: where the output was not reported yet, about what has come, and
-    /// that is a lower bound.
+    /// The usage of a turn that ends here: if the output was not reported yet, an estimate from the received
+    /// bytes, which is a lower bound.
     pub fn usage_so_far(&self) -> Usage {
         let mut usage = self.usage.clone();
         let about = self.said as u64 / TOKEN_BYTES;

@@ -1,8 +1,8 @@
-//! What a request is for, where only its words say it: titles, routers' questions, compactions.
+//! The purpose of a request that only its text shows: titles, routers' questions, compactions.
 //!
-//! Clients mark such calls by nothing but their instructions (`docs/protocols.md` 10.11, 10.12). A table of how
-//! those begin; a request with tools is a turn whatever it says. A miss costs little: the call is
-//! then a thread of its own that never grows.
+//! Clients mark such calls only by their instructions (`docs/protocols.md` 10.11, 10.12), whose beginnings
+//! are listed here. A request with tools is always a turn. A miss costs little: the call is then a thread of
+//! its own that never grows.
 
 use std::sync::LazyLock;
 
@@ -10,9 +10,9 @@ use memchr::memmem::Finder;
 
 use super::{Conversation, Purpose, Role};
 
-/// What the instructions, or the first or last message, of such a request hold near their start.
+/// Texts near the start of the instructions, or of the first or last message, of such requests.
 const TELLING: &[(&str, Purpose)] = &[
-    // opencode; aider and Open WebUI ask for titles in their own words.
+    // opencode; aider and Open WebUI have their own texts for titles.
     ("You are a title generator", Purpose::Side),
     ("Generate a title for this conversation", Purpose::Side),
     ("Generate a concise, 3-5 word title", Purpose::Side),
@@ -28,15 +28,15 @@ const TELLING: &[(&str, Purpose)] = &[
     ("CONTEXT CHECKPOINT COMPACTION", Purpose::Compaction),
 ];
 
-/// [`TELLING`], ready to be looked for.
+/// Searchers for [`TELLING`].
 static FINDERS: LazyLock<Vec<(Finder<'static>, Purpose)>> = LazyLock::new(|| {
     TELLING.iter().map(|(words, purpose)| (Finder::new(*words), *purpose)).collect()
 });
 
-/// How far into a text is looked, bytes: instructions say at once what they want.
+/// How many bytes of a text are searched: instructions state their purpose early.
 const NEAR: usize = 4096;
 
-/// What the words say the request is for, if they say anything.
+/// The purpose that the text shows, if any.
 pub(super) fn told(conversation: &Conversation, body: &[u8]) -> Option<Purpose> {
     let has_tools = conversation.tools.iter().any(|tool| tool.name.is_some());
     if has_tools {

@@ -1,8 +1,8 @@
-//! Reading a response as it passes: bytes in, in any cuts, a [`Reply`] at the end.
+//! Reads a response as it passes: bytes go in, cut anywhere, and a [`Reply`] comes out at the end.
 //!
-//! Whatever the cuts, the reply is the same; every strict prefix gives an incomplete reply, never
-//! an error (invariant 10). Bounded: past its limit the reading gives up with a note. Knows framing;
-//! what events mean is each dialect's own.
+//! The reply does not depend on the cuts; every strict prefix gives an incomplete reply, never an error
+//! (invariant 10). Bounded: at its limit, reading stops with a note. Knows framing; each dialect knows the
+//! meaning of its events.
 
 use super::error_kind::ErrorKind;
 use super::note::note_once;
@@ -16,24 +16,24 @@ use crate::wire::cuts::InputCuts;
 use crate::wire::json::{Document, Value};
 use crate::wire::sse::{Framer, SseEvent};
 
-/// Most bytes of deltas or parts, as they stand in the stream, from which one reply is kept. A window
-/// of a million tokens is 4 MB. Past it words are dropped with [`Note::TooLong`]; usage is still read.
+/// Most bytes of deltas or parts, as in the stream, that are kept of one reply. A window of a million tokens
+/// is 4 MB. Past it, text is dropped with [`Note::TooLong`]; usage is still read.
 pub(super) const MOST_KEPT: usize = 32 << 20;
 
-/// How the bytes of a response body are framed. The first bytes tell; `content-type` says what is
-/// expected, and servers name all kinds of types for JSON and for streams.
+/// How the bytes of a response body are framed. The first bytes decide; `content-type` only says what to
+/// expect, because servers use all kinds of types for JSON and for streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Framing {
-    /// `text/event-stream`, unless the body begins as JSON or HTML: errors often do.
+    /// `text/event-stream`, unless the body begins as JSON or HTML, as errors often do.
     Events,
     /// One JSON value (or a JSON array streamed element by element, Gemini without `alt=sse`).
     Json,
-    /// Not declared: the first bytes tell.
+    /// Not declared: the first bytes decide.
     Unknown,
 }
 
 impl Framing {
-    /// From a `content-type` value.
+    /// The framing for a `content-type` value.
     pub fn of(content_type: &str) -> Self {
         let essence = content_type.split(';').next().unwrap_or_default().trim();
         if essence.eq_ignore_ascii_case("text/event-stream") {
@@ -46,7 +46,7 @@ impl Framing {
 
 const BOM: &[u8] = b"\xef\xbb\xbf";
 
-/// One response being read.
+/// A response that is being read.
 pub struct ResponseReader {
     framing: Framing,
     /// The first bytes have confirmed or corrected the framing.
@@ -54,20 +54,20 @@ pub struct ResponseReader {
     status: u16,
     limit: usize,
     framer: Framer,
-    /// A JSON body so far, or the first bytes while the framing is not known.
+    /// A JSON body so far, or the first bytes while the framing is unknown.
     body: Vec<u8>,
     elements: ArrayElements,
     document: Document,
     told: ReplyBuilder,
 }
 
-/// What the events have told: the dialect's own state, and the reply it fills.
+/// The result of the events so far: the dialect's state, and the reply.
 struct ReplyBuilder {
     stream: DialectStream,
     reply: Reply,
-    /// Whether anything has been told at all.
+    /// Whether there was any event.
     any: bool,
-    /// The reading is over at its limit. (A dialect that only keeps no more words goes on.)
+    /// Reading stopped at its limit. (A dialect that only drops text continues.)
     gave_up: bool,
 }
 
@@ -78,11 +78,11 @@ enum DialectStream {
     Gemini(gemini::ReplyStream),
 }
 
-/// What the last frame of the OpenAI dialects says.
+/// The content of the last frame in the OpenAI dialects.
 const DONE: &[u8] = b"[DONE]";
 
 impl ResponseReader {
-    /// Starts reading a response. `limit`: most bytes kept for one event or body.
+    /// Starts reading a response. `limit`: most bytes held of one event or body.
     pub fn new(dialect: Dialect, status: u16, framing: Framing, limit: usize) -> Self {
         let stream = match dialect {
             Dialect::Anthropic => DialectStream::Anthropic(anthropic::ReplyStream::default()),
@@ -105,7 +105,7 @@ impl ResponseReader {
         }
     }
 
-    /// The next decoded bytes of the body, cut anywhere.
+    /// Reads the next decompressed bytes of the body, cut anywhere.
     pub fn push(&mut self, bytes: &[u8]) {
         if !self.settled {
             return self.settle(bytes);
@@ -122,8 +122,8 @@ impl ResponseReader {
         }
     }
 
-    /// Holds the first bytes until one of them tells the framing. Keep-alive padding and a BOM may
-    /// stand before it.
+    /// Holds the first bytes until one of them decides the framing. White space as keep-alive and a BOM may
+    /// come first.
     fn settle(&mut self, bytes: &[u8]) {
         self.body.extend_from_slice(bytes);
         let plain = self.body.strip_prefix(BOM).unwrap_or(&self.body);
@@ -144,37 +144,36 @@ impl ResponseReader {
         self.push(&first);
     }
 
-    /// One message of a transport that frames by itself (WebSocket): a JSON event.
+    /// Reads a message of a transport with its own framing (WebSocket): a JSON event.
     pub fn message(&mut self, data: &[u8]) {
         let event = SseEvent { name: "", data, start: 0, end: 0 };
         self.told.event(event, &mut self.document);
     }
 
-    /// Bytes that it holds, about: unfinished events, a body that is no stream, and what was kept.
+    /// Its memory, bytes, roughly: unfinished events, a body that is not a stream, and what was kept.
     pub fn holds(&self) -> usize {
         let waiting = self.framer.holds() + self.body.capacity() + self.document.bytes();
-        // Parts of a reply are larger than what they are made from where they say little.
+        // If parts have little text, they take more memory than the data that they are made from.
         waiting + 3 * self.told.kept()
     }
 
-    /// Bytes that came and are not read yet: those of an event, or of a body, without its end. Their end has
-    /// them read at once.
+    /// Bytes received but not parsed yet, of an unfinished event or body. They are parsed at once at its end.
     pub fn unread(&self) -> usize {
         self.framer.holds() + self.body.len()
     }
 
-    /// Bytes that [`ResponseReader::finish`] takes beside what it holds: those of a body that is no stream, which
-    /// is read as a whole then.
+    /// Additional memory for [`ResponseReader::finish`], bytes: for a body that is not a stream, which is
+    /// parsed as a whole.
     pub fn needs_to_finish(&self) -> usize {
         6 * self.body.len()
     }
 
-    /// Whether the dialect's terminal event has been seen: a client may leave now.
+    /// Whether the dialect's terminal event was seen, after which a client may leave.
     pub fn is_complete(&self) -> bool {
         self.told.reply.complete
     }
 
-    /// How far the reply has come.
+    /// The progress of the reply.
     pub fn progress(&self) -> ReplyProgress {
         let reply = &self.told.reply;
         let usage = match &self.told.stream {
@@ -201,7 +200,7 @@ impl ResponseReader {
         self.framing == Framing::Events || self.elements.started
     }
 
-    /// The body has ended; `whole` is false where it was cut. Gives what was understood.
+    /// Called at the end of the body; `whole` is false if it broke off. Returns what was understood.
     pub fn finish(mut self, whole: bool) -> Reply {
         let (told, document) = (&mut self.told, &mut self.document);
         let gave_up = told.gave_up;
@@ -209,7 +208,7 @@ impl ResponseReader {
             if whole {
                 self.framer.finish(|event| told.last_event(event, document));
                 if !told.any && !gave_up {
-                    told.note(Note::NotJson); // plain text, or nothing but comments
+                    told.note(Note::NotJson); // plain text, or only comments
                 }
             }
         } else if !self.elements.started {
@@ -236,7 +235,7 @@ impl ResponseReader {
         self.take_elements();
     }
 
-    /// Reads what has arrived whole of a streamed array; any other body waits for its end.
+    /// Reads the complete elements of a streamed array; any other body waits for its end.
     fn take_elements(&mut self) {
         let (told, document) = (&mut self.told, &mut self.document);
         let (limit, status) = (self.limit, self.status);
@@ -250,7 +249,7 @@ impl ResponseReader {
                 None => told.note(Note::BrokenEvent),
             }
         });
-        // An element that has filled the limit without an end is past it.
+        // An unfinished element that fills the limit exceeds it.
         if self.body.len() > limit - usize::from(self.elements.started).min(limit) {
             self.body = Vec::new();
             told.give_up();
@@ -259,7 +258,7 @@ impl ResponseReader {
 }
 
 impl ReplyBuilder {
-    /// Bytes of the stream from which something was kept.
+    /// Bytes of the stream that something was kept from.
     fn kept(&self) -> usize {
         match &self.stream {
             DialectStream::Anthropic(stream) => stream.kept,
@@ -281,8 +280,8 @@ impl ReplyBuilder {
         }
     }
 
-    /// An event without its end, as the body ended in it. Who leaves in the middle of `[DONE]` has all that
-    /// there is.
+    /// Reads an unfinished event at the end of the body. A client that leaves in the middle of `[DONE]` has
+    /// the whole reply.
     fn last_event(&mut self, event: SseEvent<'_>, document: &mut Document) {
         if DONE.starts_with(event.data.trim_ascii()) && event.data.trim_ascii() != DONE {
             self.any = true;
@@ -315,7 +314,7 @@ impl ReplyBuilder {
         }
     }
 
-    /// `data: [DONE]`: the OpenAI dialects' last frame, which look-alikes of others send too.
+    /// Called for `data: [DONE]`, the last frame of the OpenAI dialects; APIs of other dialects send it, too.
     fn done(&mut self) {
         self.reply.complete = true;
     }
@@ -330,7 +329,7 @@ impl ReplyBuilder {
         }
     }
 
-    /// An error inside a success ended the answer, whatever dialect told it.
+    /// Sets the stop reason if an error inside a success ended the reply, in any dialect.
     fn failed(&mut self) {
         let Reply { error, stop, .. } = &mut self.reply;
         if let (Some(error), None | Some(StopReason::End | StopReason::Failed)) = (error, *stop) {
@@ -349,10 +348,9 @@ impl ReplyBuilder {
     }
 }
 
-/// The error that a value holds, in any of the shapes that providers use: `{"error": {…}}`,
-/// `{"error": "…"}`, `[{"error": {…}}]` (Gemini), or the members themselves. A code that is a name
-/// says more than the type beside it: `context_length_exceeded` is an `invalid_request_error` too
-/// (`docs/protocols.md` 2.5, 3.6).
+/// The error in a value, in any form that providers use: `{"error": {…}}`, `{"error": "…"}`,
+/// `[{"error": {…}}]` (Gemini), or its members without a wrapper. A code that is a name is more specific than
+/// the type: `context_length_exceeded` is also an `invalid_request_error` (`docs/protocols.md` 2.5, 3.6).
 pub fn error_in(value: Value<'_>) -> ProviderError {
     let value = value.items().next().unwrap_or(value);
     let inner = value.get("error").filter(|error| !error.is_null()).unwrap_or(value);
@@ -367,24 +365,24 @@ pub fn error_in(value: Value<'_>) -> ProviderError {
     }
 }
 
-/// Whether a code names an error: some servers put a status there, or a sentence.
+/// Whether a code is a name: some servers put a status or a sentence there.
 fn is_name(code: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
     code.bytes().all(is_plain) && code.bytes().any(|byte| byte.is_ascii_alphabetic())
 }
 
-/// A string, or a number as one.
+/// A string, or a number as a string.
 fn word(value: Value<'_>) -> Option<Box<str>> {
     let number = || value.as_u64().map(|number| number.to_string().into());
     value.text().map(Into::into).or_else(number)
 }
 
-/// Takes complete elements off the front of a streamed JSON array.
+/// Takes complete elements from the front of a streamed JSON array.
 #[derive(Default)]
 struct ArrayElements {
-    /// The body is an array, and its bracket is off.
+    /// The body is an array, and its opening bracket was removed.
     started: bool,
-    /// How far into the buffer the scan has come, and in what state.
+    /// The position of the scan in the buffer, and its state.
     at: usize,
     depth: usize,
     in_string: bool,
@@ -392,7 +390,7 @@ struct ArrayElements {
 }
 
 impl ArrayElements {
-    /// `each` gets an element, and how many bytes were taken off with it.
+    /// Calls `each` with every complete element and the number of bytes removed with it.
     fn take(&mut self, body: &mut Vec<u8>, mut each: impl FnMut(&[u8], usize)) {
         if !self.started {
             match body.iter().position(|byte| !byte.is_ascii_whitespace()) {
@@ -439,9 +437,9 @@ impl ArrayElements {
     }
 }
 
-/// Fuzz: no bytes make the reading of a response panic, cuts do not change the reply, and a prefix is
-/// no more complete and no more of an error than the whole (invariant 10). It is read in four ways, and
-/// cut in one of them.
+/// Fuzz target: no bytes make reading a response panic, cuts do not change the reply, and a prefix is not
+/// more complete than the whole, nor more of an error (invariant 10). The input is read in four ways, and cut
+/// in one of them.
 #[cfg(any(test, fuzzing))]
 pub fn fuzz(dialect: Dialect, bytes: &[u8]) {
     const WAYS: [(Framing, u16); 4] = [
@@ -468,8 +466,8 @@ pub fn fuzz(dialect: Dialect, bytes: &[u8]) {
             let (first, second) = bytes.split_at(at);
             assert_eq!(read(&mut [first, second].into_iter(), true).1, whole, "cut at {at}");
             let (_, prefix) = read(&mut std::iter::once(first), false);
-            // (A JSON body followed by more is no body, but was one. Of several replies in one stream
-            // the last counts, and a prefix may end with one before it.)
+            // (A JSON body with more data after it is invalid, although its prefix was valid. Of several
+            // replies in one stream the last one counts, and a prefix may end with an earlier one.)
             let is_one = is_stream && !whole.notes.contains(&Note::SeveralReplies);
             assert!(!is_one || whole.complete || !prefix.complete, "complete at {at}");
             assert!(!is_one || whole.error.is_some() || prefix.error.is_none(), "error at {at}");

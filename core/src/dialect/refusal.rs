@@ -1,26 +1,26 @@
-//! What a provider's refusal is about, as far as its words tell (`docs/protocols.md` 1.2, 1.5, 2.2, 3.2,
+//! The cause of a provider's refusal, as far as its message shows it (`docs/protocols.md` 1.2, 1.5, 2.2, 3.2,
 //! 4.2, 5.2, 5.4).
 //!
-//! Wordings are unstable, so only their steady fragments are looked for, and nothing but a lesson or
-//! a label hangs on the answer. The words themselves go nowhere.
+//! The wording changes, so only stable fragments are searched, and only a lesson or a label depends on the
+//! result. The message itself is not kept.
 
 use serde::{Deserialize, Serialize};
 
 use super::overflow::{ErrorResponse, overflow};
 
-/// What a refusal names; a metric label.
+/// The cause of a refusal; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, strum::EnumIter)]
 #[serde(rename_all = "snake_case")]
 pub enum RefusalCause {
-    /// Calls and results do not pair, something is empty, out of order, or twice.
+    /// Calls and results do not match, or something is empty, out of order, or duplicated.
     Structure,
-    /// Reasoning is bound to another prefix than the one that was sent.
+    /// Reasoning is bound to another prefix than the one sent.
     Bound,
-    /// A signature or encrypted content is void.
+    /// A signature or encrypted content is invalid.
     Signature,
-    /// Reasoning is missing where it is demanded.
+    /// Required reasoning is missing.
     ReasoningDemanded,
-    /// Reasoning, or the field that carries it, is not accepted.
+    /// Reasoning, or its member, is not accepted.
     ReasoningRefused,
     /// `stream_options` is not accepted.
     Usage,
@@ -28,17 +28,17 @@ pub enum RefusalCause {
     Editing,
     /// `include`, or encrypted reasoning in it, is not accepted.
     Include,
-    /// That thinking is shown is not accepted.
+    /// Visible thinking is not accepted.
     Display,
-    /// Compaction by the provider, or what it wrote, is not accepted.
+    /// Compaction by the provider, or its result, is not accepted.
     Compaction,
     /// The context is too long.
     Overflow,
-    /// It does not say.
+    /// Unknown.
     Other,
 }
 
-/// Fragments in lower case, the surest first; all of a line must be there.
+/// Fragments in lower case, the most certain first; all fragments of a line must match.
 const SIGNS: &[(&[&str], RefusalCause)] = &[
     (&["stream_options"], RefusalCause::Usage),
     (&["include_usage"], RefusalCause::Usage),
@@ -90,26 +90,26 @@ const SIGNS: &[(&[&str], RefusalCause)] = &[
 ];
 
 impl RefusalCause {
-    /// Whether it may be due to reasoning that was put back the first time it was missing. What else it
-    /// names stands, or does not, with what was changed further up.
+    /// Whether reasoning that was put back for the first time may have caused it. Other causes depend on
+    /// earlier changes.
     pub fn is_of_what_is_new(self) -> bool {
         matches!(self, RefusalCause::Signature | RefusalCause::ReasoningRefused)
     }
 
-    /// Whether what it names teaches how to send the next request.
+    /// Whether it teaches how to send the next request.
     pub fn teaches(self) -> bool {
         let of_reasoning = matches!(self, RefusalCause::Bound | RefusalCause::ReasoningDemanded);
         of_reasoning || matches!(self, RefusalCause::ReasoningRefused | RefusalCause::Compaction)
     }
 
-    /// Whether a request that is refused for it both as it is rewritten and as it came is its client's
-    /// own fault: what was rewritten before leads to no such refusal.
+    /// Whether a request that is refused for this cause both rewritten and in its original form is the
+    /// client's own fault: our rewrites do not cause such a refusal.
     pub fn is_own_fault(self) -> bool {
         matches!(self, RefusalCause::Structure | RefusalCause::Other)
     }
 
-    /// Whether it names something that we ask of providers beside the client, which says nothing of
-    /// how the history was rewritten.
+    /// Whether it is about something that Plimsoll requests on the client's behalf, so that it says nothing
+    /// about rewrites of the history.
     pub fn is_beside(self) -> bool {
         matches!(
             self,
@@ -121,7 +121,7 @@ impl RefusalCause {
     }
 }
 
-/// What a refusal's body names.
+/// The cause that a refusal's body names.
 pub fn cause(body: &[u8]) -> RefusalCause {
     if overflow(&ErrorResponse { status: 400, host: "", body }).is_some() {
         return RefusalCause::Overflow;

@@ -1,7 +1,7 @@
-//! What a provider refuses of a request, and the smallest edit that answers it (`docs/healing.md`).
+//! What a provider refuses in a request, and the smallest edit that fixes it (`docs/healing.md`).
 //!
-//! [`reading`] reads a refusal, [`path`] finds what it names, [`Repair::edits`] changes the bytes. Pure; must not
-//! know what becomes of an edit, or who asked for it.
+//! [`reading`] reads a refusal, [`path`] finds what it names, [`Repair::edits`] makes the edits. Pure; must
+//! not know what happens to an edit, or who asked for it.
 
 mod empty;
 pub mod fields;
@@ -67,7 +67,7 @@ pub enum RepairCause {
 }
 
 impl RepairCause {
-    /// As it is written in the configuration and in a metric.
+    /// Its name in the configuration and in metrics.
     pub fn word(self) -> &'static str {
         match self {
             Self::Media => "media",
@@ -84,80 +84,80 @@ impl RepairCause {
     }
 }
 
-/// One edit of a request, as it is remembered: the same edit of the same bytes gives the same bytes.
+/// An edit of a request, as it is stored: the same edit of the same bytes always gives the same bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "edit", rename_all = "snake_case")]
 pub enum Repair {
-    /// Words take the place of a picture or document.
+    /// A text replaces an image or document.
     Media {
-        /// Which.
+        /// The image or document.
         part: PartKey,
-        /// The words.
+        /// The text.
         text: Box<str>,
     },
-    /// A smaller picture of the same type takes the place of a picture.
+    /// A smaller image of the same type replaces an image.
     Picture {
-        /// Which.
+        /// The image.
         part: PartKey,
-        /// Its base64: what is replayed is what was made once.
+        /// Its base64 data, stored so that replaying gives the same bytes.
         data: Box<str>,
     },
-    /// What is empty goes, or gets these words where something has to stand.
+    /// Empty text is removed, or replaced by this text if something must be there.
     Empty {
-        /// The words.
+        /// The text.
         text: Box<str>,
     },
-    /// A message of the user follows this message of the model.
+    /// A user message is added after this message of the model.
     Prefill {
         /// The last part of the model's message.
         part: PartKey,
-        /// What the user says.
+        /// The text of the user message.
         text: Box<str>,
     },
-    /// What is no character becomes U+FFFD.
+    /// Invalid characters become U+FFFD.
     Unicode,
-    /// Each call gets one result, in its place; a result that has no call goes.
+    /// Each call gets one result, in its place; results without a call are removed.
     ToolPairs {
-        /// What stands for a result that never came.
+        /// The text in place of a missing result.
         text: Box<str>,
     },
-    /// Ids of calls get a form that is taken, the same everywhere.
+    /// Ids of calls are changed to a valid form, the same everywhere.
     ToolIds {
-        /// Exactly so many letters and digits; without it, letters, digits, `_` and `-`.
+        /// Exactly this many letters and digits; without it, letters, digits, `_` and `-`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         length: Option<u32>,
     },
-    /// So many cache markers stay, the newest.
+    /// Only this many cache markers are kept, the newest.
     CacheMarks {
-        /// How many.
+        /// The number of markers.
         most: u32,
     },
-    /// A member of the history goes.
+    /// A member in the history is removed.
     Field {
-        /// Where it stands, with `*` for numbers: `messages.*.content.*.citations`.
+        /// Its path, with `*` for indexes: `messages.*.content.*.citations`.
         place: Box<str>,
     },
     /// `max_tokens` is lowered.
     MaxTokens {
-        /// The most that the model writes.
+        /// The model's maximum output.
         most: u64,
     },
-    /// `max_tokens` is lowered to the room that the window has beside the prompt.
+    /// `max_tokens` is lowered to the room in the window beside the prompt.
     OutputFits {
         /// The window, tokens.
         window: u64,
     },
 }
 
-/// What stands for nothing.
+/// The text in place of missing content.
 pub const NO_CONTENT: &str = "(no content)";
-/// What stands for a result that never came.
+/// The text in place of a missing result.
 pub const NO_RESULT: &str = "(The tool was interrupted: there is no result.)";
-/// What the user says after words of the model that it does not go on with by itself.
+/// The text of the user message after a model's message that the model does not continue.
 pub const GO_ON: &str = "Continue.";
 
 impl Repair {
-    /// What it answers.
+    /// The cause that it fixes.
     pub fn cause(&self) -> RepairCause {
         match self {
             Self::Media { .. } | Self::Picture { .. } => RepairCause::Media,
@@ -172,7 +172,7 @@ impl Repair {
         }
     }
 
-    /// The words that it puts in, or the base64; empty where it puts in none.
+    /// The text or base64 data that it inserts; empty if none.
     pub fn words(&self) -> &str {
         match self {
             Self::Media { text, .. }
@@ -189,12 +189,12 @@ impl Repair {
         }
     }
 
-    /// In which order edits are made: what makes the text readable first, what counts last.
+    /// The order of edits: first what makes the body readable, last what counts things.
     pub fn order(&self) -> u8 {
         match self {
             Self::Unicode => 0,
             Self::Field { .. } => 1,
-            // Where a picture has words, no other takes its place.
+            // If text replaces an image, no smaller image does.
             Self::Media { .. } => 2,
             Self::Picture { .. } => 3,
             Self::Empty { .. } => 4,
@@ -206,8 +206,8 @@ impl Repair {
         }
     }
 
-    /// The changes of a body that is `dialect`'s; none where there is nothing to change. `parts` are found
-    /// where the conversation is at hand: those of [`media`] and [`prefill`](Self::Prefill) are not among these.
+    /// The edits of a body in `dialect`; empty if there is nothing to change. Edits of single parts
+    /// ([`media`], [`prefill`](Self::Prefill)) are not among these, because they need the conversation.
     pub fn edits(&self, dialect: Dialect, body: &[u8]) -> Vec<Edit> {
         if *self == Self::Unicode {
             return unicode::edits(body);
@@ -237,7 +237,7 @@ impl Repair {
     }
 }
 
-/// The list that holds the history.
+/// The list with the history.
 fn history<'d>(dialect: Dialect, root: Value<'d>) -> Option<Value<'d>> {
     let name = match dialect {
         Dialect::Anthropic | Dialect::OpenaiChat => "messages",
@@ -247,12 +247,12 @@ fn history<'d>(dialect: Dialect, root: Value<'d>) -> Option<Value<'d>> {
     root.get(name).filter(|list| list.kind() == Kind::Array)
 }
 
-/// Whether a value is a string of nothing but white space.
+/// Whether a value is a string of only white space.
 fn is_blank(value: Value<'_>) -> bool {
     value.text().is_some_and(|text| text.trim().is_empty())
 }
 
-/// Fuzz: whatever the bytes, no edit panics, and edits can be applied.
+/// Fuzz target: no bytes make an edit panic, and the edits can be applied.
 #[cfg(any(test, fuzzing))]
 pub fn fuzz(dialect: Dialect, body: &[u8]) {
     let text = || NO_CONTENT.into();

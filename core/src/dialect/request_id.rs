@@ -1,11 +1,12 @@
-//! The id that a provider gives a request: its support asks for it.
+//! The provider's id of a request, which its support asks for.
 //!
-//! Read from the headers of an answer. What does not look like an id is none, because it is logged.
+//! Read from the headers of the response. A value that does not look like an id is ignored, because ids are
+//! logged.
 
 use http::HeaderMap;
 
-/// The headers that carry it, the one that its provider's support asks for first: Anthropic; OpenAI and most
-/// gateways; Azure's gateway; Azure; Bedrock; Google; Mistral.
+/// The headers that have it, in order of preference: Anthropic; OpenAI and most gateways; Azure's gateway;
+/// Azure; Bedrock; Google; Mistral.
 const HEADERS: &[&str] = &[
     "request-id",
     "x-request-id",
@@ -16,10 +17,10 @@ const HEADERS: &[&str] = &[
     "mistral-correlation-id",
 ];
 
-/// A longer one is none.
+/// A longer value is not an id, bytes.
 const LONGEST: usize = 128;
 
-/// The provider's id of the request that was answered with these headers.
+/// The provider's id of the request, from the headers of its response.
 pub fn provider_request_id(answered: &HeaderMap) -> Option<&str> {
     let ids = HEADERS.iter().filter_map(|name| answered.get(*name)?.to_str().ok());
     ids.map(str::trim).find(|id| is_id(id))

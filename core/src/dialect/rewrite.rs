@@ -1,8 +1,8 @@
-//! The writing side: which bytes change when a result is cut, or reasoning is put back or taken out.
+//! Makes edits: which bytes change if a result is cut, or reasoning is put back or removed.
 //!
-//! Answers edits of the body that a conversation was read from: disjoint, and whatever they do not
-//! touch stays byte for byte. Never decides whether; where the bytes do not allow a change, there is
-//! no edit. Must not know of policy, and does not panic. Its law is written down in `rewrite/invariants.rs`.
+//! Returns disjoint edits of the body that a conversation was read from; everything else stays byte for byte.
+//! Never decides whether to change anything; if the structure of the body does not allow a change, there is
+//! no edit. Must not know policy, and does not panic. The rules are in `rewrite/invariants.rs`.
 
 mod anthropic;
 mod beside;
@@ -34,27 +34,27 @@ pub(super) use beside::{
 pub(super) use picture::words;
 use serde::de::IgnoredAny;
 
-/// What a cut leaves of a tool result.
+/// What replaces a cut tool result.
 #[derive(Clone, Copy, Debug)]
 pub struct CutContent<'a> {
-    /// The words that stand in its place. Not empty: providers refuse empty blocks.
+    /// The text. Not empty, because providers refuse empty blocks.
     pub text: &'a str,
-    /// Whether pictures and documents in it stay.
+    /// Whether images and documents in it are kept.
     pub keep_media: bool,
 }
 
-/// One piece of reasoning to put back.
+/// A reasoning block to put back.
 #[derive(Clone, Copy, Debug)]
 pub struct ReasoningInsert<'a> {
-    /// The part of its message before which it stood; as many as there are parts: after the last.
+    /// The part of its message that it comes before; the number of parts means after the last.
     pub before: usize,
-    /// As it was received ([`super::ReplyPart::raw`]). What is no JSON object is left out.
+    /// The block as it was received ([`super::ReplyPart::raw`]). If it is not a JSON object, it is left out.
     pub raw: &'a str,
 }
 
-/// Edits that replace a tool result's content, and nothing of the block around it. `at`: message and
-/// part. Cache markers inside the content survive. None where the part has no content that can be
-/// replaced ([`Part::content`]).
+/// Edits that replace a tool result's content, but nothing else of its block. `at`: message and part. Cache
+/// markers inside the content are kept. Empty if the part has no content that can be replaced
+/// ([`Part::content`]).
 pub fn cut(
     conversation: &Conversation,
     body: &[u8],
@@ -64,7 +64,7 @@ pub fn cut(
     let Some(message) = conversation.messages.get(at.message) else { return Vec::new() };
     let Some(part) = message.parts.get(at.part) else { return Vec::new() };
     let Some(content) = part.content else { return Vec::new() };
-    // What stands in a result follows it.
+    // The parts inside a result come after it.
     let inner = &message.parts[at.part + 1..];
     let inner = &inner[..inner.iter().take_while(|it| within(it.span, part.span)).count()];
     let kept = if cut.keep_media { inner } else { &[] };
@@ -78,8 +78,8 @@ pub fn cut(
     listed::cut(&listed::ToolAnswer { part, content, kept, kind }, body, cut.text)
 }
 
-/// The edit that puts words in place of a picture of the user's. `at`: message and part. None where it is no such
-/// picture, or stands in a tool's answer.
+/// The edit that replaces an image of the user by text. `at`: message and part. Empty if there is no such
+/// image, or it is inside a tool result.
 pub fn cut_picture(
     conversation: &Conversation,
     body: &[u8],
@@ -92,9 +92,9 @@ pub fn cut_picture(
     message.map_or_else(Vec::new, |it| picture::cut(conversation.dialect, it, at.part, body, text))
 }
 
-/// Edits that put blocks back into message `message` (one item of Responses is one message here),
-/// each as it was received and where it stood. In Chat Completions they are members of the message
-/// or stand first in its content, whatever `before` says.
+/// Edits that put blocks back into message `message` (in Responses, each item is a message here), as they
+/// were received, at their places. In Chat Completions they become members of the message, or come first in
+/// its content, whatever `before` says.
 pub fn put_back(
     conversation: &Conversation,
     body: &[u8],
@@ -104,7 +104,7 @@ pub fn put_back(
     let Some(message) = conversation.messages.get(message) else { return Vec::new() };
     let blocks: Vec<ReasoningInsert<'_>> =
         blocks.iter().filter(|it| is_object(it.raw)).copied().collect();
-    // In other dialects a message holds the reasoning; here its neighbour may be a tool's answer.
+    // In other dialects reasoning is inside a message; here the adjacent item may be a tool result.
     let is_beside = conversation.dialect == Dialect::OpenaiResponses;
     if blocks.is_empty() || !(is_beside || message.role == Role::Assistant) {
         return Vec::new();
@@ -125,8 +125,8 @@ pub fn put_back(
     }
 }
 
-/// The edit that puts a signature back on a part: Gemini's on any, Google's on a call in Chat
-/// Completions (`docs/protocols.md` 5.4). None where one is there, or the part is no object.
+/// The edit that puts a signature back on a part: in Gemini any part, in Chat Completions a call, for Google
+/// (`docs/protocols.md` 5.4). `None` if there is one, or the part is not an object.
 pub fn seal(
     conversation: &Conversation,
     body: &[u8],
@@ -142,11 +142,11 @@ pub fn seal(
     }
 }
 
-/// Edits that take reasoning out of a message; `parts` are the numbers of its reasoning parts. In
-/// Responses they also take the ids off what an item of reasoning led to, where the provider would
-/// ask for it. One of Anthropic's messages that is nothing else goes whole: its neighbours may be of one
-/// role (`docs/protocols.md` 1.2). None where a message would be left empty or invalid, or a part is no
-/// reasoning.
+/// Edits that remove reasoning from a message; `parts` are the indexes of its reasoning parts. In Responses
+/// they also remove the ids of items that the reasoning led to, where the provider would ask for the
+/// reasoning. In Anthropic's dialect, a message without anything else is removed as a whole: its neighbours
+/// may have the same role (`docs/protocols.md` 1.2). `None` if a message would become empty or invalid, or a
+/// part is not reasoning.
 pub fn take_out(
     conversation: &Conversation,
     body: &[u8],
@@ -177,7 +177,7 @@ pub fn take_out(
     for run in beside::runs(body, gone.iter().map(|(part, _)| part.span).collect()) {
         edits.push(match beside::room(body, run)? {
             Removal::Shared(at) => edit(at, ""),
-            // Content may be absent beside calls, but no empty list (`docs/protocols.md` 2.2).
+            // Beside calls, content may be absent, but not an empty list (`docs/protocols.md` 2.2).
             Removal::Alone(list) if dialect == Dialect::OpenaiChat && calls => edit(list, "null"),
             Removal::Alone(_) => return None,
         });
@@ -188,28 +188,27 @@ pub fn take_out(
     Some(edits)
 }
 
-/// Whether this may be put into a body: one JSON object, by the strict reading of a provider.
+/// Whether a text may be put into a body: it must be a JSON object for a strict parser.
 fn is_object(raw: &str) -> bool {
     raw.trim_start().starts_with('{') && serde_json::from_str::<IgnoredAny>(raw).is_ok()
 }
 
-/// Whether a part is more than empty words.
+/// Whether a part is more than an empty text.
 fn says_something(part: &Part) -> bool {
     part.kind != PartKind::Text || part.texts.iter().any(|text| text.len() > 2)
 }
 
-/// Whether the outer span holds the inner one.
+/// Whether the outer range contains the inner one.
 pub(in crate::dialect) fn within(inner: Span, outer: Span) -> bool {
     inner.start >= outer.start && inner.end <= outer.end
 }
 
-/// Where a value of a message's own bytes stands in the body.
+/// A range in a message's bytes as a range in the body.
 fn shifted(span: Span, by: usize) -> Span {
     Span::new(span.start + by, span.end + by)
 }
 
-/// Blocks between the values of a list, each group at one place in one edit. `items`: the values,
-/// as they stand in the body.
+/// Inserts blocks between the items of a list, with one edit per place. `items`: their ranges in the body.
 fn between(
     message: &Message,
     list: Span,
@@ -220,7 +219,7 @@ fn between(
         let raws: Vec<&str> = blocks.iter().map(|block| block.raw).collect();
         return vec![beside::insert(list.start + 1, raws.join(","))];
     };
-    // A part may stand inside another: what counts is the item of the list that holds it.
+    // A part may be inside another: what matters is the item of the list that contains it.
     let place = |block: &ReasoningInsert<'_>| match message.parts.get(block.before) {
         Some(part) => items.partition_point(|item| item.end <= part.span.start),
         None => items.len(),
@@ -242,8 +241,8 @@ fn between(
         .collect()
 }
 
-/// Blocks around the one value that stands in place of a list, which becomes one: its bytes stay,
-/// between `open` and `close`.
+/// Inserts blocks around a value in place of a list, which becomes a list: the value's bytes stay, between
+/// `open` and `close`.
 fn around(value: Span, open: &str, close: &str, blocks: &[ReasoningInsert<'_>]) -> Vec<Edit> {
     let (mut before, mut after) = ("[".to_owned(), close.to_owned());
     for block in blocks {

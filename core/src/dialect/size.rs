@@ -1,7 +1,8 @@
-//! What reading a request takes: how many parts it has and how much memory they need, told before they are
-//! made, and names that are too long to be kept.
+//! The memory for reading a request: estimates its parts and bytes before they are made, and shortens names
+//! that are too long to store.
 //!
-//! A part is some hundred bytes whatever it says, so a body of many small parts takes many times its length.
+//! A part takes a few hundred bytes whatever its content, so a body of many small parts takes many times its
+//! length.
 
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -10,25 +11,25 @@ use crate::wire::json::{Document, Kind, Value};
 
 /// Most parts of a request that is read.
 pub const MOST_PARTS: usize = 200_000;
-/// Longest name of a model, bytes, that is kept as it is.
+/// Longest name of a model that is kept as it is, bytes.
 pub const LONGEST_NAME: usize = 128;
 
-/// Memory for one part: itself, its ranges and key, and what measuring and planning make of it.
+/// Memory for a part: itself, its ranges and key, and what measuring and planning make from it.
 const PART: usize = size_of::<Part>() + size_of::<Message>() + 512;
-/// Memory for one value that is no part: a range in the part that holds it.
+/// Memory for a value that is not a part: a range in the part that contains it.
 const VALUE: usize = 24;
 
-/// How large what is read of a request becomes.
+/// The size of a parsed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestSize {
     /// Parts, at most.
     pub parts: usize,
-    /// Bytes of memory beside the body and the document, about.
+    /// Bytes of memory besides the body and the document, roughly.
     pub bytes: usize,
 }
 
 impl RequestSize {
-    /// Of a document: parts are what stands in the arrays of its members and of their items.
+    /// The size for a document: parts are the values in the arrays of its members and of their items.
     pub fn of(document: &Document, body: &[u8]) -> Self {
         let Some(root) = document.root(body) else { return Self { parts: 0, bytes: 0 } };
         let parts = items(root, 4);
@@ -36,7 +37,7 @@ impl RequestSize {
     }
 }
 
-/// Values in arrays, `depth` objects and arrays deep.
+/// The number of values in arrays, up to `depth` levels deep.
 fn items(value: Value<'_>, depth: usize) -> usize {
     let within = |value| if depth > 0 { items(value, depth - 1) } else { 0 };
     match value.kind() {
@@ -46,8 +47,8 @@ fn items(value: Value<'_>, depth: usize) -> usize {
     }
 }
 
-/// A model's name as it is kept: one that is too long to be one gives way to its hash, because names are
-/// kept by what is learned of models.
+/// A model's name as it is stored: a name that is too long is replaced by its hash, because stored keys
+/// contain names.
 pub(super) fn name(name: Box<str>) -> Box<str> {
     match name.len() > LONGEST_NAME {
         true => format!("long-name-{:032x}", xxh3_128(name.as_bytes())).into(),

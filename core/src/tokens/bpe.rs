@@ -1,8 +1,8 @@
-//! Byte-pair encoding: o200k and cl100k, exact, and a vocabulary of SentencePiece that a person provides.
+//! Byte-pair encoding: o200k and cl100k exactly, and a SentencePiece vocabulary that a person provides.
 //!
-//! Loaded on first need, by whoever can wait: until then counting goes by length. Must not know
-//! what the text is. Linear in the text, even where it has no break; never panics. Own, because what the
-//! crates hold in memory is ten times this.
+//! A vocabulary is loaded on first need, by a caller that can wait; until then text is counted by its length.
+//! Must not know what the text is. Counting is linear in the text, even if the text has no break, and never
+//! panics. Written here because the existing crates take ten times this memory.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -16,16 +16,16 @@ use super::sentencepiece::{self, VocabularyError, VocabularyPieces};
 use super::split::{SplitPattern, WordSplitter, pieces};
 use crate::dialect::models::Family;
 
-/// One vocabulary, ready to count with: about 4 MB.
+/// One vocabulary, ready for counting: about 4 MB.
 pub struct Encoding {
     splits: TextSplitter,
     /// Every token's bytes, one after the other.
     bytes: Box<[u8]>,
-    /// Where each token begins in `bytes`, by rank, and one past the last.
+    /// The offset in `bytes` at which each token begins, by rank, and one past the last.
     starts: Box<[u32]>,
-    /// Open addressing: ranks by the hash of their bytes; [`NONE`] where free.
+    /// An open-addressing hash table of ranks, by the hash of the token's bytes; a free slot is [`NONE`].
     slots: Box<[u32]>,
-    /// What each token looks like, by rank.
+    /// The class of each token, by rank (see [`features`]).
     classes: Box<[u8]>,
 }
 
@@ -33,13 +33,13 @@ pub struct Encoding {
 enum TextSplitter {
     /// By a published pattern; single bytes are merged.
     Pattern(SplitPattern),
-    /// At spaces and at what always stands alone; characters are merged.
+    /// At spaces and at the pieces that are never merged; characters are merged.
     Words(WordSplitter),
 }
 
 const NONE: u32 = u32::MAX;
 
-/// The public vocabulary that is right for `family`, or nearest to it, if it is loaded.
+/// The public vocabulary of `family`, or the nearest one, if it is loaded.
 pub fn loaded(family: Family) -> Option<&'static Encoding> {
     if let Some(own) = own(family) {
         return Some(own);
@@ -47,8 +47,8 @@ pub fn loaded(family: Family) -> Option<&'static Encoding> {
     vocabulary(family).encoding.get().and_then(Option::as_ref)
 }
 
-/// Whether somebody should load the vocabulary of `family`: true for the first who asks, who calls
-/// [`load`] where waiting harms nobody.
+/// Whether the vocabulary of `family` should be loaded now: true only for the first caller, which then calls
+/// [`load`] on a thread where waiting does no harm.
 pub fn is_wanted(family: Family) -> bool {
     let vocabulary = vocabulary(family);
     own(family).is_none()
@@ -56,7 +56,7 @@ pub fn is_wanted(family: Family) -> bool {
         && !vocabulary.asked.swap(true, Ordering::Relaxed)
 }
 
-/// The same, waiting until it is loaded (some 30 ms).
+/// Like [`loaded`], but waits until the vocabulary is loaded (some 30 ms).
 pub fn load(family: Family) -> Option<&'static Encoding> {
     own(family).or_else(|| vocabulary(family).load())
 }
@@ -69,7 +69,7 @@ struct Vocabulary {
     packed: &'static [u8],
     rules: SplitPattern,
     asked: AtomicBool,
-    /// `None` inside: the data is damaged. It is a part of the program, so that does not happen.
+    /// `None` inside if the data is damaged, which cannot happen: it is embedded in the program.
     encoding: OnceLock<Option<Encoding>>,
 }
 
@@ -87,30 +87,29 @@ static CL100K: Vocabulary = Vocabulary {
     encoding: OnceLock::new(),
 };
 
-/// Gemini's own vocabulary, if a person provided it: its terms do not allow that it is part of this
-/// program.
+/// Gemini's own vocabulary, if a person provided it: its license terms do not allow us to embed it.
 static GEMINI: OnceLock<Encoding> = OnceLock::new();
 
-/// Provides the vocabulary of Gemini's tokenizer, as Gemma's `tokenizer.model` or `tokenizer.json` has it:
-/// from now on its tokens are counted, not estimated. Takes some 200 ms. A second one is not taken.
+/// Provides the vocabulary of Gemini's tokenizer as Gemma's `tokenizer.model` or `tokenizer.json`: from then
+/// on Gemini's tokens are counted, not estimated. Takes some 200 ms. A second vocabulary is ignored.
 ///
 /// # Errors
-/// Where the file is no such vocabulary.
+/// If the file is not such a vocabulary.
 pub fn provide(file: &[u8]) -> Result<(), VocabularyError> {
     let encoding = Encoding::of_pieces(&sentencepiece::read(file)?);
     GEMINI.get_or_init(|| encoding);
     Ok(())
 }
 
-/// Whether a file is a vocabulary that can be provided.
+/// Checks whether a file is a vocabulary that can be provided.
 ///
 /// # Errors
-/// Why it is none.
+/// The reason why it cannot.
 pub fn fits(file: &[u8]) -> Result<(), VocabularyError> {
     sentencepiece::read(file).map(drop)
 }
 
-/// Whether the tokens of `family` are counted by its own vocabulary.
+/// Whether the tokens of `family` are counted with its own vocabulary.
 pub fn is_exact(family: Family) -> bool {
     match family {
         Family::O200k | Family::Cl100k => true,
@@ -136,7 +135,7 @@ impl Vocabulary {
 }
 
 impl Encoding {
-    /// From tokens in the order of their ranks, each its length in one byte and its bytes.
+    /// Builds from tokens in the order of their ranks, each as its length in one byte and then its bytes.
     fn packed(rules: SplitPattern, mut packed: &[u8]) -> Self {
         let mut tokens = Vec::new();
         while let Some((&length, rest)) = packed.split_first() {
@@ -146,14 +145,14 @@ impl Encoding {
         Self::new(TextSplitter::Pattern(rules), &tokens)
     }
 
-    /// From a vocabulary of SentencePiece.
+    /// Builds from a SentencePiece vocabulary.
     fn of_pieces(pieces: &VocabularyPieces) -> Self {
         let tokens: Vec<&[u8]> = pieces.merged.iter().map(String::as_bytes).collect();
         let words = WordSplitter::new(&pieces.whole, &pieces.merged);
         Self::new(TextSplitter::Words(words), &tokens)
     }
 
-    /// From tokens in the order of their ranks.
+    /// Builds from tokens in the order of their ranks.
     fn new(splits: TextSplitter, tokens: &[&[u8]]) -> Self {
         let bytes = tokens.concat().into();
         let mut starts: Vec<u32> = Vec::with_capacity(tokens.len() + 1);
@@ -174,14 +173,14 @@ impl Encoding {
         encoding
     }
 
-    /// Tokens of `text`.
+    /// Counts the tokens of `text`.
     pub fn count(&self, text: &str) -> usize {
         let mut count = 0;
         self.each(text, |token, _| count += self.cost(token));
         count
     }
 
-    /// Tokens of `text`; `tally` learns what they look like.
+    /// Counts the tokens of `text`, and adds their classes to `tally`.
     pub fn tally(&self, text: &str, tally: &mut ClassCounts) -> usize {
         let mut count = 0;
         self.each(text, |token, rank| {
@@ -193,7 +192,7 @@ impl Encoding {
         count
     }
 
-    /// Each token of a text, in order; with its rank where that was looked up.
+    /// Calls `each` with every token of a text, in order, and with its rank if that was looked up.
     fn each(&self, text: &str, mut each: impl FnMut(&[u8], Option<u32>)) {
         match &self.splits {
             TextSplitter::Pattern(rules) => {
@@ -206,7 +205,8 @@ impl Encoding {
         }
     }
 
-    /// Tokens of what was left of merging: a character that is in no vocabulary costs its bytes.
+    /// What a token costs after merging: a character that is in no vocabulary costs as many tokens as it has
+    /// bytes.
     fn cost(&self, token: &[u8]) -> usize {
         let may_be_unknown = matches!(self.splits, TextSplitter::Words(_)) && token.len() <= 4;
         if may_be_unknown && !self.is_known(token) { token.len() } else { 1 }
@@ -221,7 +221,8 @@ impl Encoding {
         }
     }
 
-    /// Each token of a piece, in order; the rank of one that is all of it.
+    /// Calls `each` with every token of a piece, in order; the rank is given only if one token is the whole
+    /// piece.
     fn piece(&self, piece: &[u8], mut each: impl FnMut(&[u8], Option<u32>)) {
         if piece.len() < 2 {
             return piece.chunks(1).for_each(|byte| each(byte, None));
@@ -245,7 +246,7 @@ impl Encoding {
         }
     }
 
-    /// Whether what is merged first may begin here: any byte, or a character.
+    /// Whether a unit of merging may begin at this offset: any byte, or only the start of a character.
     fn begins(&self, piece: &[u8], at: usize) -> bool {
         match &self.splits {
             TextSplitter::Pattern(_) => true,
@@ -254,10 +255,10 @@ impl Encoding {
         }
     }
 
-    /// Merges the pair of lowest rank, leftmost first, until none is left: quadratic, and fastest
-    /// for what words are.
+    /// Merges the pair of the lowest rank, leftmost first, until no pair can be merged. Quadratic, but the
+    /// fastest for pieces as short as words.
     fn merge_short(&self, piece: &[u8], each: impl FnMut(&[u8])) {
-        // Where each part begins, and the rank of joining it with the next.
+        // The start of each part, and the rank of the token that it and the next part would form.
         let end = |parts: &[(u32, usize)], at: usize| parts.get(at).map_or(usize::MAX, |p| p.1);
         let begins = (0..=piece.len()).filter(|at| self.begins(piece, *at));
         let mut parts: Vec<(u32, usize)> = Vec::with_capacity(piece.len() + 1);
@@ -278,7 +279,7 @@ impl Encoding {
         parts.windows(2).filter_map(|at| piece.get(at[0].1..at[1].1)).for_each(each);
     }
 
-    /// The same by a heap of pairs and a list of neighbours: n·log n, for text without a break.
+    /// The same with a heap of pairs and a linked list of neighbours: O(n log n), for text without a break.
     fn merge_long(&self, piece: &[u8], mut each: impl FnMut(&[u8])) {
         let end = piece.len();
         let mut next: Vec<u32> = (1..=end as u32 + 1).collect();
@@ -300,7 +301,7 @@ impl Encoding {
         };
         firsts.iter().for_each(|at| offer(&mut pairs, &next, *at));
         while let Some(Reverse((_, at, stop))) = pairs.pop() {
-            // A pair whose parts have changed since is out of date.
+            // A pair is out of date if its parts have changed since it was pushed.
             if !alive[at] || after(&next, after(&next, at)) != stop {
                 continue;
             }
@@ -319,7 +320,7 @@ impl Encoding {
         tokens.filter_map(|at| piece.get(at..after(&next, at).min(end))).for_each(&mut each);
     }
 
-    /// The rank of `piece[start..end]`; [`NONE`] where it is no token or no range.
+    /// The rank of `piece[start..end]`; [`NONE`] if it is not a token or the range is invalid.
     fn pair(&self, piece: &[u8], start: usize, end: usize) -> u32 {
         piece.get(start..end).and_then(|pair| self.rank(pair)).unwrap_or(NONE)
     }
@@ -334,7 +335,8 @@ impl Encoding {
         &self.bytes[start..end]
     }
 
-    /// Where the rank of `bytes` is, or would be. Half the slots are free, so the search ends.
+    /// The slot that holds the rank of `bytes`, or would hold it. Half of the slots are free, so the search
+    /// ends.
     fn slot(&self, bytes: &[u8]) -> usize {
         let mask = self.slots.len() - 1;
         let mut slot = xxh3_64(bytes) as usize & mask;
@@ -347,8 +349,8 @@ impl Encoding {
 
 /// Pieces shorter than this are merged without a heap.
 const SHORT: usize = 64;
-/// Longer pieces are merged in windows of so many bytes, which takes a quarter of the time and of
-/// the memory. Each cut may cost a token; no text that means something has such a piece.
+/// Longer pieces are merged in windows of this many bytes, which takes a quarter of the time and memory. Each
+/// cut may cost one token more; no meaningful text has such a piece.
 const WINDOW: usize = 4096;
 
 impl std::fmt::Debug for Encoding {

@@ -1,8 +1,8 @@
 //! Classic counting: tokens by the length of the text, as known agents count them.
 //!
-//! The rules are data: what they give is what the agent they are taken from gives, right or wrong.
-//! Characters are UTF-16 units, as the agents' own language counts them; JSON is as long as it is
-//! without blanks. Knows no tokenizer, no usage and no session.
+//! The rules are data: they give the number that the agent they model gives, right or wrong. Characters are
+//! UTF-16 units, as in the agents' own language (JavaScript); JSON counts at its length without whitespace.
+//! Knows no tokenizer, no usage and no session.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -90,16 +90,16 @@ pub enum Rounding {
 /// What is sent of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SentContent<'s> {
-    /// What came.
+    /// The part as the client sent it.
     Whole,
-    /// These words in place of its content.
+    /// This text instead of its content.
     Words(&'s str),
     /// Nothing.
     Gone,
 }
 
 impl Default for ClassicRules {
-    /// Length by four: what most agents without a tokenizer do.
+    /// Length divided by four: what most agents without a tokenizer do.
     fn default() -> Self {
         Self {
             name: "length-4".to_owned(),
@@ -128,7 +128,7 @@ impl Default for ClassicRules {
 }
 
 impl ClassicRules {
-    /// Messages of a request read from `body`, tokens. `seen`: what is sent of each part.
+    /// Tokens of the messages of a request read from `body`. `seen` says what is sent of each part.
     pub fn messages<'s>(
         &self,
         body: &[u8],
@@ -138,7 +138,7 @@ impl ClassicRules {
         self.sum(self.weigh(body, messages, &seen))
     }
 
-    /// The same before it is multiplied and rounded.
+    /// Like [`Self::messages`], before the factor and the rounding.
     pub fn weigh<'s>(
         &self,
         body: &[u8],
@@ -148,7 +148,7 @@ impl ClassicRules {
         messages.iter().map(|message| self.message(body, message, seen)).sum()
     }
 
-    /// A whole request where there is nothing to grow from, tokens.
+    /// Tokens of a whole request that does not continue an earlier one.
     pub fn whole<'s>(
         &self,
         conversation: &Conversation,
@@ -159,32 +159,32 @@ impl ClassicRules {
         self.sum(history + if self.head { self.head(conversation, body) } else { 0.0 })
     }
 
-    /// One part by itself, tokens.
+    /// Tokens of one part by itself.
     pub fn part(&self, body: &[u8], part: &Part) -> u64 {
         self.sum(self.raw(body, part, SentContent::Whole))
     }
 
-    /// A result whose content gave way to `words`, tokens.
+    /// Tokens of a tool result whose content is replaced by `words`.
     pub fn stands_for(&self, body: &[u8], part: &Part, words: &str) -> u64 {
         self.sum(self.raw(body, part, SentContent::Words(words)))
     }
 
-    /// Words that stand in no body, before they are multiplied and rounded.
+    /// Weight of a text that is not in the body, before the factor and the rounding.
     pub fn weigh_words(&self, words: &str) -> f64 {
         self.text(CharCounts::of(words))
     }
 
-    /// The system prompt, tokens.
+    /// Tokens of the system prompt.
     pub fn system(&self, conversation: &Conversation, body: &[u8]) -> u64 {
         self.sum(self.raw_system(conversation, body))
     }
 
-    /// The tools' definitions, tokens.
+    /// Tokens of the tool definitions.
     pub fn tools(&self, conversation: &Conversation, body: &[u8]) -> u64 {
         self.sum(self.raw_tools(conversation, body))
     }
 
-    /// System prompt and tools, before they are multiplied and rounded.
+    /// Weight of system prompt and tools, before the factor and the rounding.
     pub fn head(&self, conversation: &Conversation, body: &[u8]) -> f64 {
         self.raw_system(conversation, body) + self.raw_tools(conversation, body)
     }
@@ -204,7 +204,7 @@ impl ClassicRules {
         message: &Message,
         seen: &impl Fn(&Part) -> SentContent<'s>,
     ) -> f64 {
-        // What a result's JSON holds is counted with it.
+        // Parts inside a result that is counted as JSON are counted with it.
         let mut counted_to = 0;
         let is_gone = !message.parts.is_empty()
             && message.parts.iter().all(|part| seen(part) == SentContent::Gone);
@@ -222,7 +222,7 @@ impl ClassicRules {
         sum
     }
 
-    /// Whether a result's pictures and other blocks are counted as its JSON.
+    /// Whether a result's images and other blocks are counted as part of its JSON.
     fn is_counted_whole(&self, body: &[u8], part: &Part) -> bool {
         let is_text = |content: Span| content.of(body).first() == Some(&b'"');
         self.results == CountedContent::Json
@@ -230,7 +230,7 @@ impl ClassicRules {
             && part.content.is_some_and(|content| !is_text(content))
     }
 
-    /// A part's tokens, before `factor` and the last rounding.
+    /// A part's tokens, before `factor` and the final rounding.
     fn raw(&self, body: &[u8], part: &Part, seen: SentContent<'_>) -> f64 {
         if seen == SentContent::Gone {
             return 0.0;
@@ -287,7 +287,8 @@ impl ClassicRules {
         name + words
     }
 
-    /// A JSON value: a text by its words, anything else by its length without blanks.
+    /// Weight of a JSON value: a string by the text it represents, anything else by its length without
+    /// whitespace.
     fn json(&self, at: Span, body: &[u8], rate: f64) -> f64 {
         self.piece(chars(at.of(body)).all() * rate)
     }
@@ -302,9 +303,9 @@ impl ClassicRules {
         self.piece_rounding.round(tokens).max(f64::from(self.least_tokens))
     }
 
-    /// What was weighed, tokens.
+    /// Tokens of a weight: multiplied by the factor and rounded.
     pub fn sum(&self, tokens: f64) -> u64 {
-        // A cast saturates, and what is no number is 0.
+        // The cast saturates, and turns NaN into 0.
         self.sum_rounding.round(tokens * self.factor) as u64
     }
 }
@@ -320,13 +321,13 @@ impl Rounding {
     }
 }
 
-/// Characters of a JSON value in its shortest form; of a text those it stands for.
+/// Characters of a JSON value in its shortest form; for a string, those of the text it represents.
 pub fn length(at: Span, body: &[u8]) -> u64 {
     let chars = chars(at.of(body));
     chars.ascii + chars.other
 }
 
-/// Characters, UTF-16 units.
+/// A number of characters, in UTF-16 units.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct CharCounts {
     ascii: u64,
@@ -342,7 +343,7 @@ impl CharCounts {
         (self.ascii + self.other) as f64
     }
 
-    /// One byte of UTF-8 more: the first byte of a character stands for all of it.
+    /// Adds one byte of UTF-8; the first byte of a character counts for all of it.
     fn and(mut self, byte: u8) -> Self {
         match byte {
             0..=0x7f => self.ascii += 1,
@@ -362,8 +363,8 @@ impl CharCounts {
     }
 }
 
-/// Characters of a JSON value: of a string literal those it stands for, of anything else those of
-/// its shortest form, as `JSON.stringify` writes it (numbers are taken as they stand).
+/// Characters of a JSON value: for a string literal those of the text it represents, for anything else those
+/// of its shortest form as `JSON.stringify` writes it (numbers are taken as written).
 fn chars(raw: &[u8]) -> CharCounts {
     match raw {
         [b'"', inner @ .., b'"'] => literal(inner, false),
@@ -389,7 +390,7 @@ fn compact(raw: &[u8]) -> CharCounts {
     count
 }
 
-/// Bytes before the quote that ends a string.
+/// The number of bytes before the quote that ends a string.
 fn closing(raw: &[u8]) -> usize {
     let mut at = 0;
     while let Some(byte) = raw.get(at) {
@@ -402,7 +403,7 @@ fn closing(raw: &[u8]) -> usize {
     raw.len()
 }
 
-/// Characters of a string's inside; `written`: as JSON writes it, escapes and all.
+/// Characters of the inside of a string literal; with `written`, as JSON writes it, escapes included.
 fn literal(inner: &[u8], written: bool) -> CharCounts {
     let (mut count, mut rest) = (CharCounts::default(), inner);
     while let Some((byte, after)) = rest.split_first() {

@@ -1,12 +1,12 @@
-//! The band of a first call: nothing of such a prompt was ever reported.
+//! The range of a first call's estimate, when no usage was ever reported for such a prompt.
 //!
-//! What stands around parts and tools is the provider's own, and weighs most in small prompts. Measured on
-//! recorded first calls; knows nothing of what was learned.
+//! Providers add text of their own around parts and tools, which weighs most in small prompts. Measured on
+//! recorded first calls; uses nothing that was learned.
 
 use crate::dialect::models::Family;
 
-/// Nine times in ten no fewer and no more tokens than these: shares of the estimate, by tokenizer and size
-/// (`docs/estimates.md`, "First calls").
+/// The lower and the upper bound that hold nine times in ten, as shares of the estimate, by tokenizer and
+/// size (`docs/estimates.md`, "First calls").
 pub(super) fn cold_band(family: Family, tokens: u64) -> (u64, u64) {
     let class = match tokens {
         ..200 => 0,
@@ -20,7 +20,7 @@ pub(super) fn cold_band(family: Family, tokens: u64) -> (u64, u64) {
         Family::ClaudeNew => [(0.75, 1.5), (0.75, 1.3), (0.75, 1.5)],
         Family::Other => [(0.25, 6.0), (0.6, 3.5), (0.8, 1.8)],
     }[class];
-    // A few tokens of structure are the half of a prompt of ten.
+    // A few tokens of structure are half of a prompt of ten tokens.
     let least = (tokens as f64 * low) as u64;
     let most = (tokens as f64 * high).ceil() as u64;
     (least.min(tokens.saturating_sub(3)), most.max(tokens.saturating_add(3)))

@@ -1,7 +1,7 @@
-//! A part in, tokens out: text by tokenizer family, structure by dialect, pictures by patches.
+//! Estimates the tokens of a part: text by tokenizer family, structure by dialect, images by patches.
 //!
-//! The constants are measured (`docs/estimates.md` 1.3). Bounded: past a share of text per request the
-//! length model speaks, and the result says so. Must not know what was sent before.
+//! The constants are measured (`docs/estimates.md` 1.3). Work is bounded: past a limit of text per request
+//! the tokens follow from the length, and the result says so. Must not know what was sent before.
 
 use std::collections::HashMap;
 
@@ -15,8 +15,8 @@ use crate::dialect::models::{Family, Model, PictureCost, ReasoningBinding};
 use crate::dialect::{Conversation, Dialect, Part, PartKind, ReplyPart, Span};
 use crate::wire::json::text_of;
 
-/// Most bytes of text that are tokenised for one request, at some 30 MB/s; past it the length
-/// model speaks.
+/// The most bytes of text that are tokenised for one request, at some 30 MB/s; past it, tokens are estimated
+/// from the length.
 const EXACT_BYTES: usize = 2 << 20;
 
 /// How the tokens of new parts were counted.
@@ -25,10 +25,10 @@ const EXACT_BYTES: usize = 2 << 20;
 pub enum CountingMethod {
     /// With the model's own tokenizer.
     Exact,
-    /// With a public tokenizer, times what the model's family needs of it.
+    /// With a public tokenizer, times the ratio of the model's family to it.
     Ratio,
-    /// From the length of the text: the tokenizer is not loaded yet, or the new text was longer
-    /// than what is tokenised for one request. A picture whose header cannot be true is told as this too.
+    /// From the length of the text: the tokenizer is not loaded yet, or the new text was longer than what is
+    /// tokenised for one request. Also reported for an image whose header cannot be true.
     #[default]
     Length,
 }
@@ -36,23 +36,23 @@ pub enum CountingMethod {
 /// How text is counted for one family of models.
 #[derive(Clone, Copy, Debug)]
 pub struct Tokenizer {
-    /// Whose tokens.
+    /// The family whose tokens are counted.
     pub family: Family,
-    /// The vocabulary, where it is loaded.
+    /// The vocabulary, if it is loaded.
     pub encoding: Option<&'static Encoding>,
-    /// What tokens of its classes cost, where the family's own vocabulary is not public.
+    /// What tokens of each class cost, if the family's own vocabulary is not public.
     pub costs: Option<&'static Costs>,
-    /// Most bytes that are tokenised for one request.
+    /// The most bytes that are tokenised for one request.
     pub limit: usize,
 }
 
 impl Tokenizer {
-    /// For `family`, with the vocabulary if it is loaded; see [`bpe::is_wanted`].
+    /// The tokenizer of `family`, with the vocabulary if it is loaded; see [`bpe::is_wanted`].
     pub fn now(family: Family) -> Self {
         Self::of(family, bpe::loaded(family))
     }
 
-    /// The same, waiting until the vocabulary is loaded: for tests, and at the start.
+    /// Like [`Self::now`], but waits until the vocabulary is loaded: for tests, and at startup.
     pub fn whole(family: Family) -> Self {
         Self::of(family, bpe::load(family))
     }
@@ -61,7 +61,7 @@ impl Tokenizer {
         Self { family, encoding, costs: costs::fitted(family), limit: EXACT_BYTES }
     }
 
-    /// The same with given costs, if they are of its family.
+    /// The same with the given costs, if they are of its family.
     #[must_use]
     pub fn with_costs(self, given: Option<FamilyCosts>) -> Self {
         let given = given.filter(|given| given.family == self.family);
@@ -81,7 +81,7 @@ impl Tokenizer {
         TokenCounter { names: names.collect(), shape, ..self.words(body) }
     }
 
-    /// A counter for what a reply says.
+    /// A counter for the content of a reply.
     pub fn reply(self) -> TokenCounter<'static> {
         self.words(&[])
     }
@@ -110,27 +110,27 @@ impl Tokenizer {
 pub struct TokenCounter<'c> {
     tokenizer: Tokenizer,
     body: &'c [u8],
-    /// Tools' names by their calls' ids: a result is introduced by the name.
+    /// Tool names by call id: some dialects put the name in front of a result.
     names: HashMap<&'c str, &'c str>,
     shape: StructureCost,
     /// Bytes that may still be tokenised.
     left: usize,
     counting: CountingMethod,
-    /// What the text looked like.
+    /// Token classes of the text so far.
     tally: ClassCounts,
-    /// What it cost, tokens, and how long it was.
+    /// The tokens of the text so far, and its length in bytes.
     worded: u64,
     worded_bytes: usize,
-    /// Samples that may still be looked at.
+    /// Samples that may still be tokenised.
     samples: usize,
-    /// Bytes that were tokenised so far.
+    /// Bytes tokenised so far.
     looked: usize,
-    /// What results cost more where they are read as JSON that a tool's name introduces.
+    /// Additional tokens of results if they are read as JSON under a tool's name.
     read: u64,
 }
 
 impl TokenCounter<'_> {
-    /// Tokens of a part of the request, with its share of structure.
+    /// Counts the tokens of a part of the request, with its share of structure.
     pub fn part(&mut self, part: &Part) -> u32 {
         if let Some(media) = &part.media {
             let (family, cost) = (self.tokenizer.family, self.shape.picture_cost);
@@ -142,11 +142,11 @@ impl TokenCounter<'_> {
         }
         let mut words: u32 = part.texts.iter().map(|text| self.literal(*text)).sum();
         if part.kind == PartKind::Reasoning && words == 0 {
-            // Sealed reasoning is as long as what it seals, more or less.
+            // Sealed reasoning is about as long as the text that it seals.
             words = part.sealed.map_or(0, |sealed| (sealed.len() / SEALED_BYTES) as u32);
         }
         if part.texts.is_empty() && matches!(part.kind, PartKind::Tool | PartKind::Opaque) {
-            return 0; // not in the prompt: deferred, or a mere mark
+            return 0; // not in the prompt: deferred, or a mere marker
         }
         if part.kind == PartKind::Tool {
             words = (u64::from(words) * u64::from(self.shape.tool_percent) / 100) as u32;
@@ -154,51 +154,53 @@ impl TokenCounter<'_> {
         words + self.structure(part)
     }
 
-    /// Tokens of a part of the request whose words give way to `text`.
+    /// Counts the tokens of a part of the request whose content is replaced by `text`.
     pub fn stands_for(&mut self, part: &Part, text: &str) -> u32 {
         self.words(text) + self.structure(part)
     }
 
-    /// What the first tool costs beside itself: the instructions on how to call one.
+    /// What the first tool costs in addition to itself: the instructions on how to call tools.
     pub fn offering(&self) -> u32 {
         self.shape.offering
     }
 
-    /// What the first tool that comes in the history costs beside itself: the namespace it stands in.
+    /// What the first tool that appears in the history costs in addition to itself: the namespace it is
+    /// declared in.
     pub fn loading(&self) -> u32 {
         self.shape.loading
     }
 
-    /// What a prompt costs beside its parts.
+    /// What a prompt costs in addition to its parts.
     pub fn opening(&self) -> u64 {
         self.shape.prompt
     }
 
-    /// Tokens of a part of a reply, without what will stand around it.
+    /// Counts the tokens of a part of a reply, without the structure that will surround it when it is sent
+    /// back.
     pub fn said(&mut self, part: &ReplyPart) -> u32 {
         let name = part.name.as_deref().map_or(0, |name| self.words(name));
         self.words(&part.text) + name
     }
 
-    /// What a request costs beside its parts when it grew from another one, and brings so many tool
-    /// results.
+    /// What a request that continues another one costs in addition to its parts; `results`: the number of
+    /// tool results that it brings.
     pub fn growing(&self, results: u32) -> i64 {
         let StructureCost { opening, answered, parallel, .. } = self.shape;
         opening + if results > 0 { answered } else { 0 } + if results > 1 { parallel } else { 0 }
     }
 
-    /// What results so far cost more where reasoning is read, or no stream is asked for (Gemini).
+    /// Additional tokens of the results so far if reasoning is read, or if no stream is requested (Gemini).
     pub fn reading(&self) -> u64 {
         self.read
     }
 
-    /// The name of the tool that a result is of.
+    /// The name of the tool that produced a result.
     pub fn tool_of<'p>(&'p self, result: &'p Part) -> Option<&'p str> {
         let id = result.id.as_deref().unwrap_or_default();
         result.name.as_deref().or_else(|| self.names.get(id).copied())
     }
 
-    /// How the parts so far were counted; the least exact of them.
+    /// How the parts so far were counted: the least exact method among them.
     pub fn counting(&self) -> CountingMethod {
         self.counting
     }
@@ -208,7 +210,7 @@ impl TokenCounter<'_> {
         self.worded
     }
 
-    /// What all text so far looked like.
+    /// Token classes of all text so far.
     pub fn tally(&self) -> ClassCounts {
         self.tally
     }
@@ -221,7 +223,7 @@ impl TokenCounter<'_> {
                     let name = self.tool_of(part).unwrap_or_default().to_owned();
                     self.read += u64::from(more + self.aside(&name));
                 }
-                // What a client's own search found are tools that come in the history.
+                // The result of a client's own tool search holds tools, which then appear in the history.
                 let found = self.tool_of(part) == Some("tool_search");
                 let found = if found { shape.loading } else { 0 };
                 let name = self.tool_of(part).filter(|_| shape.names_results);
@@ -240,8 +242,8 @@ impl TokenCounter<'_> {
         }
     }
 
-    /// Tokens of a JSON value as a model reads it: a string without quotes and escapes, anything
-    /// else as it stands.
+    /// Tokens of a JSON value as a model reads it: a string without quotes and escapes, anything else as
+    /// written.
     fn literal(&mut self, at: Span) -> u32 {
         let raw = at.of(self.body);
         if raw.first() != Some(&b'"') {
@@ -250,7 +252,7 @@ impl TokenCounter<'_> {
         self.words(&text_of(raw).unwrap_or_else(|| String::from_utf8_lossy(raw)))
     }
 
-    /// Tokens of some words that may not be there: they are no part of what the text looks like.
+    /// Tokens of a text that may not be in the prompt: it is not added to the totals and classes.
     fn aside(&mut self, text: &str) -> u32 {
         let before = (self.tally, self.worded, self.worded_bytes);
         let tokens = self.words(text);
@@ -258,7 +260,7 @@ impl TokenCounter<'_> {
         tokens
     }
 
-    /// Tokens of some words.
+    /// Counts the tokens of a text.
     fn words(&mut self, text: &str) -> u32 {
         let folded = (self.shape.folds_line_ends && text.contains("\r\n"))
             .then(|| text.replace("\r\n", "\n"));
@@ -280,8 +282,8 @@ impl TokenCounter<'_> {
         tokens
     }
 
-    /// Tokens of words past the limit: samples speak for a long text, and what was counted so far for
-    /// a short one.
+    /// Estimates the tokens of a text past the limit: a long one from samples, a short one from the rate of
+    /// the text counted so far.
     fn sampled(&mut self, encoding: &Encoding, text: &str) -> f64 {
         self.counting = CountingMethod::Length;
         let count = self.samples.min(text.len() / (2 * SAMPLE_BYTES));
@@ -304,7 +306,7 @@ impl TokenCounter<'_> {
         tokens * times
     }
 
-    /// Tokens of some words, all of them looked at.
+    /// Tokens of a text, all of which is tokenised.
     fn looked_at(&mut self, encoding: &Encoding, text: &str) -> f64 {
         self.looked += text.len();
         let family = self.tokenizer.family;
@@ -320,7 +322,7 @@ impl TokenCounter<'_> {
     }
 }
 
-/// So many pieces of a text that stand for all of it.
+/// Takes `count` pieces of a text that represent all of it.
 fn samples(text: &str, count: usize) -> impl Iterator<Item = &str> {
     let step = text.len() / count.max(1);
     (0..count).filter_map(move |at| {
@@ -330,16 +332,16 @@ fn samples(text: &str, count: usize) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Most samples of one request's texts that are too long to be tokenised whole, of so many bytes each.
+/// The most samples of one request's texts that are too long to tokenise whole, and the bytes of each sample.
 const SAMPLES: usize = 64;
 const SAMPLE_BYTES: usize = 4096;
 
-/// Bytes of text a token of o200k stands for, over recorded agents' sessions.
+/// Bytes of text per token of o200k, measured over recorded agent sessions.
 const BYTES_A_TOKEN: f64 = 4.1;
-/// Bytes of base64 a token of sealed reasoning takes.
+/// Bytes of base64 per token of sealed reasoning.
 const SEALED_BYTES: usize = 7;
 
-/// A family's tokens for one of o200k's (`docs/estimates.md` 1.3).
+/// A family's tokens per token of o200k (`docs/estimates.md` 1.3).
 fn ratio(family: Family) -> f64 {
     match family {
         Family::O200k | Family::Cl100k => 1.0,
@@ -350,37 +352,37 @@ fn ratio(family: Family) -> f64 {
     }
 }
 
-/// What stands around parts, tokens: measured (`docs/estimates.md` 1.3, and the recorded conversations
+/// Tokens of the structure around parts, measured (`docs/estimates.md` 1.3, and the recorded conversations
 /// that `tests/estimate.rs` reads).
 #[derive(Clone, Copy, Default)]
 struct StructureCost {
     text: u32,
     call: u32,
     result: u32,
-    /// More for a result where it is read as JSON, beside the tool's name; `None` where it never is.
+    /// Additional tokens of a result if it is read as JSON, besides the tool's name; `None` if it never is.
     result_read: Option<u32>,
-    /// A result is introduced by its tool's name.
+    /// Whether a result is introduced by its tool's name.
     names_results: bool,
     tool: u32,
-    /// Beside what a tool costs, of the form that an answer has to have: what tells to keep to it.
+    /// Additional tokens of a response schema besides its cost as a tool: the instruction to follow it.
     schema: u32,
-    /// Tools are shown in a form shorter than their JSON: so much of it is left.
+    /// The percentage of a tool's JSON that its shown form takes.
     tool_percent: u32,
-    /// With the first tool: instructions.
+    /// Added with the first tool: instructions.
     offering: u32,
-    /// With the first tool that comes in the history.
+    /// Added with the first tool that appears in the history.
     loading: u32,
     reasoning: u32,
     picture_cost: PictureCost,
-    /// A carriage return before a line's end costs nothing.
+    /// Whether a carriage return before a line feed costs nothing.
     folds_line_ends: bool,
-    /// Once in every prompt.
+    /// Added once to every prompt.
     prompt: u64,
-    /// Once in a request that grew: what opens the reply.
+    /// Added once to a request that continues another one: what opens the reply.
     opening: i64,
-    /// Once more in a request that brings tool results: what the calls' end had cost.
+    /// Added once to a request that brings tool results: the reported cost of the end of the calls.
     answered: i64,
-    /// Once more where it brings several: what the wrapping of parallel calls had cost.
+    /// Added once if it brings several results: the reported cost of wrapping parallel calls.
     parallel: i64,
 }
 
@@ -405,7 +407,7 @@ impl StructureCost {
                 call: 30,
                 result: 38,
                 tool: 20,
-                // 90 to 112 in recorded first calls of Sonnet 4.5, with tools beside it and without.
+                // 90 to 112 in recorded first calls of Sonnet 4.5, with other tools and without.
                 schema: 95,
                 tool_percent: 100,
                 offering: 487,
@@ -427,13 +429,13 @@ impl StructureCost {
                 ..Self::default()
             },
             Family::Gemini => {
-                // The first measured with its vocabulary.
+                // The first values are measured with Gemini's own vocabulary.
                 let (text, result, read) =
                     if bpe::is_exact(model.family) { (0, 2, 8) } else { (1, 1, 6) };
                 let result_read = match dialect {
-                    // A gateway's (OpenRouter's) hands results on as text: 8 of 8 recorded pairs.
+                    // A gateway (OpenRouter) passes results on as text: 8 of 8 recorded pairs.
                     Dialect::OpenaiResponses => None,
-                    // Gemini 2.0 costs the name alone: 13 of 14.
+                    // With Gemini 2.0 only the name costs more: 13 of 14.
                     Dialect::Gemini if model.plain_results => Some(0),
                     _ => Some(read),
                 };
@@ -444,17 +446,17 @@ impl StructureCost {
     }
 
     fn of_openai(model: &Model, dialect: Dialect) -> Self {
-        // GPT-5 and the o-series are the ones whose reasoning is bound.
+        // Models whose reasoning is bound to the prefix are GPT-5 and the o-series.
         let reasons = model.binding == ReasoningBinding::Prefix;
         let (result, opening, answered) = match (reasons, dialect) {
             (true, Dialect::OpenaiResponses) => (6, 2, 0),
-            // A reply's channel marks are reported as output, and are not sent back.
+            // The channel markers of a reply are reported as output, but are not sent back.
             (true, _) => (5, -3, 0),
             (false, Dialect::OpenaiResponses) => (3, 3, -1),
             (false, _) => (3, 4, -2),
         };
-        // Parallel calls of GPT-4o are reported with what wraps them, which is not sent back: 22 tokens in
-        // 4 of 6 recorded pairs, 19 in one.
+        // GPT-4o's parallel calls are reported with their wrapping, which is not sent back: 22 tokens in 4 of
+        // 6 recorded pairs, 19 in one.
         let wraps =
             !reasons && model.family == Family::O200k && dialect == Dialect::OpenaiResponses;
         Self {
@@ -467,7 +469,7 @@ impl StructureCost {
             tool_percent: 60,
             // 75 to 95 in recorded first calls of GPT-5.
             offering: if reasons && dialect == Dialect::OpenaiChat { 80 } else { 0 },
-            // 76 and 86 in recorded pairs: of a search's result, and of added tools.
+            // 76 and 86 in recorded pairs: from a search's result, and from added tools.
             loading: if dialect == Dialect::OpenaiResponses { 80 } else { 0 },
             reasoning: 2,
             prompt: 3,

@@ -1,25 +1,26 @@
-//! What text is made of: tokens of a public vocabulary, counted by kind, length and rareness.
+//! Features of a text: its tokens in a public vocabulary, counted by kind, length and rareness.
 //!
-//! Where a model's own tokenizer is not public, what it makes of a text follows from this far better
-//! than from the text's length (`docs/estimates.md` 1.3). Counts only; the words are not kept.
-//! How rare a token is tells as much as how it looks: vocabularies are sorted by how often tokens were
-//! merged, and what is rare in one is in pieces in another.
+//! If a model's own tokenizer is not public, its token count follows from these features far better than from
+//! the text's length (`docs/estimates.md` 1.3). Only counts are stored, not the text. Rareness tells as much
+//! as the kind: vocabularies are sorted by how often tokens were merged, and a token that is rare in one is
+//! several tokens in another.
 
-/// How many kinds of tokens there are.
+/// The number of token kinds.
 const KINDS: usize = TokenKind::Drawing as usize + 1;
-/// How long it is: 1, 2, 3, up to 6 bytes, and more; of a drawing, signs: 1, 2, up to 5, up to 15, and more.
+/// Length classes of a token: 1, 2, 3, up to 6 bytes, and more; of a drawing, in characters: 1, 2, up to 5,
+/// up to 15, and more.
 const LENGTHS: usize = 5;
-/// Bytes of a token of each length.
+/// Bytes of a token of each length class.
 const BYTES: [f64; LENGTHS] = [1.0, 2.0, 3.0, 5.0, 9.0];
-/// How rare it is: of a vocabulary of 200,000 tokens the first 4,000, up to 20,000, up to 70,000, and the
-/// rest.
+/// Rareness classes by rank, in a vocabulary of 200,000 tokens: the first 4,000, up to 20,000, up to 70,000,
+/// and the rest.
 const RARENESS: usize = 4;
-/// Numbers that a text is told by.
+/// The number of classes that describe a text.
 pub const CLASSES: usize = KINDS * LENGTHS * RARENESS;
-/// Numbers that a regression is given of a text.
+/// The number of features of a text that the regression receives.
 pub const ROUGH: usize = 12;
 
-/// How many tokens of each class some text has.
+/// The number of tokens of each class in a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClassCounts(pub [u32; CLASSES]);
 
@@ -30,20 +31,20 @@ impl Default for ClassCounts {
 }
 
 impl ClassCounts {
-    /// One token more; `class` as [`class`] says.
+    /// Counts one token more; `class` as from [`class`].
     pub(super) fn add(&mut self, class: u8) {
         if let Some(count) = self.0.get_mut(usize::from(class)) {
             *count += 1;
         }
     }
 
-    /// What was added since `before`, weighed by class.
+    /// The tokens added since `before`, weighted by class.
     pub(super) fn weighed_since(&self, before: &Self, weights: &[f32; CLASSES]) -> f64 {
         let by_length = |counts| <[u32]>::as_chunks::<RARENESS>(counts).0.iter();
         let weights = weights.as_chunks::<RARENESS>().0;
         let mut sum = 0.0;
         for ((now, before), weights) in by_length(&self.0).zip(by_length(&before.0)).zip(weights) {
-            // A few words are of a few classes: the others are passed over together.
+            // A short text has tokens of few classes only: groups of classes without a change are skipped.
             if now != before {
                 for ((now, before), weight) in now.iter().zip(before).zip(weights) {
                     sum += f64::from(now.wrapping_sub(*before)) * f64::from(*weight);
@@ -53,40 +54,40 @@ impl ClassCounts {
         sum
     }
 
-    /// Adds a sample of a text as if it were `times` as long.
+    /// Adds the counts of a sample as if it were `times` as long.
     pub(super) fn stretch(&mut self, sample: &Self, times: f64) {
         for (all, count) in self.0.iter_mut().zip(&sample.0) {
             *all = all.saturating_add((f64::from(*count) * times) as u32);
         }
     }
 
-    /// Tokens of all classes.
+    /// The tokens of all classes.
     pub fn tokens(&self) -> u64 {
         self.0.iter().map(|count| u64::from(*count)).sum()
     }
 
-    /// Tokens of one kind.
+    /// The tokens of one kind.
     fn of(&self, kind: TokenKind) -> f64 {
         let each = LENGTHS * RARENESS;
         self.0.iter().skip(kind as usize * each).take(each).map(|count| f64::from(*count)).sum()
     }
 
-    /// Bytes of the tokens of one kind, roughly where they are long.
+    /// The bytes of the tokens of one kind, approximate for long tokens.
     fn by_length(&self, kind: TokenKind) -> f64 {
         let each = LENGTHS * RARENESS;
         let classes = self.0.iter().skip(kind as usize * each).take(each).enumerate();
         classes.map(|(at, count)| f64::from(*count) * BYTES[at / RARENESS]).sum()
     }
 
-    /// Tokens of one rareness, without those beyond ASCII.
+    /// The tokens of one rareness, without those beyond ASCII.
     fn rare(&self, rareness: usize) -> f64 {
         let ascii = self.0.iter().take(TokenKind::Foreign as usize * LENGTHS * RARENESS);
         ascii.skip(rareness).step_by(RARENESS).map(|count| f64::from(*count)).sum()
     }
 
-    /// What a regression is given of a text: all tokens; blanks; those with line ends; signs; letters
-    /// with signs; numbers, and their digits; capitals; letters beyond ASCII, and their bytes; the rarer
-    /// ones, and the rarest. Some tokenizers make a token of each digit, few know other scripts as well.
+    /// The features for the regression: all tokens; blanks; line ends; symbols; letters with symbols;
+    /// numbers, and their digits; capitalized ones; letters beyond ASCII, and their bytes; the rarer tokens,
+    /// and the rarest. Some tokenizers make one token of each digit, and few know other scripts as well.
     pub fn rough(&self) -> [f64; ROUGH] {
         let capitals = [TokenKind::Title, TokenKind::SpacedTitle, TokenKind::Capitals];
         [
@@ -130,7 +131,7 @@ pub(super) fn class(token: &[u8], rank: usize) -> u8 {
     ((kind as usize * LENGTHS + length) * RARENESS + rareness) as u8
 }
 
-/// What a token looks like.
+/// What kind of text a token is.
 #[derive(Clone, Copy)]
 enum TokenKind {
     Blank,
@@ -144,7 +145,7 @@ enum TokenKind {
     Sign,
     Mixed,
     Foreign,
-    /// Lines and blocks of tables and frames, which are as long as what they frame.
+    /// Lines and blocks of tables and frames, as long as what they frame.
     Drawing,
 }
 
@@ -176,7 +177,7 @@ fn kind(token: &[u8]) -> TokenKind {
     }
 }
 
-/// Whether a token is of U+2500 to U+259F alone, but for spaces: box drawing and block elements.
+/// Whether a token consists only of U+2500 to U+259F (box drawing and block elements) and spaces.
 fn is_drawing(token: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(token) else { return false };
     text.chars().all(|sign| matches!(sign, ' ' | '\u{2500}'..='\u{259f}'))

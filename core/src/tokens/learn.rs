@@ -1,9 +1,10 @@
-//! What every answer teaches: how far off the counting is, and what becomes of reasoning.
+//! What every response teaches: how wrong the count was, and what becomes of reasoning.
 //!
-//! A pure step: a state and an observation in, the next state out. Three experts say what is missing:
-//! nothing, what results of that tool were off by, and a regression over what the new text looks like.
-//! The one with the best recent record speaks (`docs/estimates.md` 1.2); one of a tool from three of its
-//! results on. Bounded; what cannot be explained by counting (a history that was replaced, a cut) teaches nothing.
+//! A pure step: a state and an observation in, the next state out. Three experts say what the count misses:
+//! nothing, the errors of that tool's earlier results, and a regression over features of the new text. The
+//! one with the best recent record is used (`docs/estimates.md` 1.2); the one of a tool only from three of
+//! its results on. Bounded; what an error of counting cannot explain (a replaced history, a cut) teaches
+//! nothing.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,75 +20,76 @@ use super::{CountingMethod, bpe};
 use crate::dialect::Chain;
 use crate::dialect::models::Family;
 
-/// Who said what the counting was off by.
+/// Which expert corrected the count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Expert {
-    /// Nobody: the counting stands.
+    /// None: the count stands.
     #[default]
     Counted,
     /// Earlier results of the same tool.
     Tool,
-    /// A regression over the looks of the new text.
+    /// A regression over features of the new text.
     Regression,
 }
 
 const EXPERTS: [Expert; 3] = [Expert::Counted, Expert::Tool, Expert::Regression];
 
-/// What is new in a request, by its looks.
+/// What is new in a request, described by its features.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NewContent {
-    /// Its text, where that is not counted exactly.
+    /// Token classes of its text, if that is not counted exactly.
     pub tally: ClassCounts,
     /// Tokens of its parts, as counted.
     pub tokens: u64,
-    /// Of those, of text alone.
+    /// Of those, the tokens of text alone.
     pub words: u64,
-    /// Tool results.
+    /// The number of tool results.
     pub results: u32,
-    /// Texts.
+    /// The number of texts.
     pub texts: u32,
-    /// Tool calls that the last reply did not hold.
+    /// The number of tool calls that were not in the last reply.
     pub calls: u32,
-    /// Tokens of pictures and documents.
+    /// Tokens of images and documents.
     pub media: u32,
-    /// A hash of the name of the tool whose single result is all that is new.
+    /// A hash of the tool's name, if a single result of it is all that is new.
     pub tool: Option<u64>,
-    /// Identity of system prompt and tools, of a request that grew from none.
+    /// A digest of system prompt and tools, if the request does not continue an earlier one.
     pub head: Option<u128>,
-    /// What they cost, as counted.
+    /// The counted tokens of system prompt and tools.
     pub headed: u64,
 }
 
-/// A request as it is before its answer: what a guess is made from, and what is learned from.
+/// A request before its response: the estimate is made from this, and the model learns from it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Observation {
-    /// Input tokens as counted, for each habit.
+    /// Input tokens as counted, for each reasoning retention.
     pub counted: ByRetention<u64>,
-    /// How much each habit is believed, of this model and on this thread.
+    /// How likely each reasoning retention is for this model and thread.
     pub belief: ByRetention<f32>,
     /// What is new.
     pub news: NewContent,
     /// How it was counted.
     pub counting: CountingMethod,
-    /// Whether a stream is asked for: Gemini's habits differ.
+    /// Whether a stream is requested: Gemini's retention differs then.
     pub streams: bool,
-    /// In a thread's second call, whether anything of its first one was read from a cache. One model is
-    /// served in more than one way, and Gemini's habit goes with it: of 33 recorded sessions the 17 whose
-    /// first call was cached drop, and 13 of the other 16 keep.
+    /// In a thread's second call: whether anything of the first call was read from a cache. A model may be
+    /// served in more than one way, and Gemini's retention depends on it: of 33 recorded sessions, the 17
+    /// whose first call was cached drop reasoning, and 13 of the other 16 keep it.
     pub began_cached: Option<bool>,
-    /// Reasoning that is not sent back; `counted` holds it where it is believed to be input.
+    /// Reasoning that is not sent back; `counted` includes it if it is believed to be input.
     pub unsent: UnsentReasoning,
 }
 
 impl Observation {
-    /// Which of [`EstimatorState::shown`] is of such requests.
+    /// The index into [`EstimatorState::shown`] for such requests.
     fn way(&self) -> usize {
         let began = self.began_cached.map_or(0, |cached| 1 + usize::from(cached));
         2 * began + usize::from(self.streams)
     }
 
-    /// Which of [`EstimatorState::widths`] is of such requests: how wrong counting is does not grow as its text does.
+    /// The index into [`EstimatorState::widths`] for such requests: the error of the count does not grow in
+    /// proportion to the text.
     fn size(&self) -> usize {
         match self.news.tokens {
             ..100 => 0,
@@ -98,129 +100,131 @@ impl Observation {
     }
 }
 
-/// How many ways there are.
+/// The number of ways of serving that are told apart.
 const WAYS: usize = 6;
-/// How many sizes there are.
+/// The number of size classes.
 const SIZES: usize = 4;
 
 fn equal_widths() -> [f32; SIZES] {
     [1.0; SIZES]
 }
 
-/// What a request will cost.
+/// The estimated cost of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CostPrediction {
     /// Input tokens.
     pub tokens: u64,
-    /// Nine times in ten no fewer.
+    /// The lower bound: holds nine times in ten.
     pub low: u64,
-    /// Nine times in ten no more.
+    /// The upper bound: holds nine times in ten.
     pub high: u64,
-    /// What is believed to become of reasoning.
+    /// The reasoning retention that is assumed.
     #[serde(rename = "habit")]
     pub retention: ReasoningRetention,
-    /// Who corrected the counting.
+    /// The expert that corrected the count.
     pub expert: Expert,
-    /// What it would be for each habit.
+    /// The estimate for each reasoning retention.
     #[serde(rename = "by_habit")]
     pub by_retention: ByRetention<u64>,
-    /// What the thread has shown of each habit so far.
+    /// The evidence of the thread for each reasoning retention so far.
     pub shown: ByRetention<f32>,
 }
 
-/// What was learned of one model behind one upstream.
+/// What was learned about one model behind one upstream.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EstimatorState {
-    /// Whose tokens: nothing of it holds for another family.
+    /// The tokenizer family that it was learned for; it is useless for another.
     family: Family,
-    /// Whether they were counted by their own vocabulary: nothing of it holds where they were not.
+    /// Whether tokens were counted with the family's own vocabulary; it is useless if that changes.
     exact: bool,
-    /// How many answers taught, first calls of new heads among them.
+    /// The number of responses that taught something, including the first calls with a new head.
     lessons: u64,
-    /// Recent errors of each expert, logarithms of tokens.
+    /// Recent errors of each expert, as logarithms of tokens.
     records: [f32; 3],
     tools: ToolResults,
     regression: Regression,
-    /// What was seen of each habit, in doublings of error, by way ([`Observation::way`]).
+    /// The evidence for each reasoning retention, in doublings of error, by way of serving
+    /// ([`Observation::way`]).
     shown: [ByRetention<f32>; WAYS],
-    /// How wide the band is, in multiples of what is expected.
+    /// The width of the estimate's range, in multiples of the expected error.
     width: f32,
-    /// How much wider or narrower it is where so much is new ([`Observation::size`]).
+    /// The factor on the width for each size class of new content ([`Observation::size`]).
     #[serde(default = "equal_widths")]
     widths: [f32; SIZES],
     bases: Vec<HeadCost>,
-    /// Answers in a row that were far off.
+    /// The number of responses in a row that were far off.
     surprises: u8,
-    /// How far the last answer was off, in multiples of what is expected; 0 where that was no surprise.
+    /// The error of the last response, in multiples of the expected error; 0 if it was not a surprise.
     missed: f32,
-    /// Whether reasoning that is not sent back is input of the next call all the same.
+    /// Whether reasoning that is not sent back still counts as input of the next call.
     #[serde(default)]
     counts_unsent: bool,
-    /// Whether reasoning that is sent back is read: in whole answers, in streams.
+    /// Whether reasoning that is sent back is read: for whole responses, and for streams.
     #[serde(default)]
     reading: [ReadingEvidence; 2],
 }
 
-/// What a system prompt and its tools cost, with all that stands around: however they were counted.
+/// What a system prompt and its tools cost with all structure around them, however they were counted.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct HeadCost {
-    /// Their identity.
+    /// Their digest.
     head: Chain,
     tokens: i64,
 }
 
-/// Heads of a model that are remembered, the last used.
+/// Heads of a model that are remembered: the most recently used.
 const BASES: usize = 64;
-/// How much of an expert's record the past is.
+/// The weight of the past in an expert's record.
 const PAST: f32 = 0.9;
-/// How much of what was seen of habits the past is: on a thread, which counts more with each call, and
-/// of a model, where only the last ones count.
+/// The weight of the past in the evidence for a retention: on a thread, where evidence adds up with each
+/// call, and for a model, where only the last calls count.
 const THREAD: f32 = 0.8;
 const MODEL: f32 = 0.7;
-/// How much of the model's is believed on a thread that has shown something itself: a habit is that of a
-/// session, and the calls of another one, however many, are one case.
+/// The weight of the model's evidence on a thread that has shown something itself: retention is constant
+/// within a session, and another session's calls, however many, are a single case.
 const OTHERS: f32 = 0.25;
-/// How much better another's record must be than that of exact counting.
+/// How much better another expert's record must be than that of exact counting.
 const DOUBT: f32 = 0.3;
-/// Differences of habits below so many doublings show nothing.
+/// Differences between retentions below this many doublings are no evidence.
 const SHOWS: f32 = 0.1;
-/// Habits that are nearly as likely as the best widen the band: so many doublings.
+/// Retentions within this many doublings of the likeliest widen the range.
 const NEAR: f32 = 1.0;
-/// The same while a thread has shown nothing yet: Gemini's is constant within a session, and as often one
-/// as the other.
+/// The same while a thread has shown nothing yet: Gemini's retention is constant within a session, and either
+/// is about as frequent.
 const NEAR_AT_FIRST: f32 = 3.0;
-/// How fast the band follows: by so much when it missed, a ninth of it when it held, so that it holds
-/// nine times in ten.
+/// How fast the range follows: it grows by this much when it missed, and shrinks by a ninth of it when it
+/// held, so that it holds nine times in ten.
 const FOLLOWS: f32 = 0.18;
-/// So much of that is for requests that bring as much as this one did, the rest for all.
+/// The share of that change that applies to the size class of this request; the rest applies to all.
 const SIZE_SHARE: f32 = 0.7;
-/// What is off by so many times what is expected is no error of counting.
+/// An error of this many times the expected one is not an error of counting.
 const STRANGE: f64 = 12.0;
-/// What is off by so many times what nothing explains is a surprise; after so many in a row, something has
-/// changed (a model behind a name, a catalogue that was wrong), and is learned anew.
+/// An unexplained error of this many times the noise is a surprise. After `SURPRISES` in a row, something has
+/// changed (the model behind a name, a wrong catalogue), and it is learned anew.
 const SURPRISE: f64 = 5.0;
 const SURPRISES: u8 = 3;
-/// The band after a surprise is so many times as wide as that was far, and no wider than so many times what
-/// is expected.
+/// After a surprise the range is this many times as wide as that error, and at most `MISSED` times as wide as
+/// the expected error.
 const AGAIN: f32 = 1.25;
 const MISSED: f32 = 4096.0;
-/// No tokenizer makes of new text less than a quarter, or more than four times, of what was counted; a
-/// regression that says so has learned from what was no matter of text. Structure may cost some more.
+/// A tokenizer makes of new text at least a quarter and at most four times the counted tokens; a regression
+/// that says otherwise has learned from something other than text. Structure may cost some more.
 const LESS: f64 = 0.75;
 const MORE: f64 = 3.0;
-/// What a regression says holds for texts up to so many times as large as the largest it learned from; what is more of a
-/// text is taken to be counted right. What is small says little of what is large, and may be of another kind.
+/// The regression holds for texts up to this many times as large as the largest that it learned from; beyond
+/// that a text is assumed to be counted correctly. Small texts say little about large ones, which may be of
+/// another kind.
 const REACH: f64 = 2.0;
 
 impl EstimatorState {
-    /// Nothing yet.
+    /// The state in which nothing has been learned.
     pub fn new(family: Family) -> Self {
         let exact = bpe::is_exact(family);
         let (records, width) = match family {
-            // What stands around results goes by the tool.
+            // The structure around results depends on the tool.
             Family::Gemini if exact => ([0.0, 0.3, 0.6], 1.0),
             _ if exact => ([0.0, 0.3, 0.6], 0.5),
-            // Nothing is known of an unknown tokenizer: what is learned speaks as soon as it is.
+            // Nothing is known about an unknown tokenizer, so what is learned is used at once.
             Family::Other => ([1.0, 1.0, 0.0], 4.0),
             _ => ([0.0, 0.2, 0.2], 3.0),
         };
@@ -242,32 +246,33 @@ impl EstimatorState {
         }
     }
 
-    /// Whether reasoning that is not sent back is input of the next call all the same.
+    /// Whether reasoning that is not sent back still counts as input of the next call.
     pub fn counts_unsent(&self) -> bool {
         self.counts_unsent
     }
 
-    /// Whether it is of `family`, counted as it is counted now.
+    /// Whether the state is of `family`, and tokens are still counted in the same way.
     pub fn is_of(&self, family: Family) -> bool {
         self.family == family && self.exact == bpe::is_exact(family)
     }
 
-    /// The tokenizer that it is about.
+    /// The tokenizer family that it is about.
     pub fn family(&self) -> Family {
         self.family
     }
 
-    /// How many answers taught.
+    /// The number of responses that taught something.
     pub fn lessons(&self) -> u64 {
         self.lessons
     }
 
-    /// How many answers taught, and how wide the band is, in multiples of what counting is expected to miss.
+    /// The number of responses that taught something, and the width of the range in multiples of the expected
+    /// error.
     pub fn state(&self) -> (u64, f32) {
         (self.lessons, self.width)
     }
 
-    /// Whether it can be what this program wrote: a store may hold anything.
+    /// Whether this program can have written it: a store may hold anything.
     pub fn is_whole(&self) -> bool {
         let numbers = self.records.iter().chain(self.shown.as_flattened());
         let numbers = numbers.chain(&self.widths).chain([&self.width, &self.missed]);
@@ -278,14 +283,15 @@ impl EstimatorState {
             && numbers.into_iter().all(|number| number.is_finite() && number.abs() < 1e6)
     }
 
-    /// What a request will cost. `shown`: what its thread has shown of habits so far ([`shown`]).
+    /// Estimates what a request will cost. `shown` is the thread's evidence for each retention so far
+    /// ([`shown`]).
     pub fn guess(&self, seen: &Observation, shown: ByRetention<f32>) -> CostPrediction {
         let belief = self.belief(seen, shown);
         let best = best(&belief);
         let retention = ReasoningRetention::ALL[best];
         let expert = self.expert(seen, retention);
         let by_retention = std::array::from_fn(|at| {
-            // Where habits do not differ in counting, they do not differ.
+            // Retentions with the same count have the same estimate.
             let same = seen.counted[at] == seen.counted[best];
             let of = if same { retention } else { ReasoningRetention::ALL[at] };
             seen.counted[at].saturating_add_signed(self.correction(expert, seen, of))
@@ -296,7 +302,7 @@ impl EstimatorState {
             .filter(|at| belief[*at] + near >= belief[best])
             .map(|at| by_retention[at]);
         let (least, most) = near.fold((tokens, tokens), |(a, b), it| (a.min(it), b.max(it)));
-        // What surprised once may do so again, until a call comes that does not.
+        // A surprise may repeat, until a call comes that is not one.
         let width = self.width * self.widths[seen.size()];
         let width = f64::from(width.max(self.missed * AGAIN));
         let width = (width * expected(self.family, seen)) as u64;
@@ -307,13 +313,14 @@ impl EstimatorState {
         CostPrediction { tokens, low, high, retention, expert, by_retention, shown }
     }
 
-    /// Whether nothing of it was ever reported: it grew from none, and its head is not known.
+    /// Whether no part of the request was ever reported: it does not continue another, and its head is
+    /// unknown.
     fn is_cold(&self, seen: &Observation) -> bool {
         let head = seen.news.head.map(Chain);
         head.is_some_and(|head| !self.bases.iter().any(|base| base.head == head))
     }
 
-    /// What is believed to become of reasoning in a request of such looks.
+    /// The likeliest reasoning retention for a request of such features.
     pub fn retention(&self, seen: &Observation, shown: ByRetention<f32>) -> ReasoningRetention {
         ReasoningRetention::ALL[best(&self.belief(seen, shown))]
     }
@@ -325,7 +332,7 @@ impl EstimatorState {
         std::array::from_fn(|at| seen.belief[at] + shown[at] + of_model[at] + of_upstream[at])
     }
 
-    /// What is known after `actual` input tokens were reported of `seen`, which was guessed as `guess`.
+    /// The state after `actual` input tokens were reported for `seen`, which was estimated as `guess`.
     #[must_use]
     pub fn after(mut self, seen: &Observation, guess: &CostPrediction, actual: u64) -> Self {
         if let Some(head) = seen.news.head {
@@ -336,7 +343,7 @@ impl EstimatorState {
         }
         let actual = self.learn_unsent(seen, guess.tokens, actual);
         if seen.counting == CountingMethod::Length {
-            // What length was off by says nothing of what a vocabulary will be.
+            // The error of a count by length says nothing about a count with a vocabulary.
             return self;
         }
         let was = showed(&guess.by_retention, actual);
@@ -345,8 +352,8 @@ impl EstimatorState {
         }))];
         let off = difference(actual, seen.counted[retention as usize]);
         let expected = expected(self.family, seen);
-        // What is new may cost twice what was counted, where the tokenizer is not the one we think; one that
-        // nobody knows may make single bytes of other scripts.
+        // New content may cost twice the count if the tokenizer is not the one we assume; an unknown
+        // tokenizer may split other scripts into single bytes.
         let times = if self.family == Family::Other { MORE } else { 1.5 };
         let explainable = (STRANGE * expected).max(times * seen.news.tokens as f64 + 100.0);
         if off.unsigned_abs() as f64 > explainable {
@@ -362,7 +369,7 @@ impl EstimatorState {
             self.surprises = 0;
         }
         self.lessons += 1;
-        // What a picture costs may be wrong by more than reasoning has.
+        // The error for an image may be larger than the reasoning itself.
         if seen.news.media == 0 {
             let reading = &mut self.reading[usize::from(seen.streams)];
             *reading = reading.after(&guess.by_retention, actual, expected);
@@ -388,8 +395,8 @@ impl EstimatorState {
         self
     }
 
-    /// What a call shows of reasoning that is not sent back. Answers what it would have cost had that been
-    /// believed before: what is left is an error of counting.
+    /// Learns from a call about reasoning that is not sent back. Returns what the call would have cost if
+    /// that had been known before: the rest is an error of counting.
     fn learn_unsent(&mut self, seen: &Observation, estimate: u64, actual: u64) -> u64 {
         let UnsentReasoning { tokens, counted } = seen.unsent;
         let Some(counts) = seen.unsent.judged(estimate, actual, seen.news.tokens) else {
@@ -403,7 +410,7 @@ impl EstimatorState {
         }
     }
 
-    /// As it is after a long time: it is believed less, and soon learned anew.
+    /// The state after a long time: it is trusted less, and soon learned anew.
     #[must_use]
     pub fn aged(mut self) -> Self {
         self.regression.doubt();
@@ -422,14 +429,14 @@ impl EstimatorState {
         if seen.counting == CountingMethod::Exact && seen.news.tool.is_some_and(agrees) {
             return Expert::Tool;
         }
-        // Who counts with the model's own tokenizer is not corrected for the odd token.
+        // A count with the model's own tokenizer is not corrected for an occasional token.
         let margin = if seen.counting == CountingMethod::Exact { DOUBT } else { DOUBT / 6.0 };
         let record = |at: usize| self.records[at] + if at == 0 { 0.0 } else { margin };
         let best = there.min_by(|a, b| record(*a).total_cmp(&record(*b)));
         EXPERTS[best.unwrap_or(0)]
     }
 
-    /// What an expert adds to the counting, tokens.
+    /// The tokens that an expert adds to the count.
     fn correction(&self, expert: Expert, seen: &Observation, retention: ReasoningRetention) -> i64 {
         if let Some(head) = seen.news.head {
             let known = self.bases.iter().find(|base| base.head == Chain(head));
@@ -441,7 +448,7 @@ impl EstimatorState {
             Expert::Regression => {
                 let new = seen.news.tokens as f64;
                 let (least, most) = (-LESS * new - STRUCTURE, MORE * new + STRUCTURE);
-                // The rate of an unknown tokenizer is all that is known of it.
+                // The rate of an unknown tokenizer is all that is known about it.
                 let reach = if self.family == Family::Other { 100.0 } else { REACH };
                 let off = self.regression.predict(&features(seen, retention), reach);
                 off.clamp(least, most).round() as i64
@@ -449,7 +456,7 @@ impl EstimatorState {
         }
     }
 
-    /// What results of the tool are off by, where enough is known of them.
+    /// The error of the tool's results, if enough is known about them.
     fn of_tool(&self, seen: &Observation, retention: ReasoningRetention) -> Option<i64> {
         self.tools.offset((seen.news.tool?, retention.reads()), seen.news.tokens)
     }
@@ -464,7 +471,7 @@ impl EstimatorState {
     }
 }
 
-/// What a thread has shown of habits: what it had shown `before`, and how a guess turned out.
+/// A thread's evidence for each retention: what it had shown `before`, and how an estimate turned out.
 pub fn shown(before: &CostPrediction, actual: u64) -> ByRetention<f32> {
     let was = showed(&before.by_retention, actual);
     if !is_telling(&was) {
@@ -477,14 +484,14 @@ fn is_telling(was: &ByRetention<f32>) -> bool {
     was.iter().any(|was| *was > SHOWS)
 }
 
-/// How much better than the worst each habit explains what was reported, in doublings of error.
+/// How much better than the worst each retention explains the reported tokens, in doublings of error.
 fn showed(by_retention: &ByRetention<u64>, actual: u64) -> ByRetention<f32> {
     let errors = by_retention.map(|tokens| doublings(tokens.abs_diff(actual)));
     let worst = errors.into_iter().fold(f32::MIN, f32::max);
     errors.map(|error| (worst - error).min(CONVINCES))
 }
 
-/// How much more was reported than counted, tokens; what no prompt has is cut off.
+/// How many more tokens were reported than counted; values that no prompt can have are capped.
 fn difference(actual: u64, counted: u64) -> i64 {
     let most = 1 << 40;
     actual.min(most) as i64 - counted.min(most) as i64
@@ -494,8 +501,8 @@ fn best(all: &ByRetention<f32>) -> usize {
     (0..RETENTIONS).fold(0, |best, at| if all[at] > all[best] { at } else { best })
 }
 
-/// What an estimate is expected to be off by, tokens: a little for structure, and a share of the new
-/// text that depends on how it was counted.
+/// The expected error of an estimate, in tokens: a few for structure, and a share of the new text that
+/// depends on how it was counted.
 fn expected(family: Family, seen: &Observation) -> f64 {
     2.0 + spread(family, seen)
 }
@@ -510,8 +517,8 @@ fn spread(family: Family, seen: &Observation) -> f64 {
     1.0 + share * seen.news.tokens as f64
 }
 
-/// What remains unexplained, tokens, once a regression has learned: about two tokens of a hundred where the
-/// tokenizer is not public, whichever it is.
+/// The error that remains once a regression has learned, in tokens: about two in a hundred if the tokenizer
+/// is not public, whichever it is.
 fn noise(family: Family, seen: &Observation) -> f64 {
     match (seen.counting, family) {
         (CountingMethod::Ratio, Family::Other) => 1.0 + 0.02 * seen.news.tokens as f64,
@@ -519,7 +526,7 @@ fn noise(family: Family, seen: &Observation) -> f64 {
     }
 }
 
-/// What the regression is given: text in thousands of tokens, structure by the piece.
+/// The input of the regression: text in thousands of tokens, structure by the piece.
 fn features(seen: &Observation, retention: ReasoningRetention) -> [f64; FEATURES] {
     let news = &seen.news;
     let words = news.tokens.saturating_sub(u64::from(news.media));

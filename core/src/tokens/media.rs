@@ -1,6 +1,6 @@
-//! Pictures and documents: tokens from the header's bytes alone.
+//! Images and documents: their tokens, from the bytes of the header alone.
 //!
-//! Decodes no more than a header needs. Unknown sizes get flat constants.
+//! Decodes no more than a header needs. An unknown size is counted with a flat constant.
 
 use base64::Engine;
 use base64::engine::DecodePaddingMode;
@@ -11,20 +11,20 @@ use crate::dialect::key::standard_alphabet;
 use crate::dialect::models::{Family, Model, PictureCost};
 use crate::dialect::{Media, Part, PartKind};
 
-/// A document whose pages are not known; a flat guess (`docs/estimates.md` 1.4).
+/// A document, whose number of pages is not known: a flat guess (`docs/estimates.md` 1.4).
 const DOCUMENT: u32 = 2_000;
-/// A picture whose header cannot be true.
+/// An image whose header cannot be true.
 const PICTURE: u32 = 1_200;
-/// A picture whose size is not known, most often one by address: recorded ones cost 160 to 420.
+/// An image whose size is not known, most often one given by URL: recorded ones cost 160 to 420.
 const PICTURE_BY_ADDRESS: u32 = 300;
-/// Base64 that is decoded to find a picture's size: enough to step over a camera's notes.
+/// Bytes of base64 that are decoded to find an image's size: enough to skip a camera's metadata.
 const HEADER: usize = 128 * 1024;
 
-/// The longest side that is believed, pixels: twice what any provider takes. A header that says more
-/// lies.
+/// The longest side that is believed, in pixels: twice what any provider accepts. A header that says more is
+/// wrong.
 const LONGEST: usize = 16_384;
 
-/// Tokens of a picture or document; `Err` with a guess where its header cannot be true.
+/// Tokens of an image or document; `Err` with a guess if its header cannot be true.
 pub(super) fn tokens(
     part: &Part,
     media: &Media,
@@ -43,7 +43,7 @@ pub(super) fn tokens(
     }
 }
 
-/// Tokens of a picture by its base64.
+/// Tokens of an image given as base64.
 pub(crate) fn base64_tokens(base64: &str, model: &Model) -> u32 {
     match base64_size(base64.as_bytes()) {
         Some(Size { width, height }) if width > 0 && height > 0 => {
@@ -53,9 +53,9 @@ pub(crate) fn base64_tokens(base64: &str, model: &Model) -> u32 {
     }
 }
 
-/// Patches a model cuts a picture into: Claude's of 28 by 28 and OpenAI's of 32 by 32 at 1.2 tokens
-/// are measured (`docs/estimates.md` 1.4), Gemini's tiles of 768 are documented, and that it scales what is
-/// larger than 3,072 down.
+/// Patches that a model cuts an image into: Claude's of 28 by 28 and OpenAI's of 32 by 32 at 1.2 tokens are
+/// measured (`docs/estimates.md` 1.4). Documented are Gemini's tiles of 768, and that it scales images larger
+/// than 3,072 down.
 fn picture(width: u32, height: u32, family: Family, cost: PictureCost) -> u32 {
     match cost {
         PictureCost::Family => {}
@@ -82,15 +82,15 @@ fn picture(width: u32, height: u32, family: Family, cost: PictureCost) -> u32 {
     }
 }
 
-/// Grok's tiles: one costs 256, which was reported of a picture of 128 by 128; that several are seen once more as a whole,
-/// and that there are six of them at most, is documented.
+/// Grok's tiles: that one costs 256 was reported for an image of 128 by 128; that an image of several tiles
+/// is also read as a whole, and has six tiles at most, is documented.
 fn tiles(width: u32, height: u32) -> u32 {
     let tiles = (width.div_ceil(448) * height.div_ceil(448)).min(6);
     256 * if tiles > 1 { tiles + 1 } else { 1 }
 }
 
-/// Gemini's patches from Gemini 3 on: as many in the picture's shape as fit into the documented 1,120; of a picture of
-/// one pixel 33 by 33 were reported.
+/// Gemini's patches from Gemini 3 on: as many, in the image's shape, as fit into the documented 1,120; for an
+/// image of one pixel 33 by 33 were reported.
 fn patches(width: u32, height: u32) -> u32 {
     const MOST: f64 = 1_120.0;
     let scale = (MOST / (f64::from(width) * f64::from(height))).sqrt();
@@ -98,7 +98,7 @@ fn patches(width: u32, height: u32) -> u32 {
     along(width) * along(height)
 }
 
-/// A size scaled down so that its longer side fits.
+/// A size, scaled down so that its longer side is at most `longest`.
 fn within(width: u32, height: u32, longest: u32) -> (u32, u32) {
     let side = width.max(height);
     if side <= longest {
@@ -108,7 +108,7 @@ fn within(width: u32, height: u32, longest: u32) -> (u32, u32) {
     (scale(width).max(1), scale(height).max(1))
 }
 
-/// Width and height, from a string literal of base64 or of a `data:` URL.
+/// Width and height, from a string literal that holds base64 or a `data:` URL.
 pub(crate) fn size(literal: &[u8]) -> Option<Size> {
     let text = literal.strip_prefix(b"\"")?.strip_suffix(b"\"")?;
     let data = match text.strip_prefix(b"data:") {

@@ -1,6 +1,6 @@
 //! Floor 2, counting: parts and a tokenizer family in, tokens out.
 //!
-//! Pure: no clock, no store, nothing remembered from one request to the next. Knows no sessions.
+//! Pure: no clock, no store, and no memory from one request to the next. Knows no sessions.
 
 pub mod bpe;
 pub mod classic;

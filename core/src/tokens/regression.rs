@@ -1,41 +1,40 @@
 //! A robust linear regression that learns from one observation at a time.
 //!
-//! Recursive least squares in its Bayesian form: weights begin at 0, with a spread that says how far
-//! they may go; what is far from expected weighs little (Student's t), and what was learned fades.
-//! Knows numbers only.
+//! Recursive least squares in Bayesian form: weights begin at 0, with a spread that limits how far they go;
+//! outliers weigh little (Student's t), and what was learned fades. Knows only numbers.
 
 use serde::{Deserialize, Serialize};
 
 use super::features::ROUGH;
 use crate::dialect::models::Family;
 
-/// Numbers that an observation is told by.
+/// The number of features of an observation.
 pub(super) const FEATURES: usize = TEXT + 5;
-/// Of those, the first ones that grow with the text; the very first is its size.
+/// The number of features, from the first on, that grow with the text; the first one is its size.
 const TEXT: usize = 1 + ROUGH;
 
-/// Weights, and how sure they are.
+/// The weights, and how certain they are.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Regression {
     weights: Vec<f64>,
-    /// Row by row.
+    /// Stored row by row.
     covariance: Vec<f64>,
-    /// Where the covariance began: it never exceeds that.
+    /// The initial spreads; the covariance never exceeds them.
     spreads: Vec<f64>,
-    /// The largest text that it learned from lately, thousands of tokens; 0 where an earlier version kept it, which is
-    /// learned with the next observation.
+    /// The largest text that it learned from lately, in thousands of tokens; 0 if an earlier version stored
+    /// the state, until the next observation.
     #[serde(default)]
     largest: f64,
 }
 
-/// Degrees of freedom of the errors: few, so that the odd large one teaches little.
+/// Degrees of freedom of the error distribution: few, so that an occasional large error teaches little.
 const FREEDOM: f64 = 4.0;
-/// How much is left of what was learned after each observation.
+/// The share of what was learned that remains after each observation.
 const STAYS: f64 = 0.998;
 
 impl Regression {
-    /// How far weights may go, one standard deviation: tokens for each thousand tokens of text (of all
-    /// text; of a kind; of pictures), and tokens for each piece of structure.
+    /// A regression without observations. The spreads are one standard deviation of the weights: tokens per
+    /// thousand tokens of text (all text, one kind of text, images), and tokens per piece of structure.
     pub(super) fn new(family: Family, exact: bool) -> Self {
         let (text, kind, media, piece) = match family {
             _ if exact => (5.0, 0.0, 100.0, 2.0),
@@ -52,8 +51,8 @@ impl Regression {
         Self { weights: vec![0.0; FEATURES], covariance, spreads, largest: 0.0 }
     }
 
-    /// What it says of an observation; of its text no more than of one `reach` times as large as the largest that it
-    /// learned from.
+    /// The predicted error of an observation; its text counts as at most `reach` times as large as the
+    /// largest that was learned from.
     pub(super) fn predict(&self, features: &[f64; FEATURES], reach: f64) -> f64 {
         let text = features[0].max(f64::EPSILON);
         let within = (reach * self.largest / text).min(1.0);
@@ -62,13 +61,13 @@ impl Regression {
         answers.map(|(at, (weight, feature))| weight * feature * share(at)).sum()
     }
 
-    /// What it says of an observation, whatever its size.
+    /// The predicted error of an observation, whatever its size.
     fn linear(&self, features: &[f64; FEATURES]) -> f64 {
         self.weights.iter().zip(features).map(|(weight, feature)| weight * feature).sum()
     }
 
-    /// Learns that `features` came with `truth`; `noise`: one standard deviation of what cannot be
-    /// explained.
+    /// Learns that `features` came with the error `truth`; `noise` is one standard deviation of what cannot
+    /// be explained.
     pub(super) fn learn(&mut self, features: &[f64; FEATURES], truth: f64, noise: f64) {
         if !self.is_whole() {
             return;
@@ -96,14 +95,14 @@ impl Regression {
         self.fade(1.0 - STAYS);
     }
 
-    /// What was learned is doubted: it can be learned anew soon.
+    /// Makes what was learned less certain, so that it can soon be learned anew.
     pub(super) fn doubt(&mut self) {
         if self.is_whole() {
             self.fade(0.5);
         }
     }
 
-    /// What is known no longer holds: the cost of text may be anything.
+    /// Reacts to a change: the cost of text may now be anything.
     pub(super) fn startled(&mut self) {
         if self.is_whole() {
             self.fade(1.0);
@@ -111,7 +110,7 @@ impl Regression {
         }
     }
 
-    /// Adds a share of the first spread, up to all of it.
+    /// Adds a share of the initial spread, up to all of it.
     fn fade(&mut self, share: f64) {
         for (at, spread) in self.spreads.iter().enumerate() {
             let most = spread * spread;
@@ -120,7 +119,7 @@ impl Regression {
         }
     }
 
-    /// Whether it is what this program wrote: a store may hold anything.
+    /// Whether this program can have written it: a store may hold anything.
     pub(super) fn is_whole(&self) -> bool {
         self.weights.len() == FEATURES
             && self.spreads.len() == FEATURES
@@ -134,9 +133,9 @@ impl Regression {
     }
 }
 
-/// How far the cost of a thousand tokens of text may be from what it was.
+/// How far the cost of a thousand tokens of text may have changed.
 const STARTLED: f64 = 500.0;
-/// Weights fall towards 0 where nothing holds them.
+/// The factor by which weights fall towards 0 with each observation.
 const STAYS_OF_WEIGHT: f64 = 0.9995;
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
-//! What becomes of reasoning that is sent back: as it is known of a model beforehand, and as its upstream shows.
+//! Reasoning retention: what becomes of reasoning that is sent back, as known of a model beforehand and as
+//! its upstream shows.
 //!
-//! One model may be served in more than one way: a gateway may leave out what it is sent. What clear calls show of
-//! that outweighs the table soon (`docs/estimates.md` 2). What a session shows on the way is `learn`'s.
+//! A model may be served in more than one way: a gateway may drop reasoning that it receives. The evidence of
+//! clear calls soon outweighs the table (`docs/estimates.md` 2). The evidence of a session is in `learn`.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,43 +12,44 @@ use crate::dialect::models::{Family, Model};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReasoningRetention {
-    /// It is read for good.
+    /// It is read in all later requests.
     Keeps,
-    /// It is read until the user speaks again after an answer: not when words come with results.
+    /// It is read until the user writes a message after a final answer; a message sent together with tool
+    /// results does not count.
     #[default]
     Loops,
-    /// It is read until the user says anything.
+    /// It is read until the user writes any message.
     Turns,
-    /// It is not read.
+    /// It is never read.
     Drops,
 }
 
 impl ReasoningRetention {
-    /// All of them, as [`ByRetention`] has them.
+    /// All of them, in the order of [`ByRetention`].
     pub const ALL: [Self; RETENTIONS] = [Self::Keeps, Self::Loops, Self::Turns, Self::Drops];
 
     pub(super) fn reads(self) -> bool {
         self != Self::Drops
     }
 
-    /// What is known of a model beforehand: how much each is to be believed, in doublings of error.
-    /// `streams`: whether the request asks for a stream; `began_cached`: see
+    /// What is known of a model beforehand: how likely each retention is, in doublings of error. `streams`
+    /// says whether the request asks for a stream; for `began_cached` see
     /// [`Observation::began_cached`](super::learn::Observation::began_cached).
     pub fn of(model: &Model, streams: bool, began_cached: Option<bool>) -> ByRetention<f32> {
         match (model.reads_reasoning, model.keeps_reasoning) {
             (true, true) => [4.0, 0.0, 0.0, 0.0],
-            // As often as not, and the same for a whole session. Gemini 2.5 reads what its signatures stand
-            // for where it streams (15 of 15 recorded pairs), and not where it does not (59 of 63).
+            // Either is as frequent, and constant within a session. Gemini 2.5 reads the reasoning behind its
+            // signatures if it streams (15 of 15 recorded pairs), and does not otherwise (59 of 63).
             (reads, false) if model.family == Family::Gemini && (reads || streams) => {
                 match began_cached {
-                    // More than one session that was otherwise can show.
+                    // More than one session of the other kind can show.
                     Some(true) => [-2.0, 0.6, 0.5, 2.0],
                     Some(false) => [-2.0, 2.0, 0.5, 0.6],
                     None => [-2.0, 1.0, 0.5, 0.8],
                 }
             }
-            // Where words came with results, 32 dropped and 27 kept: whichever it was last, and before
-            // that what recorded calls of the model say.
+            // If a user message came with tool results, 32 dropped it and 27 kept it. Assume what the thread
+            // showed last, and before that what recorded calls of the model say.
             (true, false) if model.drops_steered => [0.0, 3.8, 4.0, 0.0],
             (true, false) => [0.0, 4.0, 3.8, 0.0],
             (false, _) => [0.0, 0.0, 0.0, 4.0],
@@ -60,26 +62,28 @@ pub type ByRetention<T> = [T; RETENTIONS];
 
 pub(super) const RETENTIONS: usize = 4;
 
-/// Whether an upstream has the model read reasoning that is sent back, as clear calls showed: above 0 that it
-/// does, below 0 that it does not, in doublings of error.
+/// Whether an upstream lets the model read reasoning that is sent back, as clear calls showed: above 0 that
+/// it does, below 0 that it does not, in doublings of error.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(super) struct ReadingEvidence(f32);
 
-/// No single call shows more, in doublings of error.
+/// The most that a single call shows, in doublings of error.
 pub(super) const CONVINCES: f32 = 4.0;
-/// How much of what earlier calls showed counts beside a new one.
+/// The weight of what earlier calls showed, compared with a new one.
 const PAST: f32 = 0.7;
-/// Reasoning of so many times what counting is expected to miss is told from that.
+/// Reasoning of this many times the expected error of counting can be told from that error.
 const CLEARLY: f64 = 4.0;
-/// A call that is clear counts for more than what is believed beforehand.
+/// A clear call weighs more than what is known beforehand.
 const CLEAR: f32 = 1.3;
-/// What is known beforehand is of the model where it is believed so much; else it goes by the session.
+/// From this difference on, what is known beforehand applies to the model; below it, retention depends on the
+/// session.
 const FIRM: f32 = 3.0;
 
 impl ReadingEvidence {
-    /// With a call that cost `actual` tokens, and was estimated so for each habit. It shows nothing where errors of
-    /// counting, `expected` to be so large, may be as large, and where neither explains the call.
+    /// The evidence with one more call, which cost `actual` tokens and was estimated for each retention. The
+    /// call shows nothing if the `expected` error of counting may be as large as the difference, or if no
+    /// retention explains the call.
     #[must_use]
     pub(super) fn after(self, by_retention: &ByRetention<u64>, actual: u64, expected: f64) -> Self {
         let off = |tokens: u64| tokens.abs_diff(actual);
@@ -94,7 +98,7 @@ impl ReadingEvidence {
         Self(self.0 * PAST + shows.clamp(-CONVINCES, CONVINCES) * CLEAR)
     }
 
-    /// What it adds to what was believed `beforehand`.
+    /// What the evidence adds to what was known `beforehand`.
     pub(super) fn belief(self, beforehand: &ByRetention<f32>) -> ByRetention<f32> {
         let [reads @ .., drops] = *beforehand;
         let reads = reads.into_iter().fold(f32::MIN, f32::max);
@@ -105,13 +109,13 @@ impl ReadingEvidence {
             .map(|retention| if retention.reads() { self.0 } else { -self.0 }.max(0.0))
     }
 
-    /// Whether it can be what this program wrote.
+    /// Whether this program can have written it.
     pub(super) fn is_whole(self) -> bool {
         self.0.is_finite() && self.0.abs() < 1e3
     }
 }
 
-/// An error in doublings: a few tokens are errors of counting, whatever the habit.
+/// An error in doublings; a few tokens are an error of counting, whatever the retention.
 pub(super) fn doublings(error: u64) -> f32 {
     (8.0 + error as f32).log2()
 }

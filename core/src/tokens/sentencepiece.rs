@@ -1,43 +1,43 @@
-//! A vocabulary of SentencePiece byte pairs that a person provides: Gemma's `tokenizer.model`, or the
-//! `tokenizer.json` that was made from one.
+//! A SentencePiece vocabulary of byte pairs that a person provides: Gemma's `tokenizer.model`, or the
+//! `tokenizer.json` that was made from it.
 //!
-//! Reads what is merged in which order, and what always stands as it is; merging itself is
-//! `bpe.rs`'s. What is no such vocabulary is told, whatever the bytes; nothing here panics.
+//! Reads which pieces are merged in which order, and which are never merged; merging itself is in `bpe.rs`.
+//! Reports a file that is not such a vocabulary, whatever its bytes; nothing here panics.
 
 use std::collections::{HashMap, HashSet};
 
 use serde::Deserialize;
 
-/// A vocabulary as it stands in a file; spaces are spaces.
+/// A vocabulary as read from a file, with real spaces.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct VocabularyPieces {
-    /// What is merged, first what comes first.
+    /// Pieces that are merged, in the order of merging.
     pub(super) merged: Vec<String>,
-    /// What always stands as it is, and merges with nothing.
+    /// Pieces that always stay as they are and merge with nothing.
     pub(super) whole: Vec<String>,
 }
 
-/// Why a file is no vocabulary that can be used here.
+/// Why a file is not a vocabulary that can be used here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VocabularyError {
     /// Neither SentencePiece's protocol buffer nor JSON with a model.
     #[error("is neither a SentencePiece model (tokenizer.model) nor a tokenizer.json")]
     Unread,
-    /// Another algorithm.
+    /// It uses another algorithm.
     #[error("is no vocabulary of byte pairs")]
     NotMerged,
-    /// Text would be changed before it is counted.
+    /// It would change text before splitting it.
     #[error("changes text before it splits it, which is not supported")]
     Normalizes,
-    /// Characters that it does not have would not be counted as bytes.
+    /// It would not count characters that it lacks as bytes.
     #[error("has no bytes for characters that it does not know")]
     NoBytes,
-    /// Too few to be one.
+    /// It has too few pieces to be a vocabulary.
     #[error("has next to no pieces")]
     Empty,
 }
 
-/// Fewer pieces are no vocabulary: bytes alone are so many.
+/// The fewest pieces of a vocabulary: the bytes alone are this many.
 const FEWEST: usize = 256;
 /// How SentencePiece writes a space.
 const SPACE: char = '▁';
@@ -76,7 +76,7 @@ struct JsonModel {
     vocab: HashMap<String, u32>,
 }
 
-/// The form that most model hubs have: pieces are numbered in the order in which they are merged.
+/// Reads the form that most model hubs use: pieces are numbered in the order in which they are merged.
 fn of_json(file: &[u8]) -> Result<VocabularyPieces, VocabularyError> {
     let TokenizerJson { normalizer, added_tokens, model } =
         serde_json::from_slice(file).map_err(|_| VocabularyError::Unread)?;
@@ -100,12 +100,12 @@ fn of_json(file: &[u8]) -> Result<VocabularyPieces, VocabularyError> {
     Ok(VocabularyPieces { merged, whole })
 }
 
-/// `<0x0A>`: a byte of a character that is not in the vocabulary.
+/// Whether a piece such as `<0x0A>` stands for a byte of a character that is not in the vocabulary.
 fn is_byte(piece: &str) -> bool {
     piece.len() == 6 && piece.starts_with("<0x") && piece.ends_with('>')
 }
 
-/// SentencePiece's own form, a protocol buffer (`sentencepiece_model.proto`); `None` where it is none.
+/// Reads SentencePiece's own form, a protocol buffer (`sentencepiece_model.proto`); `None` if it is not one.
 fn of_model(file: &[u8]) -> Option<Result<VocabularyPieces, VocabularyError>> {
     let (mut scored, mut whole) = (Vec::new(), Vec::new());
     let (mut is_merged, mut has_bytes, mut normalizes) = (false, false, false);
@@ -132,7 +132,7 @@ fn of_model(file: &[u8]) -> Option<Result<VocabularyPieces, VocabularyError>> {
             _ => {}
         }
     }
-    // As they stand in the file where they come at once.
+    // The sort is stable: pieces of equal score stay in the file's order.
     scored.sort_by(|a, b| b.0.total_cmp(&a.0));
     let merged = scored.into_iter().map(|(_, text)| text).collect();
     Some(match () {
@@ -143,7 +143,7 @@ fn of_model(file: &[u8]) -> Option<Result<VocabularyPieces, VocabularyError>> {
     })
 }
 
-/// Whether a normalizer adds a space in front, takes spaces away, or changes characters.
+/// Whether a normalizer adds a leading space, removes spaces, or changes characters.
 fn changes(normalizer: &[u8]) -> Option<bool> {
     let (mut map, mut adds, mut takes) = (false, true, true);
     for field in ProtoFields(normalizer) {
@@ -157,7 +157,7 @@ fn changes(normalizer: &[u8]) -> Option<bool> {
     Some(map || adds || takes)
 }
 
-/// `TrainerSpec.ModelType.BPE`, and two of `SentencePiece.Type`.
+/// `TrainerSpec.ModelType.BPE`, and two values of `SentencePiece.Type`.
 const BPE: u64 = 2;
 const NORMAL: u64 = 1;
 const USER_DEFINED: u64 = 4;
@@ -189,11 +189,12 @@ enum ProtoValue<'f> {
     Number(u64),
     Bytes(&'f [u8]),
     Fixed([u8; 4]),
-    /// Eight bytes: nothing here has such.
+    /// Eight bytes: no field that is read here has this type.
     Wide,
 }
 
-/// The fields of a message: number and value; `None` inside, and then the end, where it is none.
+/// The fields of a message, as number and value; if the bytes are not a message, yields `None` inside and
+/// then ends.
 struct ProtoFields<'f>(&'f [u8]);
 
 impl<'f> Iterator for ProtoFields<'f> {
@@ -233,7 +234,7 @@ impl<'f> ProtoFields<'f> {
         Some(taken)
     }
 
-    /// Seven bits a byte, the lowest first.
+    /// Reads a varint: seven bits per byte, the lowest first.
     fn number(&mut self) -> Option<u64> {
         let mut number = 0;
         for shift in (0..64).step_by(7) {

@@ -1,15 +1,14 @@
-//! Text into the pieces that byte pairs are merged in: the published patterns of o200k and cl100k,
-//! by hand, and the words of a SentencePiece vocabulary.
+//! Splits text into the pieces within which byte pairs are merged: the published patterns of o200k and
+//! cl100k, written by hand, and the words of a SentencePiece vocabulary.
 //!
-//! The patterns are regular expressions with look-ahead; an engine for them is slower than the
-//! merging. Each function below is one alternative, in the pattern's order. Every character is in
-//! exactly one piece.
+//! The patterns are regular expressions with look-ahead; an engine for them is slower than the merging. Each
+//! function below is one alternative, in the pattern's order. Every character is in exactly one piece.
 
 use std::collections::HashSet;
 
 use unicode_general_category::{GeneralCategory as Category, get_general_category};
 
-/// Which pattern.
+/// Which pattern splits the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SplitPattern {
     O200k,
@@ -27,26 +26,26 @@ pub(super) fn pieces(rules: SplitPattern, text: &str) -> impl Iterator<Item = &s
     })
 }
 
-/// What a character counts as.
+/// The character classes of the patterns.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Class {
     /// `\p{Lu}` and `\p{Lt}`
     Upper,
     /// `\p{Ll}`
     Lower,
-    /// `\p{Lm}` and `\p{Lo}`: counts as upper and as lower.
+    /// `\p{Lm}` and `\p{Lo}`: counts as upper and lower case.
     Letter,
-    /// `\p{M}`: counts as upper and as lower, and as no letter.
+    /// `\p{M}`: counts as upper and lower case, but not as a letter.
     Mark,
     /// `\p{N}`
     Number,
-    /// `\s`, line ends too.
+    /// `\s`, including line ends.
     Space,
     /// Anything else.
     Sign,
 }
 
-/// What each character of ASCII counts as.
+/// The class of each ASCII character.
 const ASCII: [Class; 128] = {
     let mut classes = [Class::Sign; 128];
     let mut at = 0;
@@ -112,7 +111,7 @@ fn length(rules: SplitPattern, text: &str) -> Option<usize> {
     })
 }
 
-/// Whether a character may stand before a word as part of it: `[^\r\n\p{L}\p{N}]`.
+/// Whether a character may be the lead of a word: `[^\r\n\p{L}\p{N}]`.
 fn may_lead(character: char, class: Class) -> bool {
     !matches!(character, '\r' | '\n') && !class.is_letter() && class != Class::Number
 }
@@ -123,7 +122,7 @@ fn cased_word(text: &str, first: char, class: Class) -> Option<usize> {
     let led = may_lead(first, class).then(|| cased(&text[lead..])).flatten();
     let end = match (led, class) {
         (Some((length, true)), _) => lead + length,
-        // A mark that leads nothing with a lower end is itself such an end.
+        // A mark that does not lead a word of the first form is itself a word of that form.
         (_, Class::Mark) => cased(text)?.0,
         (Some((length, false)), _) => lead + length,
         (None, _) => cased(text)?.0,
@@ -131,14 +130,16 @@ fn cased_word(text: &str, first: char, class: Class) -> Option<usize> {
     Some(end + contraction(&text[end..]).unwrap_or(0))
 }
 
-/// A word without its lead: its bytes, and whether it is the first form (with a lower end).
+/// A word without its lead: its length in bytes, and whether it matches the first form (with a lower-case
+/// end).
 fn cased(text: &str) -> Option<(usize, bool)> {
     let upper = run(text, Class::counts_upper);
     let lower = run(&text[upper..], Class::counts_lower);
     if lower > 0 {
         return Some((upper + lower, true));
     }
-    // The upper run gives back what the lower one needs: it ends after its last such character.
+    // The upper-case run gives back what the lower-case one needs: it ends after its last character that
+    // counts as lower case.
     let ends = text[..upper].char_indices().rev();
     let mut lower_ends = ends.filter(|(_, c)| Class::of(*c).counts_lower());
     match lower_ends.next() {
@@ -154,7 +155,7 @@ fn plain_word(text: &str, first: char, class: Class) -> Option<usize> {
     (letters > 0).then_some(lead + letters)
 }
 
-/// `(?i:'s|'t|'re|'ve|'m|'ll|'d)`; ſ is an s that has lost its case.
+/// `(?i:'s|'t|'re|'ve|'m|'ll|'d)`; ſ counts as an s.
 fn contraction(text: &str) -> Option<usize> {
     let after = text.strip_prefix('\'')?;
     let mut letters = after.chars();
@@ -186,7 +187,7 @@ fn signs(rules: SplitPattern, text: &str) -> Option<usize> {
     (signs > 0).then(|| end + text.as_bytes()[end..].iter().take_while(|byte| ends(byte)).count())
 }
 
-/// `\s*[\r\n]+|\s+(?!\S)|\s+`; cl100k takes all white space at the end of the text as one.
+/// `\s*[\r\n]+|\s+(?!\S)|\s+`; cl100k takes all white space at the end of the text as one piece.
 fn spaces(rules: SplitPattern, text: &str) -> usize {
     let run = run(text, |class| class == Class::Space);
     let at_end = run == text.len();
@@ -200,7 +201,8 @@ fn spaces(rules: SplitPattern, text: &str) -> usize {
     if at_end || run == last { run } else { run - last }
 }
 
-/// Bytes from the front whose characters belong to a class. Nearly all are ASCII, and need no decoding.
+/// The length in bytes of the leading run of characters whose class `belongs`. Nearly all are ASCII and need
+/// no decoding.
 fn run(text: &str, belongs: impl Fn(Class) -> bool) -> usize {
     for (at, byte) in text.bytes().enumerate() {
         match ASCII.get(usize::from(byte)) {
@@ -217,24 +219,25 @@ fn wide_run(text: &str, belongs: impl Fn(Class) -> bool) -> usize {
     end.map_or(text.len(), |(at, _)| at)
 }
 
-/// ASCII, and all that is beyond it.
+/// The ASCII characters, and one entry for all others.
 const BESIDE: usize = 129;
 
-/// Where text is split for a vocabulary of SentencePiece: at what always stands alone, and between
-/// characters that stand side by side in no piece, so that no merging goes over them.
+/// Splits text for a SentencePiece vocabulary: at pieces that are never merged, and between characters that
+/// are adjacent in no piece, so that no merge can cross the split.
 #[derive(Debug, Default)]
 pub(super) struct WordSplitter {
     whole: HashSet<Box<str>>,
-    /// How long they are, longest first, by the byte that they begin with.
+    /// The lengths of `whole`, longest first, by first byte.
     lengths: Vec<Vec<usize>>,
-    /// The two bytes that they begin with: most texts are told apart by these.
+    /// Which first two bytes occur in `whole`: this rules out most positions.
     begins: Vec<bool>,
-    /// Which characters stand side by side in a piece, by [`WordSplitter::place`]: those beyond ASCII are one.
+    /// Which pairs of characters are adjacent in some piece, by [`WordSplitter::place`]; all characters
+    /// beyond ASCII are one entry.
     joined: Vec<bool>,
 }
 
 impl WordSplitter {
-    /// `whole`: what always stands alone; `merged`: everything else.
+    /// `whole` are the pieces that are never merged, `merged` all others.
     pub(super) fn new(whole: &[String], merged: &[String]) -> Self {
         let (lengths, begins) = (vec![Vec::new(); 256], vec![false; 256 * 256]);
         let mut words = Self { lengths, begins, ..Self::default() };
@@ -263,12 +266,12 @@ impl WordSplitter {
         of(before) * BESIDE + of(after)
     }
 
-    /// Whether it always stands alone.
+    /// Whether the text is a piece that is never merged.
     pub(super) fn is_whole(&self, text: &str) -> bool {
         self.whole.contains(text)
     }
 
-    /// Gives each word to `each`, and whether it stands alone.
+    /// Calls `each` with every word, and with whether it is a piece that is never merged.
     pub(super) fn split<'t>(&self, text: &'t str, mut each: impl FnMut(&'t str, bool)) {
         let (mut start, mut at) = (0, 0);
         while let Some(&byte) = text.as_bytes().get(at) {
@@ -290,7 +293,7 @@ impl WordSplitter {
         each(&text[start..], false);
     }
 
-    /// Bytes of the longest text that always stands alone and begins here.
+    /// The length in bytes of the longest never-merged piece that begins here.
     fn stands_alone(&self, text: &str, at: usize, first: u8) -> Option<usize> {
         let lengths = &self.lengths[usize::from(first)];
         let shortest = *lengths.last()?;

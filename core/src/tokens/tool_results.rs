@@ -1,39 +1,39 @@
-//! What results of tools were off by: what stands around them is the provider's, and the same each time.
+//! The errors of tool results: the structure around them is the provider's, and the same each time.
 //!
-//! One of the experts of `learn`. Bounded; says nothing from fewer than three results of a tool.
+//! One of the experts of `learn`. Bounded; makes no statement with fewer than three results of a tool.
 
 use serde::{Deserialize, Serialize};
 
-/// What may stand around new text, tokens, whatever its size.
+/// Tokens of structure that may surround new text, whatever its size.
 pub(super) const STRUCTURE: f64 = 60.0;
-/// Results of a tool that are remembered: a median of few follows a change soon.
+/// Results of a tool that are remembered: the median of a few follows a change soon.
 const RESULTS: usize = 7;
-/// Results of a tool that say anything of its next one: of fewer, an outlier may be the median.
+/// The fewest results of a tool that make a statement: with fewer, an outlier may be the median.
 const FEWEST: usize = 3;
-/// So many in a row that say the same are believed, once there are as many as say anything.
+/// This many equal errors in a row are believed, once there are `FEWEST` results.
 const AGREE: usize = 2;
-/// Tools of a model that are remembered, the last used.
+/// Tools of a model that are remembered: the most recently used.
 const TOOLS: usize = 64;
 
 /// A hash of a tool's name, and whether reasoning is read: results may cost more then (Gemini).
 pub(super) type ToolKey = (u64, bool);
 
-/// What results were off by, by tool, the one used last at the end.
+/// The errors of results by tool, the most recently used tool last.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(super) struct ToolResults(Vec<ToolSamples>);
 
-/// What results of one tool were off by, newest last.
+/// The errors of one tool's results, newest last.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct ToolSamples {
     name: u64,
     reads: bool,
-    /// What an earlier version kept did not say how large they were: it is learned again.
+    /// An earlier version did not store the results' sizes; its data is ignored and learned again.
     #[serde(default)]
     results: Vec<ResultSample>,
 }
 
-/// A result of a tool: what it was counted as, and what that was off by, tokens.
+/// A tool result: its counted tokens, and the error of that count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct ResultSample {
     counted: u32,
@@ -41,13 +41,13 @@ struct ResultSample {
 }
 
 impl ToolResults {
-    /// Whether it can be what this program wrote.
+    /// Whether this program can have written it.
     pub(super) fn is_whole(&self) -> bool {
         self.0.len() <= TOOLS && self.0.iter().all(|tool| tool.results.len() <= RESULTS)
     }
 
-    /// What a result of so many tokens is off by: the median, and of two in the middle the lesser. `None` where
-    /// too little is known.
+    /// The expected error of a result of that many tokens: the median; of two in the middle the smaller one.
+    /// `None` if too little is known.
     pub(super) fn offset(&self, of: ToolKey, tokens: u64) -> Option<i64> {
         let results = self.of(of)?.iter();
         let mut off: Vec<i64> = results.map(|result| result.offset(tokens)).collect();
@@ -56,14 +56,14 @@ impl ToolResults {
         middle.into_iter().flatten().copied().min_by_key(|off| off.unsigned_abs())
     }
 
-    /// Whether the newest results were all off by the same: where counting is exact, that is what stands around
+    /// Whether the newest results all had the same error: with exact counting that is the structure around
     /// them.
     pub(super) fn agree(&self, of: ToolKey) -> bool {
         let newest = self.of(of).and_then(<[_]>::last_chunk::<AGREE>);
         newest.is_some_and(|newest| newest.windows(2).all(|it| it[0].off == it[1].off))
     }
 
-    /// Keeps what a result that was `counted` so was off by.
+    /// Stores the error of a result with `counted` tokens.
     pub(super) fn keep(&mut self, (name, reads): ToolKey, counted: u64, off: i64) {
         let is = |tool: &ToolSamples| (tool.name, tool.reads) == (name, reads);
         let known = self.0.iter().position(is).map(|at| self.0.remove(at));
@@ -80,7 +80,7 @@ impl ToolResults {
         }
     }
 
-    /// The results of a tool, where they are enough to say anything.
+    /// The results of a tool, if they are enough for a statement.
     fn of(&self, of: ToolKey) -> Option<&[ResultSample]> {
         let results = &self.0.iter().find(|tool| (tool.name, tool.reads) == of)?.results;
         (results.len() >= FEWEST).then_some(results)
@@ -88,8 +88,9 @@ impl ToolResults {
 }
 
 impl ResultSample {
-    /// What a result of so many tokens is off by, going by this one: what stands around results costs the
-    /// same whatever their size; what is more is of a text, and one of half the size may still have all of it.
+    /// The expected error of a result of that many tokens, according to this one: structure costs the same
+    /// whatever the size; any error beyond it belongs to the text, and a text of half the size may still have
+    /// all of it.
     fn offset(self, tokens: u64) -> i64 {
         let size = 2.0 * tokens as f64 / f64::from(self.counted.max(1));
         let most = STRUCTURE.max(f64::from(self.off.unsigned_abs()) * size.min(1.0));

@@ -1,29 +1,29 @@
-//! Reasoning that is not sent back: whether the next call's input counts it all the same.
+//! Reasoning that is not sent back: whether it still counts as input of the next call.
 //!
-//! Some providers hold it and count it, most do not, and one model may be served in both ways. What a
-//! clear pair says is believed at once (`docs/estimates.md` 2). Pure; must not know what was sent.
+//! Some providers store it and count it, most do not, and one model may be served in both ways. The evidence
+//! of a clear pair of calls is believed at once (`docs/estimates.md` 2). Pure; must not know what was sent.
 
-/// Reasoning of the last reply that its client does not send back.
+/// Reasoning of the last reply that the client does not send back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UnsentReasoning {
-    /// As it was reported.
+    /// Its tokens as reported.
     pub tokens: u64,
     /// Whether it is believed to be input of this call.
     pub counted: bool,
 }
 
-/// Less reasoning than this tells nothing.
+/// Less reasoning than this is no evidence.
 const LEAST: u64 = 100;
 
 impl UnsentReasoning {
-    /// Tokens of it that the estimate holds.
+    /// The tokens of it that the estimate includes.
     pub fn input(self) -> u64 {
         if self.counted { self.tokens } else { 0 }
     }
 
-    /// Whether the provider counts it, as a call shows that cost `actual` tokens and was estimated at
-    /// `estimate`. `new`: tokens of what else is new in it. `None` where errors of counting may be as
-    /// large, and where neither explains the call.
+    /// Whether the provider counts it, judged by a call that cost `actual` tokens and was estimated at
+    /// `estimate`. `new` is the tokens of all other new content. `None` if the error of counting may be as
+    /// large, or if neither explains the call.
     pub(super) fn judged(self, estimate: u64, actual: u64, new: u64) -> Option<bool> {
         if self.tokens < LEAST || new > self.tokens / 2 {
             return None;

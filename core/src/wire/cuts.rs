@@ -1,15 +1,15 @@
-//! Where the fuzz functions cut what arrives in pieces: nothing else may use it.
+//! Where the fuzz functions cut input that arrives in pieces: nothing else may use it.
 //!
-//! Short input is cut everywhere. Longer input is cut at two places drawn from the input itself: the
-//! next mutation is cut elsewhere, what was found is found again, and thousands of inputs a second
-//! are read, not hundreds.
+//! Short input is cut everywhere. Longer input is cut at two places drawn from the input itself: so the next
+//! mutation is cut elsewhere, a failing input fails again, and thousands of inputs are read per second, not
+//! hundreds.
 
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Longest input that is cut everywhere, bytes: an event or two of a stream.
+/// The longest input that is cut everywhere, in bytes: one or two events of a stream.
 const SHORT: usize = 200;
 
-/// Where to cut an input.
+/// Decides where to cut an input.
 #[derive(Clone, Copy)]
 pub(crate) struct InputCuts<'b> {
     bytes: &'b [u8],
@@ -17,22 +17,22 @@ pub(crate) struct InputCuts<'b> {
 }
 
 impl<'b> InputCuts<'b> {
-    /// Draws the lot.
+    /// Draws random bits from the input itself.
     pub(crate) fn of(bytes: &'b [u8]) -> Self {
         Self { bytes, lot: xxh3_64(bytes) }
     }
 
-    /// Of several ways to read an input, the one that is cut.
+    /// Chooses one of several ways to read an input: the one that is used with cuts.
     pub(crate) fn way(self, ways: usize) -> usize {
         self.lot as usize % ways
     }
 
-    /// Sizes of pieces, all the same, to be read in.
+    /// The sizes of equal pieces to read it in.
     pub(crate) fn sizes(self) -> &'static [usize] {
         if self.is_short() { &[1, 2, 3, 7] } else { &[] }
     }
 
-    /// Places at which to cut the input in two. Of a long one: anywhere, and beside a byte that
+    /// Positions at which to cut the input in two. For a long input: any position, and one beside a byte that
     /// readers stop at.
     pub(crate) fn places(self) -> Vec<usize> {
         let Self { bytes, lot } = self;

@@ -1,32 +1,32 @@
 //! Content encodings: a decoded copy of a compressed body, chunk by chunk.
 //!
-//! For reading only; what is passed on stays as it came. Bounded: two codings at most, nothing is
-//! allocated before the first byte, no chunk unfolds to more than its limit, and whatever is held is asked
-//! for first. A broken encoding ends the reading, nothing else.
+//! The copy is only for reading; the body is passed on as it came. Bounded: at most two codings, nothing is
+//! allocated before the first byte, no chunk expands beyond its limit, and memory is requested before it is
+//! held. A broken encoding ends the reading and nothing else.
 
 use std::borrow::Cow;
 use std::io::Write;
 
 use super::memory::Memory;
 
-/// Why a copy cannot be read on. The sender's fault, save where memory is short.
+/// Why a copy cannot be read further. The sender's fault, except if memory is short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// The bytes are not what `content-encoding` says.
+    /// The bytes are not encoded as `content-encoding` says.
     #[error("the body is not encoded as its content-encoding says")]
     Broken,
-    /// It unfolds to more than the limit.
+    /// It decodes to more than the limit.
     #[error("the body unfolds to more than is read")]
     TooLong,
-    /// There is no memory for what it unfolds to.
+    /// There is no memory for the decoded bytes.
     #[error("there is no memory to unfold the body")]
     NoMemory,
 }
 
-/// Why no body with such a `content-encoding` is read.
+/// Why a body with such a `content-encoding` is not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnsupportedEncoding {
-    /// More codings on top of each other than [`MOST_CODINGS`].
+    /// More than [`MOST_CODINGS`] codings on top of each other.
     #[error("the body is encoded more than {MOST_CODINGS} times")]
     TooMany,
     /// A coding that is not known.
@@ -34,19 +34,19 @@ pub enum UnsupportedEncoding {
     Unknown,
 }
 
-/// Most codings on top of each other. Each costs a window of memory, and nobody needs two.
+/// The most codings on top of each other. Each costs a window of memory, and nobody needs more than one.
 const MOST_CODINGS: usize = 2;
-/// Largest window of a zstd frame, as a power of two: 8 MB, which is the most that HTTP allows
-/// (RFC 9659). Without it a few bytes could ask for 128 MB.
+/// The largest window of a zstd frame, as a power of two: 8 MB, the most that HTTP allows (RFC 9659). Without
+/// this limit a few bytes could request 128 MB.
 const ZSTD_WINDOW_LOG: u32 = 23;
 
 /// Decodes one body.
 pub struct Decoder {
-    /// In the order in which they are applied: the last one named comes first.
+    /// In the order of decoding: the coding that is named last comes first.
     steps: Vec<CodingStep>,
 }
 
-/// One coding, and the decoder for it once a byte has come.
+/// One coding, and its decoder once a byte has arrived.
 struct CodingStep {
     coding: Coding,
     decoder: Option<CodingDecoder>,
@@ -70,12 +70,12 @@ enum CodingDecoder {
 }
 
 impl Decoder {
-    /// A decoder for the values of all `content-encoding` lines, in order. No or an `identity` coding
-    /// gives a decoder that passes bytes on. `limit`: most bytes one push unfolds. `memory`: what each
-    /// coding asks for what it holds; what a push has answered is the caller's to hold.
+    /// A decoder for the values of all `content-encoding` lines, in order. Without a coding, or with
+    /// `identity`, it passes bytes through. `limit` is the most bytes that one push may decode to. `memory`
+    /// grants each coding what it holds; the result of a push is the caller's to account for.
     ///
     /// # Errors
-    /// [`UnsupportedEncoding`], where a coding is not known or there are too many.
+    /// [`UnsupportedEncoding`], if a coding is unknown or there are too many.
     pub fn new<'v>(
         lines: impl IntoIterator<Item = &'v str>,
         limit: usize,
@@ -102,15 +102,15 @@ impl Decoder {
         Ok(Self { steps })
     }
 
-    /// Whether bytes pass as they are.
+    /// Whether bytes pass through unchanged.
     pub fn is_identity(&self) -> bool {
         self.steps.is_empty()
     }
 
-    /// The next encoded bytes, cut anywhere; answers what they unfold to.
+    /// Decodes the next encoded bytes, which may be cut anywhere.
     ///
     /// # Errors
-    /// A [`DecodeError`]; the decoder is of no use after it.
+    /// A [`DecodeError`]; the decoder must not be used after it.
     pub fn push<'b>(&mut self, bytes: &'b [u8]) -> Result<Cow<'b, [u8]>, DecodeError> {
         let mut bytes = Cow::Borrowed(bytes);
         for step in &mut self.steps {
@@ -142,19 +142,19 @@ impl Coding {
         }
     }
 
-    /// What its decoder holds beside its output, once so many bytes have come out of it: its tables, and of
-    /// its window what was written to. The rest of a window is reserved, not held.
+    /// The bytes that its decoder holds besides its output, once `passed` bytes have come out: tables, and
+    /// the part of the window that was written. The rest of a window is reserved, but not in use.
     fn holds(self, passed: usize) -> usize {
         match self {
             Self::Gzip | Self::Deflate => 96 << 10,
-            // Its window grows by copies.
+            // The window grows by copying, so both copies count.
             Self::Brotli => (128 << 10) + passed.saturating_mul(3).div_ceil(2).min(BROTLI_WINDOW),
             Self::Zstd => (384 << 10) + passed.min(1 << ZSTD_WINDOW_LOG),
         }
     }
 }
 
-/// Largest window of a brotli stream (RFC 7932, Section 9.1) and half of one more.
+/// The largest window of a brotli stream (RFC 7932, Section 9.1) and a half.
 const BROTLI_WINDOW: usize = 24 << 20;
 
 impl CodingStep {
@@ -177,8 +177,8 @@ fn fault(error: &std::io::Error) -> DecodeError {
 }
 
 impl CodingDecoder {
-    /// `bytes`: the first, which tell zlib by its standard from raw deflate, the habit of some servers. A
-    /// zlib stream's first byte names method 8 in its low half; raw deflate hardly ever does.
+    /// `bytes` are the first ones: they tell standard zlib from raw deflate, which some servers send. The
+    /// first byte of a zlib stream has method 8 in its low half; that of raw deflate hardly ever does.
     fn new(coding: Coding, bytes: &[u8], out: BoundedOutput) -> Result<Self, DecodeError> {
         let is_zlib = bytes.first().is_some_and(|first| first & 0x0f == 8);
         Ok(match coding {
@@ -214,31 +214,31 @@ fn write(decoder: &mut impl Write, bytes: &[u8]) -> std::io::Result<()> {
     decoder.flush()
 }
 
-/// Takes what a decoder unfolds, up to a limit and as far as there is memory.
+/// Collects what a decoder produces, up to a limit and as far as memory is granted.
 struct BoundedOutput {
     bytes: Vec<u8>,
     limit: usize,
-    /// Whose output it is.
+    /// The coding whose output it is.
     of: Option<Coding>,
-    /// Bytes that have come out in all.
+    /// The number of bytes that have come out in total.
     passed: usize,
     memory: Box<dyn Memory>,
 }
 
 impl BoundedOutput {
-    /// Asks for what the decoder itself holds.
+    /// Requests the memory that the decoder itself holds.
     fn begin(&mut self) -> std::io::Result<()> {
         self.holds(0)
     }
 
     fn take(&mut self) -> Vec<u8> {
         let taken = std::mem::take(&mut self.bytes);
-        // Less than before is never refused.
+        // Holding less than before is never refused.
         let _ = self.holds(0);
         taken
     }
 
-    /// Holds `capacity` bytes of output and what the decoder holds.
+    /// Requests memory for `capacity` bytes of output and for what the decoder holds.
     fn holds(&mut self, capacity: usize) -> std::io::Result<()> {
         let decoder = self.of.map_or(0, |coding| coding.holds(self.passed));
         match self.memory.hold(decoder.saturating_add(capacity)) {
@@ -270,7 +270,7 @@ impl Write for BoundedOutput {
     }
 }
 
-/// Fuzz: no bytes make any coding panic or unfold past its limit.
+/// Fuzz: no bytes make a coding panic or exceed its limit.
 #[cfg(any(test, fuzzing))]
 pub fn fuzz(bytes: &[u8]) {
     use super::memory::MemoryLimit;

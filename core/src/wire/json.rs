@@ -1,8 +1,8 @@
-//! JSON seen where it stands: one pass over the bytes gives every value's range.
+//! JSON read in place: one pass over the bytes yields the range of every value.
 //!
-//! Nothing is converted: keys keep their order, numbers their form, strings their escapes, and
-//! duplicate keys stay. The reader is trusting where a provider is: it checks structure, not every
-//! control character. It must not know what any key means, must not recurse, and does not panic.
+//! Nothing is converted: keys keep their order, numbers their form, strings their escapes, and duplicate keys
+//! stay. Checks structure, not every control character, as providers do. It must not know what a key means,
+//! must not recurse, and does not panic.
 
 mod most;
 mod strings;
@@ -33,18 +33,18 @@ impl Span {
         self.end.saturating_sub(self.start)
     }
 
-    /// Whether nothing is covered.
+    /// Whether the range is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The bytes covered; empty where the range does not fit `body`.
+    /// The bytes in the range; empty if it does not fit `body`.
     pub fn of<'b>(&self, body: &'b [u8]) -> &'b [u8] {
         body.get(self.start..self.end).unwrap_or_default()
     }
 }
 
-/// What kind of JSON value stands somewhere.
+/// The kind of a JSON value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// `null`
@@ -73,7 +73,7 @@ pub enum JsonError {
     /// Nested deeper than [`MAX_DEPTH`].
     #[error("JSON nested deeper than {MAX_DEPTH} at byte {0}")]
     TooDeep(usize),
-    /// More values than [`most_values`] of a text that long.
+    /// More values than [`most_values`] allows for a text of that length.
     #[error("more JSON values than are read, at byte {0}")]
     TooMany(usize),
     /// Longer than a `u32` can address.
@@ -81,10 +81,10 @@ pub enum JsonError {
     TooLong,
 }
 
-/// Deepest nesting that is read; beyond it a body is opaque. Real requests stay below 30.
+/// The deepest nesting that is read; a deeper body is opaque. Real requests stay below 30.
 pub const MAX_DEPTH: usize = 512;
 
-/// One value, 16 bytes: where it stands and where its subtree ends.
+/// One value, in 16 bytes: its range, and where its subtree ends.
 #[derive(Clone, Copy, Debug)]
 struct Node {
     start: u32,
@@ -103,15 +103,15 @@ pub struct Document {
 }
 
 impl Document {
-    /// Reads one JSON value with nothing but white space around it.
+    /// Reads one JSON value that is surrounded only by white space.
     ///
     /// # Errors
-    /// A [`JsonError`] with the byte where the text stops being JSON.
+    /// A [`JsonError`] with the byte at which the text stops being JSON.
     pub fn read(bytes: &[u8]) -> Result<Self, JsonError> {
         Self::read_most(bytes, most_values(bytes.len()))
     }
 
-    /// [`Document::read`], with no more than `most` values.
+    /// Like [`Document::read`], with at most `most` values.
     /// # Errors
     /// As [`Document::read`].
     pub fn read_most(bytes: &[u8], most: usize) -> Result<Self, JsonError> {
@@ -120,7 +120,7 @@ impl Document {
         Ok(document)
     }
 
-    /// [`Document::read`] into the same allocation, for streams of small texts.
+    /// Like [`Document::read`], into the same allocation: for streams of small texts.
     ///
     /// # Errors
     /// As [`Document::read`]; the document is then empty.
@@ -130,7 +130,7 @@ impl Document {
 
     fn fill(&mut self, bytes: &[u8], most: usize) -> Result<(), JsonError> {
         self.nodes.clear();
-        // Short texts have a value every eight bytes; in long ones words prevail.
+        // Short texts have a value every eight bytes; long ones consist mostly of strings.
         self.nodes.reserve((bytes.len() / 8).clamp(8, 64).max(bytes.len() / 64));
         let nodes = &mut self.nodes;
         let outcome = Scanner { bytes, at: 0, open: NONE, depth: 0, most, nodes }.run();
@@ -140,17 +140,17 @@ impl Document {
         outcome
     }
 
-    /// What so many values hold, bytes.
+    /// The bytes that `values` values occupy.
     pub fn bytes_of(values: usize) -> usize {
         values * size_of::<Node>()
     }
 
-    /// What it holds, bytes.
+    /// The bytes that it occupies.
     pub fn bytes(&self) -> usize {
         self.nodes.capacity() * size_of::<Node>()
     }
 
-    /// How many values it has.
+    /// The number of its values.
     pub fn values(&self) -> usize {
         self.nodes.len()
     }
@@ -174,12 +174,12 @@ impl<'d> Value<'d> {
         self.nodes[self.index]
     }
 
-    /// What it is.
+    /// Its kind.
     pub fn kind(&self) -> Kind {
         self.node().kind
     }
 
-    /// Where it stands, quotes and brackets included.
+    /// Its range, quotes and brackets included.
     pub fn span(&self) -> Span {
         let node = self.node();
         Span::new(node.start as usize, node.end as usize)
@@ -195,7 +195,7 @@ impl<'d> Value<'d> {
         self.kind() == Kind::Null
     }
 
-    /// A string's meaning, escapes resolved, broken UTF-8 and lone surrogates as U+FFFD.
+    /// The text of a string, with escapes resolved, and with broken UTF-8 and lone surrogates as U+FFFD.
     pub fn text(&self) -> Option<Cow<'d, str>> {
         let node = self.node();
         if node.kind != Kind::String {
@@ -205,8 +205,8 @@ impl<'d> Value<'d> {
         Some(meaning(raw, node.escaped))
     }
 
-    /// A string's meaning added to `out`, escapes resolved, broken UTF-8 as it stands: for hashing,
-    /// without an allocation. Whether it is a string.
+    /// Appends the text of a string to `out`, with escapes resolved and broken UTF-8 unchanged: for hashing
+    /// without an allocation. Returns whether the value is a string.
     pub fn append_text(&self, out: &mut Vec<u8>) -> bool {
         let node = self.node();
         if node.kind != Kind::String {
@@ -221,7 +221,7 @@ impl<'d> Value<'d> {
         true
     }
 
-    /// A whole number that fits; `12.0` and `1.2e1` count as 12.
+    /// A whole number that fits into `u64`; `12.0` and `1.2e1` count as 12.
     pub fn as_u64(&self) -> Option<u64> {
         let text = self.number()?;
         text.parse().ok().or_else(|| {
@@ -242,24 +242,24 @@ impl<'d> Value<'d> {
         std::str::from_utf8(self.raw()).ok()
     }
 
-    /// A truth value.
+    /// A boolean.
     pub fn as_bool(&self) -> Option<bool> {
         (self.kind() == Kind::Bool).then(|| self.raw() == b"true")
     }
 
-    /// The member called `name`; the last one where a key is given twice, as most parsers do.
+    /// The member called `name`; the last one if a key occurs twice, as in most parsers.
     pub fn get(&self, name: &str) -> Option<Value<'d>> {
         let [member] = self.members([name]);
         member
     }
 
-    /// [`Value::get`] for several names in one walk over the members. See [`members!`] for many.
+    /// Like [`Value::get`], for several names in one pass over the members. See [`members!`] for many.
     #[inline]
     pub fn members<const N: usize>(&self, names: [&str; N]) -> [Option<Value<'d>>; N] {
         let node = self.node();
         let end = if node.kind == Kind::Object { node.next as usize } else { 0 };
         let (mut at, mut found) = (self.index + 1, [None; N]);
-        // By index, because this is done more often than anything else.
+        // By index instead of an iterator, because no other function is called more often.
         while at + 1 < end {
             let key = ObjectKey(Value { index: at, ..*self });
             for (name, found) in names.iter().zip(&mut found) {
@@ -273,12 +273,12 @@ impl<'d> Value<'d> {
         found
     }
 
-    /// [`Value::get`] along several names.
+    /// Like [`Value::get`], along a path of names.
     pub fn path(&self, names: &[&str]) -> Option<Value<'d>> {
         names.iter().try_fold(*self, |value, name| value.get(name))
     }
 
-    /// [`Value::get`], for names that come in more than one spelling; a `null` counts as absent.
+    /// Like [`Value::get`], for a member with several spellings; a `null` counts as absent.
     pub fn get_any<const N: usize>(&self, names: &[&str; N]) -> Option<Value<'d>> {
         first(self.members(*names))
     }
@@ -288,13 +288,13 @@ impl<'d> Value<'d> {
         self.get(name)?.text()
     }
 
-    /// Members of an object in written order; nothing for other kinds.
+    /// The members of an object in written order; empty for other kinds.
     pub fn entries(&self) -> impl Iterator<Item = (ObjectKey<'d>, Value<'d>)> + use<'d> {
         let mut children = self.children(Kind::Object);
         std::iter::from_fn(move || Some((ObjectKey(children.next()?), children.next()?)))
     }
 
-    /// Elements of an array; nothing for other kinds.
+    /// The elements of an array; empty for other kinds.
     pub fn items(&self) -> impl Iterator<Item = Value<'d>> + use<'d> {
         self.children(Kind::Array)
     }
@@ -307,13 +307,13 @@ impl<'d> Value<'d> {
     }
 }
 
-/// The first that is there and not `null`: of members that stand in for each other.
+/// The first of several alternative members that is present and not `null`.
 pub fn first<const N: usize>(members: [Option<Value<'_>>; N]) -> Option<Value<'_>> {
     members.into_iter().flatten().find(|value| !value.is_null())
 }
 
-/// Declares a struct of an object's members, each an `Option<Value>` under its own name or the one
-/// given; `of` finds them all in one walk, as [`Value::members`] does.
+/// Declares a struct of an object's members, each an `Option<Value>` under its own name or the given one;
+/// `of` finds them all in one pass, like [`Value::members`].
 macro_rules! members {
     ($(#[$doc:meta])* $name:ident { $($field:ident $(= $key:literal)?),+ $(,)? }) => {
         $(#[$doc])*
@@ -336,7 +336,7 @@ macro_rules! members {
 pub(crate) use members;
 
 impl std::fmt::Debug for Value<'_> {
-    /// Kind and place, never content: a prompt must not reach a log by way of `{:?}`.
+    /// Prints kind and position, never content: a prompt must not reach a log through `{:?}`.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:?}@{}..{}", self.kind(), self.span().start, self.span().end)
     }
@@ -347,7 +347,7 @@ impl std::fmt::Debug for Value<'_> {
 pub struct ObjectKey<'d>(Value<'d>);
 
 impl<'d> ObjectKey<'d> {
-    /// Whether the key means `name`: nearly all are told apart by their length alone.
+    /// Whether the key equals `name`; for nearly all keys the length alone decides.
     #[inline]
     pub fn is(&self, name: &str) -> bool {
         if self.0.node().escaped { self.text() == name } else { self.plain() == name.as_bytes() }
@@ -358,12 +358,12 @@ impl<'d> ObjectKey<'d> {
         self.0.text().unwrap_or_default()
     }
 
-    /// Where the key stands, quotes included.
+    /// The range of the key, quotes included.
     pub fn span(&self) -> Span {
         self.0.span()
     }
 
-    /// The key added to `out`, escapes resolved.
+    /// Appends the key to `out`, with escapes resolved.
     pub fn append_text(&self, out: &mut Vec<u8>) {
         self.0.append_text(out);
     }
@@ -393,21 +393,21 @@ impl<'d> Iterator for Children<'d> {
     }
 }
 
-/// The one pass.
+/// The state of the single pass.
 struct Scanner<'b, 'n> {
     bytes: &'b [u8],
     at: usize,
-    /// The innermost array or object that is open. As long as one is, the place of its end holds which
-    /// is open around it: that takes no memory beside the nodes.
+    /// The innermost open array or object. While it is open, its `end` holds the index of the one around it:
+    /// so no memory is needed besides the nodes.
     open: u32,
-    /// How many are open.
+    /// The number of open arrays and objects.
     depth: usize,
-    /// Most values that are read.
+    /// The most values that are read.
     most: usize,
     nodes: &'n mut Vec<Node>,
 }
 
-/// Nothing is open.
+/// No array or object is open.
 const NONE: u32 = u32::MAX;
 
 impl Scanner<'_, '_> {
@@ -441,8 +441,8 @@ impl Scanner<'_, '_> {
         }
     }
 
-    /// After a complete value: closes what closes, steps over the comma before the next value.
-    /// True when the outermost value is complete and nothing but white space follows.
+    /// Runs after a complete value: closes arrays and objects that end here, and skips the comma before the
+    /// next value. Returns true if the outermost value is complete and only white space follows.
     fn close(&mut self) -> Result<bool, JsonError> {
         while self.open != NONE {
             let (byte, next) = (self.next()?, self.nodes.len() as u32);
@@ -463,7 +463,7 @@ impl Scanner<'_, '_> {
         if self.next().is_ok() { Err(JsonError::Unexpected(self.at)) } else { Ok(true) }
     }
 
-    /// In an object, the key and its colon; in an array nothing.
+    /// In an object, reads the key and its colon; in an array, nothing.
     fn key_in(&mut self, kind: Kind) -> Result<(), JsonError> {
         if kind != Kind::Object {
             return Ok(());
@@ -479,7 +479,7 @@ impl Scanner<'_, '_> {
         Ok(())
     }
 
-    /// A value that begins with `first` and holds no others.
+    /// Reads a value that begins with `first` and contains no other values.
     fn scalar(&mut self, first: u8) -> Result<(), JsonError> {
         match first {
             b'"' => self.string(),
@@ -512,7 +512,7 @@ impl Scanner<'_, '_> {
         Ok(())
     }
 
-    // Every key and most values: a call would cost half of what a short one does.
+    // Runs for every key and most values: a call would cost half as much as reading a short string.
     #[inline(always)]
     fn string(&mut self) -> Result<(), JsonError> {
         let start = self.at;
@@ -532,7 +532,7 @@ impl Scanner<'_, '_> {
         self.nodes.push(Node { start: start as u32, end: end as u32, next, kind, escaped });
     }
 
-    /// The next byte that is no white space; it is not taken.
+    /// The next byte that is not white space, without consuming it.
     fn next(&mut self) -> Result<u8, JsonError> {
         loop {
             let byte = self.peek()?;
@@ -560,8 +560,8 @@ fn closer(kind: Kind) -> u8 {
     if kind == Kind::Object { b'}' } else { b']' }
 }
 
-/// Fuzz: no bytes make it panic; every value lies inside its parent, in order, and what is read
-/// alone is what was read in its place.
+/// Fuzz: no bytes make it panic; every value lies inside its parent, in order, and reads the same alone as in
+/// its place.
 #[cfg(any(test, fuzzing))]
 pub fn fuzz(bytes: &[u8]) {
     let mut document = Document::default();
@@ -590,7 +590,7 @@ pub fn fuzz(bytes: &[u8]) {
                 open.push(child);
             }
         }
-        // (A key of broken UTF-8 has no name that it could be asked for by.)
+        // (A key of broken UTF-8 has no name by which it could be found.)
         let last = value.entries().last().map(|(key, _)| (key, key.text()));
         if let Some((key, name)) = last.filter(|(_, name)| !name.contains('\u{fffd}')) {
             assert!(key.is(&name) && value.get(&name).is_some());

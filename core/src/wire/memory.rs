@@ -1,16 +1,16 @@
-//! Where readers ask for memory before they hold it.
+//! How readers request memory before they hold it.
 //!
-//! What a body, a window or a message unfolds to is the sender's choice, so whoever unfolds it asks first and
-//! stops reading at a no. Who grants it, and of how much, is decided above.
+//! The sender decides how large a decoded body, window or message is, so the decoder requests memory first
+//! and stops reading if that is refused. The floors above decide who grants it, and how much.
 
 /// Memory that one reader may hold.
 pub trait Memory: Send {
-    /// Holds `bytes` in all from now on, in place of what was held before. `false` where there is no room:
-    /// what was held before is then held still.
+    /// Sets the total that is held to `bytes`, replacing the previous amount. Returns `false` if there is no
+    /// room; the previous amount is then still held.
     fn hold(&mut self, bytes: usize) -> bool;
 }
 
-/// A fixed number of bytes, nobody else's concern.
+/// A fixed number of bytes that is shared with nobody.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryLimit(pub usize);
 

@@ -1,25 +1,25 @@
-//! Edits by splicing: the original bytes, cut and joined, never re-written.
+//! Edits by splicing: the original bytes are cut and joined, never rewritten.
 //!
-//! Guards invariants 1 and 2: without an edit the result is the same allocation, and outside the
-//! edited ranges every byte is the original's. Must not know what the bytes mean.
+//! Guards invariants 1 and 2: without an edit the result is the same allocation, and outside the edited
+//! ranges every byte is the original's. Must not know what the bytes mean.
 
 use bytes::Bytes;
 
 use super::json::Span;
 
-/// One replacement: the bytes at `at` give way to `with`. An empty `at` inserts before that byte.
+/// One replacement: `with` replaces the bytes at `at`. An empty `at` inserts before that byte.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Edit {
-    /// Range of the original that is replaced.
+    /// The range of the original that is replaced.
     pub at: Span,
-    /// What stands there afterwards.
+    /// The bytes that replace it.
     pub with: Bytes,
 }
 
-/// Why edits cannot be applied together; the original is then what is sent.
+/// Why edits cannot be applied together; the original is sent then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EditConflict {
-    /// Two edits touch the same bytes, or insert at the same place.
+    /// Two edits touch the same bytes, or insert at the same position.
     #[error("two edits overlap at byte {0}")]
     Overlap(usize),
     /// An edit lies outside the body, or ends before it starts.
@@ -27,10 +27,10 @@ pub enum EditConflict {
     Outside(usize),
 }
 
-/// Whether edits can be applied together to a body of `length` bytes.
+/// Checks whether edits can be applied together to a body of `length` bytes.
 ///
 /// # Errors
-/// The [`EditConflict`] that they would meet.
+/// The first [`EditConflict`] of them.
 pub fn check(edits: &[Edit], length: usize) -> Result<(), EditConflict> {
     let mut places: Vec<Span> = edits.iter().map(|edit| edit.at).collect();
     places.sort_unstable();
@@ -47,10 +47,11 @@ pub fn check(edits: &[Edit], length: usize) -> Result<(), EditConflict> {
     Ok(())
 }
 
-/// The body as a list of slices, in order: untouched ranges share the original's allocation.
+/// Applies edits, and returns the result as a list of slices in order: unchanged ranges share the original's
+/// allocation.
 ///
 /// # Errors
-/// An [`EditConflict`] where edits overlap or lie outside; nothing is applied then.
+/// An [`EditConflict`] if edits overlap or lie outside the body; no edit is applied then.
 pub fn splice(body: &Bytes, mut edits: Vec<Edit>) -> Result<Vec<Bytes>, EditConflict> {
     if edits.is_empty() {
         return Ok(vec![body.clone()]);
@@ -68,7 +69,7 @@ pub fn splice(body: &Bytes, mut edits: Vec<Edit>) -> Result<Vec<Bytes>, EditConf
     Ok(slices)
 }
 
-/// The bytes that edits make of a body; the body itself where they cannot be applied.
+/// The body with the edits applied; the body itself if they cannot be applied.
 pub fn applied(body: &[u8], edits: &[Edit]) -> Vec<u8> {
     if check(edits, body.len()).is_err() {
         return body.to_vec();
@@ -86,7 +87,8 @@ pub fn applied(body: &[u8], edits: &[Edit]) -> Vec<u8> {
     out
 }
 
-/// Where a range of what edits made of a body stood in the body: what an edit put there stood where the edit is.
+/// The range of the original body that a range of the edited body came from; for inserted bytes, the range of
+/// their edit.
 pub fn origin(edits: &[Edit], at: Span) -> Span {
     let mut sorted: Vec<&Edit> = edits.iter().collect();
     sorted.sort_by_key(|edit| edit.at);
@@ -109,13 +111,13 @@ pub fn origin(edits: &[Edit], at: Span) -> Span {
     Span::new(start, end.unwrap_or_else(|| after(at.end)).max(start))
 }
 
-/// Edits of the original that come to the same as `first`, and then `second` of what `first` made of it, which is
-/// `middle`. `None` where `second` cannot be applied.
+/// Edits of the original that have the same effect as applying `first`, which yields `middle`, and then
+/// `second` to that. `None` if `second` cannot be applied.
 pub fn compose(first: &[Edit], middle: &[u8], second: Vec<Edit>) -> Option<Vec<Edit>> {
     check(&second, middle.len()).ok()?;
     let mut first: Vec<&Edit> = first.iter().collect();
     first.sort_by_key(|edit| edit.at);
-    // Each edit with where it stands in the middle; those of the first know how far they shift what follows.
+    // All edits with their range in `middle`; an edit of `first` shifts all that follows it.
     let mut shift = 0isize;
     let mut all: Vec<(Span, Option<&Edit>, Option<Bytes>)> = Vec::new();
     for edit in first {
@@ -163,7 +165,7 @@ fn push(slices: &mut Vec<Bytes>, slice: Bytes) {
     }
 }
 
-/// Fuzz: edits drawn from the bytes are refused, or leave every byte outside them as it was.
+/// Fuzz: edits drawn from the bytes are refused, or leave every byte outside them unchanged.
 #[cfg(any(test, fuzzing))]
 pub fn fuzz(bytes: &[u8]) {
     let (places, text) = bytes.split_at(bytes.len().min(12));

@@ -1,28 +1,28 @@
-//! Event streams by framing: bytes in, in any cuts, events out, each with its place in the stream.
+//! Event streams by framing: takes bytes in any cuts, and yields events with their position in the stream.
 //!
-//! The WHATWG event-stream rules, and two kindnesses that real providers need: white space before a
-//! field name is skipped, and a bare `error:` line is an event of its own (`docs/protocols.md` 11.1). Bounded:
-//! an event past the limit ends the reading, not the stream. Must not know what the data means.
+//! Follows the WHATWG event-stream rules, with two extensions that real providers need: white space before a
+//! field name is skipped, and a bare `error:` line is an event of its own (`docs/protocols.md` 11.1).
+//! Bounded: an event past the limit ends the reading, not the stream. Must not know what the data means.
 
 use memchr::{memchr, memchr2};
 
 #[cfg(any(test, fuzzing))]
 use super::cuts::InputCuts;
 
-/// One event as it was framed.
+/// One framed event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SseEvent<'a> {
-    /// The `event:` field; empty where none was given.
+    /// The `event:` field; empty if there was none.
     pub name: &'a str,
     /// The `data:` lines, joined by `\n`.
     pub data: &'a [u8],
-    /// Stream offset of its first line. Comments before it are not part of it.
+    /// The stream offset of its first line. Comments before it do not belong to it.
     pub start: u64,
-    /// Stream offset after its blank line. Of a final CRLF only the CR is counted.
+    /// The stream offset after its blank line. Of a final CRLF only the CR is included.
     pub end: u64,
 }
 
-/// An event as a server sends it. `name` may be empty. Data of several lines stays of several lines.
+/// An event as a server sends it. `name` may be empty. Data of several lines becomes several `data:` lines.
 pub fn write_event(name: &str, data: &str) -> String {
     let mut text = String::with_capacity(name.len() + data.len() + 16);
     if !name.is_empty() {
@@ -37,14 +37,14 @@ pub fn write_event(name: &str, data: &str) -> String {
 #[derive(Debug)]
 pub struct Framer {
     limit: usize,
-    /// The unfinished line that ended the last push.
+    /// The unfinished line at the end of the last push.
     line: Vec<u8>,
     name: String,
     data: Vec<u8>,
     has_data: bool,
-    /// A line that is no comment has been seen since the last event.
+    /// Whether a line that is not a comment has been seen since the last event.
     begun: bool,
-    /// Offset of the next byte.
+    /// The offset of the next byte.
     at: u64,
     start: u64,
     after_cr: bool,
@@ -52,7 +52,7 @@ pub struct Framer {
 }
 
 impl Framer {
-    /// A framer at the start of a stream. `limit`: most bytes of one event, all its lines counted.
+    /// A framer at the start of a stream. `limit` is the most bytes of one event, all of its lines included.
     pub fn new(limit: usize) -> Self {
         Self {
             limit,
@@ -68,12 +68,12 @@ impl Framer {
         }
     }
 
-    /// Whether an event was longer than the limit; nothing is framed after that.
+    /// Whether an event was longer than the limit; no event is framed after that.
     pub fn gave_up(&self) -> bool {
         self.gave_up
     }
 
-    /// Bytes that an unfinished event holds.
+    /// The bytes that an unfinished event occupies.
     pub fn holds(&self) -> usize {
         self.line.capacity() + self.name.capacity() + self.data.capacity()
     }
@@ -83,7 +83,7 @@ impl Framer {
         self.begun || !self.line.is_empty()
     }
 
-    /// The next bytes, cut anywhere; `each` gets every event they complete.
+    /// Takes the next bytes, cut anywhere; `each` receives every event that they complete.
     pub fn push(&mut self, mut bytes: &[u8], mut each: impl FnMut(SseEvent<'_>)) {
         while !bytes.is_empty() && !self.gave_up {
             if std::mem::take(&mut self.after_cr) && bytes[0] == b'\n' {
@@ -100,8 +100,8 @@ impl Framer {
         }
     }
 
-    /// The stream has ended whole: what stands without its blank line is an event too, because some
-    /// providers leave the last one out.
+    /// The stream has ended: an event without its final blank line counts too, because some providers omit
+    /// that line.
     pub fn finish(&mut self, mut each: impl FnMut(SseEvent<'_>)) {
         let line = std::mem::take(&mut self.line);
         if !line.is_empty() && !self.gave_up {
@@ -110,7 +110,7 @@ impl Framer {
         self.dispatch(&mut each);
     }
 
-    /// The common case, without a copy: the next event, whole in `bytes`.
+    /// The common case, without a copy: the next event lies entirely in `bytes`.
     fn plain_event<'b>(&self, bytes: &'b [u8]) -> Option<PlainEvent<'b>> {
         if self.is_inside() || self.at == 0 {
             return None; // the stream's first line may begin with a BOM
@@ -118,7 +118,7 @@ impl Framer {
         PlainEvent::read(bytes).filter(|plain| plain.len <= self.limit)
     }
 
-    /// One line, or what there is of it; answers the bytes after it.
+    /// Takes one line, or the part of it that has arrived; returns the bytes after it.
     fn line<'b>(&mut self, bytes: &'b [u8], each: &mut impl FnMut(SseEvent<'_>)) -> &'b [u8] {
         let Some(end) = memchr2(b'\n', b'\r', bytes) else {
             self.at += bytes.len() as u64;
@@ -144,7 +144,7 @@ impl Framer {
         &bytes[end + 1..]
     }
 
-    /// Steps over bytes that belong to no event when none has begun.
+    /// Skips bytes that belong to no event; if no event has begun, the next one starts after them.
     fn step_over(&mut self, count: u64) {
         let between = self.start == self.at;
         self.at += count;
@@ -195,7 +195,7 @@ impl Framer {
         self.start = self.at;
     }
 
-    /// Gives up where the event so far is past the limit.
+    /// Whether the event so far is past the limit; gives up if it is.
     fn is_too_long(&mut self) -> bool {
         if self.at - self.start > self.limit as u64 {
             self.gave_up = true;
@@ -215,7 +215,7 @@ fn field(line: &[u8]) -> (&[u8], &[u8]) {
     (field, value.strip_prefix(b" ").unwrap_or(value))
 }
 
-/// An event as nearly all are: at most one `event:` line, one `data:` line, a blank one.
+/// A typical event: at most one `event:` line, one `data:` line, and a blank line.
 struct PlainEvent<'b> {
     name: &'b str,
     data: &'b [u8],
@@ -224,7 +224,7 @@ struct PlainEvent<'b> {
 }
 
 impl<'b> PlainEvent<'b> {
-    /// The event that `bytes` begin with; `None` where it is not whole in them, or not plain.
+    /// Reads the event at the front of `bytes`; `None` if it is incomplete or not plain.
     fn read(bytes: &'b [u8]) -> Option<Self> {
         let (mut name, mut data, mut at) = ("", None, 0);
         loop {
@@ -245,8 +245,8 @@ impl<'b> PlainEvent<'b> {
     }
 }
 
-/// Fuzz: whatever the cuts, the events are the same, at the limit too; they lie in order, and each
-/// one's own bytes are that event.
+/// Fuzz: the events do not depend on the cuts, at the limit too; they are in order, and each one's bytes by
+/// themselves frame to the same event.
 #[cfg(any(test, fuzzing))]
 pub fn fuzz(bytes: &[u8]) {
     let cuts = InputCuts::of(bytes);
@@ -266,7 +266,7 @@ pub fn fuzz(bytes: &[u8]) {
             if name != "error" {
                 assert!(before <= *start || has_error);
                 let own = &bytes[*start as usize..*end as usize];
-                let lead: &[u8] = if *start == 0 { b"" } else { b"\n" }; // a BOM is one at 0 only
+                let lead: &[u8] = if *start == 0 { b"" } else { b"\n" }; // a BOM counts only at offset 0
                 let again = framed_in([lead, own].into_iter(), 1 << 20);
                 assert!(again.last().is_some_and(|own| (&own.0, &own.1) == (name, data)));
             }

@@ -1,32 +1,32 @@
-//! WebSocket frames of one direction, read as they pass (RFC 6455, RFC 7692).
+//! WebSocket frames of one direction, read while they pass (RFC 6455, RFC 7692).
 //!
-//! Bytes in, in any cuts; text messages out, unmasked, joined and inflated. The connection itself
-//! belongs to others: nothing here is sent, answered or refused. What cannot be read ends the
-//! reading, never the connection. Bounded. Must not know what the messages mean.
+//! Takes bytes in any cuts, and yields text messages, unmasked, joined and inflated. Others handle the
+//! connection: nothing here is sent, answered or refused. What cannot be read ends the reading, never the
+//! connection. Bounded. Must not know what the messages mean.
 
 use flate2::{Decompress, FlushDecompress, Status};
 
 use super::memory::Memory;
 
-/// Why nothing more is read of a connection.
+/// Why a connection is not read further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// Reserved bits or opcodes, which an extension that is not known may use.
+    /// Reserved bits or opcodes, which an unknown extension may use.
     #[error("a WebSocket frame uses bits or opcodes that were not negotiated")]
     Reserved,
-    /// A continuation of nothing, or a message inside another.
+    /// A continuation without a message, or a message inside another.
     #[error("WebSocket fragments do not follow each other")]
     Fragments,
-    /// A control frame that is long or fragmented, or a length that is no length.
+    /// A control frame that is long or fragmented, or an invalid length.
     #[error("a WebSocket frame has a length that is not allowed")]
     Length,
-    /// What should be a deflate stream is none.
+    /// A payload that should be a deflate stream is not one.
     #[error("a WebSocket message does not inflate")]
     Deflate,
-    /// A compressed message is past the limit; what follows builds on it.
+    /// A compressed message is past the limit, and later messages depend on it.
     #[error("a compressed WebSocket message is too long to be read")]
     TooLong,
-    /// There is no memory for a compressed message; what follows builds on it.
+    /// There is no memory for a compressed message, and later messages depend on it.
     #[error("there is no memory to inflate a WebSocket message")]
     NoMemory,
 }
@@ -34,19 +34,19 @@ pub enum FrameError {
 /// How the messages of one direction are compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compression {
-    /// They are not.
+    /// Not compressed.
     Plain,
     /// `permessage-deflate`.
     Deflate {
-        /// Each message builds on those before it.
+        /// Whether each message depends on those before it.
         keeps_context: bool,
     },
-    /// An extension that is not known: nothing is read.
+    /// An unknown extension: nothing is read.
     Unknown,
 }
 
-/// What a server's `Sec-WebSocket-Extensions` settles: for the client's messages, for its own.
-/// Several header lines are one, joined by commas.
+/// The compression that a server's `Sec-WebSocket-Extensions` settles: of the client's messages, and of the
+/// server's own. Several header lines are given as one, joined by commas.
 pub fn negotiated(extensions: &str) -> (Compression, Compression) {
     let mut settled = (Compression::Plain, Compression::Plain);
     for extension in extensions.split(',').map(str::trim).filter(|text| !text.is_empty()) {
@@ -61,25 +61,25 @@ pub fn negotiated(extensions: &str) -> (Compression, Compression) {
     settled
 }
 
-/// One direction of a connection.
+/// Decodes the messages of one direction of a connection.
 pub struct MessageDecoder {
     limit: usize,
     state: FrameState,
-    /// The header of the next frame, as far as it has come.
+    /// The part of the next frame's header that has arrived.
     header: Vec<u8>,
-    /// The message that is being joined.
+    /// The message whose frames are being joined.
     open: Option<OpenMessage>,
     text: Vec<u8>,
     inflate: Option<Inflate>,
-    /// Past the limit or the memory, and not compressed.
+    /// The number of uncompressed messages that were past the limit or the memory.
     skipped: u64,
     memory: Box<dyn Memory>,
 }
 
 enum FrameState {
-    /// Between frames, or in a header.
+    /// Between frames, or inside a header.
     Header,
-    /// In a payload.
+    /// Inside a payload.
     Payload(FrameHeader),
     /// A close frame was seen.
     Closed,
@@ -92,7 +92,7 @@ struct FrameHeader {
     control: Option<u8>,
     left: u64,
     mask: Option<[u8; 4]>,
-    /// Payload bytes seen, for the mask.
+    /// The payload bytes seen so far, which position the mask.
     seen: usize,
 }
 
@@ -100,24 +100,24 @@ struct FrameHeader {
 struct OpenMessage {
     is_text: bool,
     compressed: bool,
-    /// Past the limit or the memory, and not compressed: stepped over.
+    /// Past the limit or the memory, and not compressed: skipped.
     too_long: bool,
 }
 
 struct Inflate {
-    /// Made with the first compressed message: most connections have none.
+    /// Created with the first compressed message: most connections have none.
     stream: Option<Decompress>,
     keeps_context: bool,
 }
 
-/// What inflating holds of a direction from its first compressed message on: a window and tables.
+/// The bytes that inflating holds for a direction from its first compressed message on: a window and tables.
 const INFLATING: usize = 64 << 10;
-/// Text of no more than this keeps its allocation between messages.
+/// A text buffer of at most this size is reused for the next message.
 const KEPT_BETWEEN: usize = 64 << 10;
 
 impl MessageDecoder {
-    /// A direction at its first byte after the upgrade. `limit`: most bytes of one message, inflated.
-    /// `memory`: what is asked for messages before they are joined and inflated.
+    /// A direction at its first byte after the upgrade. `limit` is the most bytes of one message, inflated.
+    /// `memory` grants memory before messages are joined and inflated.
     pub fn new(limit: usize, compression: Compression, memory: Box<dyn Memory>) -> Self {
         let (state, inflate) = match compression {
             Compression::Plain => (FrameState::Header, None),
@@ -130,7 +130,7 @@ impl MessageDecoder {
         Self { limit, state, header, open: None, text, inflate, skipped: 0, memory }
     }
 
-    /// The next bytes, cut anywhere; `each` gets every text message they complete.
+    /// Takes the next bytes, cut anywhere; `each` receives every text message that they complete.
     pub fn push(&mut self, mut bytes: &[u8], mut each: impl FnMut(&[u8])) {
         while !bytes.is_empty() {
             let used = match self.state {
@@ -155,7 +155,7 @@ impl MessageDecoder {
         }
     }
 
-    /// Why the reading gave up, if it did.
+    /// Why the reading stopped, if it did.
     pub fn fault(&self) -> Option<FrameError> {
         match self.state {
             FrameState::Failed(fault) => Some(fault),
@@ -163,7 +163,7 @@ impl MessageDecoder {
         }
     }
 
-    /// Messages that were longer than the limit and were stepped over.
+    /// The number of messages that were longer than the limit and were skipped.
     pub fn skipped(&self) -> u64 {
         self.skipped
     }
@@ -175,7 +175,7 @@ impl MessageDecoder {
         self.memory.hold(0);
     }
 
-    /// Takes header bytes; when the header is whole, the frame begins.
+    /// Takes header bytes; once the header is complete, its frame begins.
     fn header(&mut self, bytes: &[u8]) -> Result<usize, FrameError> {
         let mut used = 0;
         while self.header.len() < header_length(&self.header) {
@@ -189,7 +189,7 @@ impl MessageDecoder {
         Ok(used)
     }
 
-    /// Reads the whole header.
+    /// Reads the complete header.
     fn begin(&mut self) -> Result<FrameHeader, FrameError> {
         let [first, second, rest @ ..] = self.header.as_slice() else {
             return Err(FrameError::Length);
@@ -214,7 +214,7 @@ impl MessageDecoder {
         Ok(frame)
     }
 
-    /// Whether the frame may stand here; opens the message that it begins.
+    /// Checks whether the frame is allowed here; opens the message that it begins.
     fn check(&mut self, first: u8) -> Result<(), FrameError> {
         let (reserved, opcode) = (first & 0x70, first & 0x0f);
         match (opcode, self.open) {
@@ -252,7 +252,7 @@ impl MessageDecoder {
         Ok(used)
     }
 
-    /// The next bytes of the open message.
+    /// Takes the next bytes of the open message.
     fn take(&mut self, piece: &[u8]) -> Result<(), FrameError> {
         let Some(open) = &mut self.open else { return Ok(()) };
         let mut text = MessageBuffer {
@@ -300,17 +300,17 @@ impl MessageDecoder {
     }
 }
 
-/// The message that is being joined, and what it may hold.
+/// The message that is being joined, and the limits on it.
 struct MessageBuffer<'m> {
     bytes: &'m mut Vec<u8>,
-    /// Held beside it.
+    /// Bytes that are held besides it.
     beside: usize,
     limit: usize,
     memory: &'m mut dyn Memory,
 }
 
 impl MessageBuffer<'_> {
-    /// Adds a piece, where it fits the limit and there is memory for it.
+    /// Adds a piece, if it is within the limit and there is memory for it.
     fn add(&mut self, piece: &[u8]) -> Result<(), FrameError> {
         let length = self.bytes.len() + piece.len();
         if length > self.limit {
@@ -335,7 +335,7 @@ impl MessageBuffer<'_> {
 }
 
 impl Inflate {
-    /// The next bytes of a message, or its `tail`, which is ours and not the sender's.
+    /// Inflates the next bytes of a message, or its `tail`, which is added by us and not sent.
     fn push(
         &mut self,
         mut piece: &[u8],
@@ -354,7 +354,7 @@ impl Inflate {
             out.add(&scratch[..written])?;
             piece = &piece[read..];
             if status == Status::StreamEnd {
-                // A sender may end its stream with a message; the next one begins another.
+                // A sender may end its deflate stream with a message; the next message begins another.
                 stream.reset(false);
                 if tail || piece.is_empty() {
                     return Ok(());
@@ -380,10 +380,10 @@ const PONG: u8 = 10;
 /// The bit that marks a compressed message.
 const RSV1: u8 = 0x40;
 
-/// What every sender leaves off the end of a compressed message (RFC 7692 §7.2.1).
+/// The bytes that every sender omits from the end of a compressed message (RFC 7692 §7.2.1).
 const TAIL: &[u8] = &[0, 0, 0xff, 0xff];
 
-/// How long a header is, as far as its first bytes tell.
+/// The length of a header, as far as its first bytes determine it.
 fn header_length(header: &[u8]) -> usize {
     let Some(second) = header.get(1) else { return 2 };
     let extended = match second & 0x7f {
@@ -394,7 +394,7 @@ fn header_length(header: &[u8]) -> usize {
     2 + extended + if second & 0x80 != 0 { 4 } else { 0 }
 }
 
-/// Fuzz: no bytes make the reading panic, and cuts do not change the messages.
+/// Fuzz: no bytes make the reading panic, and the cuts do not change the messages.
 #[cfg(any(test, fuzzing))]
 pub fn fuzz(bytes: &[u8]) {
     let deflate = |keeps_context| Compression::Deflate { keeps_context };

@@ -1,6 +1,6 @@
-//! An explanation as people read it.
+//! An explanation as text for people.
 //!
-//! Says the same numbers as the JSON; the layout is part of the product and held by a test.
+//! Gives the same numbers as the JSON; the layout is part of the product, and a test checks it.
 
 use std::fmt;
 use std::time::{Duration, SystemTime};
@@ -68,7 +68,7 @@ impl fmt::Display for Explanation {
 }
 
 impl Explanation {
-    /// Why what was decided is not on the wire.
+    /// Why decided changes were not sent.
     fn but(&self) -> String {
         match (self.mode, self.resent, self.taken_back) {
             (_, Some(cause), _) => format!(
@@ -119,7 +119,7 @@ impl fmt::Display for ExplainedChange {
         };
         let bytes = arrow(self.bytes_before, self.bytes_after, "bytes");
         let tokens = match (self.decision, self.tokens_before) {
-            // Of a whole batch, for which one part stands.
+            // The tokens of a whole batch, which one part represents.
             (Decision::Refused, Some(tokens)) => {
                 Some(format!("{} tokens to save", grouped(tokens)))
             }

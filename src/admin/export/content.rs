@@ -1,8 +1,8 @@
-//! The words of a session's calls, as lines of a transcript tell them: what each call added.
+//! The content of a session's calls, as lines of a transcript: what each call added.
 //!
-//! A call that did not grow from the one before it on its thread tells all that it sent, put together
-//! from the calls that it grew from. Such repetitions are bounded; past that a line says that words
-//! are missing before its own. Words are read from the store as they are told.
+//! A call that does not continue the previous one of its thread gives all content that it sent, assembled
+//! from the calls that it continues. Such repetitions are limited; past the limit a line says that content
+//! before its own is missing. Content is read from the store as lines are built.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,32 +15,32 @@ use crate::store::{Scope, StoreError};
 /// A session's turns, by thread.
 pub(in crate::admin) type ExportThreads = Vec<(ThreadId, Vec<Arc<Turn>>)>;
 
-/// Most bytes of text that one export tells again, for calls that did not grow from the one before.
+/// The most bytes of text that one export repeats, for calls that do not continue the previous one.
 const REPEATED: usize = 64 << 20;
 
-/// What was said in a session, as far as it was kept.
+/// The content of a session, as far as it was stored.
 pub(in crate::admin) struct SessionContent {
     ledgers: Arc<Ledgers>,
     scope: Scope,
     turns: HashMap<ExchangeId, Arc<Turn>>,
-    /// The words that were told last: the next line begins with the reply to them.
+    /// The content that was exported last: the next line begins with the reply to it.
     last: Option<(ExchangeId, Arc<ExchangeContent>)>,
-    /// Bytes of text that may still be told again.
+    /// Bytes of text that may still be repeated.
     room: usize,
 }
 
-/// What a line tells.
+/// The content of one line.
 pub(super) struct LineContent {
     pub(super) parts: Vec<TranscriptPart>,
     pub(super) reply: Vec<TranscriptPart>,
-    /// The parts are all that was sent, not what was added.
+    /// Whether the parts are all that was sent, not only what was added.
     pub(super) is_whole: bool,
-    /// Something was said before that is told nowhere.
+    /// Whether earlier content is in no line.
     pub(super) has_gap: bool,
 }
 
 impl SessionContent {
-    /// Of a session's turns.
+    /// The content of a session's turns.
     pub(in crate::admin) fn new(
         ledgers: Arc<Ledgers>,
         scope: Scope,
@@ -51,7 +51,7 @@ impl SessionContent {
         Self { ledgers, scope, turns, last: None, room: REPEATED }
     }
 
-    /// The words of a call; `None` where they were not kept.
+    /// The content of a call; `None` if it was not stored.
     async fn words(
         &self,
         exchange: &ExchangeId,
@@ -62,8 +62,8 @@ impl SessionContent {
         Ok(self.ledgers.words(&self.scope, exchange).await?.map(Arc::new))
     }
 
-    /// What a turn's line tells; `before`: the turn of the line before. `None` where its words were not
-    /// kept.
+    /// The content of a turn's line; `before` is the turn of the previous line. `None` if the turn's content
+    /// was not stored.
     pub(super) async fn told(
         &mut self,
         turn: &Turn,
@@ -95,7 +95,7 @@ impl SessionContent {
         Ok(Some(told))
     }
 
-    /// What a turn sent that the line before it does not tell; `None` where all that it sent has to be told.
+    /// What a turn sent that is not in the previous line; `None` if everything that it sent has to be given.
     async fn added(
         &self,
         turn: &Turn,
@@ -123,12 +123,12 @@ impl SessionContent {
         })
     }
 
-    /// All that a turn sent, and whether some of it was not kept.
+    /// Everything that a turn sent, and whether some of it was not stored.
     async fn whole(&self, turn: &Turn) -> Result<(Vec<TranscriptPart>, bool), StoreError> {
         let (mut head, mut line): (Vec<TranscriptPart>, Vec<Arc<ExchangeContent>>) =
             (Vec::new(), Vec::new());
         let (mut at, mut is_begun, mut has_gap) = (Some(turn), false, false);
-        // No line of parents is longer than there are turns, unless the facts contradict each other.
+        // No branch is longer than the number of turns, unless the facts contradict each other.
         for _ in 0..=self.turns.len() {
             let Some(turn) = at else { break };
             let Some(words) = self.words(&turn.exchange).await? else {
@@ -164,13 +164,13 @@ impl SessionContent {
 }
 
 impl LineContent {
-    /// These parts, and the reply to them.
+    /// A line with these parts, and the reply to them.
     fn added(words: &ExchangeContent, parts: Vec<TranscriptPart>) -> Self {
         Self { parts, reply: words.reply.clone(), is_whole: false, has_gap: false }
     }
 }
 
-/// What one turn said itself.
+/// The content that one turn added itself.
 fn own(words: &ExchangeContent) -> Vec<TranscriptPart> {
     words.head.iter().chain(&words.said).cloned().collect()
 }

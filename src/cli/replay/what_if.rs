@@ -1,6 +1,6 @@
-//! `plimsoll replay --policy FILE`: what a policy would have done to recorded sessions, in words.
+//! `plimsoll replay --policy FILE`: what a policy would have done to recorded sessions, as text.
 //!
-//! Changes made to one call for one reason are one line. Must not know how they were found.
+//! Changes of one kind, to one call and for one reason, are one line. Must not know how they were found.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -11,17 +11,17 @@ use crate::replay::transcript::TranscriptLine;
 use crate::replay::what_if::{self, WhatIfCosts, WhatIfEvent, WhatIfOptions, WhatIfReport};
 use crate::telemetry::log::word;
 
-/// Most changes that are told one by one; machines are told all.
+/// The most changes that are listed individually; JSON has all.
 const MOST: usize = 40;
 
-/// Plays the sessions under the policy of a configuration, and prints what it would have done.
+/// Replays the sessions under the policy of a configuration, and prints what it would have done.
 pub(super) fn run(
     lines: &[TranscriptLine],
     file: &Path,
     summary_tokens: u32,
     as_json: bool,
 ) -> Result<(), CliError> {
-    // The file alone: what this machine's environment says is of its own Plimsoll.
+    // Only the file counts: this machine's environment configures its own Plimsoll.
     let home = std::env::var("HOME").map(|home| ("HOME".to_owned(), home)).ok();
     let sources = ConfigSources {
         file: Some(file.to_owned()),
@@ -125,8 +125,8 @@ fn words(told: &WhatIfReport, summary_tokens: u32) -> String {
     out
 }
 
-/// Changes of one kind, made to one call for one reason: the first of them, how many, tokens before and
-/// after.
+/// Groups changes of one kind, to one call and for one reason: the first of them, their number, and tokens
+/// before and after.
 fn batches(events: &[WhatIfEvent]) -> Vec<(&WhatIfEvent, usize, u64, u64)> {
     let same = |one: &WhatIfEvent, other: &WhatIfEvent| {
         (one.call, one.change, one.why) == (other.call, other.change, other.why)

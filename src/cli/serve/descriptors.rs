@@ -1,19 +1,19 @@
-//! How many files the process may have open: each connection is one.
+//! How many files the process may open: each connection is one.
 //!
-//! Many systems allow 1,024 where nobody asks for more, which is less than a thousand streams need. More is
-//! asked for, up to what the system allows; where that is too little, it is told.
+//! Many systems allow 1,024 by default, which is less than a thousand streams need. So the limit is raised as
+//! far as the system allows; if that is not enough, a warning is printed.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// What the process has open beside connections.
+/// Files that the process opens besides connections.
 const OTHERS: u64 = 256;
 
-/// Allows as many as so many connections of clients need, each with one to an upstream. Answers what to tell where
-/// the system allows fewer.
+/// Raises the limit as needed for that many client connections, each with one to an upstream. Returns a
+/// warning if the system allows fewer.
 pub(super) fn allow(connections: usize) -> Option<String> {
     let wanted = 2 * connections as u64 + OTHERS;
     let limit = getrlimit(Resource::Nofile);
-    // None: without a bound.
+    // `None` means unlimited.
     let most = limit.maximum.unwrap_or(u64::MAX);
     let now = limit.current.unwrap_or(u64::MAX);
     let asked = wanted.min(most);

@@ -1,9 +1,10 @@
 //! Memory goes back to the system once traffic has gone.
 //!
-//! The allocator frees for the system what a thread frees while that thread goes on. Of a burst at whose end
-//! the thread sleeps it keeps all: some 100 MiB after a flood. Where memory cannot be had it looks for all
-//! that it keeps of the thread that asks, and gives it back. So each worker that was busy asks for more than
-//! there is before it sleeps, now and then. An allocator that does otherwise says no, and nothing has changed.
+//! The allocator returns memory that a thread frees to the system only while that thread keeps running. If
+//! the thread sleeps at the end of a burst, it keeps everything: some 100 MiB after a flood. If an allocation
+//! fails, the allocator looks through everything that it keeps for the thread and returns it. So each worker
+//! that was busy requests, now and then before it sleeps, more memory than exists. An allocator that works
+//! differently refuses, and nothing has changed.
 
 use std::cell::Cell;
 use std::convert::Infallible;
@@ -13,32 +14,33 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 
-/// How often it is asked whether anything was done.
+/// How often to check whether work was done.
 const EVERY: Duration = Duration::from_secs(5);
-/// What all workers have to have done since for it to be worth while. A round takes less.
+/// The work of all workers since the last check that makes a round worthwhile. A round takes less.
 const BUSY: Duration = Duration::from_millis(20);
-/// As many rounds follow, in two minutes: connections are kept for a while, and what they held goes later.
+/// This many rounds follow, over two minutes: connections are kept open for a while, and their memory is
+/// freed later.
 const ROUNDS: u32 = 24;
-/// More memory than a process has addresses for, and less than what the allocator refuses without a look.
+/// More memory than a process can address, and less than what the allocator refuses without a search.
 const TOO_MUCH: usize = 255 << 40;
 
-/// How many times memory was to be given back.
+/// The number of rounds so far.
 static ROUND: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
-    /// The round that this thread has taken part in.
+    /// The last round that this thread took part in.
     static SEEN: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Has the allocator give back what it keeps of this thread.
+/// Makes the allocator return what it keeps for this thread.
 fn give_back() {
     let mut none: Vec<u8> = Vec::new();
     let refused = none.try_reserve_exact(TOO_MUCH).is_err();
-    // Else the compiler sees that nothing is done with it.
+    // Otherwise the compiler sees that the result is not used, and removes the allocation.
     black_box((none, refused));
 }
 
-/// What a worker does before it sleeps.
+/// Runs on a worker before it sleeps.
 pub(super) fn before_sleep() {
     let round = ROUND.load(Ordering::Relaxed);
     if SEEN.replace(round) != round {
@@ -46,7 +48,7 @@ pub(super) fn before_sleep() {
     }
 }
 
-/// Begins rounds after work was done, for as long as it is polled. The thread that polls it takes part, too.
+/// Starts rounds after work was done, as long as it is polled. The polling thread takes part, too.
 pub(super) async fn run() -> Infallible {
     let (mut before, mut left) = (Duration::ZERO, 0);
     loop {
@@ -68,7 +70,7 @@ pub(super) async fn run() -> Infallible {
     }
 }
 
-/// Wakes workers that sleep, so that they sleep again.
+/// Wakes sleeping workers, so that they go to sleep again.
 fn wake(workers: usize) {
     for _ in 0..workers * 4 {
         tokio::spawn(async {

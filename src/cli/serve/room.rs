@@ -1,17 +1,17 @@
-//! Whether the disk has the room that the store may take.
+//! Whether the disk has the space that the store may take.
 //!
-//! Asks the file system and changes nothing; where it does not answer, nothing is said.
+//! Queries the file system and changes nothing; without an answer, nothing is reported.
 
 use std::path::Path;
 
 use crate::context::budget::grouped;
 
-/// What the store takes beside its bound, bytes: a tenth of it, and its log.
+/// The most bytes that the store takes with this bound: a tenth more, and its log.
 fn most(bound: u64) -> u64 {
     bound.saturating_add(bound / 10).saturating_add(64 << 20)
 }
 
-/// Says what is missing where the store at `file` could not grow to its bound, bytes.
+/// What is missing if the store at `file` cannot grow to its bound in bytes.
 pub(in crate::cli) fn missing(file: &Path, bound: u64) -> Option<String> {
     let folder = file.ancestors().skip(1).find(|folder| folder.is_dir())?;
     let disk = rustix::fs::statvfs(folder).ok()?;

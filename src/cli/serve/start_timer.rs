@@ -1,13 +1,13 @@
-//! How long each step of the start takes, told at the level `debug`.
+//! How long each step of the start takes, logged at level `debug`.
 //!
-//! Tells what it is given, and knows no step.
+//! Logs the names that it is given, and knows no steps itself.
 
 use std::time::Instant;
 
 /// Runs from the beginning of the start.
 pub(super) struct StartTimer {
     began: Instant,
-    /// When the step before ended.
+    /// When the previous step ended.
     last: Instant,
 }
 
@@ -17,7 +17,7 @@ impl StartTimer {
         Self { began: now, last: now }
     }
 
-    /// A step has ended.
+    /// Logs the end of a step.
     pub(super) fn done(&mut self, what: &str) {
         let step = std::mem::replace(&mut self.last, Instant::now()).elapsed();
         let all = self.began.elapsed();

@@ -1,8 +1,8 @@
-//! Forgetting, step by step, and how the store is.
+//! Deletes expired data step by step, and reports the state of the store.
 //!
-//! Asks the store to forget what is past its time or room as often as there is something to do. A failure
-//! is told at once and then now and then, until it is over. Knows the clock, and does not believe it when
-//! it jumps: a year that passes in a second forgets nothing.
+//! Asks the store to delete what exceeds its age or size limit, as often as there is something to do. A
+//! failure is reported at once and then now and then, until it is over. Knows the clock, and does not believe
+//! it when it jumps: a year that passes in a second deletes nothing.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,21 +17,21 @@ use crate::store::{ScopePage, StoreError};
 use crate::telemetry::clock::wall;
 use crate::telemetry::{KeptKind, StoreState, Telemetry};
 
-/// How often the store is asked where there is nothing to do.
+/// How often to ask the store if there is nothing to do.
 const QUIET: Duration = Duration::from_secs(1);
-/// How long it is left alone between two steps.
+/// The pause between two steps.
 const BUSY: Duration = Duration::from_millis(5);
-/// How often lessons are looked at that are past their time.
+/// How often to delete expired lessons.
 const LESSONS: Duration = Duration::from_secs(3600);
-/// How often a failure that goes on is told, and how often what was forgotten.
+/// How often a continuing failure is reported, and how often the number of deleted sessions.
 const TOLD: Duration = Duration::from_secs(60);
-/// The farthest that the clock may move between two looks at it: a machine that slept.
+/// The farthest that the clock may move between two checks: as on a machine that slept.
 const JUMP: Millis = DAY * 2;
-/// How long nothing is forgotten for its age where the clock says at the start that all is too old.
+/// How long nothing is deleted for its age if, at the start, everything appears to be expired.
 const GRACE: Duration = Duration::from_secs(3600);
 const DAY: Millis = 24 * 3600 * 1000;
 
-/// Forgets until it is dropped.
+/// Deletes until it is dropped.
 pub(super) async fn run(
     ledgers: Arc<Ledgers>,
     store: Arc<LateStore>,
@@ -76,7 +76,7 @@ pub(super) async fn run(
             }
             Err(trouble) => {
                 told.failed(&trouble);
-                // One that cannot be used at all has a metric of its own.
+                // A store that cannot be used at all has a metric of its own.
                 if !matches!(trouble, StoreError::Unusable(_) | StoreError::Damaged(_)) {
                     telemetry.retention_failed();
                 }
@@ -100,30 +100,31 @@ fn tell_kept(of_sessions: KeptBytes, queue: usize, tell: impl Fn(KeptKind, usize
     tell(KeptKind::StoreQueue, queue);
 }
 
-/// How the store is; `None` where it is not open.
+/// The state of the store; `None` if it is not open.
 fn state(store: &LateStore) -> Option<StoreState> {
     let load = store.load()?;
     let StoreLoad { writes, write_bytes, traffic, lookers, threads, restarts, bytes } = load;
     Some(StoreState { writes, write_bytes, traffic, lookers, threads, restarts, bytes })
 }
 
-/// Whether all sessions are past their time.
+/// Whether all sessions are expired.
 async fn is_all_too_old(ledgers: &Ledgers, before: Millis) -> bool {
     let newest = ledgers.sessions(ScopePage::first(1)).await.ok().and_then(|mut lines| lines.pop());
     newest.is_some_and(|line| line.cursor.used < before)
 }
 
-/// The time that retention goes by.
+/// The time that retention uses.
 #[derive(Debug, PartialEq, Eq)]
 struct RetentionClock {
     now: Millis,
-    /// The machine's clock jumped ahead, and that was told.
+    /// Whether the machine's clock jumped ahead, which was reported.
     distrusted: bool,
 }
 
 impl RetentionClock {
-    /// Takes the machine's time over, `passed` ms after the last look at it. One that jumped ahead is not
-    /// believed: time goes on from where it was. One that was put back is: that only keeps more.
+    /// Takes over the machine's time, `passed` ms after the last check. A clock that jumped ahead is not
+    /// believed: time continues from where it was. A clock that was set back is believed, because that only
+    /// keeps more.
     fn tick(&mut self, wall: Millis, passed: Millis) {
         let expected = self.now.saturating_add(passed);
         let jumped = wall > expected.saturating_add(JUMP);
@@ -139,7 +140,7 @@ impl RetentionClock {
     }
 }
 
-/// What was told, and when.
+/// What was reported, and when.
 #[derive(Default)]
 struct SweepNotices {
     failure: Option<Instant>,
@@ -150,7 +151,7 @@ struct SweepNotices {
 
 impl SweepNotices {
     fn failed(&mut self, trouble: &StoreError) {
-        // A store that cannot be used at all is told where it is opened.
+        // A store that cannot be used at all is reported where it is opened.
         let is_known = matches!(trouble, StoreError::Unusable(_) | StoreError::Damaged(_));
         if !is_known && self.failure.is_none_or(|at| at.elapsed() >= TOLD) {
             self.failure = Some(Instant::now());
@@ -158,7 +159,7 @@ impl SweepNotices {
         }
     }
 
-    /// What is not kept is told at once, each minute, and when it is over.
+    /// Reports a failure to store at once, then every minute, and when it is over.
     fn fails(&mut self, failure: Option<&StoreError>) {
         match failure {
             Some(failure) if self.not_kept.is_none_or(|at| at.elapsed() >= TOLD) => {

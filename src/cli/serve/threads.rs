@@ -1,7 +1,7 @@
-//! The runtime that serves: workers, as many as there are cores, and a few threads for what takes long.
+//! The runtime of servers: as many workers as there are cores, and a few threads for blocking work.
 //!
-//! Those few are bounded: past it such work waits for its turn. What waits for others than this machine,
-//! the names of hosts, has a bound of its own (`proxy/upstream/names.rs`), and the store has threads of its own.
+//! Those few are limited: past the limit such work waits for its turn. Waiting for other machines (host
+//! names) has a limit of its own (`proxy/upstream/names.rs`), and the store has threads of its own.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -9,16 +9,16 @@ use tokio::runtime::{Builder, Handle, Runtime};
 
 use super::reclaim;
 
-/// Most threads beside the workers.
+/// The most threads besides the workers.
 const BLOCKING: usize = 16;
 
-/// All threads of the runtime, of which a process has one.
+/// The number of all threads of the runtime, of which a process has one.
 static THREADS: AtomicUsize = AtomicUsize::new(0);
 
-/// As many workers as there are cores, and [`BLOCKING`] threads beside them.
+/// As many workers as there are cores, and [`BLOCKING`] threads besides them.
 ///
 /// # Errors
-/// Where the system has no thread for it.
+/// If the system cannot start a thread for it.
 pub(in crate::cli) fn runtime() -> std::io::Result<Runtime> {
     Builder::new_multi_thread()
         .enable_all()
@@ -29,7 +29,7 @@ pub(in crate::cli) fn runtime() -> std::io::Result<Runtime> {
         .build()
 }
 
-/// How many threads the runtime has beside its workers.
+/// The number of threads of the runtime besides its workers.
 pub(super) fn blocking() -> usize {
     let workers = Handle::try_current().map_or(0, |runtime| runtime.metrics().num_workers());
     THREADS.load(Ordering::Relaxed).saturating_sub(workers)

@@ -1,6 +1,6 @@
-//! A store that tells how long it takes.
+//! A store that reports how long its operations take.
 //!
-//! Stores know nothing of metrics, and metrics nothing of stores; this stands between them.
+//! Stores know nothing about metrics, and metrics nothing about stores; this connects them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use crate::store::{
 };
 use crate::telemetry::{StoreOperation, Telemetry};
 
-/// Times every answer of the store within.
+/// Measures every operation of the inner store.
 pub(super) struct TimedStore<S> {
     pub(super) store: S,
     pub(super) telemetry: Arc<Telemetry>,

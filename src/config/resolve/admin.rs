@@ -1,6 +1,6 @@
-//! Who may ask the admin listener: what is said of it must not leave it open.
+//! Who may use the admin listener: its settings must not leave it open.
 //!
-//! Tokens that are not said are made at the first start, which is not known here.
+//! Tokens that are not configured are generated at the first start, which is not known here.
 
 use std::net::SocketAddr;
 
@@ -8,11 +8,11 @@ use super::{PemKind, Resolver};
 use crate::config::raw::RawConfig;
 use crate::config::{Secret, Tls};
 
-/// Fewer characters can be guessed.
+/// A token with fewer characters can be guessed.
 const SHORTEST_TOKEN: usize = 16;
 
 impl Resolver<'_> {
-    /// The token that may do everything, and the one that may read.
+    /// The token that may do everything, and the one that may only read.
     pub(super) fn admin_tokens(&mut self, raw: &RawConfig) -> (Option<Secret>, Option<Secret>) {
         let admin = self.token("admin_token", raw.admin_token.as_deref());
         let reader = self.token("admin_read_token", raw.admin_read_token.as_deref());
@@ -32,7 +32,7 @@ impl Resolver<'_> {
         Some(token)
     }
 
-    /// An address that other machines can reach needs a token that somebody chose to give away.
+    /// An address that other machines can reach requires a configured token.
     pub(super) fn admin_is_safe(&mut self, admin: Option<SocketAddr>, has_token: bool) {
         if admin.is_some_and(|admin| !admin.ip().is_loopback()) && !has_token {
             self.wrong(
@@ -43,7 +43,7 @@ impl Resolver<'_> {
         }
     }
 
-    /// The certificate of the client listener, and of the admin listener where it speaks TLS too.
+    /// The certificate of the client listener, and of the admin listener if it uses TLS too.
     pub(super) fn tls(&mut self, raw: &RawConfig) -> (Option<Tls>, Option<Tls>) {
         let Some(raw) = &raw.tls else { return (None, None) };
         let path = ["tls", "certificate"];

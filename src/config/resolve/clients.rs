@@ -1,6 +1,6 @@
-//! Who may ask at the client port: token, names, pages, and what carries credentials.
+//! Who may use the client port: token, host names, origins of pages, and headers with credentials.
 //!
-//! Also tells what is odd about where requests go in the clear, or without a key.
+//! Also warns about requests that are sent unencrypted, or without a key.
 
 use std::net::SocketAddr;
 
@@ -11,10 +11,10 @@ use crate::config::hosts::{host_of, is_loopback};
 use crate::config::raw::RawConfig;
 use crate::config::{Config, Secret, Upstream};
 
-/// Fewer characters can be guessed.
+/// A token with fewer characters can be guessed.
 const SHORTEST_TOKEN: usize = 16;
 
-/// What is meant by the keys about clients.
+/// The resolved settings about clients.
 pub(super) struct ClientSettings {
     pub(super) token: Option<Secret>,
     pub(super) hosts: Vec<Box<str>>,
@@ -67,7 +67,7 @@ impl Resolver<'_> {
         }
     }
 
-    /// Whoever reaches the listener would spend the operator's money.
+    /// Otherwise whoever reaches the listener could spend the operator's money.
     fn credentials_are_safe(&mut self, raw: &RawConfig, listen: Option<SocketAddr>) {
         let is_open = listen.is_some_and(|listen| !listen.ip().to_canonical().is_loopback());
         let mut upstreams = raw.upstream.iter();
@@ -83,7 +83,7 @@ impl Resolver<'_> {
 
     fn tenant_header(&mut self, name: &str) -> Option<HeaderName> {
         let header = HeaderName::try_from(name).ok();
-        // One that every request has, or no two have alike, says nothing of who is asking.
+        // A header that every request has, or whose value always differs, does not identify a user.
         let says_who = |header: &HeaderName| !NO_TENANT.contains(&header.as_str());
         let header = header.filter(says_who);
         if header.is_none() {
@@ -94,7 +94,7 @@ impl Resolver<'_> {
     }
 }
 
-/// Headers that a message cannot do without.
+/// Headers that belong to a message itself.
 const NO_TENANT: &[&str] = &[
     "host",
     "connection",
@@ -108,7 +108,7 @@ const NO_TENANT: &[&str] = &[
     "expect",
 ];
 
-/// What is odd but may be meant.
+/// What is odd but may be intended.
 pub(in crate::config) fn oddities(config: &Config) -> Vec<String> {
     let plain = |upstream: &&Upstream| upstream.base.scheme_str() == Some("http");
     let away = |upstream: &&Upstream| !upstream.base.host().is_some_and(is_loopback);
@@ -121,7 +121,7 @@ pub(in crate::config) fn oddities(config: &Config) -> Vec<String> {
     plain.chain(keyless_summariser(config)).collect()
 }
 
-/// A summariser elsewhere gets no credential of a client's; one on this machine may need none.
+/// A summariser at another host gets no client's credential; one on this machine may need none.
 fn keyless_summariser(config: &Config) -> Option<String> {
     let name = config.policy.compact.upstream.as_deref()?;
     let upstream = config.upstreams.iter().find(|upstream| *upstream.name == *name)?;
@@ -135,7 +135,7 @@ fn keyless_summariser(config: &Config) -> Option<String> {
     })
 }
 
-/// `scheme://host`, as browsers write it. Not `null`, which any page can be.
+/// `scheme://host`, as browsers write it. Not `null`, which any page can send.
 fn is_origin(raw: &str) -> bool {
     let host = raw.split_once("://").filter(|(scheme, _)| !scheme.is_empty());
     host.is_some_and(|(_, host)| host_of(host).is_some())

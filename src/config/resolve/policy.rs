@@ -1,6 +1,7 @@
-//! Policies judged: what contradicts itself, or cannot be meant.
+//! Checks policies: for contradictions, and for values that cannot be intended.
 //!
-//! What a preset says is judged with what is said over it; a fault names the one that was said.
+//! A preset's values are checked together with the settings that override them; a fault names the place of
+//! the setting.
 
 use super::{LONGEST_NAME, Resolver};
 use crate::config::raw::RawConfig;
@@ -10,18 +11,18 @@ use crate::context::policy::{
 };
 use crate::tokens::bpe;
 
-/// How long a request may wait for a summary, s: the shortest budget that clients have for the first
-/// byte is 60 s (`docs/protocols.md` 10.4), and the answer itself takes its time.
+/// The longest time that a request may wait for a summary, in seconds: the shortest timeout of clients for
+/// the first byte is 60 s (`docs/protocols.md` 10.4), and the response itself takes time.
 const LONGEST_WAIT: u64 = 45;
-/// Fewer tokens are no answer.
+/// Fewer tokens are no useful reply.
 const LEAST_OUTPUT: u64 = 256;
-/// Fewer tokens hold no head, note and tail.
+/// Fewer tokens have no room for a head, a note and a tail.
 const SMALLEST_RESULT: u64 = 200;
-/// No character is more tokens than this.
+/// No character has more tokens than this.
 const MOST_TOKENS_PER_CHAR: f64 = 100.0;
 
 impl Resolver<'_> {
-    /// A policy must not contradict itself.
+    /// Checks that a policy does not contradict itself.
     pub(super) fn policy(&mut self, raw: &RawConfig) -> Policy {
         let prune = &raw.prune;
         let shares = [
@@ -102,7 +103,7 @@ impl Resolver<'_> {
         }
     }
 
-    /// What is said for models alone, in the order of the file.
+    /// The overrides for models, in the order of the file.
     pub(super) fn compact_models(&mut self, raw: &RawConfig) -> Vec<(Box<str>, CompactOverride)> {
         let names = self.entry.keys(&["model"]);
         let mut all = Vec::new();
@@ -114,7 +115,7 @@ impl Resolver<'_> {
         all
     }
 
-    /// What is said for one upstream or model must not contradict itself.
+    /// Checks that the overrides for an upstream or a model do not contradict themselves.
     pub(super) fn compact_over(&mut self, of: &str, name: &str, raw: Option<&CompactOverride>) {
         let Some(over) = raw else { return };
         let table = [of, name, "compact"];
@@ -130,7 +131,7 @@ impl Resolver<'_> {
         );
     }
 
-    /// All the waits of one request together end well before the first client gives up.
+    /// Checks that all waits of a request together end well before the first client gives up.
     fn wait(&mut self, table: &[&str], seconds: u64) {
         if seconds > LONGEST_WAIT {
             let path = [table, &["wait_s"]].concat();
@@ -157,7 +158,7 @@ impl Resolver<'_> {
         }
     }
 
-    /// Compaction must leave something, and be told what to write.
+    /// Checks that compaction leaves something, and has instructions.
     fn compact(&mut self, raw: &RawConfig) {
         let compact = &raw.compact;
         self.shares(
@@ -197,7 +198,7 @@ impl Resolver<'_> {
         }
     }
 
-    /// Rules that count must give numbers, and be asked.
+    /// Checks that the rules yield numbers, and are used.
     fn estimate(&mut self, raw: &ClassicPolicy) {
         let rules = &raw.rules;
         for (key, rate) in [
@@ -230,7 +231,7 @@ impl Resolver<'_> {
         }
     }
 
-    /// A vocabulary must be there, and be one.
+    /// Checks that the vocabulary's file exists and is valid.
     fn vocabulary(&mut self, raw: Option<&str>) -> Option<String> {
         let raw = raw?;
         let file = self.file(&["estimate", "gemini_vocabulary"], raw);
@@ -244,13 +245,13 @@ impl Resolver<'_> {
         Some(file.display().to_string())
     }
 
-    /// Whether a key of a table is said, by a person or a preset.
+    /// Whether a key of a table is set, by a person or a preset.
     fn says(&self, table: &[&str], key: &str) -> bool {
         self.entry.keys(table).iter().any(|raw| raw == key)
     }
 }
 
-/// Whether an upstream of that name is said or built in.
+/// Whether an upstream of that name is configured or built in.
 fn is_there(raw: &RawConfig, name: &str) -> bool {
     raw.upstream.contains_key(name)
         || crate::config::built_in::BUILT_IN.iter().any(|one| one.name == name)

@@ -1,4 +1,4 @@
-//! The upstreams of a configuration: each judged, and none selected by what selects another.
+//! The upstreams of a configuration: checks each of them, and that no two are selected by the same thing.
 //!
 //! Must not resolve a name or open a connection.
 
@@ -13,7 +13,7 @@ use crate::config::{Secret, Upstream};
 use crate::dialect::Dialect;
 
 impl Resolver<'_> {
-    /// Said ones in their order, then the built-in ones that were not said.
+    /// The configured ones in their order, then the built-in ones that were not configured.
     pub(super) fn upstreams(
         &mut self,
         raw: &RawConfig,
@@ -97,7 +97,7 @@ impl Resolver<'_> {
 
     fn url(&mut self, path: &[&str], raw: &str) -> Option<Uri> {
         let todo = "Write http:// or https://, a host, and a base path if there is one.";
-        // Credentials can stand in a URL, so it is not quoted.
+        // A URL may contain credentials, so it is not quoted.
         let Ok(uri) = raw.trim_end_matches('/').parse::<Uri>() else {
             self.wrong(path, "is not a URL", todo);
             return None;
@@ -159,7 +159,7 @@ impl Resolver<'_> {
         Some((header, Secret(if bare { format!("Bearer {secret}") } else { secret })))
     }
 
-    /// No two upstreams may be selected by the same thing.
+    /// Checks that no two upstreams are selected by the same thing.
     fn apart(&mut self, name: &str, before: &[String], raw: &RawConfig) {
         let Some(upstream) = raw.upstream.get(name) else { return };
         let prefix =
@@ -190,7 +190,7 @@ impl Resolver<'_> {
     }
 }
 
-/// Whether an upstream is our own client listener: its requests would go round for ever.
+/// Whether an upstream is our own client listener: its requests would loop forever.
 fn points_at(upstream: &Upstream, listen: Option<SocketAddr>) -> bool {
     let Some(listen) = listen.filter(|listen| listen.port() != 0) else { return false };
     let host = upstream.base.host().unwrap_or_default().trim_matches(['[', ']']);

@@ -1,8 +1,8 @@
-//! Exchanges on their way, and the writing of their drafts.
+//! Exchanges in flight, and the writing of their drafts.
 //!
-//! Whoever has an exchange under way only notes how far it is, in memory. One task writes: what lasts, at
-//! most once a second each, so that an exchange that ends at once costs no write. Nobody waits for it, and
-//! what the store does not take now is written later or not at all.
+//! An exchange only records its progress in memory. One task writes drafts, each at most once a second and
+//! only for exchanges that last, so that a short exchange causes no write. Nobody waits for it, and what the
+//! store does not accept now is written later or not at all.
 
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -17,17 +17,18 @@ use crate::dialect::{ReplyProgress, ResponseReader};
 use crate::store::drafts::Draft;
 use crate::store::{Scope, StoreError};
 
-/// How often one exchange is written, and the instance's beat.
+/// How often one exchange's draft is written, and the instance's heartbeat.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Most drafts in one write: turns wait for it. With more exchanges on their way each is written less often.
+/// Most drafts in one write, because turns wait for it. With more exchanges in flight, each is written less
+/// often.
 const MOST: usize = 64;
-/// Most keys of ended exchanges that wait for a store that fails.
+/// Most keys of ended exchanges that are kept while the store fails.
 const ENDED: usize = 4096;
 
-/// All exchanges on their way.
+/// All exchanges in flight.
 #[derive(Default)]
 pub(super) struct Drafts {
-    /// Drawn at the start; another process has another.
+    /// Random; each process has another.
     instance: u64,
     state: Mutex<DraftState>,
     begun: Notify,
@@ -36,7 +37,7 @@ pub(super) struct Drafts {
 #[derive(Default)]
 struct DraftState {
     open: HashMap<u128, OpenDraft>,
-    /// Written, and ended without a turn.
+    /// Keys of drafts that were written and whose exchanges ended without a turn.
     ended: Vec<u128>,
     /// When something was last written.
     beat: Option<Instant>,
@@ -48,7 +49,7 @@ struct OpenDraft {
     written: bool,
 }
 
-/// An exchange on its way.
+/// An exchange in flight.
 struct DraftedExchange {
     key: u128,
     scope: Scope,
@@ -59,20 +60,21 @@ struct DraftedExchange {
 }
 
 struct DraftContent {
-    /// As it would be if nothing came any more.
+    /// The turn as it would be if nothing more arrived.
     turn: Turn,
     progress: ReplyProgress,
 }
 
-/// Pieces of a reply after a look at which all is noted: usage is told at the beginning, in one of them.
+/// After a draft was made, this many pieces of the reply are recorded in full: usage is reported in one of
+/// the first.
 const PIECES: u8 = 4;
 
-/// How far a reply is, as it was noted last.
+/// The last recorded progress of a reply.
 pub(crate) struct DraftProgress {
-    /// Pieces of which all is still to be noted.
+    /// How many pieces are still to be recorded in full.
     wanted: AtomicU8,
     said: AtomicUsize,
-    /// What was noted and not looked at.
+    /// Progress that was recorded but not read yet.
     progress: Mutex<Option<ReplyProgress>>,
 }
 
@@ -82,7 +84,7 @@ impl DraftProgress {
         Self { wanted: AtomicU8::new(PIECES), said, progress }
     }
 
-    /// Another piece of the reply has come. Of most only their length is noted.
+    /// Records another piece of the reply. Of most pieces, only the length is recorded.
     pub(crate) fn note(&self, reading: &ResponseReader) {
         self.said.store(reading.said_bytes(), Ordering::Relaxed);
         let wanted = self.wanted.load(Ordering::Relaxed);
@@ -93,24 +95,24 @@ impl DraftProgress {
     }
 }
 
-/// Holds an exchange among those on their way. Dropped, it ended and left no turn.
+/// Keeps an exchange among those in flight. If it is dropped, the exchange ended without a turn.
 pub(crate) struct DraftGuard {
     drafts: Arc<Drafts>,
     exchange: Arc<DraftedExchange>,
 }
 
 impl DraftGuard {
-    /// Where is noted how far the reply is.
+    /// Where the progress of the reply is recorded.
     pub(crate) fn latest(&self) -> Arc<DraftProgress> {
         self.exchange.latest.clone()
     }
 
-    /// What stays of it, as far as is known.
+    /// The turn of its draft.
     pub(crate) fn turn(&self) -> Turn {
         lock(&self.exchange.known).turn.clone()
     }
 
-    /// Puts another turn in place of what stays of it, where there is one.
+    /// Replaces the turn of its draft, if there is a new one.
     pub(crate) fn revise(&self, revised: impl FnOnce(&Turn) -> Option<Turn>) {
         let turn = &mut lock(&self.exchange.known).turn;
         if let Some(revised) = revised(turn) {
@@ -118,7 +120,8 @@ impl DraftGuard {
         }
     }
 
-    /// The turn is written, and took the draft away; or the store failed, and the draft is all that stays.
+    /// Ends the draft because the turn was stored, which removed it; or the store failed, and only the draft
+    /// remains.
     pub(crate) fn release(self) {
         lock(&self.drafts.state).open.remove(&self.exchange.key);
     }
@@ -137,11 +140,11 @@ impl Drop for DraftGuard {
 
 impl Drafts {
     pub(super) fn new() -> Self {
-        // Without randomness all are of one instance: what it left is found when it starts alone.
+        // Without randomness all processes are one instance: its drafts are then found when it starts alone.
         Self { instance: getrandom::u64().unwrap_or_default(), ..Self::default() }
     }
 
-    /// Takes out what was forgotten on request.
+    /// Removes the drafts of a deleted session.
     pub(super) fn forget(&self, scope: &Scope) {
         let mut state = lock(&self.state);
         let gone = state.open.extract_if(|_, open| open.exchange.scope == *scope);
@@ -150,7 +153,7 @@ impl Drafts {
         self.begun.notify_one();
     }
 
-    /// What is to be written now, and which keys have ended; `None` where nothing is.
+    /// The drafts to write now, and the keys of those that have ended; `None` if there are neither.
     fn due(&self) -> Option<(Vec<DueDraft>, Vec<u128>)> {
         let now = Instant::now();
         let mut state = lock(&self.state);
@@ -182,14 +185,14 @@ impl Drafts {
         Some((due, ended))
     }
 
-    /// What was written is written; of what ended meanwhile it goes again.
+    /// Records a successful write; drafts whose exchanges ended meanwhile are removed again.
     fn wrote(&self, keys: &[u128]) {
         let mut state = lock(&self.state);
         let DraftState { open, ended, .. } = &mut *state;
         ended.extend(keys.iter().filter(|key| !open.contains_key(key)));
     }
 
-    /// Nothing was written.
+    /// Records a failed write.
     fn failed(&self, first: &[u128], mut ended: Vec<u128>) {
         let mut state = lock(&self.state);
         for key in first {
@@ -207,14 +210,14 @@ impl Drafts {
     }
 }
 
-/// An exchange that is to be written.
+/// An exchange whose draft is to be written.
 struct DueDraft {
     exchange: Arc<DraftedExchange>,
     is_first: bool,
 }
 
 impl DueDraft {
-    /// Its draft; `None` where it is written as it is.
+    /// Its draft; `None` if it has not changed since it was written.
     fn draft(&self, now: Millis) -> Option<Draft> {
         let DraftedExchange { scope, since, known, latest, .. } = &*self.exchange;
         let (said, told) = (latest.said.load(Ordering::Relaxed), lock(&latest.progress).take());
@@ -235,8 +238,8 @@ impl DueDraft {
 }
 
 impl Ledgers {
-    /// An exchange is on its way: `turn` is what it leaves if it is never heard of again. It is written
-    /// once it has lasted for `delay`.
+    /// Begins the draft of an exchange: `turn` is what is stored if the process is killed. It is written once
+    /// the exchange has lasted for `delay`.
     pub(crate) fn draft(&self, opened: &OpenedSession, turn: Turn, delay: Duration) -> DraftGuard {
         let exchange = Arc::new(DraftedExchange {
             key: super::turn_key(&turn.exchange),
@@ -269,7 +272,7 @@ impl Ledgers {
     /// Writes the drafts that are due.
     ///
     /// # Errors
-    /// The store's [`StoreError`]: they are written later, where their exchanges still go on.
+    /// The store's [`StoreError`]: they are written later, if their exchanges are still in flight.
     pub(crate) async fn write_drafts(&self, now: Millis) -> Result<(), StoreError> {
         let Some((due, ended)) = self.drafts.due() else { return Ok(()) };
         let drafts: Vec<Draft> = due.iter().filter_map(|due| due.draft(now)).collect();
@@ -287,8 +290,8 @@ impl Ledgers {
         written
     }
 
-    /// Makes turns of what processes left that are gone, silent for `lease`: answers how many were made since
-    /// it was asked last.
+    /// Makes turns from the drafts of dead processes, which were silent for `lease`: returns how many were
+    /// made since the last call.
     ///
     /// # Errors
     /// The store's [`StoreError`].

@@ -1,8 +1,8 @@
-//! Signs: how a session is found again whose client names none.
+//! Session fingerprints: how a session is found again if its client names none.
 //!
-//! A turn leaves signs, a later request shows them; the first session to leave a sign keeps it. Signs
-//! that no other conversation is likely to show come before those that one might, and of these the
-//! nearest to the request's end. Pure.
+//! A turn leaves fingerprints, and later requests show them; a fingerprint belongs to the first session that
+//! left it. Those that no other conversation is likely to show come first, then the others, each nearest to
+//! the request's end first. Pure.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,28 +17,30 @@ use crate::context::{ExchangeId, Fact, Outcome, SessionId, TenantId};
 use crate::dialect::{Chain, Conversation, HeldHistory, PartKey, Role};
 use crate::store::{Record, RecordKind, Scope};
 
-/// Most signs kept in memory; past it the oldest go, and the store is asked.
+/// Most fingerprints in memory; past it, the oldest are dropped, and the store is asked.
 pub(super) const IN_MEMORY: usize = 100_000;
-/// Most signs of one request that a store is asked for.
+/// Most fingerprints of one request that a store is asked for.
 const ASKED: usize = 64;
-/// Most look-ups under way that are remembered; past it all are forgotten, and waited for as if new.
+/// Most look-ups in flight that are remembered; past it, all are dropped, and later waits count from the
+/// start.
 pub(super) const LOOK_UPS: usize = 1024;
 
-/// Signs in memory.
+/// Fingerprints in memory.
 #[derive(Default)]
 pub(super) struct SessionFingerprints {
     scopes: HashMap<u128, Arc<Scope>>,
     /// Oldest first.
     order: VecDeque<u128>,
-    /// How often sessions were forgotten.
+    /// How often sessions were deleted.
     forgotten: u64,
-    /// When the store was asked for requests whose session is not known yet, by their own sign.
+    /// When a look-up in the store began for requests without a known session, by the request's first
+    /// fingerprint.
     look_ups: HashMap<u128, Instant>,
 }
 
 impl SessionFingerprints {
-    /// The store is asked for the session of a request that shows these signs: since when it is, for this request
-    /// or one that it grew from.
+    /// Begins a look-up in the store for a request with these fingerprints. Returns when it began, for this
+    /// request or for one that it continues.
     pub(super) fn look_up(&mut self, tenant: &TenantId, signs: &[u128]) -> Instant {
         let mut own = signs.iter().map(|sign| of_tenant(tenant, *sign)).peekable();
         let first = own.peek().copied();
@@ -53,18 +55,18 @@ impl SessionFingerprints {
         since
     }
 
-    /// The store has answered, or failed.
+    /// Called when the store has answered or failed.
     pub(super) fn looked_up(&mut self, tenant: &TenantId, own: u128) {
         self.look_ups.remove(&of_tenant(tenant, own));
     }
 
-    /// The session of the first of these signs that is known.
+    /// The session of the first known one of these fingerprints.
     pub(super) fn session(&self, tenant: &TenantId, signs: &[u128]) -> Option<SessionId> {
         let mut known = signs.iter().filter_map(|sign| self.scopes.get(&of_tenant(tenant, *sign)));
         known.next().map(|scope| scope.session.clone())
     }
 
-    /// Remembers what a session left; a sign that is known stays where it is.
+    /// Adds a session's fingerprints; a fingerprint that is known keeps its session.
     pub(super) fn add(&mut self, scope: &Scope, signs: &[Record]) {
         self.add_signs(scope, signs.iter().map(|sign| sign.key));
     }
@@ -85,13 +87,13 @@ impl SessionFingerprints {
         }
     }
 
-    /// How often sessions were forgotten so far: who asks the store for one says so when it answers.
+    /// How often sessions were deleted so far; passed back with the store's answer.
     pub(super) fn forgotten(&self) -> u64 {
         self.forgotten
     }
 
-    /// Remembers a session that the store found by other signs of the same request, unless one was
-    /// forgotten since it was asked: that could be this one.
+    /// Adds a session that the store found by other fingerprints of the request, unless a session was deleted
+    /// since the question: it could be this one.
     pub(super) fn add_found(&mut self, scope: &Scope, sign: u128, forgotten: u64) {
         if self.forgotten == forgotten {
             self.add_signs(scope, [sign]);
@@ -112,13 +114,13 @@ impl SessionFingerprints {
     }
 }
 
-/// A sign of one tenant: no other tenant's request shows it (invariant 11).
+/// The fingerprint within one tenant: no other tenant's request can show it (invariant 11).
 fn of_tenant(tenant: &TenantId, sign: u128) -> u128 {
     xxh3_128_with_seed(&sign.to_le_bytes(), xxh3_64(tenant.as_str().as_bytes()))
 }
 
-/// The signs that a turn leaves: its reply's end, its marks and its boundary, its response's id, and
-/// where it was not answered, its own end.
+/// The fingerprints that a turn leaves: the end of its reply, its anchor keys and boundary, its response's
+/// id, and if it has no complete reply, the end of its request.
 pub(super) fn left_by(fact: &Fact) -> Vec<Record> {
     let Fact::Turn(turn) = fact else { return Vec::new() };
     let mut signs: Vec<u128> = boundary_hashes(turn).map(|boundary| boundary.0).collect();
@@ -133,7 +135,7 @@ pub(super) fn left_by(fact: &Fact) -> Vec<Record> {
     signs.into_iter().map(sign).collect()
 }
 
-/// The signs that a request shows, the most telling first.
+/// The fingerprints that a request shows, the most specific first.
 pub(super) fn shown_by(conversation: &Conversation) -> Vec<u128> {
     let keyed: Vec<(PartKey, bool)> = conversation
         .parts()
@@ -146,7 +148,7 @@ pub(super) fn shown_by(conversation: &Conversation) -> Vec<u128> {
     }
     let mut boundary_hashes = Vec::new();
     for (index, (key, answered)) in keyed.iter().enumerate().rev() {
-        // A turn ends where the other side goes on, or nobody does.
+        // A turn ends where the speaker changes, or at the end.
         if keyed.get(index + 1).is_none_or(|(_, next)| next != answered) {
             telling.push(chains[index].0);
         }
@@ -160,7 +162,7 @@ pub(super) fn shown_by(conversation: &Conversation) -> Vec<u128> {
     telling
 }
 
-/// Of a request's signs, those that a store is asked for: from both kinds those nearest to its end.
+/// The fingerprints of a request that the store is asked for: of both kinds, those nearest to its end.
 pub(super) fn asked_for(conversation: &Conversation, mut signs: Vec<u128>) -> Vec<u128> {
     let answered = conversation.parts().filter(|part| part.role == Role::Assistant);
     let boundary_hashes = answered.filter(|part| part.key.is_some()).count().min(signs.len());
@@ -177,8 +179,8 @@ fn of_response(id: &str) -> u128 {
     xxh3_128(id.as_bytes())
 }
 
-/// The name of a session that begins with an exchange. While a process runs such names grow with time, so
-/// that a store keeps side by side what is new, and rewrites few pages for it.
+/// The name of a session that begins with an exchange. Within a process such names increase with time, so
+/// that a store keeps new rows together and rewrites few pages.
 pub(super) fn name_for(exchange: &ExchangeId) -> SessionId {
     format!("line-{exchange}").into()
 }

@@ -1,7 +1,7 @@
-//! The words of exchanges beside their turns, for who has them kept (`content.keep`).
+//! The content of exchanges, stored beside their turns if configured (`content.keep`).
 //!
-//! They go with the session: forgotten, and past their time, when it is. Never in memory: a ledger has
-//! no words, and who wants them asks for them exchange by exchange.
+//! It is deleted with its session. It is never kept in memory: a ledger holds no text, and the admin API
+//! reads it exchange by exchange.
 
 use std::sync::Arc;
 
@@ -13,19 +13,19 @@ use crate::context::content::ExchangeContent;
 use crate::context::{ExchangeId, Millis};
 use crate::store::{Record, RecordKind, Scope, StoreError};
 
-/// Where what comes for a session later may go: the words of an exchange, its summary, what is said again. Of
-/// a session that was deleted meanwhile, nothing is kept.
+/// Where data for a session is written that comes later: the content of an exchange, its summary, messages
+/// that are queued again. If the session was deleted meanwhile, nothing is written.
 #[derive(Clone)]
 pub struct SessionRoom {
-    /// Whose.
+    /// The session.
     pub scope: Scope,
     pub(super) cache: Arc<SessionCache>,
-    /// The exchange that it is for; empty where it is for none.
+    /// The exchange that it is for; empty if it is for none.
     pub(super) exchange: ExchangeId,
 }
 
 impl OpenedSession {
-    /// Where what comes for this exchange later may go.
+    /// Where later data for this exchange is written.
     pub fn room(&self) -> SessionRoom {
         let (scope, cache, exchange) = (&self.scope, &self.cache, &self.exchange);
         SessionRoom { scope: scope.clone(), cache: cache.clone(), exchange: exchange.clone() }
@@ -33,12 +33,12 @@ impl OpenedSession {
 }
 
 impl Ledgers {
-    /// Keeps the words of an exchange that began `at` a time, unless its session would then have more
-    /// than `most` bytes of them, or was forgotten meanwhile. Exchanges of one session that end at the
-    /// same moment do not wait for each other: each may then be the one past the limit.
+    /// Stores the content of an exchange that began at `at`, unless its session would then have more than
+    /// `most` bytes of content, or was deleted meanwhile. Exchanges of a session that end at the same moment
+    /// do not wait for each other, so each may exceed the limit.
     ///
     /// # Errors
-    /// The store's [`StoreError`]; nothing is kept then.
+    /// The store's [`StoreError`]; nothing is stored then.
     pub(crate) async fn keep_words(
         &self,
         room: SessionRoom,
@@ -67,7 +67,7 @@ impl Ledgers {
         }
     }
 
-    /// The words of an exchange; `None` where they were not kept.
+    /// The content of an exchange; `None` if it was not stored.
     ///
     /// # Errors
     /// The store's [`StoreError`].

@@ -1,8 +1,7 @@
-//! Histories at hand: the newest request of a session, for those who ask what compacting it would do, or
-//! want it done now.
+//! The latest request of each session, for operators who preview its compaction or start it.
 //!
-//! In memory alone and bounded: facts hold no words, so that nothing of it outlives the process or the
-//! session's being forgotten. What stands behind it is not known here, only its size.
+//! In memory only, and bounded: facts hold no text, so nothing of it outlives the process or the session's
+//! deletion. Its content is not known here, only its size.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -14,30 +13,30 @@ use crate::context::ExchangeId;
 use crate::context::compact::CompactionPreview;
 use crate::store::Scope;
 
-/// Most sessions; past it the oldest goes.
+/// Most sessions; past it, the oldest is dropped.
 const MOST: usize = 64;
-/// Most bytes of requests with what was read of them; past it the oldest go.
+/// Most bytes of requests with what was parsed of them; past it, the oldest are dropped.
 pub(super) const BYTES: usize = 16 * 1024 * 1024;
 
-/// Looks at what compacting would do; `None` where nothing can be cut.
+/// Previews a compaction; `None` if nothing can be cut.
 pub(super) type PreviewCompaction = Box<dyn Fn() -> Option<CompactionPreview> + Send + Sync>;
-/// Begins a summary, with a look at this above all; `false` where that cannot be.
+/// Begins a summary with this focus; `false` if it is not possible.
 pub(super) type BeginCompaction = Box<dyn Fn(Option<Box<str>>) -> bool + Send + Sync>;
 
-/// Asks the provider how many tokens the request is, as it was sent.
+/// Asks the provider for the request's token count, in the form in which it was sent.
 pub(super) type CountTokensFn = Box<dyn Fn() -> TokenCountFuture + Send + Sync>;
-/// The answer, once it is here.
+/// The count, once it has arrived.
 pub(super) type TokenCountFuture =
     Pin<Box<dyn Future<Output = Result<ProviderRecount, RecountError>> + Send>>;
 
-/// A provider's own count of a session's newest request.
+/// The provider's count of a session's latest request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ProviderRecount {
     /// The exchange of that request.
     pub exchange: ExchangeId,
-    /// Input tokens, as its counting endpoint answers.
+    /// Input tokens according to its counting endpoint.
     pub tokens: u64,
-    /// What was estimated before it was sent.
+    /// The estimate from before it was sent.
     pub estimated: u64,
 }
 
@@ -48,38 +47,38 @@ pub(crate) enum RecountError {
     NoEndpoint,
     /// The client's credential is not held any more, and the upstream has none of its own.
     NoCredential,
-    /// Enough questions are under way, or the provider wants to be left alone.
+    /// Too many count requests are in flight, or the provider asked for a pause.
     Busy,
     /// The provider refused it.
     Refused,
-    /// No answer in time, or none that is a number.
+    /// No response in time, or not a number.
     Failed,
 }
 
-/// The newest request of a session.
+/// The latest request of a session.
 pub(crate) struct LatestRequest {
-    /// What it holds, bytes: the request and what was read of it.
+    /// Its memory, bytes: the request and what was parsed of it.
     pub bytes: usize,
-    /// What compacting it would do.
+    /// Previews its compaction.
     pub look: PreviewCompaction,
-    /// Compacts it, where that takes no credential of the client's.
+    /// Starts its compaction, if that needs no credential of the client.
     pub begin: Option<BeginCompaction>,
-    /// Has it counted.
+    /// Asks the provider for its token count.
     pub count: CountTokensFn,
 }
 
-/// All of them.
+/// The latest requests of all sessions.
 #[derive(Default)]
 pub(super) struct LatestRequests {
     by_scope: HashMap<Scope, (u64, Arc<LatestRequest>)>,
-    /// Their sessions, by when they came.
+    /// Their sessions, in the order of arrival.
     order: BTreeMap<u64, Scope>,
     bytes: usize,
     count: u64,
 }
 
 impl LatestRequests {
-    /// Keeps a session's newest request in place of the one before.
+    /// Replaces a session's latest request.
     pub(super) fn keep(&mut self, scope: Scope, one: LatestRequest) {
         self.forget(&scope);
         if one.bytes > BYTES {
@@ -95,7 +94,7 @@ impl LatestRequests {
         self.by_scope.insert(scope, (self.count, Arc::new(one)));
     }
 
-    /// Bytes of all.
+    /// Bytes of all requests.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }

@@ -1,7 +1,7 @@
-//! The threads that make ledgers of records: few, and no others of the runtime's.
+//! The threads that make ledgers from records: a few of their own.
 //!
-//! A session of megabytes takes tens of milliseconds. Bodies of requests are read on the runtime's threads for
-//! long work, and neither waits for the other. Past its length the queue refuses.
+//! A session of megabytes takes tens of milliseconds. The bodies of requests are read on the runtime's
+//! blocking threads, so the two never wait for each other. If the queue is full, jobs are refused.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -11,30 +11,30 @@ use tokio::sync::oneshot;
 
 use crate::store::StoreError;
 
-/// Threads of a process.
+/// Threads per process.
 const THREADS: usize = 2;
-/// Sessions that may wait for one.
+/// Sessions that may wait for a thread.
 const QUEUE: usize = 256;
 
 type ParserJob = Box<dyn FnOnce() + Send>;
 
-/// They live as long as the process, and nobody waits for them at its end.
+/// They live as long as the process, which does not wait for them at its end.
 static QUEUED: LazyLock<SyncSender<ParserJob>> = LazyLock::new(|| {
     let (jobs, queue) = sync_channel(QUEUE);
     let queue = Arc::new(Mutex::new(queue));
     for _ in 0..THREADS {
         let queue = queue.clone();
         let thread = std::thread::Builder::new().name("store-parse".into());
-        // Without a thread every job is refused as closed.
+        // Without a thread, every job is refused as closed.
         drop(thread.spawn(move || run(&queue)));
     }
     jobs
 });
 
-/// Runs work on one of them.
+/// Runs a job on one of them.
 ///
 /// # Errors
-/// Where the queue is full, or the work panicked.
+/// If the queue is full, or the job panicked.
 pub(super) async fn parse<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, StoreError> {
@@ -48,7 +48,7 @@ fn run(queue: &Mutex<Receiver<ParserJob>>) {
     loop {
         let job = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(job) = job else { return };
-        // Work that panics costs its answer, not the thread.
+        // A job that panics loses its result, not the thread.
         drop(catch_unwind(AssertUnwindSafe(job)));
     }
 }

@@ -1,8 +1,8 @@
-//! What people ask of a session from outside, until a request of it takes it up.
+//! Compactions that operators request for a session, until a request of it carries them out.
 //!
-//! In memory alone: one that a restart loses is asked for again. Bounded in number and time; a later one for the same
-//! session takes the place of the earlier. One that was taken up and did not come true waits again, as
-//! long as its time lasts; one whose time is over is told in the log.
+//! In memory only: after a restart, they have to be requested again. Bounded in number and time; a later one
+//! for the same session replaces the earlier. One that was claimed but not carried out waits again until its
+//! time is over, which is logged.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,17 +14,17 @@ use super::{Ledgers, OpenedSession, lock};
 use crate::context::inject;
 use crate::store::Scope;
 
-/// Most sessions with a pending compaction; past it one more is refused.
+/// Most sessions with a pending compaction; past it, further ones are refused.
 const MOST: usize = 1000;
 /// Most bytes of a focus.
 pub(crate) const FOCUS_BYTES: usize = 4000;
 /// How long a pending compaction waits.
 pub(crate) const PENDING_TTL: Duration = Duration::from_secs(3600);
 
-/// A compaction that somebody asked for.
+/// A compaction that an operator requested.
 #[derive(Clone, Debug)]
 struct PendingCompaction {
-    /// What to look at above all, where that was said.
+    /// What the summary should focus on, if given.
     focus: Option<Box<str>>,
     until: Instant,
 }
@@ -34,7 +34,7 @@ struct PendingCompaction {
 pub(super) struct PendingCompactions(HashMap<Scope, PendingCompaction>);
 
 impl PendingCompactions {
-    /// Keeps a pending compaction; `false` where there are too many.
+    /// Adds a pending compaction; `false` if there are too many.
     fn add(&mut self, scope: Scope, pending: PendingCompaction) -> bool {
         let has_room = self.0.len() < MOST || self.0.contains_key(&scope);
         if has_room {
@@ -43,7 +43,7 @@ impl PendingCompactions {
         has_room
     }
 
-    /// A pending compaction that did not come true waits again, unless a later one does.
+    /// Returns a pending compaction that was not carried out, unless there is a later one.
     fn give_back(&mut self, scope: &Scope, pending: PendingCompaction) {
         if !self.0.contains_key(scope) {
             self.add(scope.clone(), pending);
@@ -58,7 +58,7 @@ impl PendingCompactions {
         self.0.remove(scope);
     }
 
-    /// Takes those away whose time is over, and tells of them.
+    /// Removes those whose time is over, and logs them.
     pub(super) fn expire(&mut self) {
         if self.0.is_empty() {
             return;
@@ -74,7 +74,7 @@ impl PendingCompactions {
     }
 }
 
-/// A pending compaction that was taken up. Dropped before it came true, it waits again.
+/// A claimed pending compaction. If it is dropped before it was carried out, it waits again.
 pub(crate) struct ClaimedCompaction {
     ledgers: Arc<Ledgers>,
     room: SessionRoom,
@@ -82,12 +82,12 @@ pub(crate) struct ClaimedCompaction {
 }
 
 impl ClaimedCompaction {
-    /// What to look at above all.
+    /// What the summary should focus on.
     pub(crate) fn focus(&self) -> Option<&str> {
         self.pending.as_ref()?.focus.as_deref()
     }
 
-    /// It came true, or was told that it cannot.
+    /// Called when it was carried out, or cannot be.
     pub(crate) fn is_over(&mut self) {
         self.pending = None;
     }
@@ -104,15 +104,15 @@ impl Drop for ClaimedCompaction {
 }
 
 impl OpenedSession {
-    /// Whether the request carries on the main line of its session: no sub-agent's, and no call beside it.
+    /// Whether the request is on the main line of its session: not a sub-agent's, and not a call beside it.
     pub(crate) fn is_main_line(&self) -> bool {
         self.cache.look(|ledger| inject::carries_on(ledger, &self.placed))
     }
 }
 
 impl Ledgers {
-    /// Somebody wants a session compacted by the next request of its main line, with a look at `focus` above
-    /// all; `false` where too many pending compactions wait.
+    /// Requests that the next request of a session's main line compacts it, with a focus; `false` if too many
+    /// are pending.
     pub fn request_compaction(&self, scope: Scope, focus: Option<Box<str>>) -> bool {
         let mut pending_compactions = lock(&self.pending_compactions);
         pending_compactions.expire();
@@ -120,17 +120,17 @@ impl Ledgers {
             .add(scope, PendingCompaction { focus, until: Instant::now() + PENDING_TTL })
     }
 
-    /// Whether somebody wants a session compacted.
+    /// Whether a compaction of a session is pending.
     pub fn has_pending_compaction(&self, scope: &Scope) -> bool {
         lock(&self.pending_compactions).of(scope).is_some()
     }
 
-    /// Whether somebody who wants it said what to look at above all.
+    /// Whether the pending compaction has a focus.
     pub(crate) fn has_focus(&self, scope: &Scope) -> bool {
         lock(&self.pending_compactions).of(scope).is_some_and(|pending| pending.focus.is_some())
     }
 
-    /// A pending compaction is taken up by a request.
+    /// Claims a pending compaction for a request.
     pub(crate) fn claim_compaction(
         self: &Arc<Self>,
         room: SessionRoom,
@@ -142,7 +142,7 @@ impl Ledgers {
         Some(ClaimedCompaction { ledgers: self.clone(), room, pending })
     }
 
-    /// A pending compaction that is taken up as it is made.
+    /// A compaction that is claimed as soon as it is requested.
     pub(crate) fn claim_new_compaction(
         self: &Arc<Self>,
         room: SessionRoom,

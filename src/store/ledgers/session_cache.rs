@@ -1,8 +1,8 @@
-//! Sessions in memory: one cache a session, loaded once from the store, bounded in number and bytes.
+//! Sessions in memory: one cache per session, loaded once from the store, bounded in number and bytes.
 //!
-//! What exchanges teach is on the cache at once; what the store knows joins it when it arrives, even
-//! after those who wanted it have gone on without. A cache in use is never taken away, so that a
-//! session has one cache. Must not know what facts mean.
+//! What exchanges teach is in the cache at once. The store's data is merged when it arrives, even if those
+//! who wanted it have continued without. A cache in use is never dropped, so a session has only one cache.
+//! Must not know what facts mean.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -19,25 +19,25 @@ use crate::store::precondition::Precondition;
 use crate::store::recall::{ReadBudget, Recall, RecallOutcome};
 use crate::store::{Record, Scope, Store, StoreError, StoreFuture};
 
-/// Most sessions kept in memory; past it the ones unused longest are loaded again when asked for.
+/// Most sessions in memory; past it, the least recently used are dropped, and loaded again when needed.
 pub(super) const SESSIONS: usize = 512;
-/// Most bytes that sessions in memory may take. Past it as above.
+/// Most bytes of sessions in memory; past it, the same.
 pub(super) const BYTES: usize = 32 << 20;
-/// Bytes of its decisions past which nothing new is decided for a session: what was decided is repeated for
-/// ever, and is in memory whole.
+/// Bytes of decisions past which nothing new is decided for a session: decisions are repeated for ever, and
+/// are all in memory.
 pub(super) const DECISIONS: usize = 8 << 20;
-/// Most bytes of decisions with which a picture is still made smaller: the rest is room for other decisions.
+/// Most bytes of decisions with which images are still made smaller, so that other decisions have room.
 pub(super) const PICTURES: usize = 6 << 20;
 /// Most facts of a session that are loaded, the newest.
 pub(super) const FACTS: usize = 8192;
 
-/// All caches.
+/// The caches of all sessions.
 #[derive(Default)]
 pub(super) struct SessionCaches {
     by_scope: HashMap<Scope, (Arc<SessionCache>, u64)>,
-    /// Counts uses; the smaller a cache's last, the longer ago it was.
+    /// Counts uses: the smaller a cache's last use, the longer ago it was.
     uses: u64,
-    /// Bytes on all caches.
+    /// Bytes of all caches.
     bytes: Arc<AtomicUsize>,
 }
 
@@ -57,8 +57,8 @@ impl SessionCaches {
         cache
     }
 
-    /// Lets go of what was unused longest, until an eighth of the room is free: to look at all of them
-    /// for each new session would cost more than what else is done for it.
+    /// Drops the least recently used caches until an eighth of the room is free: doing this for each new
+    /// session would cost too much.
     fn make_room(&mut self) {
         while !self.has_room() {
             let unused = self.by_scope.iter().filter(|(_, (cache, _))| !is_used(cache));
@@ -84,7 +84,7 @@ impl SessionCaches {
             && self.bytes.load(Ordering::Relaxed) <= BYTES - BYTES / 8
     }
 
-    /// Bytes on all caches.
+    /// Bytes of all caches.
     pub(super) fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)
     }
@@ -100,12 +100,12 @@ impl SessionCaches {
         self.by_scope.get(scope).map(|(cache, _)| cache.clone())
     }
 
-    /// Takes a session's cache away, used or not.
+    /// Removes a session's cache, in use or not.
     pub(super) fn remove(&mut self, scope: &Scope) -> Option<Arc<SessionCache>> {
         self.by_scope.remove(scope).map(|(cache, _)| cache)
     }
 
-    /// Takes these caches away where nobody uses them: they are loaded again when asked for.
+    /// Drops these caches if they are not in use: they are loaded again when needed.
     pub(super) fn release(&mut self, scopes: &[Scope]) {
         for scope in scopes {
             if self.by_scope.get(scope).is_some_and(|(cache, _)| !is_used(cache)) {
@@ -114,14 +114,14 @@ impl SessionCaches {
         }
     }
 
-    /// The sessions of that name that are in memory and of which anything is known, or on its way.
+    /// The sessions of this name in memory that have turns or exchanges in flight.
     pub(super) fn named(&self, session: &SessionId) -> Vec<Scope> {
         let named = self.by_scope.iter().filter(|(scope, _)| scope.session == *session);
         let used = named.filter(|(_, (cache, _))| !cache.is_blank());
         used.map(|(scope, _)| scope.clone()).collect()
     }
 
-    /// Takes this cache away, where it still is its session's.
+    /// Removes this cache, if it still is the session's.
     pub(super) fn remove_cache(&mut self, scope: &Scope, cache: &Arc<SessionCache>) {
         if self.by_scope.get(scope).is_some_and(|(held, _)| Arc::ptr_eq(held, cache)) {
             self.by_scope.remove(scope);
@@ -134,21 +134,21 @@ impl SessionCaches {
     }
 }
 
-/// Whether anybody but the caches themselves holds it. Only they hand it out.
+/// Whether anybody besides the caches holds it. Only the caches hand it out.
 fn is_used(cache: &Arc<SessionCache>) -> bool {
     Arc::strong_count(cache) > 1
 }
 
-/// One session in memory.
+/// One session's place in memory.
 pub(super) struct SessionCache {
     state: Mutex<SessionCacheState>,
-    /// What is on it was not known before.
+    /// When it was created: nothing in it was known before.
     born: std::time::Instant,
-    /// Exchanges that have begun and whose turns are not known yet, with the chain each ends at.
+    /// Exchanges in flight whose turns are not known yet, with the chain at the end of each.
     open: Mutex<HashMap<ExchangeId, Chain>>,
-    /// Told when an exchange settles.
+    /// Notified when an exchange settles.
     changed: Notify,
-    /// The store's part.
+    /// Whether the store's data has been loaded.
     recall: Recall,
     bytes: Arc<AtomicUsize>,
 }
@@ -156,11 +156,11 @@ pub(super) struct SessionCache {
 #[derive(Default)]
 struct SessionCacheState {
     ledger: Ledger,
-    /// Its bytes, as they were counted.
+    /// The ledger's bytes, as last counted.
     bytes: usize,
-    /// A record of it was not understood, and nobody has been told.
+    /// A record was unreadable, which is not reported yet.
     unread: bool,
-    /// It was forgotten on request: what still comes of it is not kept.
+    /// The session was deleted: what arrives for it now is not stored.
     forgotten: bool,
 }
 
@@ -171,7 +171,7 @@ impl SessionCache {
         Self { state, born, open, changed: Notify::new(), recall, bytes }
     }
 
-    /// What is written of it is kept where it was not deleted since it was first known here.
+    /// The condition for writes: the session was not deleted since it was first known here.
     pub(super) fn precondition(&self) -> Precondition {
         Precondition::since(self.born)
     }
@@ -181,12 +181,12 @@ impl SessionCache {
         self.born
     }
 
-    /// Whether nothing is known of it, and nothing on its way.
+    /// Whether it has neither turns nor exchanges in flight.
     fn is_blank(&self) -> bool {
         lock(&self.open).is_empty() && self.look(Ledger::is_empty)
     }
 
-    /// Does something for a session that was not forgotten, and cannot be meanwhile.
+    /// Runs `act` if the session was not deleted; it cannot be deleted meanwhile.
     pub(super) fn unless_forgotten(&self, act: impl FnOnce()) {
         let state = lock(&self.state);
         if !state.forgotten {
@@ -194,12 +194,12 @@ impl SessionCache {
         }
     }
 
-    /// Says that the store knows nothing of it.
+    /// Records that the store has no data about it.
     pub(super) fn is_new(&self) {
         self.recall.set_known();
     }
 
-    /// Waits until what the store knows is there, within the budget.
+    /// Waits until the store's data is loaded, within the budget.
     pub(super) async fn load(
         self: &Arc<Self>,
         store: &Arc<dyn Store>,
@@ -216,7 +216,7 @@ impl SessionCache {
         }
     }
 
-    /// What the store knows has come: it stands before what came meanwhile.
+    /// Merges the store's data, in front of what arrived meanwhile.
     pub(super) fn loaded(&self, mut ledger: Ledger, unread: bool) {
         let mut state = lock(&self.state);
         if !state.forgotten {
@@ -232,23 +232,22 @@ impl SessionCache {
         &self.recall
     }
 
-    /// Whether what the store knows is there.
+    /// Whether the store's data is loaded.
     pub(super) fn is_loaded(&self) -> bool {
         self.recall.is_known()
     }
 
-    /// Looks into the ledger.
+    /// Reads the ledger.
     pub(super) fn look<T>(&self, look: impl FnOnce(&Ledger) -> T) -> T {
         look(&lock(&self.state).ledger)
     }
 
-    /// Whether a record was not understood; told once.
+    /// Whether a record was unreadable; returns true only once.
     pub(super) fn has_unread(&self) -> bool {
         std::mem::take(&mut lock(&self.state).unread)
     }
 
-    /// Adds facts and hands them to the store with `keep`; `None` where the session was forgotten
-    /// meanwhile.
+    /// Adds facts, and writes them to the store with `keep`; `None` if the session was deleted meanwhile.
     pub(super) fn add<'a, T>(
         &self,
         facts: Vec<Fact>,
@@ -263,7 +262,7 @@ impl SessionCache {
         Some(keep())
     }
 
-    /// Adds facts that the store holds already; `false` where the session was forgotten.
+    /// Adds facts that the store already has; `false` if the session was deleted.
     pub(super) fn hold(&self, facts: Vec<Fact>) -> bool {
         let mut state = lock(&self.state);
         if state.forgotten {
@@ -274,7 +273,7 @@ impl SessionCache {
         true
     }
 
-    /// Takes over what another ledger of the session knows.
+    /// Merges another ledger of the session.
     pub(super) fn join(&self, other: &Ledger) {
         let mut state = lock(&self.state);
         if !state.forgotten {
@@ -283,7 +282,7 @@ impl SessionCache {
         }
     }
 
-    /// Forgets everything, and what still comes, and asks the store to forget with `forget`.
+    /// Forgets everything, also what still arrives, and deletes it from the store with `forget`.
     pub(super) fn forget<'a, T>(
         &self,
         forget: impl FnOnce() -> StoreFuture<'a, T>,
@@ -305,18 +304,18 @@ impl SessionCache {
         self.bytes.fetch_sub(std::mem::replace(&mut state.bytes, bytes), Ordering::Relaxed);
     }
 
-    /// An exchange begins that ends at `chain`.
+    /// Begins an exchange whose request ends at `chain`.
     pub(super) fn begin(&self, exchange: ExchangeId, chain: Chain) {
         lock(&self.open).insert(exchange, chain);
     }
 
-    /// An exchange's turn is known, or never will be.
+    /// Ends an exchange: its turn is known, or never will be.
     pub(super) fn settle(&self, exchange: &ExchangeId) {
         lock(&self.open).remove(exchange);
         self.changed.notify_waiters();
     }
 
-    /// Waits while an exchange is open that this request grew from, but no longer than `until`.
+    /// Waits while an exchange that this request continues is in flight, but not longer than `until`.
     pub(super) async fn wait_for_parent(&self, conversation: &Conversation, until: Instant) {
         if lock(&self.open).is_empty() {
             return;
@@ -344,7 +343,7 @@ impl Drop for SessionCache {
     }
 }
 
-/// Asks the store for a session and puts what it knows on the cache, before what came meanwhile.
+/// Loads a session from the store into the cache, in front of what arrived meanwhile.
 async fn load(
     cache: Arc<SessionCache>,
     store: Arc<dyn Store>,
@@ -356,8 +355,8 @@ async fn load(
     Ok(())
 }
 
-/// The ledger of these records, and whether one of them is not understood: a newer version wrote
-/// it, or somebody changed it. It is left out.
+/// Makes a ledger from records; also whether one of them is unreadable, because a newer version wrote it or
+/// somebody changed it. It is left out.
 pub(super) fn ledger(records: &[Record]) -> (Ledger, bool) {
     let mut ledger = Ledger::default();
     let mut unread = false;

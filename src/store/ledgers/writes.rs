@@ -1,8 +1,8 @@
-//! What exchanges leave in their session: decisions, turns, and what comes for it later.
+//! Writes the results of exchanges to their session: decisions, turns, and later data.
 //!
-//! Everything is written on the condition that the session was not deleted since it was first known here, so
-//! that a deleted one stays deleted, whoever deleted it. What a write that timed out left is not kept, or
-//! known here: never one without the other.
+//! Every write is conditional: the session was not deleted since it was first known here. So a deleted
+//! session stays deleted, whoever deleted it. After a write that timed out, its data is either both stored
+//! and known here, or neither.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,8 +19,8 @@ use crate::store::{Record, Scope, Store, StoreError, WriteOutcome};
 
 type DecisionResult = Result<Vec<Fact>, StoreError>;
 
-/// A decision that is being written, for as long as somebody waits for it. Dropped, it is cancelled; where it is
-/// too late for that, it holds all the same, and words that it took wait again.
+/// A decision that is being written, as long as somebody waits for it. If it is dropped, it is cancelled; if
+/// it is too late for that, the decision applies all the same, and messages that it took are queued again.
 struct DecisionWrite {
     answer: oneshot::Receiver<DecisionResult>,
     token: WriteToken,
@@ -32,7 +32,7 @@ impl Drop for DecisionWrite {
     fn drop(&mut self) {
         self.token.cancel();
         self.answer.close();
-        // It came while nobody looked.
+        // The answer arrived although nobody waits for it any more.
         if let (Ok(Ok(won)), Ok(runtime)) =
             (self.answer.try_recv(), tokio::runtime::Handle::try_current())
         {
@@ -44,15 +44,15 @@ impl Drop for DecisionWrite {
 /// Why nothing is decided for a request.
 #[derive(Debug, thiserror::Error)]
 pub enum DecisionError {
-    /// Its session has as many decisions as one may have. They are repeated.
+    /// Its session has reached the limit of decisions, which are repeated.
     #[error("the session has reached its limit of decisions")]
     TooMany,
-    /// The store did not keep it.
+    /// The store did not save it.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// Writes decisions, and knows those that hold from then on, whether anybody still waits or not.
+/// Writes decisions, and adds those that apply to the ledger, whether anybody still waits or not.
 async fn decided(
     store: Arc<dyn Store>,
     room: SessionRoom,
@@ -64,18 +64,18 @@ async fn decided(
     let puts = store.put(room.scope.clone(), records, only_if).await?;
     let won = facts.into_iter().zip(puts).filter_map(|(fact, put)| match put {
         WriteOutcome::Written => Some(fact),
-        // What cannot be read is left alone: nothing may stand in its place.
+        // An unreadable record is left alone, and nothing replaces it.
         WriteOutcome::Existed(first) => serde_json::from_slice(&first).ok(),
     });
     let won: Vec<Fact> = won.collect();
-    // Of a session that was forgotten meanwhile, nothing is decided.
+    // For a session that was deleted meanwhile, nothing is decided.
     match room.cache.hold(won.clone()) {
         true => Ok(won),
         false => Err(StoreError::Deleted),
     }
 }
 
-/// Words that a request took which never had them wait again.
+/// Queues messages again that a request took but did not send.
 async fn requeue(store: Arc<dyn Store>, room: SessionRoom, won: Vec<Fact>) {
     let facts = inject::untaken(&won, &room.exchange);
     let records: Vec<Record> = facts.iter().filter_map(record).collect();
@@ -84,25 +84,26 @@ async fn requeue(store: Arc<dyn Store>, room: SessionRoom, won: Vec<Fact>) {
     }
     let (scope, only_if) = (room.scope.clone(), room.cache.precondition());
     if let Some(kept) = room.cache.add(facts, || store.put(scope, records, only_if)) {
-        // What the store cannot take stays in memory.
+        // If the store cannot save it, it stays in memory.
         let _ = kept.await;
     }
 }
 
 impl OpenedSession {
-    /// Bytes that decisions to make pictures smaller may still take of its session.
+    /// Bytes that decisions for smaller images may still use in its session.
     pub(crate) fn room_for_pictures(&self) -> usize {
         session_cache::PICTURES.saturating_sub(self.cache.look(Ledger::decision_bytes))
     }
 }
 
 impl Ledgers {
-    /// Keeps decisions before they reach the wire; answers those that hold: where another was first,
-    /// its. Waits at most `timeout`. Of a session that has [`session_cache::DECISIONS`] bytes of them no more are kept.
+    /// Saves decisions before they are sent; returns those that apply: if another process was first, its
+    /// decision. Waits at most `timeout`. A session with [`session_cache::DECISIONS`] bytes of decisions gets
+    /// no more.
     ///
     /// # Errors
-    /// Why nothing was decided for this request. A write that was under way and could not be cancelled may
-    /// still be kept; it holds from then on.
+    /// Why nothing was decided for this request. A write in progress that could not be cancelled may still be
+    /// saved, and applies from then on.
     pub async fn decide(
         &self,
         opened: &OpenedSession,
@@ -110,7 +111,7 @@ impl Ledgers {
         timeout: Duration,
     ) -> Result<Vec<Fact>, DecisionError> {
         if opened.cache.look(Ledger::decision_bytes) >= session_cache::DECISIONS {
-            // Words that somebody had said are none.
+            // Injected messages are not counted as decisions.
             facts.retain(|fact| matches!(fact, Fact::Said(_)));
             if facts.is_empty() {
                 return Err(DecisionError::TooMany);
@@ -141,17 +142,17 @@ impl Ledgers {
             }
             won => won?,
         };
-        // Nor again what was refused.
+        // Revoked decisions are left out.
         let holds = |ledger: &Ledger| won.into_iter().filter(|fact| !ledger.voids(fact)).collect();
         Ok(opened.cache.look(holds))
     }
 
-    /// Keeps what an exchange taught: in memory at once, and durable when this is answered. The
-    /// place is given up, so that requests which waited for it go on. Of a session that was forgotten
-    /// meanwhile, nothing is kept.
+    /// Stores what an exchange taught: in memory at once, and durably when this returns. Its place is
+    /// released, so that requests which waited for it continue. For a session that was deleted meanwhile,
+    /// nothing is stored.
     ///
     /// # Errors
-    /// The store's [`StoreError`]; memory knows the turn all the same.
+    /// The store's [`StoreError`]; memory has the turn all the same.
     pub async fn commit(&self, opened: OpenedSession, facts: Vec<Fact>) -> Result<(), StoreError> {
         let (scope, began) = (opened.scope.clone(), opened.began.into_std());
         let mut records: Vec<Record> = facts.iter().filter_map(record).collect();
@@ -180,8 +181,8 @@ impl Ledgers {
         }
     }
 
-    /// Keeps what an exchange left whose session was deleted: where it began after that, and only remembered the
-    /// old one, it is the first of a new one.
+    /// Stores the result of an exchange whose session was deleted: if the exchange began after that, and only
+    /// used old data from memory, it is the first of a new session.
     async fn begin_again(
         &self,
         scope: Scope,
@@ -199,7 +200,7 @@ impl Ledgers {
         }
     }
 
-    /// Another process deleted a session: what was known of it here goes.
+    /// Another process deleted a session: removes what is known about it here.
     fn was_deleted(&self, scope: &Scope, cache: &Arc<SessionCache>) {
         lock(&self.caches).remove_cache(scope, cache);
         drop(cache.forget(|| Box::pin(std::future::ready(Ok(())))));
@@ -208,11 +209,11 @@ impl Ledgers {
         lock(&self.pending_compactions).forget(scope);
     }
 
-    /// Keeps one fact of a session beside its exchange: in memory at once, then in the store. Of a session that
-    /// was forgotten meanwhile, nothing is kept.
+    /// Stores one fact of a session beside its exchange: in memory at once, then in the store. For a session
+    /// that was deleted meanwhile, nothing is stored.
     ///
     /// # Errors
-    /// The store's [`StoreError`]; memory knows it all the same.
+    /// The store's [`StoreError`]; memory has it all the same.
     pub async fn note(&self, room: &SessionRoom, fact: Fact) -> Result<(), StoreError> {
         let SessionRoom { scope, cache, .. } = room;
         let records = record(&fact).into_iter().collect();
@@ -229,10 +230,11 @@ impl Ledgers {
         }
     }
 
-    /// Keeps one fact of a session that another may have kept meanwhile: answers the one that holds.
+    /// Stores one fact of a session that another process may have stored meanwhile: returns the one that
+    /// applies.
     ///
     /// # Errors
-    /// The store's [`StoreError`]: nothing is kept then.
+    /// The store's [`StoreError`]: nothing is stored then.
     pub async fn settle(&self, room: &SessionRoom, fact: Fact) -> Result<Fact, StoreError> {
         let unwritten = || StoreError::Failed("a fact cannot be written".to_owned());
         let SessionRoom { scope, cache, .. } = room;
@@ -250,7 +252,7 @@ impl Ledgers {
         cache.hold(vec![won.clone()]).then_some(won).ok_or(StoreError::Deleted)
     }
 
-    /// Where something may go that comes for a session now, beside any exchange.
+    /// Where data for a session is written that belongs to no exchange.
     pub fn room(&self, scope: &Scope) -> SessionRoom {
         let cache = lock(&self.caches).cache(scope);
         SessionRoom { scope: scope.clone(), cache, exchange: ExchangeId::default() }

@@ -1,7 +1,7 @@
-//! One lesson: the notes that it is made of, and for whom it holds by them.
+//! One lesson: the notes that it consists of, and for whom it applies.
 //!
-//! Notes are only added, in any order and by any process; the same notes say the same. `now` is passed
-//! in.
+//! Notes are only added, in any order and by any process; the same notes give the same result. `now` is an
+//! argument.
 
 use foldhash::HashMap;
 use serde::{Deserialize, Serialize};
@@ -9,17 +9,17 @@ use serde::{Deserialize, Serialize};
 use super::{DAY, LessonLine, LessonScope, LessonSubject, LessonTerms};
 use crate::context::{Millis, TenantId};
 
-/// What happened to a lesson.
+/// An event in the life of a lesson.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum LessonEvent {
     /// A tenant met it.
     Met,
-    /// The upstream also answered that tenant, so that it counts.
+    /// The upstream also accepted a request of that tenant, so that it counts.
     Answered,
-    /// The upstream answered a tenant what a window of that size could not hold.
+    /// The upstream accepted a request that would not fit a window of that size.
     Outgrown,
-    /// The operator has it hold for all.
+    /// The operator made it apply to all.
     Shared,
     /// The operator forgot it.
     Forgotten,
@@ -31,7 +31,7 @@ impl LessonEvent {
     }
 }
 
-/// Something that happened to a lesson, as it is kept.
+/// An event of a lesson, as it is stored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct LessonNote {
     #[serde(flatten)]
@@ -40,7 +40,7 @@ pub(super) struct LessonNote {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) tenant: Option<TenantId>,
     pub(super) at: Millis,
-    /// The end of what was known before: a lesson that is met again after it was forgotten is another.
+    /// When the lesson was last forgotten or disproved: if it is met again after that, it is a new one.
     #[serde(default)]
     pub(super) after: Millis,
 }
@@ -50,7 +50,7 @@ impl LessonNote {
         serde_json::from_slice(value).ok()
     }
 
-    /// Its key in stores: a tenant meets a lesson once a day.
+    /// Its key in the store: a tenant meets a lesson once a day.
     pub(super) fn name(&self) -> String {
         let Self { about, event, tenant, at, after } = self;
         let tenant = tenant.as_ref().map(TenantId::as_str).unwrap_or_default();
@@ -65,13 +65,13 @@ impl LessonNote {
 /// A lesson.
 pub(super) struct LessonEntry {
     pub(super) about: LessonSubject,
-    /// When each tenant met it last.
+    /// The first and last time that each tenant met it.
     met: HashMap<TenantId, LessonSighting>,
     shared: Option<Millis>,
     forgotten: Millis,
-    /// When it was last shown to be wrong for somebody.
+    /// When it was last disproved.
     outgrown: Millis,
-    /// Until when enough tenants agree; 0 where they do not.
+    /// Until when enough tenants agree; 0 if they do not.
     agreed_until: Millis,
 }
 
@@ -94,7 +94,7 @@ impl LessonEntry {
         }
     }
 
-    /// Takes a note over.
+    /// Applies a note.
     pub(super) fn apply(&mut self, note: &LessonNote) {
         let LessonNote { event, tenant, at, .. } = note;
         let tenant = tenant.as_ref().map(TenantId::as_str).unwrap_or_default();
@@ -123,7 +123,8 @@ impl LessonEntry {
         }
     }
 
-    /// Counts again who agrees. `is_contradicted`: somebody was answered what it says is impossible.
+    /// Counts again which tenants agree. `is_contradicted`: a request was accepted that the lesson says is
+    /// impossible.
     pub(super) fn count(&mut self, terms: LessonTerms, is_contradicted: bool) {
         let counts = self.met.values().filter(|met| met.is_answered && met.last > self.outgrown);
         let mut last: Vec<Millis> = counts.map(|met| met.last).collect();
@@ -132,7 +133,7 @@ impl LessonEntry {
         self.agreed_until = enough.map_or(0, |at| at.saturating_add(terms.life()));
     }
 
-    /// When a tenant met it last, where that still holds.
+    /// When a tenant last met it, if that still applies.
     pub(super) fn own(
         &self,
         tenant: Option<&TenantId>,
@@ -151,7 +152,7 @@ impl LessonEntry {
         self.met.get(tenant).is_none_or(|met| met.is_answered)
     }
 
-    /// Whether it holds for those who never met it.
+    /// Whether it applies to tenants that never met it.
     pub(super) fn is_for_all(&self, now: Millis) -> bool {
         self.shared.is_some() || self.is_agreed(now)
     }
@@ -164,12 +165,12 @@ impl LessonEntry {
         self.shared.is_some()
     }
 
-    /// The end of what was known of it before.
+    /// When it was last forgotten or disproved.
     pub(super) fn after(&self) -> Millis {
         self.forgotten.max(self.outgrown)
     }
 
-    /// Lets go of tenants for whom it is over; answers how many are left.
+    /// Drops tenants for whom it has expired; returns how many are left.
     pub(super) fn expire(&mut self, terms: LessonTerms, now: Millis) -> usize {
         self.met.retain(|_, met| met.last.saturating_add(terms.life()) > now);
         self.met.len()
@@ -179,7 +180,7 @@ impl LessonEntry {
         self.met.len()
     }
 
-    /// As a list shows it; `None` where it holds for nobody.
+    /// The lesson as it is listed; `None` if it applies to nobody.
     pub(super) fn line(&self, terms: LessonTerms, now: Millis) -> Option<LessonLine> {
         let life = terms.life();
         let met: Vec<&LessonSighting> =

@@ -1,6 +1,6 @@
-//! Lessons in memory: found by upstream and model, bounded, and counted again where one changes.
+//! Lessons in memory: found by upstream and model, bounded, and counted again when one changes.
 //!
-//! Pure but for what it holds; every request asks it, so that what is asked often is two look-ups.
+//! Pure, except for its own state. Every request asks it, so common questions take two look-ups.
 
 use std::collections::VecDeque;
 
@@ -12,42 +12,43 @@ use super::{DAY, LessonLine, LessonSource, LessonSubject, LessonTerms, REFRESH};
 use crate::context::{Millis, TenantId};
 use crate::dialect::lesson::Lesson;
 
-/// What became of a lesson that was offered.
+/// The result of offering a lesson.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LessonOffer {
     /// It is new to the tenant.
     New,
-    /// It is new to the tenant, and now enough tenants agree: it holds for all.
+    /// It is new to the tenant, and now enough tenants agree, so that it applies to all.
     Agreed,
-    /// The tenant knew it.
+    /// The tenant had met it before.
     Known,
     /// There is no room for more.
     Full,
-    /// Whose request it was is not known, or it says nothing.
+    /// The tenant is unknown, or the lesson says nothing new.
     Nothing,
 }
 
-/// Most lessons of one model; past it new ones are not learned.
+/// Most lessons of one model; past it, new ones are not learned.
 const OF_MODEL: usize = 32;
 /// Most lessons that one tenant may have met.
 const OF_TENANT: usize = 64;
-/// Most meetings of a lesson and a tenant, of all lessons together.
+/// Most pairs of a lesson and a tenant, over all lessons.
 const MEETINGS: usize = 8192;
-/// Longest name of a model that is learned about, bytes.
+/// Longest name of a model that lessons are learned about, bytes.
 const NAME_BYTES: usize = 256;
-/// Most tenants and models of which it is known what was answered; past it the one that came first is
-/// forgotten, and known again after its next answer.
+/// Most tenants and models whose accepted requests are remembered; past it, the oldest is dropped until its
+/// next accepted request.
 const ANSWERED: usize = 16_384;
-/// How often a window can be put right before it is taken as it is.
+/// How many times a window can be corrected.
 const CORRECTIONS: usize = 8;
 
-/// All lessons, as far as they are loaded.
+/// All lessons that are loaded.
 pub(super) struct LessonState {
     terms: LessonTerms,
     by_upstream: HashMap<Box<str>, HashMap<Box<str>, Vec<LessonEntry>>>,
-    /// Tenants that an upstream answered, and the most that a model held: by hash, with the time.
+    /// Tenants with an accepted request at an upstream, and the most tokens that a model accepted: by hash,
+    /// with the time.
     answered: HashMap<u64, (u64, Millis)>,
-    /// Those, in the order in which they came.
+    /// The keys of `answered`, in the order of arrival.
     came: VecDeque<u64>,
     is_loaded: bool,
     due: Millis,
@@ -67,7 +68,7 @@ impl LessonState {
         self.is_loaded
     }
 
-    /// Whether what other processes learned is to be asked for; whoever asks reads it.
+    /// Whether it is time to read the lessons of other processes; the caller then reads them.
     pub(super) fn is_due(&mut self, now: Millis) -> bool {
         let is_due = now >= self.due;
         if is_due {
@@ -82,7 +83,7 @@ impl LessonState {
         self.due = now.saturating_add(REFRESH);
     }
 
-    /// Takes over what was kept, in the order of time.
+    /// Applies stored notes in the order of time.
     pub(super) fn apply(&mut self, mut notes: Vec<LessonNote>, now: Millis) {
         notes.sort_by_key(|note| (note.at, note.event));
         for note in &notes {
@@ -103,14 +104,15 @@ impl LessonState {
         })
     }
 
-    /// What the upstream said in place of `believed`, and in place of that again.
+    /// The window after corrections: what the upstream said instead of `believed`, then instead of that, and
+    /// so on.
     pub(super) fn window(&self, source: &LessonSource<'_>, believed: u64, now: Millis) -> u64 {
         let mut passed = Vec::new();
         let mut window = believed;
         while passed.len() < CORRECTIONS {
             let Some(said) = self.correction(source, window, now) else { break };
             if said == believed || passed.contains(&said) {
-                // It says now this and now that, as a router does: the smallest always fits.
+                // It says different windows in turn, as a router does: the smallest always fits.
                 return passed.iter().copied().fold(said, u64::min);
             }
             passed.push(said);
@@ -127,7 +129,7 @@ impl LessonState {
         })
     }
 
-    /// The window that puts this one right.
+    /// The window that corrects this one.
     fn correction(&self, source: &LessonSource<'_>, believed: u64, now: Millis) -> Option<u64> {
         self.limit(source, now, |about| match about.lesson {
             Lesson::Window(window) if about.believed == Some(believed) => Some(window),
@@ -135,8 +137,8 @@ impl LessonState {
         })
     }
 
-    /// The limit that holds, of those that `read` finds in lessons: what a tenant met last counts before what
-    /// holds for all; of that the smallest.
+    /// The limit that applies, of those that `read` finds in lessons. What the tenant met last comes before what
+    /// applies to all; of that, the smallest.
     fn limit(
         &self,
         source: &LessonSource<'_>,
@@ -154,7 +156,7 @@ impl LessonState {
         own.map(|(_, limit)| limit).or(shared)
     }
 
-    /// What becomes of a lesson, and the notes to be kept.
+    /// Learns a lesson; returns the result and the notes to store.
     pub(super) fn learn(
         &mut self,
         source: &LessonSource<'_>,
@@ -189,7 +191,7 @@ impl LessonState {
         self.count(&about, now);
         let is_agreed = self.find(&about).is_some_and(|entry| entry.is_agreed(now));
         if before.is_some_and(|before| before / DAY == at / DAY) {
-            // It is kept already.
+            // It is already stored.
             notes.clear();
         }
         let outcome = match () {
@@ -200,7 +202,7 @@ impl LessonState {
         (outcome, notes)
     }
 
-    /// What an answer says of lessons: the notes to be kept.
+    /// Records an accepted request; returns the notes to store.
     pub(super) fn answered(
         &mut self,
         source: &LessonSource<'_>,
@@ -241,7 +243,7 @@ impl LessonState {
         notes
     }
 
-    /// What the operator decides about a lesson: the note to be kept.
+    /// Applies an operator's decision about a lesson; returns the note to store.
     pub(super) fn decide(
         &mut self,
         id: &str,
@@ -303,7 +305,7 @@ impl LessonState {
         entry.into_iter().for_each(|entry| entry.count(terms, is_contradicted));
     }
 
-    /// Whether one more may be learned; what is over makes room.
+    /// Whether another lesson fits; expired ones make room.
     fn has_room(&mut self, about: &LessonSubject, tenant: &TenantId, now: Millis) -> bool {
         if self.fits(about, tenant) {
             return true;
@@ -321,7 +323,7 @@ impl LessonState {
             && all().map(LessonEntry::tenants).sum::<usize>() < MEETINGS
     }
 
-    /// Lets go of what holds for nobody any more.
+    /// Drops lessons that apply to nobody any more.
     fn expire(&mut self, now: Millis) {
         let terms = self.terms;
         for models in self.by_upstream.values_mut() {
@@ -340,7 +342,7 @@ impl LessonState {
         known.is_some_and(|(_, at)| at.saturating_add(self.terms.life()) > now)
     }
 
-    /// The most that was held lately, and when.
+    /// Remembers the most tokens that were accepted lately, and when.
     fn remember(&mut self, what: u64, held: u64, now: Millis) {
         if !self.answered.contains_key(&what) {
             if self.answered.len() >= ANSWERED {
@@ -360,7 +362,7 @@ fn named(names: &[&str]) -> u64 {
     xxh3_64(names.join("\n").as_bytes())
 }
 
-/// The most that a model held for anybody.
+/// The key for the most tokens that a model accepted from anybody.
 fn most(upstream: &str, model: &str) -> u64 {
     named(&["", upstream, model])
 }

@@ -1,8 +1,8 @@
 //! Drafts as rows, and whether another process uses the file.
 //!
-//! A table of their own, small because it holds what is on its way and no more. Everything here runs in a
-//! transaction of the writer's. A draft is found by its turn's key alone, so that it needs no session's
-//! line: one whose first exchange is on its way is in no list.
+//! They have a table of their own, which is small because it only holds exchanges in flight. Everything here
+//! runs in a transaction of the writer. A draft is found by its turn's key alone, without a row for its
+//! session: a session with only its first exchange in flight is in no list.
 
 use std::fs::{File, TryLockError};
 use std::path::Path;
@@ -14,20 +14,21 @@ use super::{blob, bytes_in, facts, scope_in, tombstones};
 use crate::store::drafts::Draft;
 use crate::store::{Record, RecordKind, Scope, WriteOutcome};
 
-/// How long a process that starts waits for another one that does.
+/// How long a starting process waits for another starting one.
 const STARTING: Duration = Duration::from_secs(5);
-/// How often it looks.
+/// How often it checks.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// The lock that every process on a folder shares, as long as this is held. The system takes it back however
-/// a process ends: who gets it alone knows that all others have ended. It lies on the folder itself.
+/// The lock on the data folder that all processes on it share while they run. The system releases it however
+/// a process ends: if a process gets it exclusively, all others have ended. It is on the folder itself.
 pub(super) struct FolderLock {
     _folder: Option<File>,
 }
 
 impl FolderLock {
-    /// Takes the lock on the folder of `path`. Where nobody else has it, `alone` is run before others may.
-    /// A file system without such locks is as if others were there: leases tell who is gone.
+    /// Takes the lock on the folder of `path`. If no other process has it, `alone` runs before others may
+    /// take it. Without such locks in the file system, other processes are assumed to be there: leases decide
+    /// which are dead.
     pub(super) fn take(path: &Path, alone: impl FnOnce()) -> Self {
         let Some(folder) = path.parent().and_then(|folder| File::open(folder).ok()) else {
             return Self { _folder: None };
@@ -46,8 +47,8 @@ impl FolderLock {
     }
 }
 
-/// Keeps drafts of an instance, and takes away those of exchanges that ended. It is the instance's beat. An
-/// exchange may end while its draft is on the way here: where its turn is written already, there is no draft.
+/// Writes drafts of an instance, and removes those of ended exchanges. It is the instance's heartbeat. An
+/// exchange may end while its draft is being written: if its turn is already stored, no draft is written.
 pub(super) fn put(
     connection: &Connection,
     instance: u64,
@@ -85,14 +86,14 @@ pub(super) fn put(
     Ok(())
 }
 
-/// Takes those of a session away.
+/// Removes the drafts of a session.
 pub(super) fn drop_scope(connection: &Connection, scope: &Scope) -> rusqlite::Result<()> {
     let mut delete =
         connection.prepare_cached("DELETE FROM drafts WHERE tenant = ?1 AND session = ?2")?;
     delete.execute(params![scope.tenant.as_str(), scope.session.as_str()]).map(drop)
 }
 
-/// The instances that may have drafts, each with its beat.
+/// The instances that may have drafts, each with its heartbeat.
 pub(super) fn beats(connection: &Connection) -> rusqlite::Result<Vec<(u64, u64)>> {
     let mut query = connection.prepare_cached("SELECT id, beat FROM instances")?;
     let rows = query.query_map([], |row| {
@@ -101,7 +102,7 @@ pub(super) fn beats(connection: &Connection) -> rusqlite::Result<Vec<(u64, u64)>
     rows.collect()
 }
 
-/// Makes turns of an instance's drafts; answers whose, and forgets the instance.
+/// Makes turns from an instance's drafts, and removes the instance; returns the scopes.
 pub(super) fn adopt(
     connection: &Connection,
     is_moving: bool,
@@ -121,7 +122,7 @@ pub(super) fn adopt(
     };
     let mut made = Vec::new();
     for (scope, record) in drafts {
-        // The draft goes with it, whether it is written or was there.
+        // Removes the draft, whether the turn is written now or existed.
         let puts = facts::put(connection, is_moving, &scope, &[record])?;
         if puts.contains(&WriteOutcome::Written) {
             made.push(scope);
@@ -132,7 +133,7 @@ pub(super) fn adopt(
     Ok(made)
 }
 
-/// Makes turns of all drafts: nobody else uses the file.
+/// Makes turns from all drafts, because no other process uses the file.
 pub(super) fn adopt_all(connection: &Connection, is_moving: bool) -> rusqlite::Result<Vec<Scope>> {
     let mut made = Vec::new();
     for (instance, _) in beats(connection)? {

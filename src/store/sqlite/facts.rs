@@ -1,8 +1,8 @@
-//! Facts as rows: how they are written, found and read, and the line that each session has.
+//! Records as rows: writing, finding and reading them; and a summary row for each session.
 //!
-//! The line is kept in the transaction that writes the facts, so that lists, sums and what is forgotten
-//! first are read from it, never from the facts. Every query here is served by an index in its order:
-//! nothing is sorted by the database, which would want room for it in memory or on disk.
+//! The session's row is updated in the transaction that writes records, so that lists, sums and expiry only
+//! read that row. Every query here uses an index in its order: the database sorts nothing, which would need
+//! memory or disk space.
 
 use std::borrow::Cow;
 
@@ -19,18 +19,19 @@ use crate::store::{
     Cursor, Record, RecordKind, SERIES_NAMES, Scope, ScopeLine, ScopePage, WriteOutcome,
 };
 
-/// Most facts of a series that stay ([`Scope::is_series`]).
+/// Most records of a series that are kept ([`Scope::is_series`]).
 const SERIES: i64 = 8;
-/// Most series: clients choose the names of models. Past it the ones unused longest are forgotten.
+/// Most series; past it, the least recently used are deleted. Clients choose the names of models.
 pub(super) const MOST_SERIES: usize = 1024;
-/// How long a series may be unused before it is forgotten, when another begins: a model changes in that time.
+/// When a new series begins, series that were unused for this long are deleted: models change within that
+/// time.
 pub(super) const SERIES_AGE: Millis = 90 * 24 * 3_600_000;
-/// What a fact takes beside its value, bytes: its columns and its two indexes, roughly.
+/// The size of a row beside its value, bytes: its columns and two indexes, roughly.
 const ROW: u64 = 160;
-/// What a sign takes, bytes, roughly.
+/// The size of a fingerprint, bytes, roughly.
 const SIGN: u64 = 90;
 
-/// The numbers of kinds. They are kept: none may change. Those of decisions are 16 and more.
+/// The codes of kinds in the file, which must never change. Codes of decisions are 16 and above.
 pub(super) fn code(kind: RecordKind) -> i64 {
     match kind {
         RecordKind::Turn => 1,
@@ -48,12 +49,12 @@ pub(super) fn code(kind: RecordKind) -> i64 {
     }
 }
 
-/// The kind of a number; `None` where a newer version wrote it.
+/// The kind with this code; `None` if a newer version wrote it.
 fn kind_of(number: i64) -> Option<RecordKind> {
     RecordKind::ALL.into_iter().find(|kind| code(*kind) == number)
 }
 
-/// What one write adds to its session's line.
+/// What a write adds to its session's row.
 #[derive(Default)]
 pub(super) struct SessionDelta {
     records: u64,
@@ -91,7 +92,7 @@ impl SessionDelta {
         self.newest_turn = self.newest_turn.max(Some(at));
     }
 
-    /// Adds it to a session's line.
+    /// Adds it to a session's row.
     pub(super) fn add_to(self, connection: &Connection, id: i64) -> rusqlite::Result<()> {
         let Some((first, last)) = self.span else { return Ok(()) };
         let mut update = connection.prepare_cached(
@@ -121,7 +122,7 @@ impl SessionDelta {
     }
 }
 
-/// What the views show of a turn. Whatever is not there, or not as it should be, is empty.
+/// The columns of a turn that the views show. Missing or invalid values are empty.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct TurnColumns<'t> {
@@ -165,7 +166,7 @@ struct UsageColumns {
     lower_bound: Option<bool>,
 }
 
-/// The id of a session that is known.
+/// The id of a session, if it has a row.
 pub(super) fn scope_id(connection: &Connection, scope: &Scope) -> rusqlite::Result<Option<i64>> {
     let mut query = connection.prepare_cached(
         "SELECT scopes.id FROM scopes JOIN tenants ON tenants.id = scopes.tenant
@@ -176,7 +177,7 @@ pub(super) fn scope_id(connection: &Connection, scope: &Scope) -> rusqlite::Resu
         .optional()
 }
 
-/// A new session, of which something is known since `at`.
+/// A row for a new session, known since `at`.
 pub(super) fn begin(connection: &Connection, scope: &Scope, at: Millis) -> rusqlite::Result<i64> {
     let mut insert = connection.prepare_cached(
         "INSERT INTO scopes (tenant, session, began, used) VALUES (?1, ?2, ?3, ?3)",
@@ -193,7 +194,7 @@ fn tenant_id(connection: &Connection, tenant: &TenantId) -> rusqlite::Result<i64
     connection.prepare_cached("INSERT INTO tenants (name) VALUES (?1)")?.insert([tenant.as_str()])
 }
 
-/// Writes records that are not there yet; with `is_moving`, some may be in the old place.
+/// Writes records that do not exist yet. With `is_moving`, some may exist in the old layout.
 pub(super) fn put(
     connection: &Connection,
     is_moving: bool,
@@ -245,7 +246,7 @@ pub(super) fn put(
     Ok(puts)
 }
 
-/// Writes one record; `false` where another is there.
+/// Writes one record; `false` if it exists.
 pub(super) fn insert(
     connection: &Connection,
     scope: i64,
@@ -307,7 +308,7 @@ pub(super) fn insert(
     Ok(written == 1)
 }
 
-/// Writes a turn in place of the one that was made of its draft: its exchange ended after all. `false` where
+/// Replaces the turn that was made from a draft, because its exchange ended normally after all. `false` if
 /// there is none.
 fn replace(
     connection: &Connection,
@@ -340,19 +341,19 @@ fn replace(
     insert(connection, scope, record, None, tally)
 }
 
-/// Takes one away.
+/// Removes a draft.
 pub(super) fn remove_draft(connection: &Connection, key: u128) -> rusqlite::Result<()> {
     let mut delete = connection.prepare_cached("DELETE FROM drafts WHERE key = ?1")?;
     delete.execute([blob(key)]).map(drop)
 }
 
-/// A number as the file can hold it.
+/// A number as the file can store it.
 fn number(number: Option<u64>) -> Option<i64> {
     number.and_then(|number| i64::try_from(number).ok())
 }
 
-/// Writes a sign of a session; `false` where another has it. Signs have a table of their own: two
-/// small trees. One of a session that is gone is free.
+/// Writes a fingerprint of a session; `false` if another session has it. Fingerprints have a table of their
+/// own, with two small B-trees. One of a deleted session may be taken.
 pub(super) fn sign(
     connection: &Connection,
     scope: &Scope,
@@ -373,7 +374,7 @@ pub(super) fn sign(
     Ok(written)
 }
 
-/// Of what is learned again and again only the newest counts: the others go, but for a few.
+/// Deletes old records of a series, of which only the newest counts, except for a few.
 pub(super) fn trim_series(connection: &Connection, scope: i64) -> rusqlite::Result<()> {
     let mut delete = connection.prepare_cached(
         "DELETE FROM facts WHERE id IN (
@@ -389,7 +390,7 @@ pub(super) fn trim_series(connection: &Connection, scope: i64) -> rusqlite::Resu
     Ok(())
 }
 
-/// Forgets the series that are too many, the ones unused longest, and those that were unused too long.
+/// Deletes series: the least recently used if there are too many, and those unused for too long.
 fn forget_series(connection: &Connection, now: Millis) -> rusqlite::Result<()> {
     let (first, past) = SERIES_NAMES;
     let mut series = {
@@ -415,7 +416,7 @@ fn value_at(
     value(connection, scope, record.kind, record.key)
 }
 
-/// The value of a fact of a session.
+/// The value of a record.
 pub(super) fn value(
     connection: &Connection,
     scope: i64,
@@ -428,16 +429,16 @@ pub(super) fn value(
     query.query_row(params![scope, code(kind), blob(key)], |row| value_in(row, 0)).optional()
 }
 
-/// What the values of a kind take in a session, bytes. No value of a kind but turns is packed.
+/// The size of the values of a kind in a session, bytes. Only the values of turns are packed.
 pub(super) fn size(connection: &Connection, scope: i64, kind: RecordKind) -> rusqlite::Result<u64> {
-    // The length stands before the value: no value is read.
+    // The length is stored before the value, so no value is read.
     let mut query = connection.prepare_cached(
         "SELECT coalesce(sum(octet_length(value)), 0) FROM facts WHERE scope = ?1 AND kind = ?2",
     )?;
     query.query_row(params![scope, code(kind)], |row| row.get(0))
 }
 
-/// The session that has a sign.
+/// The session that has a fingerprint.
 pub(super) fn signed(
     connection: &Connection,
     tenant: &TenantId,
@@ -453,7 +454,7 @@ pub(super) fn signed(
     query.query_row(params![tenant.as_str(), blob(sign)], session).optional()
 }
 
-/// The session that holds a fact, found through the index of all keys, from end to end.
+/// The session that has a record, found by scanning the index of all keys.
 pub(super) fn holder(
     connection: &Connection,
     kind: RecordKind,
@@ -468,7 +469,7 @@ pub(super) fn holder(
     query.query_row(params![code(kind), blob(key)], scope_in).optional()
 }
 
-/// Lines of the list of sessions.
+/// A page of the list of sessions.
 pub(super) fn scopes(connection: &Connection, page: ScopePage) -> rusqlite::Result<Vec<ScopeLine>> {
     let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
     let (used, id) =
@@ -499,7 +500,7 @@ pub(super) fn scopes(connection: &Connection, page: ScopePage) -> rusqlite::Resu
     rows.collect()
 }
 
-/// The scopes of a session id, those of which only drafts are kept too.
+/// The scopes of a session id, including those with only drafts.
 pub(super) fn named(connection: &Connection, session: &SessionId) -> rusqlite::Result<Vec<Scope>> {
     let mut query = connection.prepare_cached(
         "SELECT tenants.name, scopes.session FROM scopes
@@ -511,19 +512,19 @@ pub(super) fn named(connection: &Connection, session: &SessionId) -> rusqlite::R
     rows.collect()
 }
 
-/// Packing and value, from the column `first` on.
+/// A value from its two columns, from `first` on.
 fn value_in(row: &Row<'_>, first: usize) -> rusqlite::Result<Bytes> {
     let is_packed = row.get::<_, i64>(first)? == Packing::Turn as i64;
     let value = bytes_in(row, first + 1)?;
     if !is_packed {
         return Ok(value);
     }
-    // What cannot be unpacked is a fact that is not understood.
+    // A value that cannot be unpacked is treated as an unreadable fact.
     Ok(unpack(&value).unwrap_or_default())
 }
 
-/// The facts of a session: the `newest` and all decisions, each with its place among those of the
-/// same time; in no order.
+/// The records of a session: the `newest` and all decisions, each with its row id, which orders records of
+/// the same time. Unordered.
 pub(super) fn scan(
     connection: &Connection,
     scope: i64,
@@ -542,14 +543,14 @@ pub(super) fn scan(
     others.chain(decisions).filter_map(Result::transpose).collect()
 }
 
-/// A row as its id and its record; `None` for kinds that a newer version wrote.
+/// A row as its id and its record; `None` for kinds of a newer version.
 fn record_in(row: &Row<'_>) -> rusqlite::Result<Option<(i64, Record)>> {
     let Some(kind) = kind_of(row.get(1)?) else { return Ok(None) };
     let key = u128::from_be_bytes(row.get(2)?);
     Ok(Some((row.get(0)?, Record { kind, key, value: value_in(row, 4)?, at: row.get(3)? })))
 }
 
-/// A value as it is kept: text where it is text, so that a person can read it.
+/// A value as it is stored: as text if it is text, so that people can read it.
 pub(super) enum KeptValue<'a> {
     Plain(&'a [u8]),
     Packed(&'a [u8]),

@@ -1,8 +1,9 @@
-//! Facts of the file's first version, while they are moved to their new place.
+//! Rows in the layout of the file's first version, while they are moved to the current one.
 //!
-//! A large file is served at once, so its facts move afterwards, a few at a time, the newest first, each
-//! in one transaction: whoever reads meanwhile looks in both places and finds every fact in one. What is
-//! past its time or room is left out, and what stays is keyed on the way ([`RekeyFact`]). Nothing here is used once the old tables are gone.
+//! A large file is usable at once, so rows are moved afterwards, a few at a time, the newest first, each
+//! batch in one transaction. Readers meanwhile look in both layouts, and find each row in one of them.
+//! Expired rows are left out; the others are keyed when they are moved ([`RekeyFact`]). This is unused once
+//! the old tables are gone.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,10 +27,10 @@ SELECT
     value ->> '$.usage.cache_write', value ->> '$.window', (value ->> '$.ended') - at, tenant, at
 FROM old_records WHERE kind = 'turn'";
 
-/// What becomes of a fact as it is moved: another key and value for the same.
+/// Gives a record its new key and value when it is moved.
 pub(in crate::store) type RekeyFact = Box<dyn Fn(Record) -> Record + Send>;
 
-/// Whether there may be facts in the old place.
+/// Whether there may be rows in the old layout.
 pub(super) struct LegacyFacts(Arc<AtomicBool>);
 
 impl LegacyFacts {
@@ -37,12 +38,12 @@ impl LegacyFacts {
         Ok(Self(Arc::new(AtomicBool::new(is_there(connection)?))))
     }
 
-    /// As it was seen last; from `false` it never goes back.
+    /// As last checked; once `false`, it stays so.
     pub(super) fn flag(&self) -> Arc<AtomicBool> {
         self.0.clone()
     }
 
-    /// Whether facts are in the old place, as this connection sees it.
+    /// Whether there are rows in the old layout, as this connection sees it.
     pub(super) fn has(&self, connection: &Connection) -> rusqlite::Result<bool> {
         if !self.0.load(Ordering::Relaxed) {
             return Ok(false);
@@ -94,7 +95,7 @@ pub(super) fn signed(
     tenant: &TenantId,
     sign: u128,
 ) -> rusqlite::Result<Option<SessionId>> {
-    // A sign of a session that was forgotten stays until its turn to be moved comes, and is nobody's.
+    // A fingerprint of a deleted session remains until it would be moved; it belongs to no session.
     let mut query = connection.prepare_cached(
         "SELECT session FROM old_signs AS sign WHERE tenant = ?1 AND key = ?2 AND (
              EXISTS (SELECT 1 FROM old_records WHERE tenant = ?1 AND session = sign.session)
@@ -116,14 +117,14 @@ pub(super) fn holder(
     query.query_row(params![kind.name(), blob(key)], scope_in).optional()
 }
 
-/// Which records are decisions ([`RecordKind::is_decision`]), in the first version's names.
+/// Which records are decisions ([`RecordKind::is_decision`]), by their names in the first version.
 macro_rules! decides {
     () => {
         " kind IN ('cut', 'echo', 'aside', 'summary', 'compact', 'queued', 'said') "
     };
 }
 
-/// What is left of a session, with its place among facts of the same time.
+/// The remaining rows of a session, with their ids, which order rows of the same time.
 pub(super) fn scan(
     connection: &Connection,
     scope: &Scope,
@@ -160,9 +161,9 @@ pub(super) fn record_in(row: &Row<'_>, first: usize) -> rusqlite::Result<Option<
     Ok(Some((row.get(first)?, Record { kind, key, value, at: row.get(first + 4)? })))
 }
 
-/// The scopes of a session id that hold facts here.
+/// The scopes of a session id that have rows here.
 pub(super) fn named(connection: &Connection, session: &SessionId) -> rusqlite::Result<Vec<Scope>> {
-    // From tenant to tenant through the index: there are few.
+    // Goes from tenant to tenant through the index, because there are few.
     let mut next = connection
         .prepare_cached("SELECT min(tenant) FROM old_records WHERE ?1 IS NULL OR tenant > ?1")?;
     let mut holds = connection.prepare_cached(
@@ -179,8 +180,8 @@ pub(super) fn named(connection: &Connection, session: &SessionId) -> rusqlite::R
     Ok(found)
 }
 
-/// Forgets a session; answers how many records went. Its signs are nobody's from then on ([`signed`]): they
-/// stand in no order by which a session's could be found.
+/// Deletes a session; returns how many records were deleted. Its fingerprints then belong to no session
+/// ([`signed`]): no index finds those of a session.
 pub(super) fn drop_scope(connection: &Connection, scope: &Scope) -> rusqlite::Result<u64> {
     let mut delete =
         connection.prepare_cached("DELETE FROM old_records WHERE tenant = ?1 AND session = ?2")?;

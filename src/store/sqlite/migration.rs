@@ -1,6 +1,6 @@
-//! Moves what an earlier layout of the file holds, a little at a time, beside traffic.
+//! Moves rows from an earlier layout of the file, in the background.
 //!
-//! A few at a time, so that what traffic writes need not wait.
+//! A few at a time, so that writes of traffic do not have to wait.
 
 use std::collections::HashMap;
 
@@ -14,8 +14,8 @@ use super::views::{TURNS, turns_view};
 use super::{blob, scope_in};
 use crate::store::{Record, RecordKind};
 
-/// Moves the newest `count` facts, or leaves out those of sessions that are past their time or, where
-/// `is_full`, beyond the room there is. Answers what was moved, bytes.
+/// Moves the newest `count` rows, or leaves out those of expired sessions and, if `is_full`, those without
+/// room. Returns the bytes that were moved.
 pub(super) fn step(
     connection: &Connection,
     rule: RetentionRule,
@@ -77,7 +77,7 @@ fn move_signs(connection: &Connection, count: usize, seal: &RekeyFact) -> rusqli
         connection.prepare_cached("DELETE FROM old_signs WHERE tenant = ?1 AND key = ?2")?;
     for (scope, key, at) in rows {
         delete.execute(params![scope.tenant.as_str(), blob(key)])?;
-        // A session that is gone leaves no signs.
+        // The fingerprints of a deleted session are dropped.
         let Some(into) = facts::scope_id(connection, &scope)? else { continue };
         let sign = seal(Record { kind: RecordKind::Sign, key, value: Bytes::new(), at });
         let mut tally = SessionDelta::default();
@@ -87,7 +87,7 @@ fn move_signs(connection: &Connection, count: usize, seal: &RekeyFact) -> rusqli
     Ok(())
 }
 
-/// Takes the old tables away where nothing is left in them.
+/// Drops the old tables if they are empty.
 pub(super) fn finish(connection: &Connection) -> rusqlite::Result<()> {
     let is_empty = |table: &str| {
         let mut query = connection.prepare(&format!("SELECT 1 FROM {table} LIMIT 1"))?;

@@ -1,30 +1,30 @@
-//! The values of turns, packed: most of their bytes are the same names again and again.
+//! Compresses the values of turns, which mostly repeat the same names.
 //!
-//! Packed with zstd and a dictionary that stands below. What was packed with it must stay readable:
-//! another dictionary is another [`Packing`], and this one stays. Values that gain nothing stay as they
-//! are, and every value comes back to the byte.
+//! Uses zstd with the dictionary below. Compressed values must remain readable: another dictionary needs
+//! another [`Packing`], and this one stays. Values that do not get smaller are stored as they are, and every
+//! value is restored byte for byte.
 
 use std::cell::RefCell;
 
 use bytes::Bytes;
 use zstd::bulk::{Compressor, Decompressor};
 
-/// How a value is kept; the number in the column `packed`.
+/// How a value is stored; the number in the column `packed`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Packing {
-    /// As it is.
+    /// Uncompressed.
     Plain = 0,
-    /// Its length, four bytes, little-endian; then zstd with [`TURN`].
+    /// Its length in four bytes, little-endian; then zstd with [`TURN`].
     Turn = 1,
 }
 
-/// What turns look like, the most frequent last. It may never change.
+/// The dictionary: typical parts of turns, the most frequent last. It must never change.
 const TURN: &[u8] = br#""taken_out":0,"compacted":0,"said":0},"cut":0,"put_back":0,"new":{"cut":0,"put_back":0,"taken_out":0,"compacted":0,"said":0}},{"change":"put_back","decision":"new","why":"birth","at":[19,0],"byte":1,"bytes_before":0,"bytes_after":314,"tokens_before":0,"tokens_after":0},{"change":"cut","decision":"refused","why":"too_little","at":[2,0],"byte":2,"counting":"tokenizer","counting":"words","method":"estimated","method":"held","method":"compacted","dialect":"openai_chat","dialect":"openai_responses","dialect":"gemini","upstream":"openai","upstream":"gemini","model":"gpt-5.2-codex","model":"gemini-3-pro-preview","model":"claude-opus-4-6","model":"claude-haiku-4-5","family":"o200k","family":"gemini","purpose":"title","place":"system_item","place":"tools_item","place":"old_reasoning","stop":"end","outcome":"client_left","lower_bound":true,"lane":"{"kind":"turn","request":"","standing":{"thread":"","parent":"","chain":"","last":"","system":"","tools":""},"after":"","done":{"steps":[],"response":"msg_0","response":"resp_0","response":"chatcmpl-","response":null,"at":179,"ended":179,"upstream":"anthropic","dialect":"anthropic","model":"claude-sonnet-4-5","family":"claude","purpose":"turn","estimate":{"tokens":10,"method":"anchored","counting":"ratio","new":2,"gone":0,"breakdown":{"system":3,"tools":5,"messages":10,"reasoning":0},"guess":{"tokens":10,"low":10,"high":10,"habit":"loops","expert":"regression","by_habit":[10,10,10,10],"shown":[0.2328779,0.2328779,0.2328779,1.0451767]}},"usage":{"input":10,"output":5,"reasoning":2,"cache_read":8,"cache_write":2,"cache_write_long":0},"stop":"tool_use","outcome":"complete","window":200000,"reserve":16000,"sketch":{"base":"","kept":36,"added":[{"key":"","tokens":1,"place":"system"},{"key":"","tokens":1,"place":"tools"},{"key":"","tokens":22,"place":"reasoning"},{"key":"","tokens":11,"place":"history"}]},"reply":[{"key":"","tokens":9,"place":"history"},{"key":"","tokens":26,"place":"history"}],"marks":[""]}"#;
-/// How hard it is tried.
+/// The compression level.
 const LEVEL: i32 = 3;
-/// Values shorter than this gain nothing.
+/// Values shorter than this do not get smaller.
 const SHORTEST: usize = 128;
-/// The longest value that is unpacked: more than a body that is read can become.
+/// The longest value that is decompressed: more than any real one has.
 const LONGEST: usize = 256 << 20;
 
 thread_local! {
@@ -34,7 +34,7 @@ thread_local! {
         RefCell::new(Decompressor::with_dictionary(TURN).ok());
 }
 
-/// The value of a turn, packed; `None` where it stays as it is.
+/// The compressed value of a turn; `None` if it is stored as it is.
 pub(super) fn pack(value: &[u8]) -> Option<Vec<u8>> {
     if value.len() < SHORTEST || value.len() > LONGEST {
         return None;
@@ -45,7 +45,7 @@ pub(super) fn pack(value: &[u8]) -> Option<Vec<u8>> {
     (whole.len() < value.len()).then_some(whole)
 }
 
-/// The value as it was; `None` where these bytes are not what [`pack`] made.
+/// The original value; `None` if these bytes were not made by [`pack`].
 pub(super) fn unpack(packed: &[u8]) -> Option<Bytes> {
     let (length, packed) = packed.split_first_chunk::<4>()?;
     let length = usize::try_from(u32::from_le_bytes(*length)).ok()?;

@@ -1,8 +1,8 @@
-//! A few threads that read, each with a connection of its own.
+//! A few threads that read, each with its own connection.
 //!
-//! Traffic and whoever looks in have their own, so that no question keeps a conversation waiting. A
-//! question of somebody who is gone is not asked; the queue is bounded, and past it questions are
-//! refused at once. Knows nothing of facts.
+//! Traffic and the admin API have separate ones, so that no admin query delays a request. A query whose
+//! caller has gone is skipped. The queue is bounded; if it is full, queries are refused at once. Knows
+//! nothing of facts.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,16 +17,16 @@ use tokio::sync::oneshot;
 use super::{connect, failed};
 use crate::store::{StoreError, StoreFuture};
 
-/// Questions that may wait.
+/// Queries that may wait.
 const QUEUE: usize = 1024;
-/// Steps of the database between two looks at the clock.
+/// Steps of the database between two checks of the time.
 const STEPS: i32 = 2000;
-/// How long the writer waits for them to end: as long as a question may take.
+/// How long the writer waits for them to end: as long as a query may take.
 const LEAVE: Duration = Duration::from_secs(2);
 
 type ReadJob = Box<dyn FnOnce(&mut Connection) + Send>;
 
-/// Who reads: threads, and how long one question may take.
+/// The number of threads, and how long one query may take.
 #[derive(Clone, Copy)]
 pub(super) struct ReaderLimits {
     pub(super) name: &'static str,
@@ -34,7 +34,7 @@ pub(super) struct ReaderLimits {
     pub(super) limit: Option<Duration>,
 }
 
-/// How the writer has those who look in make way: questions whose time is limited end, and no other begins
+/// Lets the writer interrupt the admin API's readers: queries with a time limit end, and no other begins
 /// before the writer is done.
 #[derive(Default)]
 pub(super) struct ReaderGate {
@@ -42,17 +42,18 @@ pub(super) struct ReaderGate {
     changed: Condvar,
 }
 
-/// Who looks in.
+/// The state of the gate.
 #[derive(Default)]
 struct ReaderGateState {
-    /// Questions that are being answered.
+    /// Queries in progress.
     inside: usize,
-    /// The writer wants the way.
+    /// The writer is waiting or working.
     is_wanted: bool,
 }
 
 impl ReaderGate {
-    /// Does this once nobody looks in, or [`LEAVE`] after they were asked to end, and lets nobody in meanwhile.
+    /// Runs `work` once no query is in progress, or [`LEAVE`] after they were told to end; no query begins
+    /// meanwhile.
     pub(super) fn during<T>(&self, work: impl FnOnce() -> T) -> T {
         let mut looking = lock(&self.looking);
         looking.is_wanted = true;
@@ -61,7 +62,8 @@ impl ReaderGate {
         work()
     }
 
-    /// Waits while the writer wants the way, and is inside until the answer is dropped.
+    /// Waits while the writer needs the gate closed; the query is in progress until the returned value is
+    /// dropped.
     fn enter(&self) -> ReaderPass<'_> {
         let looking = lock(&self.looking);
         let free = self.changed.wait_while(looking, |it| it.is_wanted);
@@ -74,7 +76,7 @@ impl ReaderGate {
     }
 }
 
-/// The writer wants the way, until this is dropped.
+/// Keeps the gate closed for the writer, until this is dropped.
 struct WriterClaim<'m>(&'m ReaderGate);
 
 impl Drop for WriterClaim<'_> {
@@ -84,7 +86,7 @@ impl Drop for WriterClaim<'_> {
     }
 }
 
-/// A question that is being answered.
+/// A query in progress.
 struct ReaderPass<'m>(&'m ReaderGate);
 
 impl Drop for ReaderPass<'_> {
@@ -103,8 +105,8 @@ pub(super) struct Readers {
 }
 
 impl Readers {
-    /// Starts the threads. They end when this is dropped. Questions with a limit end at once where they
-    /// have to `make_way`.
+    /// Starts the threads, which end when this is dropped. Queries with a limit end at once if `make_way`
+    /// tells them to.
     pub(super) fn start(
         path: &Path,
         size: ReaderLimits,
@@ -124,7 +126,7 @@ impl Readers {
         Ok(Self { questions, threads, waiting, make_way, size })
     }
 
-    /// Asks, and waits for the answer.
+    /// Runs a query, and waits for its result.
     pub(super) fn ask<T: Send + 'static>(
         &self,
         query: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
@@ -154,17 +156,17 @@ impl Readers {
         })
     }
 
-    /// Questions that wait.
+    /// Queries that wait.
     pub(super) fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// How many threads there are.
+    /// The number of threads.
     pub(super) fn threads(&self) -> usize {
         lock(&self.threads).len()
     }
 
-    /// Takes no more questions; answers the threads, which end when what is asked is answered.
+    /// Accepts no more queries; returns the threads, which end after the queries that wait.
     pub(super) fn close(&self) -> Vec<JoinHandle<()>> {
         lock(&self.questions).take();
         std::mem::take(&mut lock(&self.threads))
@@ -179,13 +181,13 @@ fn run(mut connection: Connection, queue: &Mutex<Receiver<ReadJob>>) {
     loop {
         let question = lock(queue).recv();
         let Ok(question) = question else { return };
-        // A question that panics costs its answer, not the thread.
+        // A query that panics loses its result, not the thread.
         let asked = std::panic::AssertUnwindSafe(|| question(&mut connection));
         drop(std::panic::catch_unwind(asked));
     }
 }
 
-/// Runs a query, and ends it when its time is up or it has to make way.
+/// Runs a query, and ends it if its time is up or the writer needs the gate.
 fn limited<T>(
     connection: &mut Connection,
     limit: Option<Duration>,

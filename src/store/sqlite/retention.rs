@@ -1,11 +1,11 @@
-//! How long sessions are kept, and how much of them.
+//! How long sessions are kept, and how many bytes of them.
 //!
-//! Given by the configuration; the sweep goes by it.
+//! Set by the configuration, and applied by the sweep.
 
 use crate::context::Millis;
 
-/// What is forgotten: sessions last used before a time, then the ones used longest ago until the rest
-/// takes no more than so many bytes.
+/// What is deleted: sessions last used before a time, then the least recently used, until the rest has at
+/// most this many bytes.
 #[derive(Clone, Copy)]
 pub(super) struct RetentionRule {
     pub(super) before: Millis,

@@ -1,8 +1,8 @@
-//! The file's shape, by version, and the views that a person queries.
+//! The tables of the file, by version, and the views for people.
 //!
-//! `user_version` counts the steps below. An older file takes the steps it lacks in one transaction,
-//! which moves no facts, so that a large file is served at once ([`super::legacy`] moves them); a newer
-//! one is refused, because writing to what one does not understand loses facts.
+//! `user_version` counts the steps below. An older file is upgraded in one transaction, which moves no rows,
+//! so that a large file is usable at once ([`super::legacy`] moves them). A newer file is refused, because
+//! writing to an unknown layout could lose facts.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use super::{legacy, migration, trouble_with, unusable};
 use crate::store::StoreError;
 use crate::store::memory::random;
 
-/// One step a version; a step that has been released never changes.
+/// One step per version; a released step never changes.
 pub(super) const STEPS: [&str; 5] = [
     "
 CREATE TABLE records (
@@ -174,9 +174,9 @@ DROP VIEW IF EXISTS turns;
 ",
 ];
 
-/// The steps after which a file has its views and its facts where they are now.
+/// The number of steps after which a file has its views and the current layout of rows.
 const WITH_VIEWS: usize = 2;
-/// Those after which the view of turns is as it is made here.
+/// The number of steps after which the view of turns is the current one.
 const WITH_ERRORS: usize = 5;
 
 const SUMS: &str = "
@@ -192,7 +192,7 @@ CREATE VIEW sessions AS SELECT
 FROM threads GROUP BY tenant, session;
 ";
 
-/// Brings a file up to date.
+/// Upgrades a file.
 pub(super) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), StoreError> {
     let trouble = |error: rusqlite::Error| trouble_with(path, &error);
     let known = version(connection).map_err(trouble)?;
@@ -200,13 +200,13 @@ pub(super) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), St
         return Err(unusable(path, &newer(known)));
     }
     if known == STEPS.len() {
-        // Nothing is written: a full disk serves what it has.
+        // Nothing is written, so a store on a full disk can still be read.
         return Ok(());
     }
     let key = random()?;
     let mut upgrade = || -> rusqlite::Result<()> {
         let change = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        // Another process may have been at it meanwhile.
+        // Another process may have upgraded it meanwhile.
         let known = version(&change)?;
         if known < STEPS.len() {
             STEPS[known..].iter().try_for_each(|step| change.execute_batch(step))?;
@@ -229,12 +229,12 @@ pub(super) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), St
     upgrade().map_err(trouble)
 }
 
-/// How many steps a file has taken.
+/// How many steps were applied to a file.
 pub(super) fn version(connection: &Connection) -> rusqlite::Result<usize> {
     connection.pragma_query_value(None, "user_version", |row| row.get(0))
 }
 
-/// What is wrong with a file of a version that is not known.
+/// The error for a file of an unknown version.
 pub(super) fn newer(version: usize) -> String {
     format!(
         "a newer Plimsoll wrote it (version {version}, this one knows {}); use that one",

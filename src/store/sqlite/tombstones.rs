@@ -1,8 +1,8 @@
-//! Sessions that were deleted on request, remembered so that what was in flight then does not come back.
+//! Tombstones: deleted sessions are remembered, so that data in flight does not bring them back.
 //!
-//! Looked at in the transaction that writes. A row holds a hash in place of the session's name, and the time of the
-//! deletion; rows go with time, and past a number the oldest go. A clock that is put back costs nothing: a
-//! deletion that seems to come is one of now.
+//! Checked in the transaction that writes. A row has a hash instead of the session's name, and the time of
+//! the deletion. Rows are dropped after a while, and the oldest past a number. A clock that is set back does
+//! no harm: a deletion in the future is treated as one of now.
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -21,7 +21,7 @@ pub(super) fn add(connection: &Connection, scope: &Scope) -> rusqlite::Result<()
     prune(connection)
 }
 
-/// Whether a session was deleted after a moment.
+/// Whether a session was deleted after a time.
 pub(super) fn is_deleted(
     connection: &Connection,
     scope: &Scope,
@@ -39,7 +39,7 @@ pub(super) fn is_deleted(
     Ok(now.saturating_sub(micros(since.elapsed())) <= at.min(now))
 }
 
-/// Takes away those past their time, and the oldest past their number.
+/// Drops expired rows, and the oldest if there are too many.
 pub(super) fn prune(connection: &Connection) -> rusqlite::Result<()> {
     let mut old = connection.prepare_cached("DELETE FROM tombstones WHERE at < ?1")?;
     old.execute([micros_now().saturating_sub(micros(TOMBSTONE_LIFE))])?;
@@ -51,7 +51,7 @@ pub(super) fn prune(connection: &Connection) -> rusqlite::Result<()> {
     many.execute([i64::try_from(TOMBSTONES).unwrap_or(i64::MAX)]).map(drop)
 }
 
-/// No name of a deleted session stays.
+/// A hash, so that no name of a deleted session remains.
 fn key(scope: &Scope) -> [u8; 16] {
     let name = format!("{}\0{}", scope.tenant, scope.session);
     let mut key = [0; 16];
@@ -59,7 +59,8 @@ fn key(scope: &Scope) -> [u8; 16] {
     key
 }
 
-/// The time, microseconds since 1970: a request that comes right after the answer to a deletion is later than it.
+/// The time in microseconds since 1970, so that a request right after the response to a deletion is later
+/// than it.
 fn micros_now() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, micros)
 }
@@ -68,7 +69,7 @@ fn micros(time: std::time::Duration) -> i64 {
     i64::try_from(time.as_micros()).unwrap_or(i64::MAX)
 }
 
-/// Forgets a session: from now on nobody finds it. Answers how many records went.
+/// Deletes a session: from now on it cannot be found. Returns how many records it had.
 pub(super) fn doom(connection: &Connection, id: i64, urgent: bool) -> rusqlite::Result<u64> {
     let mut delete =
         connection.prepare_cached("DELETE FROM scopes WHERE id = ?1 RETURNING records, bytes")?;

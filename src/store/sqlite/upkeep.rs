@@ -1,9 +1,9 @@
-//! What the writer does between writes, in steps of a few milliseconds: deletes what is forgotten, moves
-//! what an older version wrote, gives room back to the disk, and empties the log of what was deleted.
+//! The writer's work between writes, in steps of a few milliseconds: erases deleted sessions, moves rows of
+//! older versions, returns space to the disk, and empties the log of deleted data.
 //!
-//! A session is forgotten as a whole: its line goes at once, so that nobody finds it any more, and its
-//! facts follow step by step, after a restart too. A step that fails is told with the next
-//! [`Store::expire`](crate::store::Store::expire) and tried again.
+//! A session is deleted as a whole: its row at once, so that it cannot be found any more, and its records
+//! step by step, also after a restart. A failed step is reported by the next
+//! [`Store::expire`](crate::store::Store::expire), and retried.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -16,43 +16,43 @@ use super::{beside, migration, scope_in, tombstones};
 use crate::context::Millis;
 use crate::store::{Scope, SweepStep};
 
-/// How long a transaction waits for another program that writes to the file: for longer than the end of a reply
-/// waits by default (`limits.commit_ms`), so that a turn that is late is kept all the same.
+/// How long a transaction waits for another program that writes to the file: longer than the end of a reply
+/// waits by default (`limits.commit_ms`), so that a late turn is stored all the same.
 pub(super) const LOCKED: Duration = Duration::from_secs(30);
-/// How long a step should take; the next one does more or less accordingly.
+/// How long a step should take; the size of the next one is adapted.
 const STEP: Duration = Duration::from_millis(2);
-/// Fewest and most rows or pages of a step.
+/// Fewest and most rows or pages per step.
 const COUNT: (usize, usize) = (4, 2048);
-/// Bytes of values after which a step has done enough, however few rows that were.
+/// A step ends after this many bytes of values, however few rows that were.
 const STEP_BYTES: u64 = 256 << 10;
-/// Sessions that are forgotten at a time.
+/// Sessions that are deleted at a time.
 const SESSIONS: i64 = 64;
-/// Free pages that stay in the file for what comes next: 2 MiB.
+/// Free pages that stay in the file for later data: 2 MiB.
 const FREE_PAGES: u64 = 512;
 /// How far ahead of the newest turn a session's last use may be.
 const AHEAD: Millis = 2 * 24 * 3600 * 1000;
-/// How long a step waits for those who read what is in the log.
+/// How long a step waits for readers of the log.
 const TIMEOUT: Duration = Duration::from_millis(20);
 
-/// Work between writes, and how far it is.
+/// The work between writes, and its progress.
 pub(super) struct Upkeep {
     log: PathBuf,
-    /// What an earlier version wrote passes through this as it is moved.
+    /// Applied to rows of an earlier version when they are moved.
     seal: RekeyFact,
     rule: RetentionRule,
-    /// The time of the turn that was written last; 0 where none was.
+    /// The time of the last turn that was written; 0 if none was.
     now: Millis,
     /// Rows or pages of the next step.
     count: usize,
-    /// What the moved sessions take; `None` where nobody counted yet.
+    /// The size of the sessions in the current layout; `None` if not counted yet.
     moved: Option<u64>,
-    /// How far the values of a forgotten session are overwritten.
+    /// How many values of a deleted session are already overwritten.
     cleared: Option<ClearedSession>,
-    /// Whether the log may hold what was deleted.
+    /// Whether the log may contain deleted data.
     unclean: bool,
 }
 
-/// A forgotten session, and the fact up to which its values are overwritten.
+/// A deleted session, and the record up to which its values are overwritten.
 #[derive(Clone, Copy)]
 struct ClearedSession {
     session: i64,
@@ -64,7 +64,7 @@ struct ClearedSession {
 impl Upkeep {
     pub(super) fn new(file: &Path, seal: RekeyFact) -> Self {
         let rule = RetentionRule { before: 0, max_bytes: u64::MAX };
-        // A log that another process left may hold what it deleted.
+        // A log from another process may contain data that it deleted.
         Self {
             log: beside(file, "-wal"),
             seal,
@@ -77,7 +77,7 @@ impl Upkeep {
         }
     }
 
-    /// Does one step; `false` where nothing is left to do.
+    /// Does one step; `false` if there is nothing to do.
     pub(super) fn step(
         &mut self,
         connection: &Connection,
@@ -96,7 +96,7 @@ impl Upkeep {
                 let moved = in_transaction(connection, || {
                     migration::step(connection, rule, is_full, count, seal)
                 })?;
-                // The log has it as it was.
+                // The log has the unkeyed form.
                 self.unclean = true;
                 self.moved = self.moved.map(|before| before + moved);
                 true
@@ -113,7 +113,7 @@ impl Upkeep {
         Ok(self.unclean)
     }
 
-    /// Forgets the next sessions that are past their time or room.
+    /// Deletes the next sessions that are too old or too many.
     pub(super) fn expire(
         &mut self,
         connection: &Connection,
@@ -124,7 +124,7 @@ impl Upkeep {
         let is_moving = moving.has(connection)?;
         in_transaction(connection, || {
             tombstones::prune(connection)?;
-            // A few at a time: what is being deleted is measured again before more goes.
+            // A few at a time: the size is measured again before more are deleted.
             if next_doomed(connection)?.is_some() {
                 return Ok(SweepStep { more: true, ..SweepStep::default() });
             }
@@ -132,7 +132,7 @@ impl Upkeep {
                 put_right(connection, self.now)?;
             }
             let mut expired = too_old(connection, rule.before)?;
-            // What was not moved yet is older than what was.
+            // Rows that were not moved yet are older than those that were.
             if expired.scopes.is_empty() && !is_moving {
                 let used = used_bytes(connection)?;
                 let too_much = used.saturating_sub(rule.max_bytes);
@@ -145,11 +145,11 @@ impl Upkeep {
         })
     }
 
-    /// Overwrites some of a session's values, or, where that is done, deletes some of its facts. First all
-    /// are overwritten in their place: deleting a row moves others to another page, and may leave a copy
-    /// of them in the unused bytes of their old one.
+    /// Overwrites some of a session's values, or when that is done, deletes some of its records. All values
+    /// are overwritten in place first, because deleting a row can move others to another page, and leave a
+    /// copy of them in unused bytes.
     fn delete(&mut self, connection: &Connection, doomed: &DoomedSession) -> rusqlite::Result<()> {
-        // Turns are hashes and numbers, and are many: they are overwritten on request alone.
+        // Turns are hashes and numbers, and there are many: they are overwritten only on request.
         let kind = if doomed.urgent { 0 } else { 1 };
         let begin = ClearedSession { session: doomed.id, kind, key: [0xff; 16], whole: false };
         let cleared = self.cleared.filter(|it| it.session == doomed.id).unwrap_or(begin);
@@ -161,17 +161,17 @@ impl Upkeep {
         Ok(())
     }
 
-    /// A turn of this time was written.
+    /// Records that a turn of this time was written.
     pub(super) fn turn_at(&mut self, at: Millis) {
         self.now = at;
     }
 
-    /// Whether the log holds what was deleted on request.
+    /// Records that the log contains data that was deleted on request.
     pub(super) fn is_unclean(&mut self) {
         self.unclean = true;
     }
 
-    /// What the moved sessions take, counted once.
+    /// The size of the sessions in the current layout, counted once.
     fn moved(&mut self, connection: &Connection) -> rusqlite::Result<u64> {
         if let Some(moved) = self.moved {
             return Ok(moved);
@@ -187,7 +187,7 @@ impl Upkeep {
     }
 }
 
-/// As much for the next step as would have taken [`STEP`], changing by half at most.
+/// The size of the next step, so that it takes about [`STEP`]; halved or doubled at most.
 fn next_count(count: usize, took: Duration) -> usize {
     let next = if took > STEP * 3 / 2 {
         count / 2
@@ -199,7 +199,7 @@ fn next_count(count: usize, took: Duration) -> usize {
     next.clamp(COUNT.0, COUNT.1)
 }
 
-/// All of it or nothing.
+/// Runs `work` in a transaction: all of it or nothing.
 pub(super) fn in_transaction<T>(
     connection: &Connection,
     work: impl FnOnce() -> rusqlite::Result<T>,
@@ -210,10 +210,10 @@ pub(super) fn in_transaction<T>(
     done.inspect_err(|_| drop(step("ROLLBACK")))
 }
 
-/// A session whose facts are being deleted.
+/// A session whose records are being deleted.
 struct DoomedSession {
     id: i64,
-    /// A person asked for it.
+    /// The deletion was requested.
     urgent: bool,
 }
 
@@ -263,7 +263,7 @@ fn clear(
     Ok(at)
 }
 
-/// Deletes some of a session's facts, then of its signs; at last it is over.
+/// Deletes some of a session's records, then its fingerprints; at the end, its entry here.
 fn delete(connection: &Connection, doomed: &DoomedSession, count: usize) -> rusqlite::Result<()> {
     let rows = {
         let mut query = connection.prepare_cached(
@@ -305,7 +305,7 @@ fn delete(connection: &Connection, doomed: &DoomedSession, count: usize) -> rusq
     Ok(())
 }
 
-/// Sessions that may be forgotten, the one used longest ago first. The one used last always stays.
+/// Sessions that may be deleted, the least recently used first. The most recently used one always stays.
 const UNUSED: &str = "
 SELECT tenants.name, scopes.session, scopes.id, scopes.bytes, scopes.used FROM scopes
 JOIN tenants ON tenants.id = scopes.tenant
@@ -313,7 +313,7 @@ WHERE learned = 0 AND scopes.id <> (
     SELECT id FROM scopes WHERE learned = 0 ORDER BY used DESC, id DESC LIMIT 1)
 ORDER BY used, scopes.id LIMIT ?1";
 
-/// Forgets the sessions that `is_next` names, of those unused longest, until it names none.
+/// Deletes the least recently used sessions as long as `is_next` accepts them.
 fn forget_while(
     connection: &Connection,
     mut is_next: impl FnMut(Millis, u64) -> bool,
@@ -336,8 +336,7 @@ fn forget_while(
     Ok(expired)
 }
 
-/// Sessions of a clock that was far ahead were last used now: else they would be forgotten last, and those
-/// in use before them.
+/// Treats sessions used far in the future as used now: a wrong clock would otherwise have them deleted last.
 fn put_right(connection: &Connection, now: Millis) -> rusqlite::Result<()> {
     let mut update = connection.prepare_cached(
         "UPDATE scopes SET used = ?2 WHERE id IN (
@@ -360,24 +359,23 @@ fn unused_longest(connection: &Connection, too_much: u64) -> rusqlite::Result<Sw
     })
 }
 
-/// Gives free pages at the end of the file back to the disk, where there are many; `false` where
-/// there are not.
+/// Returns free pages at the end of the file to the disk, if there are many; `false` if there are not.
 fn give_back(connection: &Connection, count: usize) -> rusqlite::Result<bool> {
     let pages = pragma(connection, "page_count")?;
     let free = pragma(connection, "freelist_count")?;
     if free <= FREE_PAGES.max(pages / 16) {
         return Ok(false);
     }
-    // A row for each page: the statement has to be stepped to its end.
+    // The statement returns a row per page, and has to be stepped to its end.
     let mut vacuum = connection.prepare(&format!("PRAGMA incremental_vacuum({count})"))?;
     let mut rows = vacuum.query([])?;
     while rows.next()?.is_some() {}
-    // A file that was not made for it keeps its pages, and uses them again.
+    // A file that was made without auto-vacuum keeps its pages, and reuses them.
     Ok(pragma(connection, "freelist_count")? < free)
 }
 
-/// Brings the log into the file and empties it; `false` where somebody still reads from it after
-/// `timeout`, for which writes wait.
+/// Merges the log into the file and empties it; `false` if somebody still reads from it after `timeout`.
+/// Writes wait meanwhile.
 pub(super) fn truncate(connection: &Connection, timeout: Duration) -> rusqlite::Result<bool> {
     connection.busy_timeout(timeout)?;
     let busy = connection
@@ -387,7 +385,7 @@ pub(super) fn truncate(connection: &Connection, timeout: Duration) -> rusqlite::
     Ok(!busy?)
 }
 
-/// What the file's pages in use take.
+/// The size of the file's pages in use.
 fn used_bytes(connection: &Connection) -> rusqlite::Result<u64> {
     let pages = pragma(connection, "page_count")?;
     let free = pragma(connection, "freelist_count")?;

@@ -1,8 +1,8 @@
-//! The views for whoever reads the file with a tool of their own.
+//! The views for people who read the file with their own tools.
 //!
-//! Nothing of ours reads them.
+//! Plimsoll itself does not use them.
 
-/// The columns of `turns` that `facts` holds.
+/// The columns of `turns`, from `facts`.
 pub(super) const TURNS: &str = "
 SELECT
     datetime(facts.at / 1000, 'unixepoch') AS time,
@@ -14,7 +14,7 @@ SELECT
 FROM facts JOIN scopes ON scopes.id = facts.scope JOIN tenants ON tenants.id = scopes.tenant
 WHERE facts.kind = 1";
 
-/// A view as it always was, over these turns.
+/// The view with its documented columns, over these turns.
 pub(super) fn turns_view(turns: &str) -> String {
     format!(
         "CREATE VIEW turns AS SELECT

@@ -1,9 +1,8 @@
-//! The one thread that writes: waiting jobs go into one transaction and are answered together.
+//! The thread that writes: all waiting jobs go into one transaction, and are answered together.
 //!
-//! A job is answered only after its transaction is committed; one that fails refuses its whole
-//! group, and nothing of it is kept. Between groups it does a step of what else is to be done
-//! ([`super::upkeep`]). What was written ahead is brought into the file by a thread beside it, because
-//! that waits for the disk.
+//! A job is answered only after its transaction is committed. A failing job fails its whole group, of which
+//! nothing is stored. Between groups the thread does a step of upkeep ([`super::upkeep`]). Another thread
+//! makes checkpoints, because they wait for the disk.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -25,41 +24,41 @@ use crate::store::drafts::{Draft, HeartbeatWatch};
 use crate::store::precondition::{Precondition, WriteToken};
 use crate::store::{Record, RecordKind, Scope, StoreError, StoreFuture, SweepStep, WriteOutcome};
 
-/// Jobs that may wait. A disk that is this far behind is not going to catch up with a client's wait.
+/// Jobs that may wait. A disk that is slower than this will not catch up while a client waits.
 const QUEUE: usize = 4096;
 /// Bytes of the jobs that may wait.
 pub const QUEUE_BYTES: usize = 16 << 20;
-/// Most jobs in one transaction, so that the first of them is not kept waiting for long.
+/// Most jobs in one transaction, so that the first of them does not wait long.
 const GROUP: usize = 256;
-/// Bytes of records past which a transaction takes no more jobs: it stands in the log as a whole.
+/// A transaction with this many bytes of records takes no more jobs: it is in the log as a whole.
 const GROUP_BYTES: usize = 4 << 20;
-/// Bytes of the log past which the writer empties it, where the thread beside it did not.
+/// Bytes of the log past which the writer empties it, if the checkpoint thread did not.
 const LOG: u64 = 24 << 20;
-/// Bytes of the log past which nothing is written before it is empty, and those who look in make way.
+/// Bytes of the log past which nothing is written before it is emptied, and admin queries are interrupted.
 const LOG_MOST: u64 = 36 << 20;
-/// How long the writer waits for readers, by how long the log is. Readers are quick: where they are not, it
-/// is tried again.
+/// How long the writer waits for readers: the second value past [`LOG_MOST`]. Readers are quick; if they are
+/// not, it tries again.
 const TIMEOUT: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(250));
-/// How long the log is left alone where somebody goes on reading from it: past [`LOG_MOST`] twice as long each
-/// time, because another program's reader cannot be ended.
+/// How long until emptying the log is tried again if it is still being read. Past [`LOG_MOST`], the wait
+/// doubles each time, because another program's reader cannot be ended.
 const LOG_AGAIN: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(500));
-/// Jobs after which what was written ahead is brought into the file.
+/// Jobs between checkpoints.
 const CHECKPOINT: usize = 1024;
-/// What a step of upkeep counts for, in jobs.
+/// A step of upkeep counts as this many jobs.
 const STEP_JOBS: usize = 64;
-/// Between two steps of upkeep there is as much time as the first took, within these.
+/// The pause after a step of upkeep is as long as the step, within these limits.
 const PAUSE: (Duration, Duration) = (Duration::from_micros(500), Duration::from_millis(20));
-/// After a step of upkeep that failed, the next waits this long.
+/// The pause after a failed step of upkeep.
 const AFTER_FAILURE: Duration = Duration::from_secs(1);
-/// The start has the disk to itself for so long.
+/// No upkeep for this long after the start, so that the start has the disk to itself.
 const AT_START: Duration = Duration::from_secs(1);
-/// With nothing to do, the writer sleeps this long at a time.
+/// How long the writer sleeps if there is nothing to do.
 const IDLE: Duration = Duration::from_secs(3600);
 
-/// An answer that is due.
+/// The sender for a job's answer.
 type DueAnswer<T> = oneshot::Sender<Result<T, StoreError>>;
 
-/// What can be asked of the writer.
+/// The jobs of the writer.
 pub(super) enum WriterJob {
     Put {
         scope: Scope,
@@ -92,7 +91,7 @@ pub(super) enum WriterJob {
 }
 
 impl WriterJob {
-    /// Memory that it takes while it waits.
+    /// Its memory while it waits, bytes.
     fn bytes(&self) -> usize {
         let of_record = |record: &Record| record.value.len() + size_of::<Record>();
         match self {
@@ -102,7 +101,7 @@ impl WriterJob {
                     drafts.iter().map(|draft| of_record(&draft.record) + size_of::<Scope>());
                 drafts.sum::<usize>() + size_of_val(&**ended)
             }
-            // What takes next to nothing is let in whatever waits.
+            // Jobs that take almost no memory are always accepted.
             WriterJob::Adopt { .. }
             | WriterJob::Drop { .. }
             | WriterJob::Expire { .. }
@@ -111,7 +110,7 @@ impl WriterJob {
     }
 }
 
-/// What waits for the writer.
+/// The jobs that wait for the writer.
 #[derive(Default)]
 struct WriterQueue {
     jobs: AtomicUsize,
@@ -119,7 +118,7 @@ struct WriterQueue {
 }
 
 impl WriterQueue {
-    /// Counts a job of so many bytes; `false` where there is no room for it. One alone always has room.
+    /// Counts a job with this many bytes; `false` if there is no room. A single job always has room.
     fn add(&self, bytes: usize) -> bool {
         let add = |held: usize| {
             let sum = held.saturating_add(bytes);
@@ -145,8 +144,8 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    /// Starts the threads, with a connection for each. They end when the writer is dropped and its
-    /// queue is empty.
+    /// Starts the threads, with a connection for each. They end when the writer is dropped and its queue is
+    /// empty.
     pub(super) fn start(
         path: &Path,
         connection: Connection,
@@ -159,8 +158,8 @@ impl Writer {
         let (jobs, queue) = sync_channel(QUEUE);
         let (due, checkpoints) = sync_channel(1);
         let thread = |name: &str| std::thread::Builder::new().name(name.into());
-        // Without a thread every job is refused as closed: the proxy goes on without a store. Without
-        // the other, the writer waits for all checkpoints itself ([`WriterThread::bound_log`]).
+        // Without the writer thread, every job is refused as closed, and the proxy runs without a store.
+        // Without the other, the writer makes all checkpoints itself ([`WriterThread::bound_log`]).
         let checkpointing = Arc::<Mutex<()>>::default();
         let busy = checkpointing.clone();
         let checkpoint = thread("checkpoint");
@@ -195,7 +194,7 @@ impl Writer {
         Self { jobs, waiting, restarts }
     }
 
-    /// Queues a job and waits for its answer.
+    /// Queues a job, and waits for its answer.
     pub(super) fn ask<T: Send + 'static>(
         &self,
         job: impl FnOnce(DueAnswer<T>) -> WriterJob,
@@ -218,7 +217,7 @@ impl Writer {
         })
     }
 
-    /// How often the thread began anew after a panic.
+    /// How often the thread was restarted after a panic.
     pub(super) fn restarts(&self) -> usize {
         self.restarts.load(Ordering::Relaxed)
     }
@@ -228,68 +227,68 @@ impl Writer {
         self.waiting.jobs.load(Ordering::Relaxed)
     }
 
-    /// Bytes of them.
+    /// Bytes of the jobs that wait.
     pub(super) fn waiting_bytes(&self) -> usize {
         self.waiting.bytes.load(Ordering::Relaxed)
     }
 }
 
-/// Brings what was written ahead into the file whenever that is due.
+/// Makes a checkpoint whenever one is due.
 fn run_checkpoints(connection: &Connection, due: &Receiver<()>, busy: &Mutex<()>) {
     while due.recv().is_ok() {
         let _busy = busy.lock().unwrap_or_else(PoisonError::into_inner);
-        // What cannot be done now is done next time.
+        // What is not possible now is done next time.
         drop(connection.execute_batch("PRAGMA wal_checkpoint(PASSIVE)"));
     }
 }
 
-/// Writes a page, to see whether there is room for it.
+/// Writes a page, to check whether the disk has room.
 const PROBE: &str = "UPDATE secrets SET value = value WHERE name = 'tenant_key'";
 
 fn is_full_disk(error: &rusqlite::Error) -> bool {
     error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull)
 }
 
-/// The thread that writes.
+/// The state of the writer thread.
 struct WriterThread {
     connection: Connection,
     queue: Receiver<WriterJob>,
     waiting: Arc<WriterQueue>,
     moving: Arc<LegacyFacts>,
     upkeep: Upkeep,
-    /// When its next step is; `None` where nothing is to be done.
+    /// When the next step of upkeep is due; `None` if there is nothing to do.
     upkeep_due: Option<Instant>,
-    /// Why its last step failed, until one does not, or it is told.
+    /// Why the last step failed, until one succeeds or the failure is reported.
     failure: Option<StoreError>,
-    /// What other processes on the file said of themselves.
+    /// The heartbeats of other processes on the file.
     watch: HeartbeatWatch,
-    /// Whose drafts became turns, until somebody asks.
+    /// Scopes with turns made from drafts, until they are asked for.
     made: Vec<Scope>,
-    /// Whether a step changed anything since there was nothing to do.
+    /// Whether a step changed anything since there was last nothing to do.
     worked: bool,
     /// Jobs since the last checkpoint.
     since: usize,
     checkpoint: (SyncSender<()>, Option<JoinHandle<()>>),
-    /// Held while the thread beside works at the log.
+    /// Held during a checkpoint.
     checkpointing: Arc<Mutex<()>>,
-    /// Tells those who look in that the log waits for them.
+    /// Interrupts admin queries that keep the log from being emptied.
     make_way: Arc<ReaderGate>,
-    /// The last write had no room.
+    /// The last write found the disk full.
     is_full: bool,
     log_due: CheckpointSchedule,
 }
 
-/// When the log is looked at again, where somebody kept it from being emptied.
+/// When emptying the log is tried again, if readers prevented it.
 struct CheckpointSchedule {
-    /// Past [`LOG`]: it is tried from then on, and nobody waits for it.
+    /// Past [`LOG`]: it is tried again from this time on, without waiting.
     may_from: Instant,
-    /// Past [`LOG_MOST`]: then writes wait for it once more.
+    /// Past [`LOG_MOST`]: from this time on, writes wait for it again.
     must_by: Instant,
-    /// For how long they do not, the next time that they waited in vain.
+    /// How long until they wait again, the next time that waiting fails.
     pause: Duration,
 }
 
-/// A write and where its answer goes.
+/// A write, and the sender for its answer.
 enum QueuedWrite {
     Put(Scope, Vec<Record>, Precondition, DueAnswer<Vec<WriteOutcome>>),
     Draft(u64, Vec<Draft>, Vec<u128>, DueAnswer<()>),
@@ -298,9 +297,9 @@ enum QueuedWrite {
 
 /// Why the thread ends.
 enum WriterEnd {
-    /// Somebody had it closed.
+    /// It was closed.
     Closed(DueAnswer<()>),
-    /// Nobody can ask any more.
+    /// All senders are gone.
     Abandoned,
 }
 
@@ -313,7 +312,8 @@ enum CommitOutcome {
 }
 
 impl WriterThread {
-    /// Runs until it is over. A panic costs the jobs of its group, and upkeep a rest, not the thread.
+    /// Runs until the end. A panic loses the jobs of its group and delays upkeep, but does not end the
+    /// thread.
     fn guarded(mut self, restarts: &AtomicUsize) {
         loop {
             match catch_unwind(AssertUnwindSafe(|| self.run())) {
@@ -323,7 +323,7 @@ impl WriterThread {
             }
             restarts.fetch_add(1, Ordering::Relaxed);
             tracing::error!("the thread that writes to the store panicked and restarted");
-            // Its transaction never was.
+            // Its transaction is undone.
             if !self.connection.is_autocommit() {
                 drop(self.connection.execute_batch("ROLLBACK"));
             }
@@ -350,16 +350,16 @@ impl WriterThread {
             }
             if self.since >= CHECKPOINT {
                 self.since = 0;
-                // One that is still at it does this one's work too.
+                // A checkpoint in progress does this one's work, too.
                 let _ = self.checkpoint.0.try_send(());
             }
             self.bound_log();
         }
     }
 
-    /// Empties the log where it is long. While others read what is in it, and while the thread beside is
-    /// behind, it can only grow: past [`LOG_MOST`] writes wait for both, and whoever looks in has to ask
-    /// again. A reader in another process cannot be ended; the log grows then, until it is gone.
+    /// Empties the log if it is long. While others read from it, and while the checkpoint thread is behind,
+    /// it can only grow. Past [`LOG_MOST`], writes wait for both, and admin queries are interrupted and have
+    /// to be repeated. A reader in another process cannot be ended, so the log grows until it is gone.
     fn bound_log(&mut self) {
         let log = self.upkeep.log_bytes();
         let now = Instant::now();
@@ -381,7 +381,7 @@ impl WriterThread {
         }
     }
 
-    /// Does what is waiting; answers whoever wants it closed.
+    /// Does the waiting jobs; returns the sender of a request to close.
     fn group(&mut self, first: WriterJob) -> Option<DueAnswer<()>> {
         let (mut writes, mut rules, mut close) = (Vec::new(), Vec::new(), None);
         let mut adoptions = Vec::new();
@@ -428,7 +428,7 @@ impl WriterThread {
         close
     }
 
-    /// Makes turns of the drafts of processes that are gone; answers whose were made since it was asked last.
+    /// Makes turns from the drafts of dead processes; returns the scopes since the last call.
     fn adopt(&mut self, instance: u64, lease: Duration) -> rusqlite::Result<Vec<Scope>> {
         let connection = &self.connection;
         let mut others = drafts::beats(connection)?;
@@ -444,7 +444,7 @@ impl WriterThread {
         Ok(std::mem::take(&mut self.made))
     }
 
-    /// One transaction; on failure nothing of it is kept and all are refused.
+    /// Does the writes in one transaction; if it fails, nothing is stored and all are refused.
     fn write(&mut self, writes: Vec<QueuedWrite>) {
         if writes.is_empty() {
             return;
@@ -470,7 +470,7 @@ impl WriterThread {
                 writes.into_iter().zip(outcomes).for_each(|(write, outcome)| write.answer(outcome));
             }
             Err(error) => {
-                // What the log takes may be the room that is missing.
+                // The missing space may be in the log.
                 if self.is_full {
                     drop(upkeep::truncate(connection, TIMEOUT.1));
                 }
@@ -480,18 +480,18 @@ impl WriterThread {
         }
     }
 
-    /// A step of what else is to be done, and when the next is.
+    /// Does a step of upkeep, and schedules the next.
     fn step(&mut self) {
         let began = Instant::now();
         if self.upkeep.log_bytes() > LOG_MOST {
-            // What a step writes would make it longer still.
+            // The step's writes would make the log even longer.
             self.upkeep_due = Some(began + PAUSE.1);
             return;
         }
         let pause = match self.upkeep.step(&self.connection, &self.moving) {
             Ok(false) => {
                 self.upkeep_due = None;
-                // The file is as short as it should be once the log is in it.
+                // The file only shrinks once the log is merged.
                 if self.worked {
                     (self.worked, self.since) = (false, CHECKPOINT);
                 }
@@ -508,7 +508,7 @@ impl WriterThread {
         self.upkeep_due = Some(Instant::now() + pause);
     }
 
-    /// Leaves one whole file: the last connection to go takes the log with it.
+    /// Merges everything into one file: the last connection to close removes the log.
     fn close(self, answer: DueAnswer<()>) {
         let (due, checkpoint) = self.checkpoint;
         drop(due);
@@ -519,7 +519,7 @@ impl WriterThread {
     }
 }
 
-/// Why a write is not carried out; `None` where its precondition holds.
+/// Why a write is refused; `None` if its precondition holds.
 fn refusal(
     connection: &Connection,
     scope: &Scope,
@@ -577,7 +577,7 @@ impl QueuedWrite {
             (QueuedWrite::Drop(_, answer), CommitOutcome::Count(count)) => {
                 drop(answer.send(Ok(count)));
             }
-            // Dropped, it is told as closed; there is no such pair.
+            // A sender that is dropped is reported as closed; such pairs do not occur.
             (QueuedWrite::Put(..) | QueuedWrite::Draft(..) | QueuedWrite::Drop(..), _) => {}
         }
     }

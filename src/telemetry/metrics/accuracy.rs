@@ -1,7 +1,7 @@
-//! How wrong estimates were: by tokenizer family and method, and how large the context was.
+//! How wrong estimates were: by tokenizer family and method, and by the size of the context.
 //!
-//! Percents are of the whole prompt and mislead where it is small: they carry its size. Errors in
-//! tokens, on what was new alone, and the share that lay within its band stand beside them.
+//! Percentages are of the whole prompt and mislead if it is small, so they are labelled with its size. Beside
+//! them are errors in tokens, errors of the new part alone, and the share that lay within its range.
 
 use std::sync::Mutex;
 
@@ -17,18 +17,18 @@ use crate::telemetry::event::Exchange;
 use crate::telemetry::log::word;
 use crate::tokens::learn::Expert;
 
-/// Signed: below 0 the estimate was too low.
+/// Signed: below 0, the estimate was too low.
 const ERROR_RATIO: &[f64] = &[
     -0.5, -0.25, -0.1, -0.05, -0.02, -0.01, -0.005, -0.001, -0.0001, 0.0, 0.0001, 0.001, 0.005,
     0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0,
 ];
-/// The first bucket holds what was exact.
+/// The first bucket counts exact estimates.
 const ERROR_TOKENS: &[f64] =
     &[0.0, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1e3, 3e3, 1e4, 3e4, 1e5, 1e6];
-/// New parts of fewer tokens are not measured in percent: a token would weigh too much.
+/// New parts of fewer tokens are not measured in percent: a single token would weigh too much.
 const SMALL: i64 = 100;
 
-/// How large a prompt was, as reported, tokens; a metric label.
+/// The size of a prompt, in reported tokens; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 enum PromptSize {
     #[serde(rename = "under_10k")]
@@ -51,7 +51,7 @@ impl PromptSize {
 
 type AccuracyLabels = (Family, EstimateMethod, PromptSize, Expert);
 
-/// All metrics of accuracy.
+/// All metrics of the accuracy of estimates.
 pub(super) struct AccuracyMetrics {
     estimated: IntCounterVec,
     actual: IntCounterVec,
@@ -140,7 +140,7 @@ impl AccuracyMetrics {
         let (family, size) = (exchange.family.unwrap_or(Family::Other), PromptSize::of(actual));
         if let (Some(classic), Some(ratio)) = (&exchange.classic, exchange.classic_error_ratio()) {
             let by = [&*classic.rules, &word(family), &word(classic.method), &word(size)];
-            // By the same buckets as ours, so that both can be laid over each other.
+            // In the same buckets as ours, so that both can be compared.
             self.classic_error.with_label_values(&by).observe(ratio);
         }
         let (Some(estimate), Some(error)) = (&exchange.estimate, exchange.error()) else { return };
@@ -179,7 +179,7 @@ impl AccuracyMetrics {
         }
     }
 
-    /// Tells what was learned of a model.
+    /// Sets what was learned about a model.
     pub(super) fn learned(&self, upstream: &str, model: &ModelHandles, lessons: u64, band: f32) {
         let taught = model.taught.get_or_init(|| {
             let of = &[upstream, &model.label];

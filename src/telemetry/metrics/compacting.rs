@@ -1,7 +1,7 @@
-//! How compaction counts: summaries that were written or not, what they took, saved and cost, and who
-//! waited for them.
+//! How compaction counts: summaries that were written or failed, their time, effect and cost, and who waited
+//! for them.
 //!
-//! What writing cost is overhead: it is in no exchange's tokens. Tokens before and after count when a
+//! The cost of writing is overhead: it is in no exchange's tokens. Tokens before and after count when a
 //! summary is written; how often it is used is among the edits.
 
 use prometheus::{HistogramVec, IntCounterVec};
@@ -40,7 +40,7 @@ impl CompactionMetrics {
         })
     }
 
-    /// Counts a summary that was written, or was not; `model` as it is labelled.
+    /// Counts a summary that was written, or failed; `model` is the label.
     pub(super) fn count(&self, one: &Compaction, model: &str) {
         let (upstream, engine) = (&*one.upstream, &*word(one.engine));
         let labels = [upstream, engine, &word(one.why), &word(one.outcome)];
@@ -63,7 +63,7 @@ impl CompactionMetrics {
         }
     }
 
-    /// Counts an exchange that waited.
+    /// Counts an exchange that waited for a summary.
     pub(super) fn count_wait(&self, exchange: &Exchange) {
         if let (Some(us), Some(upstream)) = (exchange.compaction_wait_us, &exchange.upstream) {
             self.waited.with_label_values(&[upstream]).observe(us as f64 / 1e6);

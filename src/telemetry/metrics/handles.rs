@@ -1,8 +1,8 @@
 //! Handles of the label sets that exchanges have had so far.
 //!
-//! Kept by upstream, and there by model, so that an exchange finds all of its own with a look-up by each name
-//! and no label is written down twice. A handle is made when its series first counts: `/metrics`
-//! shows no series of which nothing was counted.
+//! They are grouped by upstream, and then by model, so that an exchange finds all of its handles with one
+//! look-up per name, and builds no label twice. A handle is created when its series first counts: `/metrics`
+//! shows no series for which nothing was counted.
 
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -13,7 +13,7 @@ use super::traffic::{
     CacheHandles, ComparisonHandles, LearningHandles, TrafficHandles, TrafficKey, UsageHandles,
 };
 
-/// What has a label, by that label.
+/// Handles by their label.
 pub(super) type HandleMap<K, V> = Mutex<HashMap<K, Arc<V>>>;
 
 /// Handles of one upstream.
@@ -25,12 +25,12 @@ pub(super) struct UpstreamHandles {
 
 /// Handles of one model behind one upstream.
 pub(super) struct ModelHandles {
-    /// The model, as it is labelled.
+    /// The model's label.
     pub(super) label: Box<str>,
     pub(super) spent: OnceLock<UsageHandles>,
     pub(super) compared: OnceLock<ComparisonHandles>,
     pub(super) taught: OnceLock<LearningHandles>,
-    /// By whether the exchange was edited.
+    /// By how the exchange was edited.
     pub(super) cached: [OnceLock<CacheHandles>; 3],
 }
 
@@ -41,7 +41,7 @@ impl ModelHandles {
     }
 }
 
-/// The handles that `key` has.
+/// The existing handles of `key`.
 pub(super) fn known<Q, V>(all: &HandleMap<Q::Owned, V>, key: &Q) -> Option<Arc<V>>
 where
     Q: ToOwned<Owned: Hash + Eq> + Hash + Eq + ?Sized,
@@ -49,7 +49,7 @@ where
     all.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned()
 }
 
-/// As [`known`]; made where they are met for the first time.
+/// Like [`known`]; creates the handles on first use.
 pub(super) fn handles<Q, V>(
     all: &HandleMap<Q::Owned, V>,
     key: &Q,

@@ -1,6 +1,6 @@
-//! Makes the families of metrics, and has them registered.
+//! Creates the families of metrics and registers them.
 //!
-//! Each has a row in docs/metrics.md: help and labels come from here alone.
+//! Each has a row in docs/metrics.md: its help and labels come only from here.
 
 use prometheus::core::Collector;
 use prometheus::{
@@ -8,9 +8,9 @@ use prometheus::{
     IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
 };
 
-/// The label of what is not known.
+/// The label value of something unknown.
 pub(super) const NONE: &str = "none";
-/// From 1 ms to 5 min: what providers take.
+/// From 1 ms to 5 min: the time that providers take.
 pub(super) const SECONDS: &[f64] =
     &[0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0];
 
@@ -23,7 +23,7 @@ pub struct MetricRow {
     pub kind: &'static str,
     /// Its labels.
     pub labels: &'static [&'static str],
-    /// What it says.
+    /// What it measures.
     pub help: &'static str,
 }
 

@@ -1,6 +1,6 @@
-//! What is held in memory, and the bounds that it has.
+//! The memory that is in use, and its limits.
 //!
-//! What traffic takes is told as it changes; what is kept beyond the exchange that it came with, now and then.
+//! Memory of traffic is updated when it changes; memory of caches is updated now and then.
 
 use prometheus::{Gauge, GaugeVec, IntGauge};
 
@@ -10,10 +10,10 @@ use crate::telemetry::log::word;
 
 /// Gauges of memory.
 pub(in crate::telemetry) struct MemoryMetrics {
-    /// In the order of [`MemoryKind::ALL`].
+    /// Indexed in the order of [`MemoryKind::ALL`].
     held: [Gauge; MemoryKind::ALL.len()],
     limit: IntGauge,
-    /// By kind.
+    /// By kind of cached data.
     kept: GaugeVec,
     kept_limit: GaugeVec,
 }

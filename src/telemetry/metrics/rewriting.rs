@@ -1,7 +1,7 @@
-//! How rewriting counts: what was changed and why not, what it saved, what it cost.
+//! How rewriting counts: what was changed and why not, what it saved, and what it cost.
 //!
-//! Shadow and active stand side by side under one name, told apart by `mode`. A replayed change has
-//! no reason here: it was counted with its reason when it was new.
+//! Modes `shadow` and `active` share one metric name and differ by the label `mode`. A replayed change has no
+//! reason here: it was counted with its reason when it was new.
 
 use prometheus::{CounterVec, IntCounterVec};
 use serde::Serialize;
@@ -16,15 +16,15 @@ use crate::telemetry::event::Exchange;
 use crate::telemetry::labels::RefusalOutcome;
 use crate::telemetry::log::word;
 
-/// Whether an exchange was sent changed; a metric label.
+/// Whether and how an exchange was edited; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum RewriteLabel {
-    /// It went as it came.
+    /// It was sent as it came.
     No,
-    /// With changes that were decided earlier.
+    /// With changes that were decided for an earlier request.
     Replayed,
-    /// With changes of its own: a cut breaks the cache this once.
+    /// With new changes: a new cut breaks the cache this once.
     New,
 }
 
@@ -148,11 +148,11 @@ impl RewriteMetrics {
                 self.healed.with_label_values(&[cause.word()]).inc();
             }
         }
-        // This request was not refused.
+        // The request itself was not refused.
         if refusal.outcome == RefusalOutcome::Spared {
             return;
         }
-        // What was healed was answered: what it was refused with is not told.
+        // A repaired request has a successful status; the status of its refusal is not reported.
         let status = exchange.status.filter(|status| matches!(status, 400 | 413 | 422));
         let status = status.map_or_else(|| NONE.to_owned(), |status| status.to_string());
         let cause = refusal.causes.last().map_or("unknown", |cause| cause.word());
@@ -186,7 +186,7 @@ impl RewriteMetrics {
         for kind in kinds {
             let (made, new) = (*made.of(kind), *new.of(kind));
             count(kind, NONE, Decision::Replayed, made.saturating_sub(new));
-            // More of them than are told one by one.
+            // The new changes beyond those that are listed individually.
             count(kind, NONE, Decision::New, new.saturating_sub(*told.of(kind)));
         }
     }

@@ -1,6 +1,6 @@
-//! What is told of the store, and of the threads beside the workers.
+//! Metrics of the store, and of the threads besides the workers.
 //!
-//! Sets and counts what others measured; asks nothing.
+//! Sets and counts what others measured; queries nothing itself.
 
 use std::time::Duration;
 

@@ -1,16 +1,16 @@
-//! What is counted of an upstream's and of a model's exchanges.
+//! The metrics of an upstream's and of a model's exchanges.
 //!
-//! Counters that were looked up once, so that an exchange need not look them up again.
+//! Handles that are looked up once, so that an exchange need not look them up again.
 
 use prometheus::{Gauge, Histogram, IntCounter};
 
 use crate::context::Outcome;
 use crate::dialect::Dialect;
 
-/// Dialect, outcome and class of status.
+/// Dialect, outcome, and class of the status.
 pub(super) type TrafficKey = (Option<Dialect>, Outcome, Option<u16>);
 
-/// Handles for one upstream, dialect, outcome and class of status.
+/// Handles for one upstream, dialect, outcome, and class of the status.
 pub(super) struct TrafficHandles {
     pub(super) requests: IntCounter,
     pub(super) first_byte: Histogram,
@@ -20,7 +20,7 @@ pub(super) struct TrafficHandles {
     pub(super) overhead: Histogram,
 }
 
-/// Handles for one upstream and model.
+/// Usage handles for one upstream and model.
 pub(super) struct UsageHandles {
     pub(super) input: IntCounter,
     pub(super) output: IntCounter,
@@ -33,19 +33,19 @@ pub(super) struct UsageHandles {
     pub(super) fill: Histogram,
 }
 
-/// Handles for one upstream and model.
+/// Accuracy handles for one upstream and model.
 pub(super) struct ComparisonHandles {
     pub(super) missed: IntCounter,
     pub(super) compared: IntCounter,
 }
 
-/// As [`ComparisonHandles`].
+/// Learning handles for one upstream and model.
 pub(super) struct LearningHandles {
     pub(super) lessons: Gauge,
     pub(super) band: Gauge,
 }
 
-/// Handles for one upstream, model and whether it was edited.
+/// Cache handles for one upstream and model, and one way of editing.
 pub(super) struct CacheHandles {
     pub(super) input: IntCounter,
     pub(super) read: IntCounter,

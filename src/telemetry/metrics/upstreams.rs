@@ -1,5 +1,5 @@
-//! How connections to upstreams count: how many are open, the streams that they carry, how long
-//! requests waited for one, and which were sent again.
+//! How connections to upstreams count: how many are open, their streams, how long requests waited for one,
+//! and which requests were sent again.
 //!
 //! The labels are configured upstreams.
 
@@ -40,7 +40,7 @@ impl UpstreamConnections {
         })
     }
 
-    /// Those of one upstream.
+    /// The metrics of one upstream.
     pub(in crate::telemetry) fn of(&self, upstream: &str) -> UpstreamMetrics {
         UpstreamMetrics {
             connections: self.connections.with_label_values(&[upstream]),
@@ -54,39 +54,39 @@ impl UpstreamConnections {
     }
 }
 
-/// What is counted of the connections to one upstream.
+/// The metrics of the connections to one upstream.
 #[derive(Clone)]
 pub(crate) struct UpstreamMetrics {
     connections: IntGauge,
     idle: IntGauge,
     streams: IntGauge,
     waits: Histogram,
-    /// By cause, in the order in which causes are declared.
+    /// By cause, in the order of declaration.
     repeats: Vec<IntCounter>,
 }
 
 impl UpstreamMetrics {
-    /// A connection is open while this is held.
+    /// Counts a connection as open while the guard is held.
     pub(crate) fn connection(&self) -> GaugeGuard {
         GaugeGuard::of(self.connections.clone())
     }
 
-    /// A connection is kept and idle while this is held.
+    /// Counts a connection as idle while the guard is held.
     pub(crate) fn idle_connection(&self) -> GaugeGuard {
         GaugeGuard::of(self.idle.clone())
     }
 
-    /// So many more connections are idle, or fewer.
+    /// `more` more connections are idle, or fewer if negative.
     pub(crate) fn idle_connections(&self, more: i64) {
         self.idle.add(more);
     }
 
-    /// A stream is under way while this is held.
+    /// Counts a stream as open while the guard is held.
     pub(crate) fn stream(&self) -> GaugeGuard {
         GaugeGuard::of(self.streams.clone())
     }
 
-    /// A request waited this long for room.
+    /// A request waited this long for a connection or stream.
     pub(crate) fn waited(&self, time: Duration) {
         self.waits.observe(time.as_secs_f64());
     }

@@ -1,8 +1,9 @@
-//! Series that are there before anything happened: what a rule asks the increase of begins at 0.
+//! Series that exist before their first event: an alerting rule on an increase needs a series that begins at
+//! 0.
 //!
-//! A counter that first appears at 1 has not increased for Prometheus, and its first event would alert
-//! nobody. Only what is bounded by enums and configured upstreams begins so; where a model is a label,
-//! the rules cope with series that are new.
+//! For Prometheus, a counter that first appears at 1 has not increased, so its first event would alert
+//! nobody. Only series that are bounded by enums and configured upstreams begin so; with a model as a label,
+//! the rules handle new series themselves.
 
 use strum::IntoEnumIterator as _;
 
@@ -17,12 +18,12 @@ use crate::telemetry::{
     SummaryOutcome,
 };
 
-/// Why summaries are asked for.
+/// The reasons for which summaries are requested.
 const TRIGGERS: [DecisionReason; 3] =
     [DecisionReason::Threshold, DecisionReason::Window, DecisionReason::Asked];
 
 impl Metrics {
-    /// What is counted for this upstream.
+    /// Creates the series of this upstream.
     pub(in crate::telemetry) fn begin_at_zero(&self, upstream: &str) {
         for outcome in CountOutcome::iter() {
             self.families.counts.with_label_values(&[upstream, &word(outcome)]);
@@ -37,7 +38,7 @@ impl Metrics {
 }
 
 impl MetricFamilies {
-    /// What is counted for no upstream.
+    /// Creates the series without an upstream.
     pub(super) fn begin_at_zero(&self) {
         for why in FailOpen::iter() {
             self.fail_open.with_label_values(&[&word(why)]);

@@ -33,7 +33,7 @@ impl HiddenInput {
         }
     }
 
-    /// In words.
+    /// The reason as text.
     pub(super) fn words(self) -> &'static str {
         match self {
             Self::HostedTools => "tools ran at the provider",

@@ -174,7 +174,7 @@ pub enum SummaryAuthor {
 }
 
 impl SummaryAuthor {
-    /// In words.
+    /// The author as text.
     pub fn words(self) -> &'static str {
         match self {
             SummaryAuthor::Summary => "written by the model at Plimsoll's request",

@@ -1,7 +1,7 @@
-//! Anthropic's replies: streams and bodies (`docs/protocols.md` 1.1, 1.4, 1.5).
+//! Reads Anthropic's replies, streamed or not (`docs/protocols.md` 1.1, 1.4, 1.5).
 //!
-//! Blocks are kept by index, because several may be open. Usage is merged, never added: later
-//! non-null fields overwrite. Thinking is kept raw, empty text with a signature included.
+//! Blocks are kept by index, because several may be open. Usage is merged, not added: later non-null fields
+//! overwrite. Thinking is kept raw, also an empty text with a signature.
 
 use super::compaction_key;
 use crate::dialect::cache::CacheMiss;
@@ -12,36 +12,36 @@ use crate::dialect::reading::{MOST_KEPT, error_in};
 use crate::dialect::{LastCall, Note, PartKind, Reply, ReplyPart, Role, StopReason, Usage};
 use crate::wire::json::{Kind, Value, first, members};
 
-/// What a stream has told so far.
+/// The state of a stream that is being read.
 #[derive(Default)]
 pub struct ReplyStream {
-    /// Open and finished blocks by the stream's index, in order of their start.
+    /// Open and finished blocks with the stream's index, in the order of their start.
     blocks: Vec<StreamBlock>,
     usage: UsageFields,
     keyer: Keyer,
-    /// A stop reason was seen, so usage is final even where `message_stop` is missing.
+    /// A stop reason was seen, so usage is final even if `message_stop` is missing.
     stopped: bool,
-    /// Bytes of blocks and deltas that were kept.
+    /// Bytes of blocks and deltas that are kept.
     pub(in crate::dialect) kept: usize,
 }
 
 struct StreamBlock {
     index: u64,
     part: ReplyPart,
-    /// The provider runs this tool.
+    /// The tool runs at the provider.
     hosted: bool,
-    /// A summary of what was said before.
+    /// A summary of the earlier conversation.
     compaction: bool,
-    /// The block as it started, which is all of it where no delta follows; empty where nobody asks
-    /// for it, as with words and calls.
+    /// The block as it started, which is complete if no delta follows. Empty for text and calls, where it is
+    /// not needed.
     whole: Box<str>,
-    /// Deltas came.
+    /// At least one delta has arrived.
     grown: bool,
-    /// It was told that nothing more comes.
+    /// Its end event has arrived.
     ended: bool,
 }
 
-/// Anthropic's own fields, before normalising.
+/// Anthropic's own usage fields, before they are normalised.
 #[derive(Default)]
 struct UsageFields {
     input: Option<u64>,
@@ -58,7 +58,7 @@ struct UsageFields {
 }
 
 impl ReplyStream {
-    /// The next event. The data's own `type` decides; the `event:` line only repeats it.
+    /// Reads the next event. Its `type` in the data decides; the `event:` line only repeats it.
     pub fn event(&mut self, _name: &str, value: Value<'_>, reply: &mut Reply) {
         let [kind, index, delta] = value.members(["type", "index", "delta"]);
         match kind.and_then(|kind| kind.text()).as_deref() {
@@ -78,7 +78,7 @@ impl ReplyStream {
         }
     }
 
-    /// A whole body: a message, or the answer to a counting call.
+    /// Reads a whole body: a message, or the response of the count endpoint.
     pub fn body(&mut self, value: Value<'_>, reply: &mut Reply) {
         let message = MessageMembers::of(value);
         if message.kind.and_then(|kind| kind.text()).as_deref() == Some("error") {
@@ -96,24 +96,24 @@ impl ReplyStream {
         }
     }
 
-    /// The stream or body has ended.
+    /// Called at the end of the stream or body.
     pub fn finish(&mut self, _whole: bool, reply: &mut Reply) {
         for block in self.blocks.drain(..) {
             let is_open = block.grown && !block.ended && !self.stopped;
             let mut part = finished(block, &mut self.keyer);
             if part.0.kind == PartKind::Reasoning && is_open {
-                // Its signature may be cut off.
+                // Its signature may be incomplete.
                 part.0.raw = None;
             }
             self.usage.hosted |= part.1;
             reply.parts.push(part.0);
         }
         reply.usage = self.usage.normalised();
-        // The start of a stream tells the input; its output is a placeholder until the stop.
+        // The start of a stream reports the input; the output is a placeholder until the stop.
         reply.usage.lower_bound = !self.stopped && reply.usage.input.is_some();
     }
 
-    /// Usage as a reply that is cut here has it.
+    /// The usage if the reply ended here.
     pub fn usage_so_far(&self) -> Usage {
         let mut usage = self.usage.normalised();
         usage.hosted_tools |= self.blocks.iter().any(|block| block.hosted);
@@ -129,7 +129,7 @@ impl ReplyStream {
     fn start(&mut self, value: Value<'_>, reply: &mut Reply) {
         let Some(value) = value.get("message") else { return };
         if reply.id.is_some() {
-            // Several responses in one stream: recordings splice them; the last one counts.
+            // Several replies in one stream, as in spliced recordings: the last one counts.
             note_once(&mut reply.notes, Note::SeveralReplies);
             *self = Self { keyer: std::mem::take(&mut self.keyer), ..Self::default() };
             reply.stop = None;
@@ -139,7 +139,7 @@ impl ReplyStream {
         self.count(message.usage, reply);
     }
 
-    /// A message, `value`, as it stands at the start of a stream, or whole.
+    /// Reads a message, `value`, as it is at the start of a stream, or whole.
     fn begin(&mut self, message: &MessageMembers<'_>, value: Value<'_>, reply: &mut Reply) {
         reply.id = message.id.and_then(|id| id.text()).map(Into::into);
         reply.model = message.model.and_then(|model| model.text()).map(Into::into);
@@ -153,7 +153,7 @@ impl ReplyStream {
         self.usage.cleared = message.context_management.and_then(|_| ClearingReport::of(value));
     }
 
-    /// Whether so many bytes more may be kept. Past the limit words are dropped; usage is still read.
+    /// Whether this many more bytes may be kept. Past the limit, text is dropped; usage is still read.
     fn keeps(&mut self, bytes: usize, reply: &mut Reply) -> bool {
         self.kept = self.kept.saturating_add(bytes);
         if self.kept > MOST_KEPT {
@@ -170,7 +170,7 @@ impl ReplyStream {
         let index = value.get("index").and_then(|index| index.as_u64()).unwrap_or(u64::MAX);
         let mut block = block_of(index, block);
         if block.part.kind == PartKind::ToolCall && block.part.text == "{}" {
-            block.part.text.clear(); // deltas write it
+            block.part.text.clear(); // the deltas write it
         }
         self.blocks.push(block);
     }
@@ -245,7 +245,7 @@ impl ReplyStream {
 }
 
 members! {
-    /// What is read of a message.
+    /// The members of a message that are read.
     MessageMembers {
         kind = "type",
         id,
@@ -260,7 +260,7 @@ members! {
 }
 
 members! {
-    /// What is read of a delta.
+    /// The members of a delta that are read.
     DeltaMembers {
         kind = "type",
         text,
@@ -273,7 +273,7 @@ members! {
 }
 
 members! {
-    /// What is read of its usage.
+    /// The members of the usage that are read.
     UsageMembers {
         input_tokens,
         output_tokens,
@@ -287,7 +287,7 @@ members! {
 }
 
 impl UsageFields {
-    /// Every non-null field overwrites (`docs/protocols.md` 1.4).
+    /// Merges usage: every non-null field overwrites (`docs/protocols.md` 1.4).
     fn merge(&mut self, usage: Value<'_>) {
         const SPLIT: [&str; 2] = ["ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens"];
         let usage = UsageMembers::of(usage);
@@ -310,7 +310,7 @@ impl UsageFields {
         }
     }
 
-    /// Context size is the last message's; compaction and advice are billed aside.
+    /// The context size is that of the last message; compaction and advice are billed separately.
     fn iterations(&mut self, iterations: Value<'_>) {
         let (mut messages, mut aside) = (0, 0u64);
         for each in iterations.items() {
@@ -328,7 +328,7 @@ impl UsageFields {
         }
         self.aside = (aside > 0).then_some(aside);
         if messages == 1 && aside == 0 {
-            self.last_call = None; // one call: the total says it
+            self.last_call = None; // a single call: the total is enough
         }
     }
 
@@ -353,7 +353,7 @@ impl UsageFields {
 }
 
 members! {
-    /// What is read of a block.
+    /// The members of a block that are read.
     BlockMembers {
         kind = "type",
         text,
@@ -369,7 +369,7 @@ members! {
     }
 }
 
-/// A block as it starts, or whole.
+/// A block as it starts, or a whole one.
 fn block_of(index: u64, block: Value<'_>) -> StreamBlock {
     let shown = BlockMembers::of(block);
     let kind = shown.kind.and_then(|kind| kind.text()).unwrap_or_default();
@@ -399,7 +399,7 @@ fn block_of(index: u64, block: Value<'_>) -> StreamBlock {
     StreamBlock { index, part, hosted, compaction, whole, grown, ended }
 }
 
-/// The finished part, and whether it says that a tool ran at the provider.
+/// The finished part, and whether it is a tool call that ran at the provider.
 fn finished(block: StreamBlock, keyer: &mut Keyer) -> (ReplyPart, bool) {
     let StreamBlock { mut part, hosted, compaction, whole, grown, .. } = block;
     part.key = match part.kind {
@@ -413,7 +413,7 @@ fn finished(block: StreamBlock, keyer: &mut Keyer) -> (ReplyPart, bool) {
         PartKind::ToolResult | PartKind::Opaque => block_key(part.kind, &whole),
         PartKind::Tool | PartKind::Image | PartKind::Document => None,
     };
-    // Without its signature a thinking block did not arrive whole, and cannot be sent back.
+    // A thinking block without its signature is incomplete, and cannot be sent back.
     if part.kind == PartKind::Reasoning
         && let Some(sealed) = part.sealed.as_deref().filter(|sealed| !sealed.is_empty())
     {
@@ -429,18 +429,18 @@ fn finished(block: StreamBlock, keyer: &mut Keyer) -> (ReplyPart, bool) {
     (part, hosted)
 }
 
-/// Whether a tool call that began with its input whole is now written by deltas.
+/// Whether deltas now write a tool call that began with its whole input.
 fn is_rewritten(block: &StreamBlock, delta: &DeltaMembers<'_>) -> bool {
     let begun = !block.grown && block.part.kind == PartKind::ToolCall;
     begun && says_something(delta.partial_json)
 }
 
-/// A string that is not empty.
+/// Whether a value is a non-empty string.
 fn says_something(piece: Option<Value<'_>>) -> bool {
     piece.is_some_and(|piece| piece.kind() == Kind::String && piece.span().len() > 2)
 }
 
-/// The provider kept reasoning that was sent from the model (`docs/protocols.md` 1.5).
+/// Notes reasoning that the provider dropped instead of giving it to the model (`docs/protocols.md` 1.5).
 fn withheld(transformations: Value<'_>, reply: &mut Reply) {
     for transformed in transformations.items() {
         if transformed.get_text("type").is_some_and(|kind| kind.ends_with("_dropped")) {

@@ -1,10 +1,10 @@
-//! What says nothing of who is asking: headers and parameters that may stand in a request without a credential
-//! and leave it everyone's.
+//! Headers and parameters that do not identify a client: a request with only these has no credential.
 //!
-//! A table of what is known, because what is not may be a credential. Addresses and names that a web server in
-//! front adds (`x-forwarded-for`, `remote-user`) are left out: they say that others stand behind it.
+//! A list of known names, because anything unknown may be a credential. Addresses and names added by a web
+//! server in front (`x-forwarded-for`, `remote-user`) are not on it: they show that several clients are
+//! behind it.
 
-/// Headers of HTTP, of browsers, of tracing, of providers and their clients. In alphabetical order.
+/// Headers of HTTP, browsers, tracing, providers and their clients. In alphabetical order.
 const HEADERS: &[&str] = &[
     "accept",
     "accept-charset",
@@ -108,7 +108,7 @@ const HEADERS: &[&str] = &[
     "x-title",
 ];
 
-/// Families of such headers, by how they begin.
+/// Prefixes of such headers.
 const FAMILIES: &[&str] = &[
     "amz-sdk-",
     "sec-ch-",
@@ -121,10 +121,10 @@ const FAMILIES: &[&str] = &[
     "x-stainless-",
 ];
 
-/// What a name of a family does not hold, if it is harmless.
+/// A header with such a prefix is not harmless if its name contains one of these.
 const DOUBTFUL: &[&str] = &["key", "token", "auth", "secret", "signature", "password", "cookie"];
 
-/// Parameters of a query, in lower case. In alphabetical order.
+/// Query parameters in lower case. In alphabetical order.
 const PARAMETERS: &[&str] = &[
     "$alt",
     "$prettyprint",
@@ -147,7 +147,7 @@ const PARAMETERS: &[&str] = &[
     "x-amz-signedheaders",
 ];
 
-/// Whether a header says nothing of who is asking.
+/// Whether a header does not identify the client.
 pub(super) fn is_harmless_header(name: &str) -> bool {
     HEADERS.binary_search(&name).is_ok() || is_of_family(name) || is_session(name)
 }
@@ -156,7 +156,7 @@ fn is_of_family(name: &str) -> bool {
     FAMILIES.iter().any(|with| name.starts_with(with)) && !is_doubtful(name)
 }
 
-/// `x-<vendor>-session-id`, which names a session.
+/// Whether a header is `x-<vendor>-session-id`, which names a session.
 fn is_session(name: &str) -> bool {
     name.starts_with("x-") && name.ends_with("-session-id") && !is_doubtful(name)
 }
@@ -165,7 +165,7 @@ fn is_doubtful(name: &str) -> bool {
     DOUBTFUL.iter().any(|doubtful| name.contains(doubtful))
 }
 
-/// Whether a parameter, in lower case, says nothing of who is asking.
+/// Whether a parameter (in lower case) does not identify the client.
 pub(super) fn is_harmless_parameter(name: &str) -> bool {
     PARAMETERS.binary_search(&name).is_ok()
 }

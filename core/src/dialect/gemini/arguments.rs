@@ -1,17 +1,17 @@
-//! A tool call's arguments that come in pieces, each with a path (`docs/protocols.md` 5.2, 11.5).
+//! Tool call arguments that arrive in pieces, each with a path (`docs/protocols.md` 5.2, 11.5).
 //!
-//! `{"jsonPath": "$.list[0].name", "stringValue": "…", "willContinue": true}`: strings grow, all else
-//! is set. Bounded: lists grow by one at a time and nesting ends at [`MAX_DEPTH`], so that no path
-//! can ask for more than the bytes that carried it.
+//! `{"jsonPath": "$.list[0].name", "stringValue": "…", "willContinue": true}`: strings are appended, other
+//! values are set. Bounded: lists grow by one item at a time and nesting is limited to [`MAX_DEPTH`], so that
+//! a path cannot allocate more than its own bytes.
 
 use serde_json::{Map, Value as Json};
 
 use crate::wire::json::Value;
 
-/// Deepest path that is followed. Real arguments stay below 10.
+/// The deepest path that is followed. Real arguments have less than 10 levels.
 const MAX_DEPTH: usize = 64;
 
-/// Puts one piece where its path says; false where it cannot be.
+/// Puts one piece at its path; false if that is not possible.
 pub(super) fn put(arguments: &mut Json, piece: Value<'_>) -> bool {
     let path = piece.get_any(&["jsonPath", "json_path"]).and_then(|path| path.text());
     let (Some(path), Some(value)) = (path, value_of(piece)) else { return false };
@@ -39,7 +39,7 @@ enum ArgumentStep {
     Item(usize),
 }
 
-/// `$.a.b[0]['c d']` in steps.
+/// Splits `$.a.b[0]['c d']` into steps.
 fn steps(path: &str) -> Option<Vec<ArgumentStep>> {
     let mut rest = path.strip_prefix('$').unwrap_or(path);
     let mut steps = Vec::new();

@@ -1,8 +1,8 @@
-//! Gemini's replies: streams, streamed arrays and bodies (`docs/protocols.md` 5.1, 5.3, 5.4).
+//! Reads Gemini's replies: streams, streamed arrays and bodies (`docs/protocols.md` 5.1, 5.3, 5.4).
 //!
-//! There is no terminal event: parts, usage and even a second finish reason may follow the first. A
-//! reply is complete when a finish reason (or a blocked prompt) was seen and the body ended whole,
-//! so never before its end. A signed part is never joined with another.
+//! There is no terminal event: parts, usage and even another finish reason may follow the first. A reply is
+//! complete if a finish reason (or a blocked prompt) was seen and the whole body has arrived, so never before
+//! its end. A signed part is never joined with another.
 
 use serde_json::{Value as Json, json};
 
@@ -16,24 +16,24 @@ use crate::dialect::reading::{MOST_KEPT, error_in};
 use crate::dialect::{Note, PartKind, Reply, ReplyPart, Role, StopReason, Usage};
 use crate::wire::json::{Kind, Value, first, members};
 
-/// What a stream has told so far.
+/// The state of a stream that is being read.
 #[derive(Default)]
 pub struct ReplyStream {
-    /// The candidate that is read where there are several: the first one seen.
+    /// The candidate that is read if there are several: the first one seen.
     candidate: Option<u64>,
     parts: Vec<ReplyPart>,
-    /// The last part is a call whose arguments are still coming.
+    /// The last part is a call whose arguments are still arriving.
     open: Option<Json>,
     usage: UsageFields,
     keyer: Keyer,
-    /// Bytes of parts taken in so far.
+    /// Bytes of parts that are kept.
     pub(in crate::dialect) kept: usize,
     /// A finish reason was seen, or the prompt was blocked.
     finished: bool,
 }
 
 impl ReplyStream {
-    /// The next frame or array element; Code Assist wraps it in `response`.
+    /// Reads the next frame or array element; Code Assist wraps it in `response`.
     pub fn event(&mut self, _name: &str, value: Value<'_>, reply: &mut Reply) {
         let value = unwrapped(value);
         let answer = ResponseMembers::of(value);
@@ -45,7 +45,7 @@ impl ReplyStream {
         self.answer(&answer, reply);
     }
 
-    /// A whole body: an answer, or that of a counting call.
+    /// Reads a whole body: a reply, or the response of the count endpoint.
     pub fn body(&mut self, value: Value<'_>, reply: &mut Reply) {
         let value = unwrapped(value);
         let answer = ResponseMembers::of(value);
@@ -63,11 +63,11 @@ impl ReplyStream {
         reply.complete = true;
     }
 
-    /// The stream or body has ended.
+    /// Called at the end of the stream or body.
     pub fn finish(&mut self, whole: bool, reply: &mut Reply) {
         self.close();
         reply.complete |= whole && self.finished && reply.error.is_none();
-        // The same runs of words that the request's reader makes.
+        // Makes the same runs of texts as the request reader.
         let (mut run, mut last) = (String::new(), None);
         for at in 0..self.parts.len() {
             let part = &mut self.parts[at];
@@ -98,7 +98,7 @@ impl ReplyStream {
         reply.usage.lower_bound = !self.finished && self.usage.is_known();
     }
 
-    /// Usage as a reply that is cut here has it.
+    /// The usage if the reply ended here.
     pub fn usage_so_far(&self) -> Usage {
         let mut usage = self.usage.normalised(&mut Vec::new());
         usage.lower_bound = !self.finished && self.usage.is_known();
@@ -110,7 +110,7 @@ impl ReplyStream {
         self.parts.iter().map(|part| part.text.len()).sum()
     }
 
-    /// Gives a run of words its key, at its last piece.
+    /// Gives a run of texts its key, at its last piece.
     fn end_run(&mut self, words: &str, last: Option<usize>) {
         if let Some(part) = last.and_then(|at| self.parts.get_mut(at)) {
             part.key = self.keyer.text(Role::Assistant, words);
@@ -204,7 +204,7 @@ impl ReplyStream {
         self.parts.push(part);
     }
 
-    /// Words or thoughts. They join the part before, unless one of both is signed.
+    /// Reads a text or thought. It is joined with the part before, unless one of them is signed.
     fn words(&mut self, kind: PartKind, text: Value<'_>, sealed: Option<&str>, value: Value<'_>) {
         let text = text.text().unwrap_or_default();
         if text.is_empty() && sealed.is_none() {
@@ -226,7 +226,7 @@ impl ReplyStream {
         });
     }
 
-    /// A call, or a piece of the open one: pieces have no name, and an empty one ends it.
+    /// Reads a call, or a piece of the open one: pieces have no name, and an empty one ends it.
     fn call(&mut self, call: Value<'_>, sealed: Option<&str>, reply: &mut Reply) {
         let name = super::known(call, "name");
         let id = super::known(call, "id");
@@ -261,7 +261,7 @@ impl ReplyStream {
         }
     }
 
-    /// No more arguments come for the open call.
+    /// Ends the open call.
     fn close(&mut self) {
         let Some(open) = self.open.take() else { return };
         let Some(part) = self.parts.last_mut() else { return };
@@ -274,7 +274,7 @@ impl ReplyStream {
 }
 
 members! {
-    /// What is read of an answer, in either key style.
+    /// The members of a response that are read, in both key styles.
     ResponseMembers {
         candidates,
         error,
@@ -302,7 +302,7 @@ fn unwrapped(value: Value<'_>) -> Value<'_> {
     value.get_any(&["response"]).filter(|inner| inner.kind() == Kind::Object).unwrap_or(value)
 }
 
-/// Finish reasons by name; `None` for the one that says nothing.
+/// Finish reasons by name; `None` for the unspecified one.
 fn stop(reason: &str) -> Option<StopReason> {
     Some(match reason {
         "" | "FINISH_REASON_UNSPECIFIED" => return None,
@@ -328,8 +328,8 @@ fn stop(reason: &str) -> Option<StopReason> {
     })
 }
 
-/// Finish reasons by number, as protobuf recorders write them. From 5 on AI Studio and Vertex differ,
-/// but 6 to 8 are refusals in both.
+/// Finish reasons by number, as protobuf recorders write them. From 5 on, AI Studio and Vertex differ, but 6
+/// to 8 are refusals in both.
 fn numbered(reason: u64) -> Option<StopReason> {
     Some(match reason {
         0 => return None,

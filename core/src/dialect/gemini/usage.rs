@@ -1,13 +1,13 @@
 //! Gemini's `usageMetadata` (`docs/protocols.md` 5.3).
 //!
-//! It comes with every chunk and is cumulative: later numbers replace earlier ones, and what a later
-//! chunk leaves out stays. What was not said stays unknown.
+//! It comes with every chunk and is cumulative: later numbers replace earlier ones, and numbers missing in a
+//! later chunk stay. What was not reported stays unknown.
 
 use crate::dialect::note::note_once;
 use crate::dialect::{LastCall, Note, Usage};
 use crate::wire::json::{Value, first, members};
 
-/// Google's own fields, before normalising. Tokens.
+/// Google's own usage fields, before they are normalised. Tokens.
 #[derive(Default)]
 pub(super) struct UsageFields {
     prompt: Option<u64>,
@@ -19,7 +19,7 @@ pub(super) struct UsageFields {
 }
 
 members! {
-    /// What is read of a report, in either key style.
+    /// The members of a report that are read, in both key styles.
     UsageMembers {
         prompt = "promptTokenCount",
         snake_prompt = "prompt_token_count",
@@ -42,7 +42,7 @@ impl UsageFields {
         self.prompt.is_some() || self.total.is_some()
     }
 
-    /// A `usageMetadata` object.
+    /// Merges a `usageMetadata` object.
     pub(super) fn merge(&mut self, usage: Value<'_>) {
         let said = UsageMembers::of(usage);
         let keep = |to: &mut Option<u64>, spellings: [Option<Value<'_>>; 2]| {
@@ -56,8 +56,8 @@ impl UsageFields {
         keep(&mut self.total, [said.total, said.snake_total]);
     }
 
-    /// In our words. Prompts of the provider's own tools are input that does not stay in the
-    /// context: the next prompt grows from `promptTokenCount` alone, which is the last call's input.
+    /// The normalised usage. Prompts of the provider's own tools are input that does not stay in the context:
+    /// the next prompt is based on `promptTokenCount` only, which is the last call's input.
     pub(super) fn normalised(&self, notes: &mut Vec<Note>) -> Usage {
         let tool_use = self.tool_use.unwrap_or(0);
         let input = self.prompt.map(|prompt| prompt.saturating_add(tool_use));

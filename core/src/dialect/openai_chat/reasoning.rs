@@ -1,7 +1,8 @@
-//! Reasoning in Chat Completions replies, in whatever field a look-alike puts it (`docs/protocols.md` 4.2).
+//! Reasoning in Chat Completions replies, in whichever member a compatible API puts it (`docs/protocols.md`
+//! 4.2).
 //!
-//! Kept as it would have to be sent back: one field, the one received; where several repeat it, the
-//! fullest. Fragments of a list are joined as its own clients join them. Must not know of requests.
+//! Kept in the form in which it would have to be sent back: the received member, or the most complete one of
+//! several. Pieces of a list are joined as the provider's own clients do. Must not know requests.
 
 use serde_json::{Map, Value as Json, json};
 
@@ -9,34 +10,34 @@ use super::signature;
 use crate::dialect::{PartKind, ReplyPart};
 use crate::wire::json::{Kind, Value};
 
-/// Fields of plain text, the surest first.
+/// Members with plain text, the most certain first.
 const PLAIN: [&str; 3] = ["reasoning_content", "reasoning", "reasoning_text"];
 
-/// Fields that hold a seal and no words.
+/// Members with a seal and no text.
 const SEALS: [&str; 3] = ["reasoning_opaque", "reasoning_signature", "reasoning_encrypted"];
 
-/// What a reply has thought so far.
+/// The reasoning of a reply so far.
 #[derive(Default)]
 pub(super) struct ReplyReasoning {
-    /// By the order of [`PLAIN`]; an empty text was received too.
+    /// In the order of [`PLAIN`]; an empty text counts as received.
     plain: [Option<String>; 3],
     seals: Vec<(&'static str, String)>,
-    /// `reasoning_details` (OpenRouter, MiniMax), joined.
+    /// `reasoning_details` (OpenRouter, MiniMax), with pieces joined.
     details: Vec<Map<String, Json>>,
-    /// Mistral's `thinking` blocks, joined.
+    /// The texts of Mistral's `thinking` blocks, joined.
     blocks: String,
-    /// `extra_content` of the message, raw, and Google's signature in it.
+    /// The message's `extra_content`, raw, and Google's signature in it.
     extra: Option<(Box<str>, Box<str>)>,
 }
 
 impl ReplyReasoning {
-    /// Bytes of text, once: look-alikes send the same under several names.
+    /// Bytes of text, counted once: some APIs send the same text in several members.
     pub(super) fn bytes(&self) -> usize {
         let plain = self.plain.iter().flatten().map(String::len).max();
         plain.unwrap_or(0).max(self.blocks.len())
     }
 
-    /// What a delta or message adds.
+    /// Adds what a delta or message has.
     pub(super) fn take<'d>(&mut self, said: Value<'d>) {
         let text = |value: Option<Value<'d>>| value.and_then(|value| value.text());
         for (said, plain) in said.members(PLAIN).map(text).into_iter().zip(&mut self.plain) {
@@ -65,7 +66,7 @@ impl ReplyReasoning {
         }
     }
 
-    /// A `thinking` block of a content list: `thinking` is a string or a list of text blocks.
+    /// Adds a `thinking` block of a content list: `thinking` is a string or a list of text blocks.
     pub(super) fn block(&mut self, block: Value<'_>) {
         let Some(thinking) = block.get("thinking") else { return };
         match thinking.kind() {
@@ -78,7 +79,8 @@ impl ReplyReasoning {
         }
     }
 
-    /// Words go on in the entry before where type and index are the same; sealed entries are whole.
+    /// Adds a detail. Text continues the previous entry if type and index are equal; sealed entries are
+    /// complete.
     fn detail(&mut self, detail: Map<String, Json>) {
         let same = |name: &str, other: &Map<String, Json>| detail.get(name) == other.get(name);
         let kind = detail.get("type").and_then(Json::as_str);
@@ -101,8 +103,9 @@ impl ReplyReasoning {
         }
     }
 
-    /// The parts. `tagged`: what `words` thinks in tags. `whole`: nothing is missing, so that it can
-    /// be sent back. `calls`: with tool calls even an empty field must go back (DeepSeek).
+    /// The reasoning parts. `tagged`: the thinking in tags inside `words`. `whole`: nothing is missing, so it
+    /// can be sent back. `calls`: there are tool calls, with which even an empty member must be sent back
+    /// (DeepSeek).
     pub(super) fn parts(
         self,
         tagged: Option<&str>,
@@ -159,14 +162,14 @@ impl ReplyReasoning {
     }
 }
 
-/// Whether a detail is more than what stands in `reasoning_content`, too, which the models that demand their
-/// reasoning demand by that name: it has a seal, or its host reads the details.
+/// Whether a detail has more than `reasoning_content` also has, which is the member that models require if
+/// they require reasoning: it has a seal, or its host reads details.
 fn is_more_than_words(detail: &Map<String, Json>) -> bool {
     let format = detail.get("format").and_then(Json::as_str).unwrap_or_default();
     seal_of(detail).is_some_and(|seal| !seal.is_empty()) || format.starts_with("MiniMax")
 }
 
-/// Whether a detail may be sent back: what came from Claude or Gemini only with its seal.
+/// Whether a detail may be sent back: one from Claude or Gemini only with its seal.
 fn is_welcome(detail: &Map<String, Json>) -> bool {
     let format = detail.get("format").and_then(Json::as_str);
     let needs_seal = matches!(format, Some("anthropic-claude-v1" | "google-gemini-v1"));

@@ -1,8 +1,8 @@
-//! Chat Completions replies: streams and bodies (`docs/protocols.md` 2.1, 2.3, 2.4, 4, 11.3).
+//! Reads Chat Completions replies, streams and bodies (`docs/protocols.md` 2.1, 2.3, 2.4, 4, 11.3).
 //!
-//! The stream ends with `[DONE]`, on which clients close. Servers that never send it are complete
-//! when a finish reason was seen and the body ended whole. Tool calls are put together however a
-//! server spreads them; reasoning is kept as the one field received.
+//! The stream ends with `[DONE]`, at which clients close. Replies of servers that never send it are complete
+//! if a finish reason was seen and the whole body has arrived. Tool calls are assembled however a server
+//! splits them. Reasoning is kept as the received member.
 
 use super::reasoning::ReplyReasoning;
 use super::usage::UsageFields;
@@ -13,26 +13,26 @@ use crate::dialect::reading::{MOST_KEPT, error_in};
 use crate::dialect::{Note, PartKind, Reply, ReplyPart, Role, StopReason, Usage};
 use crate::wire::json::{Document, Kind, Value, first, members};
 
-/// What a stream has told so far.
+/// The state of a stream that is being read.
 #[derive(Default)]
 pub struct ReplyStream {
-    /// The choice that is read where there are several: the first one seen.
+    /// The choice that is read if there are several: the first one seen.
     choice: Option<u64>,
     words: String,
     refusal: String,
-    /// Id and transcript of spoken words.
+    /// Id and transcript of audio.
     audio: Option<(Box<str>, String)>,
     thoughts: ReplyReasoning,
     calls: Vec<StreamCall>,
     usage: UsageFields,
     keyer: Keyer,
-    /// Bytes of deltas taken in so far.
+    /// Bytes of deltas that are kept.
     pub(in crate::dialect) kept: usize,
     /// A finish reason was seen.
     finished: bool,
 }
 
-/// A tool call being put together.
+/// A tool call that is being assembled.
 struct StreamCall {
     index: Option<u64>,
     id: Option<Box<str>>,
@@ -42,7 +42,7 @@ struct StreamCall {
 }
 
 impl ReplyStream {
-    /// The next chunk. `name` is `error` for a bare `error:` line and for `event: error`.
+    /// Reads the next chunk. `name` is `error` for a bare `error:` line and for `event: error`.
     pub fn event(&mut self, name: &str, value: Value<'_>, reply: &mut Reply) {
         let answer = ResponseMembers::of(value);
         if !answer.has_choices() && (name == "error" || is_error(value)) {
@@ -66,7 +66,7 @@ impl ReplyStream {
         self.answer(&answer, value, reply);
     }
 
-    /// A whole body.
+    /// Reads a whole body.
     pub fn body(&mut self, value: Value<'_>, reply: &mut Reply) {
         let answer = ResponseMembers::of(value);
         if answer.has_choices() {
@@ -79,12 +79,12 @@ impl ReplyStream {
         reply.complete = true;
     }
 
-    /// The stream or body has ended.
+    /// Called at the end of the stream or body.
     pub fn finish(&mut self, whole: bool, reply: &mut Reply) {
         let ended = self.finished || reply.complete;
         reply.complete |= whole && self.finished && reply.error.is_none();
         let (thought, _) = think::split(&self.words);
-        // What did not arrive whole cannot be sent back.
+        // Incomplete reasoning cannot be sent back.
         let calls = !self.calls.is_empty();
         let thoughts = std::mem::take(&mut self.thoughts);
         let reasoning = thoughts.parts(thought, &self.words, ended, calls);
@@ -98,7 +98,7 @@ impl ReplyStream {
             reply.stop = Some(StopReason::End); // Snowflake's finish reason is always empty
         }
         if reply.stop == Some(StopReason::End) && has_calls {
-            reply.stop = Some(StopReason::ToolUse); // forced tool choice ends with `stop`
+            reply.stop = Some(StopReason::ToolUse); // a forced tool choice ends with `stop`
         } else if reply.stop == Some(StopReason::End) && !self.refusal.is_empty() {
             reply.stop = Some(StopReason::Refused);
         }
@@ -106,7 +106,7 @@ impl ReplyStream {
         reply.usage.lower_bound = !ended && self.usage.is_known();
     }
 
-    /// Usage as a reply that is cut here has it.
+    /// The usage if the reply ended here.
     pub fn usage_so_far(&self, reply: &Reply) -> Usage {
         let mut usage = self.usage.normalised(&mut Vec::new());
         usage.lower_bound = !(self.finished || reply.complete) && self.usage.is_known();
@@ -119,7 +119,7 @@ impl ReplyStream {
         self.words.len() + self.refusal.len() + self.thoughts.bytes() + calls
     }
 
-    /// A chunk, or a body, that stands at `value`: both have the same members.
+    /// Reads a chunk or a body at `value`: both have the same members.
     fn answer(&mut self, answer: &ResponseMembers<'_>, value: Value<'_>, reply: &mut Reply) {
         if self.finished && known(answer.id).is_some_and(|id| reply.id.as_deref() != Some(&id)) {
             self.start_again(answer.choices, reply);
@@ -141,8 +141,8 @@ impl ReplyStream {
         }
     }
 
-    /// A finished answer, then words under another id: recordings splice responses, and the last
-    /// one counts. A new id alone is nothing: some servers give one to the chunk with the usage.
+    /// Starts again if content with another id follows a finished reply: recordings splice replies, and the
+    /// last one counts. A new id by itself means nothing: some servers give the chunk with usage its own.
     fn start_again(&mut self, choices: Option<Value<'_>>, reply: &mut Reply) {
         let speaks = |said: Value<'_>| {
             let words = ["content", "reasoning", "reasoning_content", "tool_calls"];
@@ -213,7 +213,7 @@ impl ReplyStream {
         }
     }
 
-    /// Mistral: content is a list of blocks.
+    /// Reads a block of Mistral's content lists.
     fn block(&mut self, block: Value<'_>) {
         match block.get_text("type").as_deref() {
             Some("thinking") => self.thoughts.block(block),
@@ -233,7 +233,7 @@ impl ReplyStream {
         }
     }
 
-    /// A piece of a tool call, or a whole one.
+    /// Reads a piece of a tool call, or a whole one.
     fn call(&mut self, piece: Value<'_>) {
         let [function, custom, index, id] = piece.members(["function", "custom", "index", "id"]);
         let inner = first([function, custom]).unwrap_or(piece);
@@ -270,9 +270,9 @@ impl ReplyStream {
         call.sealed = sealed.map(Into::into).or(call.sealed.take());
     }
 
-    /// The call that a piece goes on with, if it is not a new one (`docs/protocols.md` 2.3). A new id
-    /// with a name is a new call even on a known index (Cerebras); without ids, a name that comes
-    /// again after whole arguments is one too (Gemini's look-alike, where all have index 0).
+    /// The call that a piece continues, if it is not a new one (`docs/protocols.md` 2.3). A new id with a
+    /// name is a new call even with a known index (Cerebras). Without ids, so is a name that is repeated
+    /// after complete arguments (Gemini's compatible API, where all calls have index 0).
     fn continued(
         &self,
         index: Option<u64>,
@@ -299,7 +299,7 @@ impl ReplyStream {
         (!is_new).then_some(at)
     }
 
-    /// Words, refusals and speech become parts.
+    /// Makes parts of text, refusal and audio.
     fn say(&mut self, reply: &mut Reply) {
         let words = think::split(&self.words).1.to_owned();
         for text in [words, self.refusal.clone()] {
@@ -317,7 +317,7 @@ impl ReplyStream {
 }
 
 members! {
-    /// What is read of a chunk or a body.
+    /// The members of a chunk or body that are read.
     ResponseMembers { id, model, choices, usage, error, x_groq, timings, prompt_filter_results }
 }
 
@@ -328,12 +328,12 @@ impl ResponseMembers<'_> {
 }
 
 members! {
-    /// What is read of a choice.
+    /// The members of a choice that are read.
     ChoiceMembers { index, delta, message, usage, error, finish_reason }
 }
 
 members! {
-    /// What is read of a delta or message, beside its reasoning.
+    /// The members of a delta or message that are read, besides its reasoning.
     MessageMembers { content, refusal, audio, tool_calls, function_call, executed_tools }
 }
 
@@ -350,7 +350,7 @@ fn finished(call: StreamCall, keyer: &mut Keyer) -> ReplyPart {
     }
 }
 
-/// Every word for an ending that was seen or is documented (`docs/protocols.md` 2.1, 4.3).
+/// All finish reasons that were seen or are documented (`docs/protocols.md` 2.1, 4.3).
 fn stop(reason: &str) -> StopReason {
     match reason {
         "stop" | "end_turn" | "eos" | "eos_token" | "stop_sequence" | "complete" | "COMPLETE"
@@ -368,7 +368,8 @@ fn stop(reason: &str) -> StopReason {
     }
 }
 
-/// An error in place of an answer: in `error`, or vLLM's and Mistral's, whose members stand alone.
+/// Whether a value is an error instead of a reply: in `error`, or in the forms of vLLM and Mistral, without a
+/// wrapper.
 fn is_error(value: Value<'_>) -> bool {
     let object = value.get_any(&["object", "type"]).and_then(|object| object.text());
     value.get_any(&["error"]).is_some()
@@ -377,7 +378,7 @@ fn is_error(value: Value<'_>) -> bool {
         || value.get("detail").is_some()
 }
 
-/// MiniMax reports failure in `base_resp`, with status 200.
+/// Reads MiniMax's errors, which are in `base_resp` with status 200.
 fn refused(value: Value<'_>, reply: &mut Reply) -> bool {
     let Some(base) = value.get_any(&["base_resp"]) else { return false };
     let code = base.get("status_code").and_then(|code| code.as_u64()).unwrap_or(0);

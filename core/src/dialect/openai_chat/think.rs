@@ -1,11 +1,11 @@
-//! Thinking that stands in tags at the head of an answer (`docs/protocols.md` 4.2, MiniMax and others).
+//! Thinking in tags at the start of a reply (`docs/protocols.md` 4.2, MiniMax and others).
 //!
-//! Only at the head: an answer may talk about tags. Must not know of fields or messages. Request and
-//! reply split alike, so that dropping the thought does not change who the answer is.
+//! Only at the start, because a reply may mention tags. Must not know members or messages. Requests and
+//! replies are split in the same way, so that dropping the thought does not change the reply's key.
 
 use memchr::memmem;
 
-/// The tags that models think in, opening and closing.
+/// The tags that models use for thinking, opening and closing.
 const TAGS: &[(&str, &str)] = &[
     ("<think>", "</think>"),
     ("<mm:think>", "</mm:think>"),
@@ -13,9 +13,8 @@ const TAGS: &[(&str, &str)] = &[
     ("<thinking>", "</thinking>"),
 ];
 
-/// The thought, if there is one, and the answer after it. A tag that is not closed is all thought;
-/// a closing tag on a line of its own, with nothing opened before it, ends a thought whose opening
-/// tag the chat template held back.
+/// The thought, if any, and the reply after it. Without a closing tag, everything is thought. A closing tag
+/// on its own line without an opening one ends a thought whose opening tag the chat template removed.
 pub(in crate::dialect) fn split(text: &str) -> (Option<&str>, &str) {
     let head = text.trim_start();
     for (open, close) in TAGS {

@@ -1,16 +1,17 @@
-//! Usage as Chat Completions look-alikes spell it (`docs/protocols.md` 2.4, 4.1).
+//! Usage in the spellings of Chat Completions and compatible APIs (`docs/protocols.md` 2.4, 4.1).
 //!
-//! Later numbers replace earlier ones, because where they come more than once they are cumulative;
-//! details that a later report leaves out stay. What was not said stays unknown.
+//! Later numbers replace earlier ones, because repeated reports are cumulative; details missing in a later
+//! report stay. What was not reported stays unknown.
 
 use crate::dialect::note::note_once;
 use crate::dialect::{Note, Usage};
 use crate::wire::json::{Value, first, members};
 
-/// Servers that count reasoning in the output are off by so many tokens at most, and a twentieth.
+/// For servers that count reasoning in the output, the numbers differ by at most this many tokens and a
+/// twentieth.
 const FEW: u64 = 4;
 
-/// The provider's own fields, before normalising. Tokens.
+/// The provider's own usage fields, before they are normalised. Tokens.
 #[derive(Default)]
 pub(super) struct UsageFields {
     prompt: Option<u64>,
@@ -25,7 +26,7 @@ pub(super) struct UsageFields {
 }
 
 members! {
-    /// What is read of a report, in all its spellings.
+    /// The members of a report that are read, in all spellings.
     UsageMembers {
         prompt_tokens,
         input_tokens,
@@ -53,7 +54,7 @@ members! {
 }
 
 members! {
-    /// What is read of a prompt's details.
+    /// The members of a prompt's details that are read.
     UsageDetailMembers {
         cached_tokens,
         cache_write_tokens,
@@ -69,11 +70,11 @@ impl UsageFields {
         self.prompt.is_some() || self.completion.is_some()
     }
 
-    /// A `usage` object, wherever it stood.
+    /// Merges a `usage` object from any place.
     pub(super) fn merge<'d>(&mut self, usage: Value<'d>) {
         let usage = UsageMembers::of(usage);
         let number = |value: Option<Value<'_>>| value.and_then(|number| number.as_u64());
-        // Several spellings at once say the same; where one of them is 0, it was not filled in.
+        // Several spellings at once mean the same; if one of them is 0, it was not filled in.
         let most =
             |values: &[Option<Value<'_>>]| values.iter().flatten().filter_map(Value::as_u64).max();
         let halves = || {
@@ -127,8 +128,8 @@ impl UsageFields {
         }
     }
 
-    /// llama.cpp's `timings`, which stand in where no usage was asked for: `prompt_n` counts only
-    /// what was newly evaluated.
+    /// Reads llama.cpp's `timings`, which are used if no usage was requested: `prompt_n` counts only tokens
+    /// that were newly evaluated.
     pub(super) fn timings(&mut self, timings: Value<'_>) {
         let number = |name: &str| timings.get(name).and_then(|number| number.as_u64());
         let cached = number("cache_n");
@@ -146,9 +147,9 @@ impl UsageFields {
         self.hosted = true;
     }
 
-    /// In our words. `output` is at least what the total leaves for it: xAI, Gemini's look-alike and
-    /// Inception keep reasoning out of `completion_tokens`. Vercel's gateway keeps that of Gemini out of
-    /// the total, too. Mistral keeps audio out of the prompt.
+    /// The normalised usage. `output` is at least the total less the input: xAI, Gemini's compatible API and
+    /// Inception leave reasoning out of `completion_tokens`. Vercel's gateway leaves Gemini's reasoning out
+    /// of the total, too. Mistral leaves audio out of the prompt.
     pub(super) fn normalised(&self, notes: &mut Vec<Note>) -> Usage {
         let (mut input, mut output) = (self.prompt, self.completion);
         if let (Some(prompt), Some(total)) = (self.prompt, self.total) {
@@ -165,15 +166,15 @@ impl UsageFields {
                 _ => output = Some(rest.max(said)),
             }
         }
-        // Where there is far more reasoning than output it stands beside that: a bill says so.
+        // Much more reasoning than output means that it is not part of the output, as a bill confirmed.
         if let (Some(said), Some(thought)) = (output, self.reasoning)
             && thought > said.saturating_add(said / 20).saturating_add(FEW)
         {
             note_once(notes, Note::UsageMismatch);
             output = Some(said.saturating_add(thought));
         }
-        // Azure's Grok counts a hidden prefix as cached but not as prompt; a few servers count a few
-        // tokens more reasoning than output. The numbers stay as they were reported.
+        // Azure's Grok counts a hidden prefix as cached but not in the prompt, and some servers count a few
+        // more tokens of reasoning than of output. The numbers are kept as reported.
         if self.cached > input.or(self.cached) || self.reasoning > output.or(self.reasoning) {
             note_once(notes, Note::UsageMismatch);
         }

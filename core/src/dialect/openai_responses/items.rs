@@ -1,23 +1,22 @@
-//! Items of the Responses dialect: one reader for those a client sends and those a model makes.
+//! Items of the Responses dialect: one reader for those from clients and those from models.
 //!
-//! What clients drop or make anew when they send an item back (ids, status, phase, metadata, members
-//! that are null) does not count for its key (`docs/protocols.md` 3.2, 10.10). Items that a
-//! provider ran by itself are opaque: they are no call that anybody has to answer, and they have no
-//! key, because clients thin them out or leave them out.
+//! What clients drop or replace when they send an item back (ids, status, phase, metadata, null members) is
+//! not part of its key (`docs/protocols.md` 3.2, 10.10). Items that ran at the provider are opaque: they are
+//! not calls that need a result, and have no key, because clients shorten or drop them.
 
 use crate::dialect::key::{Keyer, ToolArguments};
 use crate::dialect::{Chain, Media, Part, PartKey, PartKind, Role};
 use crate::wire::json::{Kind, Value, first};
 
-/// One item, read.
+/// An item that was read.
 pub(super) struct ResponseItem {
     pub(super) role: Role,
     pub(super) parts: Vec<Part>,
-    /// The provider ran a tool for it, inside the same response.
+    /// A tool ran at the provider, inside the same response.
     pub(super) hosted: bool,
-    /// A kind that is not known.
+    /// The kind of item is unknown.
     pub(super) unknown: bool,
-    /// Words of it are a refusal.
+    /// Part of it is a refusal.
     pub(super) refused: bool,
 }
 
@@ -65,12 +64,12 @@ pub(super) fn read(item: Value<'_>, keyer: &mut Keyer) -> ResponseItem {
     ResponseItem { role: part.role, parts: vec![part], hosted, unknown: false, refused: false }
 }
 
-/// Reasoning that the provider keeps, named by its id; the history around it is all there.
+/// Whether an item refers to reasoning stored by the provider; the rest of the history is in the request.
 pub(super) fn refers_to_reasoning(item: Value<'_>) -> bool {
     item.get_text("id").is_some_and(|id| id.starts_with("rs_"))
 }
 
-/// What the provider runs or says by itself, and the members of it that the model reads.
+/// Items that the provider runs or writes itself, with their members that the model reads.
 const HOSTED: &[(&str, &[&str])] = &[
     ("web_search_call", &["action", "arguments"]),
     ("x_search_call", &["input", "arguments"]),
@@ -116,7 +115,7 @@ fn message(item: Value<'_>, keyer: &mut Keyer) -> ResponseItem {
     read
 }
 
-/// One block of a message's content, or of a tool's output; and whether it is a refusal.
+/// A block of a message's content or of a tool's output; also whether it is a refusal.
 fn content_part(role: Role, block: Value<'_>, keyer: &mut Keyer) -> (Part, bool) {
     if block.kind() == Kind::String {
         return (Part::text(role, block, keyer), false);
@@ -139,7 +138,7 @@ fn content_part(role: Role, block: Value<'_>, keyer: &mut Keyer) -> (Part, bool)
     (part, kind.as_deref() == Some("refusal"))
 }
 
-/// A picture or file: its data in the body, or where else it is.
+/// An image or file: its data in the body, or its address.
 fn media(kind: PartKind, role: Role, block: Value<'_>, keyer: &mut Keyer) -> Part {
     let mut part = Part::at(kind, role, block);
     let names = ["image_url", "file_data", "data", "file_url", "file_id"];
@@ -147,7 +146,7 @@ fn media(kind: PartKind, role: Role, block: Value<'_>, keyer: &mut Keyer) -> Par
         part.key = keyer.value(kind, role, block);
         return part;
     };
-    // Chat's form, which some clients keep: `{"image_url": {"url": …}}`.
+    // The form of Chat Completions, which some clients keep: `{"image_url": {"url": …}}`.
     let source = source.get("url").unwrap_or(source);
     let address = source.text().unwrap_or_default();
     let has_data = match address.split_once(':') {
@@ -177,7 +176,7 @@ fn reasoning(item: Value<'_>) -> Part {
     part
 }
 
-/// A call that the client answers. `name`: what the tool is called where the item does not say it.
+/// A call that the client answers. `name`: the tool's name, if the item does not have it.
 fn call(item: Value<'_>, name: Option<&str>, keyer: &mut Keyer) -> Part {
     let mut part = Part::at(PartKind::ToolCall, Role::Assistant, item);
     part.id = item.get_any(&["call_id", "id"]).and_then(|id| id.text()).map(Into::into);
@@ -195,8 +194,8 @@ fn call(item: Value<'_>, name: Option<&str>, keyer: &mut Keyer) -> Part {
     part
 }
 
-/// The call id as the provider gave it: where a provider uses `call_0` for every turn, a client
-/// puts the response's id before it on replay.
+/// The call id as the provider gave it: if a provider uses `call_0` in every turn, clients put the response's
+/// id in front of it when they send it back.
 fn own_id(id: &str) -> &str {
     match id.rsplit_once(':') {
         Some((response, own)) if response.starts_with("resp_") => own,
@@ -204,7 +203,7 @@ fn own_id(id: &str) -> &str {
     }
 }
 
-/// A tool's answer; pictures and files in it become parts of their own.
+/// A tool result; images and files in it become parts of their own.
 fn result(item: Value<'_>, keyer: &mut Keyer) -> ResponseItem {
     let role = Role::Tool;
     let mut part = Part::at(PartKind::ToolResult, role, item);
@@ -228,10 +227,10 @@ fn result(item: Value<'_>, keyer: &mut Keyer) -> ResponseItem {
     ResponseItem { role, parts, hosted: false, unknown: false, refused: false }
 }
 
-/// Results whose output may be any words: those of the provider's own tools have a form.
+/// Results with free-form output: those of the provider's own tools have a fixed form.
 const PLAIN: &[&str] = &["function_call_output", "custom_tool_call_output"];
 
-/// One piece of an answer: words, what a shell printed, a picture, or JSON as it is.
+/// Reads a piece of a result: text, a shell's output, an image, or other JSON.
 fn answer<'d>(
     piece: Value<'d>,
     texts: &mut Vec<Value<'d>>,
@@ -283,12 +282,12 @@ fn hosted(item: Value<'_>, texts: &[&str]) -> Part {
     part
 }
 
-/// Tools that the provider searches itself; a client's search says `client`.
+/// Whether the provider searches for tools itself; a search by the client has `client`.
 fn ran_at_provider(item: Value<'_>) -> bool {
     item.get_text("execution").is_none_or(|execution| execution != "client")
 }
 
-/// The key of what lasts when an item comes back: every member but ids, states and notes.
+/// The key from those members that stay when an item is sent back: all but ids, states and notes.
 fn lasting(item: Value<'_>, keyer: &mut Keyer) -> Option<PartKey> {
     let passing = |name: &str| {
         matches!(name, "id" | "status" | "phase" | "metadata" | "created_by" | "container_id")

@@ -1,9 +1,9 @@
-//! Replies of the Responses dialect: streams, bodies, counts and compactions (`docs/protocols.md` 3.1,
+//! Reads replies of the Responses dialect: streams, bodies, counts and compactions (`docs/protocols.md` 3.1,
 //! 3.4, 3.5).
 //!
-//! An item is taken from `output_item.done`: in `added` its encrypted content may be incomplete, and
-//! the terminal response's `output` is empty at some backends. Deltas serve only what was cut off.
-//! Ids of items may change between their events, so the index tells which item is meant.
+//! Items are taken from `output_item.done`: in `added`, encrypted content may be incomplete, and in some
+//! backends the `output` of the terminal response is empty. Deltas are used only for items that broke off.
+//! Ids of items may change between their events, so the index identifies an item.
 
 use std::collections::BTreeMap;
 
@@ -15,42 +15,42 @@ use crate::dialect::reading::{MOST_KEPT, error_in};
 use crate::dialect::{Note, Part, PartKind, Reply, ReplyPart, Role, Span, StopReason, Usage};
 use crate::wire::json::{Value, first, members, text_of};
 
-/// What a stream has told so far.
+/// The state of a stream that is being read.
 #[derive(Default)]
 pub struct ReplyStream {
-    /// Items in the order they were met.
+    /// Items in the order in which they appeared.
     slots: Vec<OutputItem>,
     keyer: Keyer,
-    /// Bytes of words taken in so far, in deltas and items.
+    /// Bytes of text that are kept, from deltas and items.
     pub(in crate::dialect) kept: usize,
     /// `response.created` was seen: another one begins another response.
     created: bool,
-    /// The provider ran tools.
+    /// Tools ran at the provider.
     hosted: bool,
     /// The model refused.
     refused: bool,
-    /// An item was of a kind that is not known.
+    /// There was an item of an unknown kind.
     unknown: bool,
-    /// How the response says it ended.
+    /// The status of the response.
     status: Option<Box<str>>,
     /// Why it is incomplete.
     reason: Option<Box<str>>,
 }
 
-/// One item of the output.
+/// An item of the output.
 #[derive(Default)]
 struct OutputItem {
     index: Option<u64>,
     id: Option<Box<str>>,
-    /// The item as it was last shown: kind, name, call id.
+    /// The item as last received: kind, name, call id.
     shown: Vec<ReplyPart>,
-    /// It arrived whole.
+    /// It has arrived whole.
     done: bool,
-    /// What deltas wrote, by place: content or summary, and its number there.
+    /// The text of its deltas, by place: content or summary, with its index.
     grown: BTreeMap<(DeltaTarget, u64), String>,
 }
 
-/// What a delta writes to.
+/// The target of a delta.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum DeltaTarget {
     Summary,
@@ -60,7 +60,7 @@ enum DeltaTarget {
 }
 
 impl ReplyStream {
-    /// The next event. The data's own `type` decides; some servers send it in the `event:` line only.
+    /// Reads the next event. Its `type` in the data decides; some servers send it only in the `event:` line.
     pub fn event(&mut self, name: &str, value: Value<'_>, reply: &mut Reply) {
         let kind = value.get_text("type");
         let kind = kind.as_deref().unwrap_or(name);
@@ -98,7 +98,7 @@ impl ReplyStream {
         }
     }
 
-    /// A whole body: a response, a compaction, a count, or an error with a good status.
+    /// Reads a whole body: a response, a compaction, a count, or an error with a status of success.
     pub fn body(&mut self, value: Value<'_>, reply: &mut Reply) {
         if let Some(count) = value.get("input_tokens").and_then(|count| count.as_u64()) {
             reply.counted = Some(count);
@@ -115,7 +115,7 @@ impl ReplyStream {
         }
     }
 
-    /// The stream or body has ended.
+    /// Called at the end of the stream or body.
     pub fn finish(&mut self, _whole: bool, reply: &mut Reply) {
         let mut slots = std::mem::take(&mut self.slots);
         slots.sort_by_key(|slot| slot.index.unwrap_or(u64::MAX));
@@ -134,7 +134,7 @@ impl ReplyStream {
         }
     }
 
-    /// Usage as a reply that is cut here has it.
+    /// The usage if the reply ended here.
     pub fn usage_so_far(&self, reply: &Reply) -> Usage {
         Usage { hosted_tools: self.hosted, ..reply.usage.clone() }
     }
@@ -151,7 +151,7 @@ impl ReplyStream {
         *self = Self { created: true, ..Self::default() };
     }
 
-    /// The response's head, before it has said anything.
+    /// Reads the head of a response, before its content.
     fn introduce(&mut self, value: Value<'_>, reply: &mut Reply) {
         if let Some(response) = value.get("response") {
             let [id, model] = response.members(["id", "model"]);
@@ -159,15 +159,15 @@ impl ReplyStream {
         }
     }
 
-    /// An item opens (`added`) or has arrived whole (`done`).
+    /// Reads an item that opens (`added`) or is complete (`done`).
     fn show(&mut self, value: Value<'_>, done: bool) {
         let [item, index] = value.members(["item", "output_index"]);
         let Some(item) = item else { return };
         let id = item.get_text("id");
         let indexed = index.is_some();
         let index = index.and_then(|index| index.as_u64());
-        // A finished slot is shown again only by its own item: some servers number every item 0,
-        // some number none.
+        // A finished slot is only replaced by its own item: some servers give every item the index 0, some
+        // give none.
         let known = self.find(index, id.as_deref()).filter(|at| {
             let slot = &self.slots[*at];
             if slot.done {
@@ -205,7 +205,7 @@ impl ReplyStream {
         }
     }
 
-    /// A piece of text, or (`whole`) all of it again.
+    /// Reads a piece of text, or with `whole` all of it again.
     fn write(&mut self, target: DeltaTarget, whole: bool, value: Value<'_>) {
         let written = DeltaMembers::of(value);
         let place = first([written.content_index, written.summary_index]);
@@ -229,7 +229,7 @@ impl ReplyStream {
         grown.push_str(&text);
     }
 
-    /// The slot an event is about: by index, else by id, else the one opened last.
+    /// The slot of an event: by index, else by id, else the last one opened.
     fn find(&self, index: Option<u64>, id: Option<&str>) -> Option<usize> {
         if let Some(index) = index {
             return self.slots.iter().rposition(|slot| slot.index == Some(index));
@@ -255,7 +255,7 @@ impl ReplyStream {
         reply.complete = true;
     }
 
-    /// The response object, at the end of a stream or as a body.
+    /// Reads the response object, at the end of a stream or as a body.
     fn respond(&mut self, value: Value<'_>, reply: &mut Reply) {
         let response = ResponseMembers::of(value);
         identify(response.id, response.model, reply);
@@ -278,7 +278,7 @@ impl ReplyStream {
         self.complete_from(response.output);
     }
 
-    /// Items that no event showed whole: servers that send only the response, or only `added`.
+    /// Adds items that no event had completely: some servers send only the response, or only `added`.
     fn complete_from(&mut self, output: Option<Value<'_>>) {
         let items: Vec<_> = output.iter().flat_map(Value::items).collect();
         if items.len() <= self.slots.iter().filter(|slot| slot.done).count() {
@@ -304,7 +304,7 @@ impl ReplyStream {
         let number = |value: Option<Value<'_>>| value.and_then(|number| number.as_u64());
         let input = number(usage.input_tokens).or_else(|| number(usage.prompt_tokens));
         let mut output = number(usage.output_tokens).or_else(|| number(usage.completion_tokens));
-        // Look-alikes leave reasoning out of the output (`docs/protocols.md` 4.1).
+        // Compatible APIs leave reasoning out of the output (`docs/protocols.md` 4.1).
         if let (Some(input), Some(out), Some(total)) = (input, output, number(usage.total_tokens))
             && total != input + out
         {
@@ -343,7 +343,7 @@ impl ReplyStream {
 }
 
 members! {
-    /// What is read of an event that writes words.
+    /// The members of a text event that are read.
     DeltaMembers {
         output_index,
         item_id,
@@ -359,7 +359,7 @@ members! {
 }
 
 members! {
-    /// What is read of a response.
+    /// The members of a response that are read.
     ResponseMembers {
         id,
         model,
@@ -374,7 +374,7 @@ members! {
 }
 
 members! {
-    /// What is read of its usage.
+    /// The members of its usage that are read.
     UsageMembers {
         input_tokens,
         prompt_tokens,
@@ -387,7 +387,7 @@ members! {
 }
 
 impl OutputItem {
-    /// Bytes of text: those of the item where it is whole, else what deltas wrote.
+    /// Bytes of text: of the item if it is complete, else of its deltas.
     fn bytes(&self) -> usize {
         match self.done {
             true => self.shown.iter().map(|part| part.text.len()).sum(),
@@ -395,7 +395,7 @@ impl OutputItem {
         }
     }
 
-    /// The item's parts; of one that was cut off, what had come of it.
+    /// The item's parts; if it broke off, what was received of it.
     fn finished(self, keyer: &mut Keyer) -> Vec<ReplyPart> {
         if self.done || self.grown.is_empty() {
             let mut parts = self.shown;
@@ -434,14 +434,14 @@ impl DeltaTarget {
     }
 }
 
-/// An item that only opened is not one that a client could send back.
+/// Removes what only a complete item has: one that only opened cannot be sent back.
 fn forget_wholeness(part: &mut ReplyPart) {
     part.raw = None;
     part.sealed = None;
     part.key = None;
 }
 
-/// Where an event writes text, and whether it repeats all of it.
+/// The target of a text event, and whether it repeats the whole text.
 fn target_of(kind: &str) -> Option<(DeltaTarget, bool)> {
     let kind = kind.strip_prefix("response.")?;
     let (what, how) = kind.rsplit_once('.')?;
@@ -463,7 +463,7 @@ fn target_of(kind: &str) -> Option<(DeltaTarget, bool)> {
     Some((target, whole))
 }
 
-/// Events that say nothing which `output_item.done` does not say.
+/// Whether an event has nothing that `output_item.done` does not have.
 fn is_passing(kind: &str) -> bool {
     const FAMILIES: &[&str] = &[
         "response.content_part.",
@@ -492,7 +492,7 @@ fn identify(id: Option<Value<'_>>, model: Option<Value<'_>>, reply: &mut Reply) 
     reply.model = text(model).or(reply.model.take());
 }
 
-/// A part of a reply's item, with its own words.
+/// A part of a reply's item, with its own text.
 fn reply_part(part: Part, item: Value<'_>) -> ReplyPart {
     let words = |span: &Span| {
         let start = item.span().start;

@@ -1,14 +1,14 @@
 //! Responses over WebSocket (`docs/protocols.md` 3.1): many requests and replies on one connection.
 //!
-//! Text messages in, conversations and replies out; framing is `wire::websocket`'s. Requests grow
-//! from each other by `previous_response_id`, so they are metered only. Nothing here can fail the
-//! connection: what is not understood is passed over.
+//! Text messages go in, conversations and replies come out; `wire::websocket` reads the frames. Requests
+//! continue each other by `previous_response_id`, so they are only metered. Nothing here can fail the
+//! connection: what is not understood is skipped.
 
 use crate::dialect::reading::Framing;
 use crate::dialect::{Conversation, Dialect, Reply, ResponseReader};
 use crate::wire::json::Document;
 
-/// Most requests that wait for their reply at once; of more, the oldest is given up.
+/// Most requests that wait for their reply; past it, the oldest is dropped.
 const MAX_OPEN: usize = 16;
 
 /// One connection.
@@ -18,7 +18,7 @@ pub struct SocketReader {
     next: u64,
 }
 
-/// A request without its reply yet.
+/// A request that waits for its reply.
 struct OpenRequest {
     number: u64,
     /// Several conversations can share a connection.
@@ -27,12 +27,12 @@ struct OpenRequest {
 }
 
 impl SocketReader {
-    /// A connection on which nothing was said. `limit`: most bytes kept of one message.
+    /// A new connection. `limit`: most bytes that are held of one message.
     pub fn new(limit: usize) -> Self {
         Self { limit, open: Vec::new(), next: 0 }
     }
 
-    /// A message of the client: a request and its number on this connection, if it is one.
+    /// Reads a message of the client: a request with its number on this connection, if it is one.
     pub fn request(&mut self, message: &[u8]) -> Option<(u64, Conversation)> {
         self.request_by(message, super::read)
     }
@@ -58,7 +58,7 @@ impl SocketReader {
         Some((number, read(message)))
     }
 
-    /// A message of the server: the number of the request it ends and its reply, if it ends one.
+    /// Reads a message of the server: if it ends a reply, the number of its request, and the reply.
     pub fn event(&mut self, message: &[u8]) -> Option<(u64, Reply)> {
         let (_, stream_id) = head(message)?;
         let at = self.open.iter().position(|open| open.stream_id == stream_id)?;
@@ -70,12 +70,12 @@ impl SocketReader {
         Some((open.number, open.reading.finish(true)))
     }
 
-    /// Bytes that its open replies hold, about.
+    /// The memory of its open replies, bytes, roughly.
     pub fn holds(&self) -> usize {
         self.open.iter().map(|open| open.reading.holds()).sum()
     }
 
-    /// The connection has ended: what had come of the replies that were open.
+    /// Called at the end of the connection: the open replies, as far as they were received.
     pub fn finish(self) -> Vec<(u64, Reply)> {
         self.open.into_iter().map(|open| (open.number, open.reading.finish(false))).collect()
     }

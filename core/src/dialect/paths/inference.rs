@@ -1,7 +1,8 @@
-//! The paths that may be asked with a key that is not the client's own.
+//! The paths for which a key other than the client's own may be used.
 //!
-//! Such a key opens more than its owner meant to share: files, batches, stored replies, the organisation. So
-//! what is let through is a table of what asks a model and keeps nothing, and of what lists models.
+//! Such a key gives access to more than its owner wanted to share: files, batches, stored responses, the
+//! organisation. So only a fixed list is allowed: paths that call a model and store nothing, and those that
+//! list models.
 
 use http::Method;
 
@@ -9,17 +10,16 @@ use super::known::{are_roots, before_end};
 use super::{endpoint, segments, verb};
 use crate::dialect::percent::decoded;
 
-/// Ends of paths that are posted to and hold no conversation, but ask a model and keep nothing.
+/// Ends of `POST` paths without a conversation that call a model and store nothing.
 const POSTED: &[&[&str]] = &[&["completions"], &["embeddings"], &["moderations"], &["rerank"]];
 
-/// What is done with Google's models beside conversations.
+/// Methods of Google's models besides conversations.
 const VERBS: &[&str] = &["embedContent", "batchEmbedContents", "computeTokens"];
 
-/// Most times that a path is unescaped; one that goes on after that hides something.
+/// How often a path is decoded; one that is escaped more often hides something.
 const ESCAPES: usize = 3;
 
-/// Whether a request asks a model, counts for it, or lists models, and does nothing else. `upgrades`: it asks
-/// to leave HTTP.
+/// Whether a request only calls a model, counts tokens, or lists models. `upgrades`: it asks for an upgrade.
 pub fn is_inference(method: &Method, target: &str, upgrades: bool) -> bool {
     let segments = segments(target);
     if has_dot_segment(target) {
@@ -36,7 +36,7 @@ pub fn is_inference(method: &Method, target: &str, upgrades: bool) -> bool {
     is_post && (holds(method, target, &segments) || asks(&segments))
 }
 
-/// A conversation is held there, or counted, and nothing unknown stands before.
+/// Whether the path is an endpoint for conversations or counts, with nothing unknown before it.
 fn holds(method: &Method, target: &str, segments: &[&str]) -> bool {
     endpoint(method, target).is_some() && are_roots(before_end(segments))
 }
@@ -48,8 +48,8 @@ fn asks(segments: &[&str]) -> bool {
     (posted || embeds) && are_roots(before_end(segments))
 }
 
-/// Whether a path has a `.` or `..`, however it is spelt: escaped once or more, with `\` for `/`, with
-/// parameters behind it. Who resolves it would arrive elsewhere than we have judged.
+/// Whether a path has a `.` or `..` in any spelling: escaped once or more, with `\` for `/`, or with
+/// parameters after it. A server that resolves it would reach another path than the one judged here.
 pub fn has_dot_segment(target: &str) -> bool {
     let mut path = target.split_once('?').map_or(target, |(path, _)| path).to_owned();
     for _ in 0..=ESCAPES {

@@ -1,18 +1,18 @@
-//! The paths that providers' APIs have, from the first segment on.
+//! The paths of providers' APIs, from the first segment on.
 //!
-//! What a path is for shows at its end; whose it is shows at its beginning. A path that begins with a word
-//! that no API has names something that is not here, such as an upstream with a letter wrong, and whoever
-//! sent it on by its end would hand a key to somebody else. Pure.
+//! The end of a path shows its purpose, the start its provider. A path that begins with a word of no API
+//! names something that is not configured, such as a misspelled upstream. Routing it by its end would send a
+//! key to somebody else. Pure.
 
 use http::Method;
 
 use super::{ANTHROPIC, GEMINI, OPENAI, endpoint, segments, verb};
 
-/// Segments that may stand before a known end: roots of providers' APIs. A gateway's own belongs into
+/// Segments that may come before a known end: the roots of providers' APIs. Those of a gateway belong in
 /// `base_url`.
 const ROOTS: &[&str] = &["api", "openai", "anthropic", "coding", "codex", "backend-api"];
 
-/// First segments behind the roots that several providers have; headers tell whose they are.
+/// First segments after the roots that several providers have; headers show which one is meant.
 const SHARED: &[&str] = &[
     "models",
     "files",
@@ -29,8 +29,8 @@ const SHARED: &[&str] = &[
     "publishers",
 ];
 
-/// Whether a provider's API has such a path: a conversation with nothing unknown before its end, or one of
-/// its other resources, whatever follows.
+/// Whether a provider's API has such a path: an endpoint for conversations with nothing unknown before it, or
+/// another of its resources, with anything after it.
 pub fn is_known(method: &Method, target: &str) -> bool {
     let segments = segments(target);
     match endpoint(method, target) {
@@ -39,7 +39,7 @@ pub fn is_known(method: &Method, target: &str) -> bool {
     }
 }
 
-/// The roots and the first segment behind them, where that is the name of some API's resource.
+/// The roots and the first segment after them, if that is the name of a resource.
 pub(super) fn resource<'s, 'p>(segments: &'s [&'p str]) -> Option<&'s [&'p str]> {
     // Google's uploads have a root of their own.
     let is_root = |it: &str| ROOTS.contains(&it) || it == "upload" || is_version(it);
@@ -47,12 +47,12 @@ pub(super) fn resource<'s, 'p>(segments: &'s [&'p str]) -> Option<&'s [&'p str]>
     let (name, is_last) = (segments[at], at + 1 == segments.len());
     let is_named = [SHARED, OPENAI, ANTHROPIC, GEMINI].iter().any(|names| names.contains(&name));
     let is_verb = name.starts_with("v1internal:") || is_last && verb(name).is_some();
-    // All below it is one provider's.
+    // Everything below this root belongs to one provider.
     let is_chatgpt = segments[..at].contains(&"backend-api");
     (is_named || is_verb || is_chatgpt).then(|| &segments[..=at])
 }
 
-/// What stands before the part of a path that says what is asked.
+/// The segments before the part of a path that shows its purpose.
 pub(super) fn before_end<'s, 'p>(segments: &'s [&'p str]) -> &'s [&'p str] {
     match segments {
         [before @ .., "deployments", _, "chat", "completions"]
@@ -68,7 +68,7 @@ pub(super) fn before_end<'s, 'p>(segments: &'s [&'p str]) -> &'s [&'p str] {
     }
 }
 
-/// Versions and roots of APIs; on Vertex also project and place.
+/// Whether all segments are versions and roots of APIs; on Vertex also project and location.
 pub(super) fn are_roots(segments: &[&str]) -> bool {
     match segments {
         [] => true,

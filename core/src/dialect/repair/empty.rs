@@ -1,6 +1,6 @@
-//! Text that is empty or white space alone: the block goes; where nothing else stands beside it, it gets words.
+//! Empty text, or only white space: the block is removed; if it is the only one, it gets a placeholder text.
 //!
-//! No message goes: its neighbours may be of one role, and calls may rest on it.
+//! No message is removed: its neighbours may have the same role, and calls may depend on it.
 
 use super::{history, is_blank};
 use crate::dialect::rewrite::{Removal, edit, first_member, literal, room, runs};
@@ -8,7 +8,7 @@ use crate::dialect::{Dialect, Span};
 use crate::wire::json::{Kind, Value};
 use crate::wire::splice::Edit;
 
-/// The changes after which nothing is empty.
+/// The edits after which no text is empty.
 pub(super) fn edits(dialect: Dialect, root: Value<'_>, body: &[u8], text: &str) -> Vec<Edit> {
     let mut pass = EmptyTextPass { dialect, body, text, edits: Vec::new() };
     if dialect == Dialect::Anthropic
@@ -68,7 +68,7 @@ impl EmptyTextPass<'_> {
         }
     }
 
-    /// A list of blocks, and the lists in its results.
+    /// Handles a list of blocks, and the lists in its results.
     fn list(&mut self, list: Value<'_>) {
         let (empty, full): (Vec<_>, Vec<_>) = list.items().partition(|part| self.is_empty(*part));
         if full.is_empty() {
@@ -92,7 +92,7 @@ impl EmptyTextPass<'_> {
         }
     }
 
-    /// The model's last words may not end in white space.
+    /// Trims the model's last text, which may not end with white space.
     fn ending(&mut self, message: Value<'_>) {
         if message.get_text("role").as_deref() != Some("assistant") {
             return;
@@ -121,7 +121,7 @@ impl EmptyTextPass<'_> {
         is_text && part.get("text").is_none_or(is_blank)
     }
 
-    /// The least content that is taken.
+    /// The smallest valid content.
     fn least(&self) -> String {
         match self.dialect {
             Dialect::Gemini => format!("[{}]", self.block()),

@@ -1,12 +1,12 @@
-//! A member of the history that a model does not know: it goes, wherever it stands in the same place.
+//! A member in the history that a model does not know: it is removed at every place with that path.
 //!
-//! Never one that a message is nothing without.
+//! Never one that a message needs.
 
 use crate::dialect::rewrite::without_member;
 use crate::wire::json::{Kind, Value};
 use crate::wire::splice::Edit;
 
-/// Members that a request is nothing without.
+/// Members that a request needs.
 const NEEDED: [&str; 12] = [
     "role",
     "content",
@@ -22,7 +22,7 @@ const NEEDED: [&str; 12] = [
     "tool_calls",
 ];
 
-/// Whether a member at a place may go: it is of the history, and no message is nothing without it.
+/// Whether a member at a path may be removed: it is in the history, and no message needs it.
 pub fn may_go(place: &str) -> bool {
     let mut names = place.split('.');
     let root = names.next().unwrap_or_default();
@@ -30,7 +30,7 @@ pub fn may_go(place: &str) -> bool {
     matches!(root, "messages" | "input" | "contents") && !NEEDED.contains(&last) && last != "*"
 }
 
-/// The changes after which the member stands nowhere in that place.
+/// The edits after which the member is at no place with that path.
 pub(super) fn edits(root: Value<'_>, body: &[u8], place: &str) -> Vec<Edit> {
     if !may_go(place) {
         return Vec::new();

@@ -1,5 +1,5 @@
-//! Ids of tool calls in a form that the provider takes: each id becomes the same other one everywhere, so that calls
-//! and results still meet.
+//! Ids of tool calls in a valid form: each id is changed in the same way everywhere, so that calls and
+//! results still match.
 
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -11,10 +11,10 @@ use crate::wire::splice::Edit;
 
 /// Letters and digits.
 const ALPHABET: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
-/// How long an id may be where nothing is said of it (`docs/protocols.md` 2.2).
+/// The longest id if the refusal does not say (`docs/protocols.md` 2.2).
 const LONGEST: usize = 40;
 
-/// The changes after which every id has the form. `length`: so many letters and digits, and nothing else.
+/// The edits after which every id is valid. `length`: exactly this many letters and digits.
 pub(super) fn edits(dialect: Dialect, root: Value<'_>, length: Option<u32>) -> Vec<Edit> {
     let mut found = Vec::new();
     for message in history(dialect, root).into_iter().flat_map(|list| list.items()) {
@@ -34,7 +34,7 @@ pub(super) fn edits(dialect: Dialect, root: Value<'_>, length: Option<u32>) -> V
                 found.extend(calls.filter_map(|call| call.get("id")));
             }
             Dialect::OpenaiResponses => found.extend(message.get("call_id")),
-            // Ids are the client's own there, and of any form.
+            // Ids there are made by the client, and may have any form.
             Dialect::Gemini => {}
         }
     }
@@ -46,7 +46,7 @@ pub(super) fn edits(dialect: Dialect, root: Value<'_>, length: Option<u32>) -> V
     changed.collect()
 }
 
-/// The id in a form that is taken; `None` where it has one.
+/// The valid form of an id; `None` if it is valid.
 fn formed(id: &str, length: Option<u32>) -> Option<String> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric();
     let Some(length) = length.map(|length| length as usize) else {
@@ -58,7 +58,7 @@ fn formed(id: &str, length: Option<u32>) -> Option<String> {
     (!is_formed && length > 0).then(|| letters(id, length.min(LONGEST)))
 }
 
-/// So many letters and digits that stand for an id.
+/// This many letters and digits, computed from an id.
 fn letters(id: &str, length: usize) -> String {
     let mut hash = xxh3_128(id.as_bytes());
     let letter = |hash: &mut u128| {

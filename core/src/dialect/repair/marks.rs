@@ -1,11 +1,11 @@
-//! Cache markers past the number that is allowed: the oldest of the history go, then those of the system prompt, then
-//! those of the tools. What a marker stands on stays.
+//! Removes cache markers above the allowed number: the oldest in the history first, then those of the system
+//! prompt, then those of the tools. The blocks with the markers stay.
 
 use crate::dialect::rewrite::without_member;
 use crate::wire::json::{Kind, Value};
 use crate::wire::splice::Edit;
 
-/// The changes after which `most` markers stay.
+/// The edits after which `most` markers are left.
 pub(super) fn edits(root: Value<'_>, body: &[u8], most: usize) -> Vec<Edit> {
     let whole = usize::from(root.get("cache_control").is_some_and(|it| it.kind() == Kind::Object));
     let mut found = Vec::new();
@@ -14,7 +14,7 @@ pub(super) fn edits(root: Value<'_>, body: &[u8], most: usize) -> Vec<Edit> {
     }
     let excess = (found.len() + whole).saturating_sub(most);
     found.truncate(excess);
-    // Two of one object would meet; there is one.
+    // Edits of one object would overlap; only one is kept.
     let edits = found.into_iter().filter_map(|marker| without_member(body, marker.span()));
     let mut edits: Vec<Edit> = edits.filter(|edit| !edit.at.is_empty()).collect();
     edits.sort_by_key(|edit| edit.at);
@@ -22,14 +22,14 @@ pub(super) fn edits(root: Value<'_>, body: &[u8], most: usize) -> Vec<Edit> {
     edits
 }
 
-/// Markers in the order in which they stand; without recursion.
+/// Collects markers in the order of the body; without recursion.
 fn gather<'d>(root: Value<'d>, found: &mut Vec<Value<'d>>) {
     let mut here = Vec::new();
     let mut waiting = vec![root];
     while let Some(value) = waiting.pop() {
         match value.kind() {
             Kind::Object => {
-                // What a tool is called with may hold a member of any name.
+                // The input of a tool call may have a member of any name.
                 let is_call = value.get_text("type").is_some_and(|kind| kind == "tool_use");
                 for (key, member) in value.entries() {
                     if key.is("cache_control") && member.kind() == Kind::Object {

@@ -1,6 +1,6 @@
-//! Text instead of a picture or document, or a smaller picture.
+//! Replaces an image or document by text, or an image by a smaller one.
 //!
-//! The block keeps its place and its cache marker. Must not decide which one.
+//! The block keeps its place and its cache marker. Must not decide which one is replaced.
 
 use std::borrow::Cow;
 
@@ -13,7 +13,7 @@ use crate::dialect::{Conversation, Dialect, Part, PartKind, Span};
 use crate::wire::json::{Document, Kind};
 use crate::wire::splice::Edit;
 
-/// The edit that puts words in place of a picture or document; `None` where it is no block of a list, or none.
+/// The edit that replaces an image or document by text; `None` if it is neither, or not a block of a list.
 pub fn edits(conversation: &Conversation, body: &[u8], part: &Part, text: &str) -> Option<Edit> {
     if !matches!(part.kind, PartKind::Image | PartKind::Document) {
         return None;
@@ -25,7 +25,7 @@ pub fn edits(conversation: &Conversation, body: &[u8], part: &Part, text: &str) 
     if matches!(&shared, Removal::Alone(list) if list.of(body).first() != Some(&b'[')) {
         return None;
     }
-    // In an answer of Gemini's functions nothing but media may stand.
+    // A function response of Gemini may only contain media.
     let is_in_response = conversation.dialect == Dialect::Gemini
         && conversation.parts().any(|other| {
             other.kind == PartKind::ToolResult
@@ -41,14 +41,13 @@ pub fn edits(conversation: &Conversation, body: &[u8], part: &Part, text: &str) 
     Some(edit(part.span, words(conversation.dialect, block, text)))
 }
 
-/// The edit that puts other base64 in place of a picture's; nothing else of its block changes. `None` where it has
-/// none.
+/// The edit that replaces the base64 data of an image, and nothing else of its block. `None` if it has none.
 pub fn replaced(body: &[u8], part: &Part, base64: &str) -> Option<Edit> {
     let at = base64_span(part, body).filter(|_| part.kind == PartKind::Image)?;
     Some(edit(at, base64.to_owned()))
 }
 
-/// Where the base64 of media stands, without a `data:` before it; `None` where it is elsewhere.
+/// The range of the base64 data of media, without a `data:` prefix; `None` if they are only linked.
 pub fn base64_span(part: &Part, body: &[u8]) -> Option<Span> {
     let at = part.media.as_ref()?.data?;
     let text = at.of(body).strip_prefix(b"\"")?.strip_suffix(b"\"")?;
@@ -59,12 +58,12 @@ pub fn base64_span(part: &Part, body: &[u8]) -> Option<Span> {
     Some(Span::new(at.start + 1 + begin, at.end - 1))
 }
 
-/// What stands before base64 in a `data:` URL.
+/// The end of the prefix of a `data:` URL.
 const MARK: &[u8] = b"base64,";
 
-/// The file of media; `None` where its base64 is none.
+/// The decoded file of media; `None` if the base64 data is invalid.
 pub fn file(base64: &[u8]) -> Option<Vec<u8>> {
-    // Some write `\/` in JSON.
+    // Some clients write `\/` in JSON.
     let mut plain = Cow::Borrowed(base64);
     if plain.contains(&b'\\') {
         plain.to_mut().retain(|byte| *byte != b'\\');

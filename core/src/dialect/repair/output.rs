@@ -1,29 +1,29 @@
-//! The limit of output: where it stands in a body, and what lowers it.
+//! The output limit: its places in a body, and the edits that lower it.
 //!
-//! A thinking budget has to stay below it (`docs/protocols.md` 1.2), so it is lowered with it.
+//! A thinking budget has to be smaller than the limit (`docs/protocols.md` 1.2), so it is lowered, too.
 
 use crate::dialect::Dialect;
 use crate::dialect::rewrite::edit;
 use crate::wire::json::Value;
 use crate::wire::splice::Edit;
 
-/// Fewer tokens of thinking are refused by Anthropic.
+/// Anthropic refuses smaller thinking budgets, tokens.
 const LEAST_BUDGET: u64 = 1024;
-/// The share of the output that is left beside thinking, one in so many.
+/// The fraction (1/n) of the output that is kept for the reply beside thinking.
 const ANSWER: u64 = 4;
 
-/// What a request asks for.
+/// The output limit of a request, tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutputLimit(pub u64);
 
 impl OutputLimit {
-    /// The largest limit that a request names.
+    /// The largest limit in a request.
     pub fn of(dialect: Dialect, root: Value<'_>) -> Option<Self> {
         limits(dialect, root).into_iter().filter_map(|limit| limit.as_u64()).max().map(Self)
     }
 }
 
-/// The changes after which no more than `most` tokens are asked for.
+/// The edits after which at most `most` tokens are requested.
 pub(super) fn edits(dialect: Dialect, root: Value<'_>, most: u64) -> Vec<Edit> {
     let most = most.max(1);
     let lowered = limits(dialect, root).into_iter().filter(|limit| limit.as_u64() > Some(most));

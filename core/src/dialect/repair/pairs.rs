@@ -1,7 +1,7 @@
-//! Calls and results that have to stand next to each other, in lists within messages: Anthropic and Gemini.
+//! Calls and results that must be adjacent, in lists inside messages: Anthropic and Gemini.
 //!
-//! A list of blocks that changes is put together anew from the bytes of its blocks: each block stays as it is written.
-//! What is missing is looked for elsewhere in the history before it is said that it never came.
+//! A changed list of blocks is rebuilt from the bytes of its blocks, which stay as they are. A missing result
+//! is searched for elsewhere in the history before a placeholder is used.
 
 use std::collections::VecDeque;
 
@@ -12,7 +12,7 @@ use crate::dialect::rewrite::{edit, insert, literal};
 use crate::wire::json::{Kind, Value};
 use crate::wire::splice::Edit;
 
-/// A message of Anthropic's, with what of it counts here.
+/// A message in Anthropic's form, with the fields needed here.
 struct MessageBlocks<'d> {
     span: Span,
     is_models: bool,
@@ -20,7 +20,7 @@ struct MessageBlocks<'d> {
     blocks: Vec<Value<'d>>,
 }
 
-/// The changes after which every call of Anthropic's has one result, first in the next message.
+/// The edits after which every call in Anthropic's form has one result, at the start of the next message.
 pub(super) fn anthropic(root: Value<'_>, text: &str) -> Vec<Edit> {
     let messages: Vec<MessageBlocks<'_>> = root
         .get("messages")
@@ -34,7 +34,7 @@ pub(super) fn anthropic(root: Value<'_>, text: &str) -> Vec<Edit> {
         })
         .collect();
     let kind = |block: &Value<'_>, name: &str| block.get_text("type").is_some_and(|it| it == name);
-    // Results by the id that they answer, in order.
+    // The results by the id of their call, in order.
     let mut results: HashMap<String, VecDeque<Value<'_>>> = HashMap::default();
     for block in messages.iter().flat_map(|it| &it.blocks).filter(|it| kind(it, "tool_result")) {
         let id = block.get_text("tool_use_id").unwrap_or_default().into_owned();
@@ -50,7 +50,7 @@ pub(super) fn anthropic(root: Value<'_>, text: &str) -> Vec<Edit> {
         }
         let run = &messages[begins..at];
         if !is_models {
-            // What answers no call stands before the first words of the model.
+            // A result before the model's first message belongs to no call.
             if begins == 0 {
                 run.iter().for_each(|message| edits.extend(put(message, Vec::new())));
             }
@@ -77,14 +77,14 @@ pub(super) fn anthropic(root: Value<'_>, text: &str) -> Vec<Edit> {
                 edits.push(insert(end, format!(",{{\"role\":\"user\",\"content\":[{all}]}}")));
             }
         }
-        // Later messages of the same turn of the user answer nothing.
+        // Later messages of the same user turn contain no results.
         let rest = messages[at..].iter().skip(1).take_while(|message| !message.is_models);
         rest.for_each(|message| edits.extend(put(message, Vec::new())));
     }
     edits
 }
 
-/// An id that no call before it has.
+/// The id, changed if an earlier call has it.
 pub(super) fn unique(id: &str, taken: &mut HashSet<String>) -> String {
     let mut own = id.to_owned();
     let mut number = 2;
@@ -95,7 +95,7 @@ pub(super) fn unique(id: &str, taken: &mut HashSet<String>) -> String {
     own
 }
 
-/// The bytes of a result, with the id that its call has by now; words where there is none.
+/// The bytes of a result with the new id of its call; a placeholder if there is none.
 fn result_for(result: Option<Value<'_>>, id: &str, own: &str, text: &str) -> String {
     let Some(result) = result else {
         let (own, text) = (literal(own), literal(text));
@@ -114,7 +114,7 @@ fn result_for(result: Option<Value<'_>>, id: &str, own: &str, text: &str) -> Str
     }
 }
 
-/// The user's message with these results first and no others; nothing where it is so.
+/// The edit that puts these results first in the user's message, and no others; `None` if they already are.
 fn put(message: &MessageBlocks<'_>, results: Vec<String>) -> Option<Edit> {
     let content = message.content?;
     let text = |value: Value<'_>| String::from_utf8_lossy(value.raw()).into_owned();
@@ -140,7 +140,7 @@ fn put(message: &MessageBlocks<'_>, results: Vec<String>) -> Option<Edit> {
     Some(edit(content.span(), format!("[{}]", all.join(","))))
 }
 
-/// Whether blocks are the same, whatever the order of the results that lead.
+/// Whether two lists of blocks are equal, apart from the order of the leading results.
 fn is_same(all: &[String], before: &[String]) -> bool {
     let leads = |blocks: &[String]| {
         let is_result = |block: &&String| block.contains("\"tool_result\"");
@@ -155,7 +155,7 @@ fn is_same(all: &[String], before: &[String]) -> bool {
     one == two && sorted(&all[..one]) == sorted(&before[..two]) && all[one..] == before[two..]
 }
 
-/// The changes after which every turn of Gemini's with calls is followed by as many responses.
+/// The edits after which every content of Gemini's with calls is followed by as many responses.
 pub(super) fn gemini(root: Value<'_>, text: &str) -> Vec<Edit> {
     let contents: Vec<Value<'_>> =
         root.get("contents").into_iter().flat_map(|list| list.items()).collect();
@@ -207,12 +207,12 @@ fn response((id, name): &(Option<String>, String), text: &str) -> String {
     format!("{{\"functionResponse\":{{{id}\"name\":{name},\"response\":{{\"error\":{text}}}}}}}")
 }
 
-/// The response that a part holds.
+/// The response in a part.
 fn response_in(part: Value<'_>) -> Option<Value<'_>> {
     part.get_any(&RESPONSES)
 }
 
-/// The content with one response for each call; nothing where it is so.
+/// The edit after which a content has one response per call; `None` if it already has.
 fn responses_for(
     content: Value<'_>,
     calls: &[(Option<String>, String)],

@@ -1,6 +1,7 @@
 //! Calls and results that are messages or items of their own: Chat Completions and Responses.
 //!
-//! A result in the wrong place is moved with its bytes; one that nothing called goes; one that never came is said.
+//! A misplaced result is moved with its bytes, one without a call is removed, and a missing one gets a
+//! placeholder.
 
 use std::collections::VecDeque;
 
@@ -12,7 +13,7 @@ use crate::dialect::rewrite::{Removal, edit, insert, literal, room, runs};
 use crate::wire::json::{Kind, Value};
 use crate::wire::splice::Edit;
 
-/// The changes after which every call of a message is answered right after it, once.
+/// The edits after which every call of a message has one result right after the message.
 pub(super) fn chat(root: Value<'_>, body: &[u8], text: &str) -> Vec<Edit> {
     let messages: Vec<Value<'_>> = items(root, "messages");
     let is_tool = |message: &Value<'_>| message.get_text("role").as_deref() == Some("tool");
@@ -29,7 +30,7 @@ pub(super) fn chat(root: Value<'_>, body: &[u8], text: &str) -> Vec<Edit> {
         for call in message.get("tool_calls").into_iter().flat_map(|calls| calls.items()) {
             let id = call.get_text("id").unwrap_or_default().into_owned();
             let known = results.get_mut(&id);
-            // The one right after it, before any other.
+            // Prefers the result right after the message.
             let found = known.and_then(|all| {
                 let near = all.iter().position(|it| (at + 1..=after).contains(it)).unwrap_or(0);
                 all.remove(near)
@@ -60,12 +61,12 @@ pub(super) fn chat(root: Value<'_>, body: &[u8], text: &str) -> Vec<Edit> {
     without_overlaps(edits)
 }
 
-/// Kinds of calls, each with what its result is called.
+/// The types of calls, with the types of their results.
 const CALLS: [(&str, &str); 2] =
     [("function_call", "function_call_output"), ("custom_tool_call", "custom_tool_call_output")];
 
-/// The changes after which every call has an output, every output a call before it, and no id stands twice: of an item
-/// that is there again the first stays, another call of one id gets another.
+/// The edits after which every call has an output, every output has a call before it, and no id occurs twice:
+/// of a repeated item only the first stays, and another call with the same id gets a new one.
 pub(super) fn responses(root: Value<'_>, body: &[u8], text: &str) -> Vec<Edit> {
     let items: Vec<Value<'_>> = items(root, "input");
     let kind = |item: &Value<'_>| item.get_text("type").unwrap_or_default().into_owned();
@@ -82,7 +83,7 @@ pub(super) fn responses(root: Value<'_>, body: &[u8], text: &str) -> Vec<Edit> {
             .collect();
         missing.sort_unstable();
         for (at, id) in missing {
-            // It came before its call, or never.
+            // The result came before its call, or never.
             let early = items.iter().enumerate().find(|(place, item)| {
                 gone.contains(place) && kinds[*place] == output && self::id(item) == id
             });
@@ -97,7 +98,7 @@ pub(super) fn responses(root: Value<'_>, body: &[u8], text: &str) -> Vec<Edit> {
             edits.push((items[end].span().end, format!(",{with}")));
         }
     }
-    // Several at one place are one edit.
+    // Several insertions at one place become one edit.
     let mut joined: Vec<Edit> = Vec::new();
     edits.sort_by_key(|(at, _)| *at);
     for group in edits.chunk_by(|one, two| one.0 == two.0) {
@@ -110,8 +111,8 @@ pub(super) fn responses(root: Value<'_>, body: &[u8], text: &str) -> Vec<Edit> {
     without_overlaps(joined)
 }
 
-/// Calls by the ids that they have now, and those that are answered. What has no place goes, and what needs another id
-/// gets it.
+/// Finds the calls, by their current ids, and those that have results. Items without a place are removed, and
+/// duplicate ids renamed.
 fn paired(
     items: &[Value<'_>],
     kinds: &[String],
@@ -122,7 +123,7 @@ fn paired(
 ) -> (HashMap<String, usize>, HashSet<String>) {
     let mut open: HashMap<String, usize> = HashMap::default();
     let (mut answered, mut taken) = (HashSet::default(), HashSet::default());
-    // What the newest call of an id is called now.
+    // The current id of the newest call with each original id.
     let mut now: HashMap<String, String> = HashMap::default();
     for (at, item) in items.iter().enumerate() {
         if gone.contains(&at) {
@@ -157,7 +158,7 @@ fn paired(
     (open, answered)
 }
 
-/// Items whose own id stood before.
+/// The items whose own id occurred before.
 fn repeated(items: &[Value<'_>]) -> HashSet<usize> {
     let mut known: HashSet<String> = HashSet::default();
     let is_repeated = |item: &Value<'_>| {
@@ -176,7 +177,7 @@ fn id(item: &Value<'_>) -> String {
     item.get_text("call_id").unwrap_or_default().into_owned()
 }
 
-/// The last of the calls and thoughts that stand beside a call.
+/// The last of the calls and reasoning items that are adjacent to a call.
 fn run_end(kinds: &[String], at: usize) -> usize {
     let is_call = |kind: &&String| CALLS.iter().any(|(call, _)| *call == kind.as_str());
     at + kinds[at + 1..].iter().take_while(is_call).count()
@@ -187,7 +188,7 @@ fn items<'d>(root: Value<'d>, name: &str) -> Vec<Value<'d>> {
     list.into_iter().flat_map(|list| list.items()).collect()
 }
 
-/// Items that go; where none is left, `least` stands in their place.
+/// The edits that remove items; if none is left, `least` replaces the list.
 fn removed(body: &[u8], gone: Vec<Span>, least: &str) -> Vec<Edit> {
     let runs = runs(body, gone).into_iter();
     let edits = runs.filter_map(|run| match room(body, run)? {
@@ -197,7 +198,8 @@ fn removed(body: &[u8], gone: Vec<Span>, least: &str) -> Vec<Edit> {
     edits.collect()
 }
 
-/// A message that goes takes the comma before it with it, which is where another one is put in: the two are one.
+/// Joins a removal and an insertion at one place: a removed message takes the comma before it, which is where
+/// a new one is inserted.
 fn without_overlaps(mut edits: Vec<Edit>) -> Vec<Edit> {
     edits.sort_by_key(|edit| edit.at);
     let mut joined: Vec<Edit> = Vec::with_capacity(edits.len());

@@ -1,7 +1,8 @@
-//! A place in a request as providers name it: `messages.3.content.1`, `messages[3].content`, `input[5]`.
+//! A place in a request, in the form that providers use: `messages.3.content.1`, `messages[3].content`,
+//! `input[5]`.
 //!
-//! Providers put tags between the names that are no members (`content.1.image.source`), so a name that is not
-//! there is passed over; a number that is not there is no place. Pure.
+//! Providers put tags between the names that are not members (`content.1.image.source`), so an unknown name
+//! is skipped; an unknown index means that there is no such place. Pure.
 
 use crate::wire::json::{Kind, Span, Value};
 
@@ -10,7 +11,7 @@ use crate::wire::json::{Kind, Span, Value};
 pub enum JsonPathStep {
     /// A member.
     Name(Box<str>),
-    /// An item of a list.
+    /// An index in a list.
     Number(usize),
 }
 
@@ -18,24 +19,24 @@ pub enum JsonPathStep {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JsonPath(pub Vec<JsonPathStep>);
 
-/// A place that was found.
+/// A place that was found in a body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathTarget {
     /// The deepest value on the path.
     pub span: Span,
-    /// Its names, with `*` for numbers.
+    /// Its names, with `*` for indexes.
     pub shape: String,
-    /// Whether the last step of the path is the value's own name.
+    /// Whether the last step of the path is the name of this value.
     pub is_whole: bool,
 }
 
-/// Lists that paths begin with.
+/// The lists that paths begin with.
 const ROOTS: [&str; 5] = ["messages", "input", "contents", "system", "tools"];
-/// More steps are no path.
+/// A longer text is not a path.
 const MOST_STEPS: usize = 24;
 
 impl JsonPath {
-    /// The first place that a text names.
+    /// The first path in a text.
     pub fn first_in(text: &str) -> Option<Self> {
         let mut best: Option<(usize, Self)> = None;
         for root in ROOTS {
@@ -56,7 +57,7 @@ impl JsonPath {
         best.map(|(_, path)| path)
     }
 
-    /// The path that a text begins with; it has a number in it.
+    /// The path at the start of a text; it must have an index.
     fn read(text: &str) -> Option<Self> {
         let mut steps = Vec::new();
         let mut rest = text;
@@ -81,7 +82,7 @@ impl JsonPath {
         steps.iter().any(|step| matches!(step, JsonPathStep::Number(_))).then_some(Self(steps))
     }
 
-    /// Of the steps of a `loc` list.
+    /// The path from the steps of a `loc` list.
     pub fn of_list(list: Value<'_>) -> Option<Self> {
         let step = |value: Value<'_>| match value.as_u64() {
             Some(number) => Some(JsonPathStep::Number(usize::try_from(number).ok()?)),
@@ -94,7 +95,7 @@ impl JsonPath {
         steps.iter().any(|step| matches!(step, JsonPathStep::Number(_))).then_some(Self(steps))
     }
 
-    /// What it names in a body; `None` where that is not there.
+    /// The value at this path in a body; `None` if there is none.
     pub fn find(&self, root: Value<'_>) -> Option<PathTarget> {
         let (mut value, mut shape, mut is_whole) = (root, Vec::new(), true);
         for (at, step) in self.0.iter().enumerate() {
@@ -122,7 +123,8 @@ impl JsonPath {
     }
 }
 
-/// Whether a name is a block's type, though a member is called so: what comes next is beside that member.
+/// Whether a name is the block's type and not a member, although there is a member of that name: the next
+/// name is beside that member, not inside it.
 fn is_tag(value: Value<'_>, step: &JsonPathStep, next: Option<&JsonPathStep>) -> bool {
     let (JsonPathStep::Name(name), Some(JsonPathStep::Name(next))) = (step, next) else {
         return false;

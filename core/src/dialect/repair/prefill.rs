@@ -1,12 +1,12 @@
-//! A message of the user after words of the model that end a history.
+//! A user message after a message of the model at the end of a history.
 //!
-//! The words stay where they are. Must not know why they are the last.
+//! The model's message stays. Must not know why it is the last.
 
 use crate::dialect::rewrite::{insert, literal};
 use crate::dialect::{Conversation, Dialect, Role};
 use crate::wire::splice::Edit;
 
-/// The edit that has the user speak after message `message`; `None` where that is not the model's.
+/// The edit that adds a user message after message `message`; `None` if that is not the model's.
 pub fn edits(conversation: &Conversation, message: usize, text: &str) -> Option<Edit> {
     let at = conversation.messages.get(message).filter(|it| it.role == Role::Assistant)?;
     let text = literal(text);

@@ -1,6 +1,6 @@
-//! Which of the things that an edit can answer a refusal names, by the provider's words (`config/refusals.toml`).
+//! Reads from a refusal what an edit can fix, by the provider's words (`config/refusals.toml`).
 //!
-//! Words that nobody knows are no refusal of ours. They heal one request and teach nothing. Pure.
+//! An unknown message cannot be fixed. A known one heals a single request and teaches nothing. Pure.
 
 use std::sync::OnceLock;
 
@@ -11,69 +11,69 @@ use super::path::JsonPath;
 use crate::dialect::overflow::{number, unescaped};
 use crate::wire::json::{Document, Value};
 
-/// What a refusal says.
+/// The content of a refusal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// What it is about.
+    /// Its cause.
     pub cause: RepairCause,
-    /// What there is too much of.
+    /// What exceeds a limit, or is wrong.
     pub detail: Option<RefusalDetail>,
-    /// Where, as the provider names it.
+    /// The place that the provider names.
     pub place: Option<JsonPath>,
-    /// The most that would be taken.
+    /// The limit.
     pub limit: Option<u64>,
-    /// How much there is.
+    /// The actual number.
     pub count: Option<u64>,
     /// An id, or the name of a member.
     pub name: Option<Box<str>>,
 }
 
-/// What there is too much of, or what is wrong.
+/// What exceeds a limit, or is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RefusalDetail {
-    /// Bytes of one picture or document.
+    /// Bytes of an image or document.
     Bytes,
-    /// Pixels of a picture's side.
+    /// Pixels of an image's side.
     Pixels,
-    /// Pictures and documents.
+    /// The number of images and documents.
     Count,
-    /// Its form: not what it says it is, or nothing that can be read.
+    /// The format: it differs from the declared one, or is unreadable.
     Format,
-    /// The model reads none.
+    /// The model accepts none.
     Unsupported,
     /// Bytes of the whole request.
     Request,
-    /// Output, past what the model writes.
+    /// The output limit exceeds the model's maximum.
     ModelLimit,
-    /// The same, and the limit itself is one too many.
+    /// The same, but the stated limit itself is one too large.
     ModelLimitExclusive,
-    /// Prompt and output together, past the window.
+    /// Prompt and output together exceed the window.
     Window,
 }
 
-/// An answer that refuses a request.
+/// A response that refuses a request.
 #[derive(Clone, Copy, Debug)]
 pub struct RefusedAnswer<'a> {
     /// Its HTTP status.
     pub status: u16,
-    /// Its body, without its encoding.
+    /// Its body, decompressed.
     pub body: &'a [u8],
 }
 
-/// Statuses of refusals that are about the request itself.
+/// Statuses of refusals that blame the request.
 const REFUSALS: &[u16] = &[400, 413, 422];
-/// Most bytes that are read.
+/// Most bytes of a body that are read.
 const MOST_BYTES: usize = 64 * 1024;
 /// Most bytes of a name in a message.
 const LONGEST_NAME: usize = 200;
 
-/// What an answer refuses; `None` where it is no refusal, or its words are not known.
+/// What a response refuses; `None` if it is not a refusal, or its message is unknown.
 pub fn read(answer: &RefusedAnswer<'_>) -> Option<Refusal> {
     if !(400..500).contains(&answer.status) || answer.body.len() > MOST_BYTES {
         return None;
     }
-    // Gateways pass on what they were answered as a string in a string.
+    // Gateways wrap the error that they received as a string in a string.
     let text = unescaped(unescaped(answer.body).as_bytes());
     let lower = text.to_ascii_lowercase();
     let file = built_in();
@@ -93,7 +93,7 @@ pub fn read(answer: &RefusedAnswer<'_>) -> Option<Refusal> {
     Some(Refusal { cause: known.cause, detail: known.detail, place, limit, count, name })
 }
 
-/// The place of a fault that is told as a list of steps.
+/// The place of an error that is given as a list of steps.
 fn listed_place(body: &[u8]) -> Option<JsonPath> {
     let document = Document::read(body).ok()?;
     let root = document.root(body)?;
@@ -102,14 +102,14 @@ fn listed_place(body: &[u8]) -> Option<JsonPath> {
     JsonPath::of_list(loc.next()?)
 }
 
-/// The form of `config/refusals.toml`.
+/// The content of `config/refusals.toml`.
 #[derive(Deserialize)]
 struct RefusalFile {
     except: Vec<Box<str>>,
     refusal: Vec<RefusalPattern>,
 }
 
-/// One way to refuse.
+/// The pattern of a refusal.
 #[derive(Deserialize)]
 struct RefusalPattern {
     cause: RepairCause,
@@ -118,7 +118,7 @@ struct RefusalPattern {
     status: Option<Vec<u16>>,
 }
 
-/// What the words say.
+/// The values in a message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct RefusalCaptures {
     limit: Option<u64>,
@@ -126,7 +126,7 @@ struct RefusalCaptures {
     name: Option<Box<str>>,
 }
 
-/// What is built in; parsed on first use. A test holds that it can be.
+/// The built-in patterns, parsed on first use. A test checks that they are valid.
 fn built_in() -> &'static RefusalFile {
     static FILE: OnceLock<RefusalFile> = OnceLock::new();
     FILE.get_or_init(|| {
@@ -136,7 +136,7 @@ fn built_in() -> &'static RefusalFile {
 }
 
 impl RefusalPattern {
-    /// What is said at the first place where the words stand. `lower`: `text` in lower case.
+    /// The values at the first match of the pattern. `lower`: `text` in lower case.
     fn said(&self, lower: &str, text: &str) -> Option<RefusalCaptures> {
         let first = self.text.split([' ', '{']).next().unwrap_or_default();
         let starts = memchr::memmem::find_iter(lower.as_bytes(), first.as_bytes());
@@ -144,7 +144,7 @@ impl RefusalPattern {
     }
 }
 
-/// What `words` say where `lower` begins with them.
+/// The values in a text that begins with the pattern `words`.
 fn fits(words: &str, lower: &str, text: &str) -> Option<RefusalCaptures> {
     let (mut words, mut rest) = (words, lower);
     let mut said = RefusalCaptures::default();

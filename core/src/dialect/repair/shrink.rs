@@ -1,7 +1,7 @@
-//! Makes a picture smaller: decodes it, scales it, and encodes it in the same format.
+//! Makes an image smaller: decodes it, scales it, and encodes it in the same format.
 //!
-//! This takes memory and time by pixels, so their number is limited before any is decoded. The same picture and goal
-//! give the same bytes. Must not know why it has to be smaller, or where it stands.
+//! The memory and time depend on the pixels, whose number is limited before decoding. The same image and goal
+//! give the same bytes. Must not know why it has to be smaller, or where it is.
 
 use std::io::Cursor;
 
@@ -10,26 +10,26 @@ use image::codecs::jpeg::JpegEncoder;
 use image::metadata::Orientation;
 use image::{DynamicImage, ExtendedColorType, ImageDecoder, ImageFormat, ImageReader, Limits};
 
-/// How small a picture has to be.
+/// The required size of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Goal {
-    /// Its longer side at most, pixels.
+    /// The longer side, at most, pixels.
     pub side: u32,
-    /// Its file at most, bytes.
+    /// The file, at most, bytes.
     pub bytes: usize,
 }
 
-/// Most bytes that a picture may take once it is decoded: 16 million pixels of four bytes. What takes more is left.
+/// Most bytes of a decoded image: 16 million pixels of four bytes. Larger images are left alone.
 pub const DECODED: u64 = 64 * 1024 * 1024;
-/// A smaller picture shows nothing any more, pixels of its longer side.
+/// A smaller image would be useless, pixels of its longer side.
 const LEAST: u32 = 32;
-/// How often it is scaled until it is small enough.
+/// How many times it is scaled.
 const TRIES: usize = 8;
-/// Of photographs; below it words in them blur.
+/// The quality of photographs; below it, text in them becomes blurred.
 const QUALITY: u8 = 80;
-/// Of a GIF's colours, from 1 to 30: the best ones take six times as long.
+/// The speed of choosing a GIF's colours, from 1 to 30: the best choice takes six times as long.
 const HASTE: i32 = 10;
-/// What providers take, and what is written again.
+/// The formats that providers accept, and that can be encoded.
 const FORMATS: [(&str, ImageFormat); 4] = [
     ("image/png", ImageFormat::Png),
     ("image/jpeg", ImageFormat::Jpeg),
@@ -37,8 +37,8 @@ const FORMATS: [(&str, ImageFormat); 4] = [
     ("image/webp", ImageFormat::WebP),
 ];
 
-/// The file of a picture made as small as `goal`; `None` where it is none, not what it says it is, too large to be
-/// decoded, or cannot be made so small. `mime`: what it is said to be.
+/// The file of an image reduced to `goal`; `None` if it is not an image, not of the declared type, too large
+/// to decode, or cannot be reduced that far. `mime`: the declared type.
 pub fn shrink(file: &[u8], mime: Option<&str>, goal: Goal) -> Option<Vec<u8>> {
     let format = format(file, mime)?;
     let (whole, orientation) = decoded(file, format)?;
@@ -55,7 +55,7 @@ pub fn shrink(file: &[u8], mime: Option<&str>, goal: Goal) -> Option<Vec<u8>> {
             let is_smaller = side < longer || written.len() < file.len();
             return is_smaller.then_some(written);
         }
-        // As much smaller as it is too large, and a little more.
+        // Reduced in proportion to the excess, and a little more.
         let share = (goal.bytes as f64 / written.len() as f64).sqrt() * 0.95;
         side = ((f64::from(side) * share) as u32).min(side * 9 / 10).max(1);
         small = small.thumbnail(side, side);
@@ -71,7 +71,7 @@ fn format(file: &[u8], mime: Option<&str>) -> Option<ImageFormat> {
     said.is_none_or(|said| said == is).then_some(format)
 }
 
-/// With eight bits a sample. Of what moves, its first picture.
+/// Decodes to eight bits per sample. Of an animation, the first frame.
 fn decoded(file: &[u8], format: ImageFormat) -> Option<(DynamicImage, Orientation)> {
     let mut limits = Limits::default();
     limits.max_alloc = Some(DECODED);
@@ -110,7 +110,7 @@ fn written(picture: &DynamicImage, format: ImageFormat) -> Option<Vec<u8>> {
     Some(file.into_inner())
 }
 
-/// Fuzz: whatever the bytes, nothing panics, and what is made is as small as it has to be.
+/// Fuzz target: no bytes make it panic, and the result is as small as required.
 #[cfg(any(test, fuzzing))]
 pub fn fuzz(file: &[u8]) {
     let goal = Goal { side: 64, bytes: 4_096 };

@@ -1,15 +1,15 @@
-//! Characters that are none: halves of surrogate pairs in escapes, and bytes that are no UTF-8. Each becomes
-//! U+FFFD, nothing else changes.
+//! Invalid characters: escapes of single surrogates, and bytes that are not UTF-8. Each becomes U+FFFD;
+//! nothing else changes.
 
 use crate::dialect::Span;
 use crate::dialect::rewrite::edit;
 use crate::wire::splice::Edit;
 
-/// U+FFFD, as an escape and as it is.
+/// U+FFFD as an escape, and as UTF-8.
 const ESCAPED: &str = "\\ufffd";
 const PLAIN: &str = "\u{fffd}";
 
-/// The changes that leave nothing but characters.
+/// The edits that replace all invalid characters.
 pub(super) fn edits(body: &[u8]) -> Vec<Edit> {
     let mut edits = surrogates(body);
     let mut at = 0;
@@ -26,7 +26,7 @@ pub(super) fn edits(body: &[u8]) -> Vec<Edit> {
     edits
 }
 
-/// Escapes of one half without the other.
+/// Escapes of a surrogate without its pair.
 fn surrogates(body: &[u8]) -> Vec<Edit> {
     let mut edits = Vec::new();
     let mut at = 0;
@@ -46,7 +46,7 @@ fn surrogates(body: &[u8]) -> Vec<Edit> {
     edits
 }
 
-/// The unit of a `\uXXXX` at a place.
+/// The code unit of a `\uXXXX` at a place.
 fn escaped(body: &[u8], at: usize) -> Option<u32> {
     let digits = body.get(at..at + 6)?.strip_prefix(b"\\u")?;
     if !digits.iter().all(u8::is_ascii_hexdigit) {

@@ -1,14 +1,14 @@
-//! Where thinking goes back in Anthropic Messages: among the blocks it stood between.
+//! Puts thinking back into Anthropic Messages, between the blocks where it was.
 //!
-//! A plain string becomes a list with a block of the same words: to the model, and to a part's key,
-//! it is the same (`docs/protocols.md` 1.2, 10.7). Must not know what a block says.
+//! A plain string becomes a list with a block of the same text, which is the same for the model and for the
+//! part key (`docs/protocols.md` 1.2, 10.7). Must not know the content of a block.
 
 use super::beside::edit;
 use super::{Message, ReasoningInsert, around, between, shifted};
 use crate::wire::json::{Kind, Value};
 use crate::wire::splice::Edit;
 
-/// Blocks between the blocks of a message.
+/// Inserts blocks between the blocks of a message.
 pub(super) fn put_back(
     message: &Message,
     root: Value<'_>,
@@ -17,7 +17,7 @@ pub(super) fn put_back(
     let Some(content) = root.get("content") else { return Vec::new() };
     let at = shifted(content.span(), message.span.start);
     match content.kind() {
-        // An empty block of text is refused.
+        // An empty text block would be refused.
         Kind::String if at.len() == 2 => {
             let raws: Vec<&str> = blocks.iter().map(|block| block.raw).collect();
             vec![edit(at, format!("[{}]", raws.join(",")))]

@@ -1,7 +1,7 @@
-//! What stands beside a value: the commas and brackets that a change of it has to mind.
+//! The commas and brackets around a value, which an edit of the value must adapt.
 //!
-//! Looks at the bytes around a place, not at the whole text: a change costs what it touches, however
-//! long the body is. The text must have been read as JSON; where it was not, there is no edit.
+//! Reads only the bytes around a place, so that an edit's cost does not depend on the length of the body. The
+//! text must be valid JSON; otherwise there is no edit.
 
 use bytes::Bytes;
 
@@ -9,30 +9,30 @@ use super::Span;
 use crate::wire::json::{Document, Kind, Value};
 use crate::wire::splice::Edit;
 
-/// A replacement.
+/// Replaces a range.
 pub(in crate::dialect) fn edit(at: Span, with: impl Into<Bytes>) -> Edit {
     Edit { at, with: with.into() }
 }
 
-/// Bytes that come before the byte at a place.
+/// Inserts bytes before the byte at a place.
 pub(in crate::dialect) fn insert(at: usize, with: impl Into<Bytes>) -> Edit {
     edit(Span::new(at, at), with)
 }
 
-/// A JSON string of these words.
+/// A text as a JSON string.
 pub(in crate::dialect) fn literal(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
-/// What is left beside items of a list, or members of an object, when they go.
+/// What is removed together with items of a list, or members of an object.
 pub(in crate::dialect) enum Removal {
-    /// Others stay: what goes, one comma included.
+    /// Others remain: the removed range includes one comma.
     Shared(Span),
-    /// Nothing else is there: the list or object, brackets included.
+    /// Nothing else is there: the range of the list or object with its brackets.
     Alone(Span),
 }
 
-/// Spans in order, and those that stand side by side in one list or object as one.
+/// Sorts ranges, and joins those that are adjacent in one list or object.
 pub(in crate::dialect) fn runs(body: &[u8], mut spans: Vec<Span>) -> Vec<Span> {
     spans.sort_unstable();
     let mut runs: Vec<Span> = Vec::new();
@@ -45,9 +45,9 @@ pub(in crate::dialect) fn runs(body: &[u8], mut spans: Vec<Span>) -> Vec<Span> {
     runs
 }
 
-/// What goes with a run of list items or object members (each from its key to its value's end).
-/// `None` where it is no such run. The comma before it goes rather than the one after, so that runs
-/// which are taken out one by one from the end of a list do not meet.
+/// The range to remove with a run of list items or object members (from key to end of value). `None` if it is
+/// not such a run. It includes the comma before, not the one after, so that runs that are removed separately
+/// from the end of a list do not overlap.
 pub(in crate::dialect) fn room(body: &[u8], run: Span) -> Option<Removal> {
     let (before, after) = (last_before(body, run.start)?, first_from(body, run.end)?);
     match (body[before], body[after]) {
@@ -60,15 +60,15 @@ pub(in crate::dialect) fn room(body: &[u8], run: Span) -> Option<Removal> {
     }
 }
 
-/// The edit that makes `member` the first of the object that begins at `start`.
+/// The edit that inserts `member` as the first of the object at `start`.
 pub(in crate::dialect) fn first_member(body: &[u8], start: usize, member: &str) -> Option<Edit> {
     let inside = start.checked_add(1).filter(|_| body.get(start) == Some(&b'{'))?;
     let comma = if body[first_from(body, inside)?] == b'}' { "" } else { "," };
     Some(insert(inside, format!("{member}{comma}")))
 }
 
-/// The edit that gives the object at `span` the value at a path of names. Objects on the way are
-/// made where they are missing or `null`; `None` where the value is there, or no object is.
+/// The edit that sets the value at a path of names in the object at `span`. Missing or `null` objects on the
+/// way are made; `None` if the value exists, or something on the way is not an object.
 pub(in crate::dialect) fn set(body: &[u8], span: Span, path: &[&str], value: &str) -> Option<Edit> {
     let raw = span.of(body);
     let document = Document::read(raw).ok()?;
@@ -91,11 +91,11 @@ pub(in crate::dialect) fn set(body: &[u8], span: Span, path: &[&str], value: &st
     None
 }
 
-/// The edit that takes away the member of an object whose value stands at `value`.
+/// The edit that removes the member of an object whose value is at `value`.
 pub(in crate::dialect) fn without_member(body: &[u8], value: Span) -> Option<Edit> {
     let colon = last_before(body, value.start).filter(|at| body[*at] == b':')?;
     let close = last_before(body, colon).filter(|at| body[*at] == b'"')?;
-    // A name holds no quote of its own unless it is escaped, and none of those we take away is.
+    // A name contains no quotes unless escaped, and the names removed here have none.
     let open = body.get(..close)?.iter().rposition(|byte| *byte == b'"')?;
     match room(body, Span::new(open, value.end))? {
         Removal::Shared(at) => Some(edit(at, "")),
@@ -108,13 +108,13 @@ fn are_neighbours(body: &[u8], one: Span, two: Span) -> bool {
     comma.and_then(|at| first_from(body, at + 1)) == Some(two.start)
 }
 
-/// The first byte from `at` on that is no white space.
+/// The first byte from `at` on that is not white space.
 fn first_from(body: &[u8], at: usize) -> Option<usize> {
     let rest = body.get(at..)?;
     Some(at + rest.iter().position(|byte| !is_space(*byte))?)
 }
 
-/// The last byte before `at` that is no white space.
+/// The last byte before `at` that is not white space.
 fn last_before(body: &[u8], at: usize) -> Option<usize> {
     body.get(..at)?.iter().rposition(|byte| !is_space(*byte))
 }

@@ -1,8 +1,8 @@
-//! A summary in place of the beginning of a history: the messages that carry it, and the edits that
-//! put them there (`docs/rewriting.md` "Compaction").
+//! Replaces the beginning of a history by a summary: the summary's messages, and the edits that insert them
+//! (`docs/rewriting.md` "Compaction").
 //!
-//! Everything from the cut on stays byte for byte, and so does what stands between the messages
-//! without being one of them (tools that came as items of a Responses history).
+//! Everything after the cut stays byte for byte, and so does what is between the messages without being a
+//! message (tools that are items of a Responses history).
 
 use serde::de::IgnoredAny;
 
@@ -10,8 +10,8 @@ use super::beside::{self, Removal, edit, literal};
 use super::{Conversation, Dialect, Span};
 use crate::wire::splice::Edit;
 
-/// The messages of a summary, as they stand in a body: the user's, with the words; then, where the
-/// history goes on with the user's own, a `boundary` of the model's, so that roles alternate.
+/// The messages of a summary as JSON: a user message with the text, and if the history continues with a user
+/// message, a `boundary` of the model, so that roles alternate.
 pub fn continued(dialect: Dialect, words: &str, boundary: Option<&str>) -> String {
     let mut messages = message(dialect, "user", words);
     if let Some(boundary) = boundary {
@@ -22,7 +22,7 @@ pub fn continued(dialect: Dialect, words: &str, boundary: Option<&str>) -> Strin
     messages
 }
 
-/// One message of plain words.
+/// A message with a plain text.
 pub(in crate::dialect) fn message(dialect: Dialect, role: &str, words: &str) -> String {
     let words = literal(words);
     match dialect {
@@ -33,8 +33,8 @@ pub(in crate::dialect) fn message(dialect: Dialect, role: &str, words: &str) -> 
     }
 }
 
-/// Edits that put `raw` (messages, as [`continued`] writes them) in place of the first `cut` messages.
-/// `None` where nothing stands there, nothing would be left, or `raw` is no list of objects.
+/// Edits that replace the first `cut` messages by `raw` (messages as [`continued`] writes them). `None` if
+/// there are none, if none would be left, or if `raw` is not a list of objects.
 pub fn compact(
     conversation: &Conversation,
     body: &[u8],
@@ -52,7 +52,7 @@ pub fn compact(
     Some(edits)
 }
 
-/// Edits that end the history before message `from`. `None` where that leaves nothing.
+/// Edits that end the history before message `from`. `None` if nothing would be left.
 pub fn end_before(conversation: &Conversation, body: &[u8], from: usize) -> Option<Vec<Edit>> {
     let gone = conversation.messages.get(from..).filter(|_| from > 0)?;
     taken(body, beside::runs(body, gone.iter().map(|message| message.span).collect()))
@@ -66,7 +66,7 @@ fn taken(body: &[u8], runs: Vec<Span>) -> Option<Vec<Edit>> {
     taken.collect()
 }
 
-/// Whether these are JSON objects with commas between, by the strict reading of a provider.
+/// Whether a text is JSON objects separated by commas, for a strict parser.
 fn are_objects(raw: &str) -> bool {
     let list = format!("[{raw}]");
     raw.trim_start().starts_with('{') && serde_json::from_str::<Vec<IgnoredAny>>(&list).is_ok()

@@ -1,13 +1,14 @@
-//! Asks for a summary of the model's thinking, where its client asked for thinking and named no display of it.
+//! Requests a summary of the model's thinking, if the client asked for thinking and did not say how to show
+//! it.
 //!
-//! The prompt stays as it is: this is an option of the request. Must not know which models leave it out.
+//! The prompt does not change: this is an option of the request. Must not know which models omit it.
 
 use super::{edit, first_member};
 use crate::dialect::Dialect;
 use crate::wire::json::{Document, Kind, Value};
 use crate::wire::splice::Edit;
 
-/// The edit that asks for it; `None` where the client asked for no thinking, or said how it is shown.
+/// The edit that requests it; `None` if the client asked for no thinking, or said how to show it.
 pub fn show_thinking(dialect: Dialect, body: &[u8]) -> Option<Edit> {
     let document = Document::read(body).ok()?;
     let root = document.root(body)?;
@@ -34,12 +35,12 @@ pub fn show_thinking(dialect: Dialect, body: &[u8]) -> Option<Edit> {
             let names = &["includeThoughts", "include_thoughts"];
             adds(thinking, thinks, names, "\"includeThoughts\":true", body)
         }
-        // What is shown there is the provider's own.
+        // Providers of this dialect decide themselves what is shown.
         Dialect::OpenaiChat => None,
     }
 }
 
-/// A member first in an object, where none of `names` says it.
+/// Inserts a member at the start of an object, unless it has one of `names`.
 fn adds(
     object: Value<'_>,
     thinks: bool,
@@ -52,7 +53,7 @@ fn adds(
         return None;
     }
     match names.iter().find_map(|name| object.get(name)) {
-        // The value alone: no name stands twice.
+        // Only the value changes, so that no name occurs twice.
         Some(null) => Some(edit(null.span(), member.split_once(':')?.1.to_owned())),
         None => first_member(body, object.span().start, member),
     }

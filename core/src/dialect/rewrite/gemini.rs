@@ -1,16 +1,16 @@
-//! Which bytes change in Gemini's contents: a response, a thought, a part's signature.
+//! Edits of Gemini's contents: a response, a thought, a part's signature.
 //!
-//! A response stays an object (`docs/protocols.md` 5.2), a failure stays one; a signature goes back on
-//! the part it came with (`docs/protocols.md` 5.4). Both key styles.
+//! A response stays an object (`docs/protocols.md` 5.2), and a failure stays a failure; a signature is put
+//! back on its own part (`docs/protocols.md` 5.4). Handles both key styles.
 
 use super::beside::{Removal, edit, literal, room, runs, set};
 use super::{Message, Part, PartKind, ReasoningInsert, Span, around, between, shifted};
 use crate::wire::json::{Document, Kind, Value};
 use crate::wire::splice::Edit;
 
-/// Replaces the response that stands at `content`; `drops`: the pictures beside it go.
+/// Replaces the response at `content`; `drops`: images in it are removed.
 pub(super) fn cut(part: &Part, body: &[u8], content: Span, text: &str, drops: bool) -> Vec<Edit> {
-    // A response with an `error` says that the tool failed.
+    // A response with an `error` means that the tool failed.
     let name = if part.is_error { "error" } else { "output" };
     let mut edits = vec![edit(content, format!("{{\"{name}\":{}}}", literal(text)))];
     if drops {
@@ -32,7 +32,7 @@ pub(super) fn cut(part: &Part, body: &[u8], content: Span, text: &str, drops: bo
     edits
 }
 
-/// Thoughts between the parts of a content.
+/// Inserts thoughts between the parts of a content.
 pub(super) fn put_back(
     message: &Message,
     root: Value<'_>,
@@ -45,13 +45,13 @@ pub(super) fn put_back(
             let items = parts.items().map(|item| shifted(item.span(), message.span.start));
             between(message, at, &items.collect::<Vec<_>>(), blocks)
         }
-        // One part in place of a list, as Google's own parser has it.
+        // A single part instead of a list, which Google's own parser accepts.
         Kind::Object => around(at, "", "", blocks),
         Kind::Null | Kind::Bool | Kind::Number | Kind::String => Vec::new(),
     }
 }
 
-/// A signature on a part. Not on one that is not understood: it would be taken for a thought.
+/// Puts a signature on a part. Not on an unknown part, because the provider would take it for a thought.
 pub(super) fn seal(part: &Part, body: &[u8], signature: &str) -> Option<Edit> {
     if part.kind == PartKind::Opaque && part.texts.first() == Some(&part.span) {
         return None;

@@ -1,7 +1,7 @@
-//! A tool result's content where it is a string or a list of blocks: Anthropic, Chat, Responses.
+//! Cuts tool results whose content is a string or a list of blocks: Anthropic, Chat Completions, Responses.
 //!
-//! Words give way to one string, or to one block where the list has to stay one: because it carries
-//! a cache marker, or because pictures in it are kept. What is kept keeps its bytes and its place.
+//! The text is replaced by one string, or by one block if the list must stay, because it has a cache marker
+//! or images that are kept. What is kept keeps its bytes and its place.
 
 use memchr::memmem;
 
@@ -11,15 +11,15 @@ use crate::dialect::key::CACHE_MARKERS;
 use crate::wire::json::{Document, Kind, Value};
 use crate::wire::splice::Edit;
 
-/// What a tool answered.
+/// A tool result to cut.
 pub(super) struct ToolAnswer<'a> {
     /// The result's part.
     pub(super) part: &'a Part,
-    /// Where its content stands.
+    /// The range of its content.
     pub(super) content: Span,
-    /// The parts that stand in it and are kept: pictures, files, what is unknown.
+    /// The parts in it that are kept: images, files, unknown parts.
     pub(super) kept: &'a [Part],
-    /// What a block of words is called.
+    /// The type of a text block.
     pub(super) kind: &'static str,
 }
 
@@ -50,24 +50,24 @@ pub(super) fn cut(answer: &ToolAnswer<'_>, body: &[u8], text: &str) -> Vec<Edit>
 
 /// One item of a list.
 struct ListItem<'b> {
-    /// Where it stands in the body.
+    /// Its range in the body.
     span: Span,
     is_object: bool,
     holds: ItemContent,
-    /// Its cache marker: key and value as written.
+    /// Its cache marker: key and value as in the body.
     marker: Option<&'b str>,
 }
 
-/// What an item holds.
+/// The content of an item.
 #[derive(Clone, Copy, PartialEq)]
 enum ItemContent {
-    /// A picture or a file.
+    /// An image or a file.
     Media,
-    /// Something that is not known.
+    /// Something unknown.
     Other,
-    /// Words, as one string literal at this place of the body.
+    /// Text in a single string literal, at this range of the body.
     Literal(Span),
-    /// Words in several pieces, or in another form.
+    /// Text in several pieces, or in another form.
     Words,
 }
 
@@ -99,8 +99,8 @@ impl<'b> ListItem<'b> {
     }
 }
 
-/// The new words in the place of the first, or before all where there are none; other words go, and
-/// their markers move to the nearest words or picture before them.
+/// Puts the new text in the place of the first text, or first if there is none. Other texts are removed, and
+/// their markers move to the nearest text or image before them.
 fn among(items: &[ListItem<'_>], answer: &ToolAnswer<'_>, body: &[u8], text: &str) -> Vec<Edit> {
     let Some(first) = items.iter().position(ListItem::has_words) else {
         let words = format!("{},", block(answer.kind, text, None));
@@ -137,7 +137,7 @@ fn among(items: &[ListItem<'_>], answer: &ToolAnswer<'_>, body: &[u8], text: &st
     edits
 }
 
-/// A block of words.
+/// A text block.
 fn block(kind: &str, text: &str, marker: Option<&str>) -> String {
     let comma = if marker.is_some() { "," } else { "" };
     let marker = marker.unwrap_or_default();

@@ -1,7 +1,7 @@
-//! Where reasoning goes back in Chat Completions: the one member of a message that was received.
+//! Puts reasoning back into Chat Completions, as the member in which it was received.
 //!
-//! A look-alike's field is a new member; thinking in tags or blocks goes into the content
-//! (`docs/protocols.md` 4.2). Never replaces what the client sends by anything else than the same words.
+//! The member of a compatible API is added; thinking in tags or blocks is put into the content
+//! (`docs/protocols.md` 4.2). What the client sends is only ever replaced by the same text.
 
 use super::beside::{edit, first_member, insert, literal, set};
 use super::{Message, Part, PartKind, ReasoningInsert, Role, Span, around, shifted, within};
@@ -10,7 +10,7 @@ use crate::dialect::openai_chat::think;
 use crate::wire::json::{Document, Kind, Value};
 use crate::wire::splice::Edit;
 
-/// Members of a message, where it has none of that name, and thinking in its content.
+/// Adds members to a message that has none of that name, and thinking to its content.
 pub(super) fn put_back(
     message: &Message,
     root: Value<'_>,
@@ -41,20 +41,20 @@ pub(super) fn put_back(
     back.edits
 }
 
-/// What goes back into one message.
+/// Puts reasoning back into one message.
 struct MessageRestore<'a> {
     message: &'a Message,
     root: Value<'a>,
     body: &'a [u8],
-    /// Members that were put back.
+    /// Names of members that were put back.
     names: Vec<String>,
-    /// Those that are new, with commas between them.
+    /// New members, separated by commas.
     new: Option<String>,
     edits: Vec<Edit>,
 }
 
 impl MessageRestore<'_> {
-    /// A member that is not there, or is `null`.
+    /// Adds a member that is missing or `null`.
     fn member(&mut self, name: &str, value: &str) {
         if self.names.iter().any(|known| known == name) {
             return;
@@ -74,7 +74,7 @@ impl MessageRestore<'_> {
         }
     }
 
-    /// Words with what was thought in tags before them, in the place of the same words alone.
+    /// Replaces a text by the same text with thinking in tags before it.
     fn tagged(&mut self, raw: &str, text: &str) {
         let (Some(_), words) = think::split(text) else { return };
         let key = Keyer::default().text(Role::Assistant, words);
@@ -92,7 +92,7 @@ impl MessageRestore<'_> {
         self.edits.extend(bare.map(|at| edit(*at, raw.to_owned())));
     }
 
-    /// Blocks of thinking, which stand first in the content.
+    /// Inserts blocks of thinking at the start of the content.
     fn thinking(&mut self, blocks: &[&str]) {
         if blocks.is_empty() {
             return;
@@ -116,21 +116,21 @@ impl MessageRestore<'_> {
         }
     }
 
-    /// The message's content, and where it stands in the body.
+    /// The message's content, with its range in the body.
     fn content(&self) -> Option<(Span, Value<'_>)> {
         let content = self.root.get_any(&["content"])?;
         Some((shifted(content.span(), self.message.span.start), content))
     }
 }
 
-/// Whether a string literal's words begin with a thought in tags.
+/// Whether the text of a string literal begins with a thought in tags.
 fn is_tagged(literal: &[u8]) -> bool {
     let document = Document::read(literal).unwrap_or_default();
     let text = document.root(literal).and_then(|root| root.text());
     text.is_some_and(|text| think::split(&text).0.is_some())
 }
 
-/// Google's signature on a call.
+/// Puts Google's signature on a call.
 pub(super) fn seal(part: &Part, body: &[u8], signature: &str) -> Option<Edit> {
     const PLACE: [&str; 3] = ["extra_content", "google", "thought_signature"];
     (part.kind == PartKind::ToolCall)

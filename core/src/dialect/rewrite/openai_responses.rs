@@ -1,15 +1,15 @@
-//! Which bytes change when reasoning items come or go in Responses (`docs/protocols.md` 3.2, 3.5).
+//! Edits that insert or remove reasoning items in Responses (`docs/protocols.md` 3.2, 3.5).
 //!
-//! The provider pairs reasoning with what it led to by their ids, where both have one and it keeps
-//! them: sealed items go back with their id only beside one that has its own, and when one leaves,
-//! those it led to lose theirs.
+//! The provider pairs reasoning with the item that it led to by their ids, if both have one and it stores
+//! them. So a sealed item is put back with its id only beside an item that has its own id, and if one is
+//! removed, the items that it led to lose their ids.
 
 use super::beside::{Removal, edit, first_member, insert, room, runs};
 use super::{Conversation, Message, PartKind, ReasoningInsert, Role, Span, shifted};
 use crate::wire::json::{Document, Kind, Value};
 use crate::wire::splice::Edit;
 
-/// Items before an item, or after it. `stored`: the provider keeps what it said.
+/// Inserts items before or after an item. `stored`: the provider stores its responses.
 pub(super) fn put_back(
     message: &Message,
     item: Value<'_>,
@@ -30,14 +30,13 @@ pub(super) fn put_back(
     edits.into_iter().filter(|edit| !edit.with.is_empty()).collect()
 }
 
-/// A reasoning item as it is understood here: with its id beside an item that has one, or where the
-/// provider knows it by its id alone. `None` where it says nothing without what the provider did not
-/// keep.
+/// A reasoning item in the form that is accepted here: with its id beside an item that has one, or if the
+/// provider knows it only by its id. `None` if it is useless without data that the provider did not store.
 fn fitting(raw: &str, has_id: bool, stored: bool) -> Option<String> {
     let document = Document::read(raw.as_bytes()).ok()?;
     let item = document.root(raw.as_bytes())?;
     let is_sealed = item.get_any(&["encrypted_content"]).is_some();
-    // Open models: the words themselves.
+    // Open models: the text itself.
     let is_open = item.get("content").is_some_and(|content| content.items().next().is_some());
     let is_known = stored && item.get_any(&["id"]).is_some();
     if !is_sealed && !is_open && !is_known {
@@ -52,8 +51,8 @@ fn fitting(raw: &str, has_id: bool, stored: bool) -> Option<String> {
     Some(fitting)
 }
 
-/// The members of that name, each with a comma, where they stand in `body`; `None` where nothing
-/// else would be left.
+/// The ranges of the members with this name, each with a comma; `None` if nothing else would be left.
+/// `offset` is added to them.
 fn members(object: Value<'_>, name: &str, body: &[u8], offset: usize) -> Option<Vec<Span>> {
     let named = object.entries().filter(|(key, _)| key.is(name));
     let named =
@@ -65,13 +64,13 @@ fn members(object: Value<'_>, name: &str, body: &[u8], offset: usize) -> Option<
     gone.collect()
 }
 
-/// Items that may come without an id. The provider's own tools may not.
+/// Types of items that may have no id. The provider's own tools need one.
 const FREE: &[&str] =
     &["message", "function_call", "custom_tool_call", "shell_call", "apply_patch_call"];
 
-/// Edits that take the ids off what the reasoning at `message` led to, so that the provider does not
-/// ask for it: "was provided without its required 'reasoning' item". `None` where it would ask. What it
-/// was told not to keep it seldom misses, but it may: those ids go too, as far as they can.
+/// Edits that remove the ids of items that the reasoning at `message` led to, so that the provider does not
+/// refuse them: "was provided without its required 'reasoning' item". `None` if it would refuse. If it was
+/// told not to store, it rarely checks, but may: those ids are removed where possible, too.
 pub(super) fn unbind(
     conversation: &Conversation,
     body: &[u8],
@@ -85,7 +84,7 @@ pub(super) fn unbind(
             break;
         }
         if next.role == Role::Tool {
-            continue; // what the client says is paired with calls alone
+            continue; // a tool result is paired only with calls
         }
         let raw = next.span.of(body);
         let document = Document::read(raw).unwrap_or_default();
@@ -109,8 +108,7 @@ pub(super) fn unbind(
     Some(edits)
 }
 
-/// Responses: asks for reasoning's encrypted content; `None` where it is asked for already, or
-/// `include` is no list.
+/// Responses: requests encrypted reasoning; `None` if it is already requested, or `include` is not a list.
 pub fn include_encrypted_reasoning(body: &[u8]) -> Option<Edit> {
     const WANTED: &str = "reasoning.encrypted_content";
     let document = Document::read(body).ok()?;

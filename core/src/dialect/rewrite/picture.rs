@@ -1,6 +1,6 @@
-//! A picture or document that goes: its block becomes one of words, and keeps its cache marker.
+//! Replaces an image or document: its block becomes a text block, and keeps its cache marker.
 //!
-//! The message around it stays byte for byte. Must not know why it goes.
+//! The rest of the message stays byte for byte. Must not know why it is replaced.
 
 use super::beside::{edit, literal};
 use super::within;
@@ -9,7 +9,7 @@ use crate::dialect::{Dialect, Message, Part, Role};
 use crate::wire::json::{Document, Kind, Value};
 use crate::wire::splice::Edit;
 
-/// The edit for part `at` of a message; none where the picture stands in a tool's answer, shares its block, or is
+/// The edit for part `at` of a message; none if the image is inside a tool result, shares its block, or is
 /// sealed.
 pub(super) fn cut(
     dialect: Dialect,
@@ -32,7 +32,7 @@ pub(super) fn cut(
     vec![edit(part.span, words(dialect, root, text))]
 }
 
-/// A block of words in place of another one, with its cache marker.
+/// A text block in place of another block, with its cache marker.
 pub(in crate::dialect) fn words(dialect: Dialect, block: Value<'_>, text: &str) -> String {
     let kind = match dialect {
         Dialect::Anthropic | Dialect::OpenaiChat => "\"type\":\"text\",",

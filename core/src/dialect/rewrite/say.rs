@@ -1,15 +1,15 @@
-//! Words of the user added to a request, after a part of what the user or a tool said.
+//! Adds text of the user to a request, after a part of the user or a tool.
 //!
-//! In the same message where that can hold them, so that roles alternate as before; after a tool's
-//! answer that is a message of its own, as the next one. To the model it is the same whether the
-//! client wrote a string or a list (`docs/protocols.md` 10.7). Only adds bytes.
+//! In the same message if that is possible, so that roles alternate as before; after a tool result that is a
+//! message of its own, in the next message. For the model it is the same whether the client wrote a string or
+//! a list (`docs/protocols.md` 10.7). Only adds bytes.
 
 use super::beside::{insert, literal};
 use super::{Conversation, Dialect, Message, Part, PartIndex, PartKind, Role, Span, within};
 use crate::wire::splice::Edit;
 
-/// Edits that add `texts`, in order, after the part `at` (message and part). None where the model
-/// spoke there, or the bytes do not allow it.
+/// Edits that add `texts`, in order, after the part `at` (message and part). Empty if that part is the
+/// model's, or the structure of the body does not allow it.
 pub fn say(conversation: &Conversation, body: &[u8], at: PartIndex, texts: &[&str]) -> Vec<Edit> {
     let Some(message) = conversation.messages.get(at.message) else { return Vec::new() };
     let Some(part) = holder(message, at.part) else { return Vec::new() };
@@ -35,7 +35,7 @@ pub fn say(conversation: &Conversation, body: &[u8], at: PartIndex, texts: &[&st
             vec![insert(part.span.end - 1, said)]
         }
         _ if is_string => {
-            // The whole input of Responses, or the content of a message.
+            // The whole input in Responses, or the content of a message.
             let (open, close) = match part.span == message.span {
                 true => ("[{\"type\":\"message\",\"role\":\"user\",\"content\":[", "]}]"),
                 false => ("[", "]"),
@@ -52,7 +52,7 @@ pub fn say(conversation: &Conversation, body: &[u8], at: PartIndex, texts: &[&st
     }
 }
 
-/// The part, or the tool's answer in which it stands.
+/// The part, or the tool result that it is in.
 fn holder(message: &Message, at: usize) -> Option<&Part> {
     let part = message.parts.get(at)?;
     let mut before = message.parts[..at].iter().rev();
@@ -60,7 +60,7 @@ fn holder(message: &Message, at: usize) -> Option<&Part> {
     Some(before.find(holds).unwrap_or(part))
 }
 
-/// How a block of words begins, up to its literal.
+/// The start of a text block, up to its literal.
 fn opening(dialect: Dialect) -> &'static str {
     match dialect {
         Dialect::Anthropic | Dialect::OpenaiChat => "{\"type\":\"text\",\"text\":",
@@ -69,12 +69,12 @@ fn opening(dialect: Dialect) -> &'static str {
     }
 }
 
-/// Blocks of words that follow another.
+/// Text blocks that follow another block.
 fn blocks(dialect: Dialect, texts: &[&str]) -> String {
     texts.iter().map(|text| format!(",{}{}}}", opening(dialect), literal(text))).collect()
 }
 
-/// A message of these words alone.
+/// A message with only this text.
 fn message_of(dialect: Dialect, text: &str) -> String {
     match dialect {
         Dialect::OpenaiResponses => {
@@ -93,7 +93,7 @@ fn inside(text: &str) -> String {
     literal[1..literal.len() - 1].to_owned()
 }
 
-/// Whether a value is an item of a list, as what follows it tells.
+/// Whether a value is an item of a list, judged by the bytes around it.
 fn in_list(body: &[u8], span: Span) -> bool {
     let rest = body.get(span.end..).unwrap_or_default();
     let next = rest.iter().find(|byte| !byte.is_ascii_whitespace());

@@ -1,11 +1,11 @@
-//! Text of a summary, made harmless: what could pass for a turn, a tag or a special token carries a backslash,
-//! and what cannot be seen is written out.
+//! Makes the text of a summary harmless: what could be taken for a turn, a tag or a special token gets a
+//! backslash, and invisible characters are written out.
 //!
-//! A summary retells what nobody vouches for, and stands in a message of the user. Nothing is dropped, and
-//! nothing is lost: the text can be had back to the byte. `Human:` becomes `\Human:`, `</summary>` becomes
-//! `<\/summary>`, U+202E becomes `\u{202e}`; what was written so already gets one backslash more. Never panics.
+//! A summary repeats untrusted text, and is in a user message. Nothing is dropped, and the text can be
+//! restored byte for byte. `Human:` becomes `\Human:`, `</summary>` becomes `<\/summary>`, U+202E becomes
+//! `\u{202e}`; a text that is already written so gets another backslash. Never panics.
 
-/// The text with every marker defused.
+/// The text with every marker escaped.
 pub(super) fn defuse(text: &str) -> String {
     let text = visible(text);
     let mut defused = String::with_capacity(text.len() + 16);
@@ -19,13 +19,13 @@ pub(super) fn defuse(text: &str) -> String {
     defused
 }
 
-/// Whether a text has a marker that carries no backslash, or something that cannot be seen.
+/// Whether a text has a marker without a backslash, or an invisible character.
 #[cfg(test)]
 pub(super) fn has_live_marker(text: &str) -> bool {
     markers(text).iter().any(|at| !text[*at..].starts_with('\\')) || text.chars().any(is_invisible)
 }
 
-/// The text that was defused.
+/// The original of an escaped text.
 #[cfg(test)]
 pub(super) fn restore(defused: &str) -> String {
     let mut text = String::new();
@@ -38,11 +38,11 @@ pub(super) fn restore(defused: &str) -> String {
     invisible(&text)
 }
 
-/// Special tokens that are written as tags, with the rest of the name after a dash or without one.
+/// Special tokens that look like tags; names may continue after a dash.
 const TOKENS: [&str; 10] =
     ["s", "bos", "eos", "pad", "unk", "sys", "inst", "im", "start-of", "end-of"];
 
-/// Names of tags that speak for somebody, with the rest of the name after a dash or without one.
+/// Names of tags that speak for somebody; names may continue after a dash.
 const TAGS: [&str; 36] = [
     "summary",
     "user",
@@ -95,7 +95,7 @@ const BRACKETS: [&str; 9] = [
     "SUFFIX",
 ];
 
-/// Who can have a turn.
+/// The speakers of turns.
 const ROLES: [&str; 14] = [
     "human",
     "user",
@@ -113,13 +113,13 @@ const ROLES: [&str; 14] = [
     "response",
 ];
 
-/// Most characters of a tag's name that are looked at.
+/// Most characters of a tag's name that are checked.
 const NAME: usize = 64;
-/// Most characters before and after a role that may only decorate it.
+/// Most decorating characters before and after a role.
 const DECORATION: usize = 16;
 
-/// Where a backslash goes, in order: into every tag and token, and before every role that begins a line.
-/// Backslashes that are there already change nothing of this.
+/// Where backslashes are inserted, in order: into every tag and token, and before every role at the start of
+/// a line. Existing backslashes do not change the places.
 fn markers(text: &str) -> Vec<usize> {
     let mut markers = Vec::new();
     let (mut begins, mut before) = (true, None);
@@ -145,7 +145,7 @@ fn markers(text: &str) -> Vec<usize> {
     markers
 }
 
-/// Whether a bracket that `rest` follows begins a tag or a special token.
+/// Whether a bracket before `rest` begins a tag or a special token.
 fn is_tag(rest: &str, before: Option<char>) -> bool {
     if rest.trim_start_matches(is_filler).starts_with(['|', '｜']) {
         return true;
@@ -156,7 +156,7 @@ fn is_tag(rest: &str, before: Option<char>) -> bool {
         |one: &char| one.is_alphanumeric() || matches!(one, '_' | '-' | ':') || is_joiner(*one);
     let name: String = inside.chars().take_while(is_name).take(NAME).collect();
     let after = inside[name.len()..].trim_start_matches(is_filler);
-    // `a < user` is no tag, nor is `Vec<User>`.
+    // `a < user` is not a tag, nor is `Vec<User>`.
     if gap.chars().all(is_filler) && !gap.is_empty() && !after.starts_with(['>', '＞', '﹥']) {
         return false;
     }
@@ -176,7 +176,7 @@ fn is_bracket(rest: &str) -> bool {
     BRACKETS.iter().any(|name| rest.strip_prefix(name).is_some_and(|rest| rest.starts_with(']')))
 }
 
-/// Where the role stands with which a line begins as a turn does: with a colon after it, or alone.
+/// The position of a role at the start of a line that looks like a turn: with a colon after it, or by itself.
 fn role(line: &str) -> Option<usize> {
     let decorates = |one: &char| {
         is_filler(*one) || one.is_ascii_digit() || "#>*_`~-–—•·\"'“”‘’([{.)]}".contains(*one)
@@ -193,7 +193,7 @@ fn role(line: &str) -> Option<usize> {
     is_turn.then_some(place)
 }
 
-/// Where a word ends that a text begins with, in any case.
+/// The end of a word at the start of a text, ignoring case.
 fn spelled(text: &str, word: &str) -> Option<usize> {
     let mut letters = word.chars();
     let mut expected = letters.next();
@@ -208,17 +208,17 @@ fn spelled(text: &str, word: &str) -> Option<usize> {
     expected.is_none().then_some(text.len())
 }
 
-/// What may stand between a bracket and a name, or around a role, and says nothing.
+/// Whether a character between a bracket and a name, or around a role, has no meaning.
 fn is_filler(one: char) -> bool {
     (one.is_whitespace() && !matches!(one, '\n' | '\r')) || is_joiner(one)
 }
 
-/// What joins letters and emoji, and is not seen by itself; words of some languages need it.
+/// Whether a character joins letters or emoji and is invisible by itself; some languages need it.
 fn is_joiner(one: char) -> bool {
     matches!(one, '\u{200c}' | '\u{200d}' | '\u{fe0e}' | '\u{fe0f}')
 }
 
-/// What is not seen, or changes how the text around it is seen.
+/// Whether a character is invisible, or changes how the text around it looks.
 fn is_invisible(one: char) -> bool {
     let is_control = one.is_control() && !matches!(one, '\t' | '\n' | '\r');
     is_control
@@ -230,8 +230,8 @@ fn is_invisible(one: char) -> bool {
             | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
 }
 
-/// The text with what is not seen written out. Before it, and before what is written so already,
-/// backslashes are doubled: an odd number of them says that it was not seen.
+/// The text with invisible characters written out. Backslashes before them, and before text that looks
+/// written out, are doubled: an odd number marks an invisible character.
 fn visible(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     let mut run = 0;
@@ -250,7 +250,7 @@ fn visible(text: &str) -> String {
     shown
 }
 
-/// What is not seen, where a text begins with it written out, without its backslash.
+/// The invisible character that is written out at the start of a text, without its backslash.
 fn written_out(text: &str) -> Option<(char, &str)> {
     let (digits, rest) = text.strip_prefix("u{")?.split_once('}')?;
     let is_ours = !digits.starts_with('0') && digits.len() <= 6;
@@ -259,7 +259,7 @@ fn written_out(text: &str) -> Option<(char, &str)> {
     is_invisible(one).then_some((one, rest))
 }
 
-/// The opposite of [`visible`].
+/// Reverses [`visible`].
 #[cfg(test)]
 fn invisible(shown: &str) -> String {
     let (mut text, mut rest) = (String::new(), shown);

@@ -1,9 +1,8 @@
-//! The provider's own compaction: how it is asked for, and what it answers (`docs/protocols.md` 1.3, 1.5,
-//! 3.3).
+//! The provider's own compaction: requests for it, and responses (`docs/protocols.md` 1.3, 1.5, 3.3).
 //!
-//! Anthropic writes a signed block on demand, OpenAI a list of items of which it alone reads the last.
-//! Both are kept byte for byte, because reasoning after them rests on that. Whoever asks cuts the
-//! history first. Never panics; must not know where the request goes.
+//! Anthropic writes a signed block on request; OpenAI writes a list of items, the last of which only OpenAI
+//! can read. Both are kept byte for byte, because later reasoning depends on that. The caller cuts the
+//! history first. Never panics; must not know where the request is sent.
 
 use bytes::Bytes;
 use memchr::memmem;
@@ -14,25 +13,25 @@ use crate::dialect::reading::{Framing, ResponseReader};
 use crate::dialect::{Dialect, Usage, rewrite};
 use crate::wire::json::{Document, Value};
 
-/// What the `anthropic-beta` header has to list where a body asks for a compaction block, or holds one.
+/// The beta that the `anthropic-beta` header must list if a body requests a compaction block, or has one.
 pub const BETA: &str = "compact-2026-09-04";
 
-/// What a provider wrote.
+/// The summary that a provider wrote.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProviderSummary {
-    /// The messages that stand in place of those that it read, as they stand in a body.
+    /// The messages that replace those that it read, as JSON for the body.
     pub raw: String,
-    /// The words in it that can be read.
+    /// Its readable text.
     pub words: String,
-    /// Whether there is more that only the provider reads.
+    /// Whether another part of it is readable only for the provider.
     pub is_sealed: bool,
-    /// What it cost.
+    /// Its usage.
     pub usage: Usage,
 }
 
-/// Whether a provider of this dialect could be asked to compact this request: the dialect has it, and
-/// the request neither leaves compaction to the provider already nor is framed by a platform whose
-/// betas stand elsewhere (Bedrock, Vertex).
+/// Whether a provider of this dialect can be asked to compact this request: the dialect supports it, the
+/// request does not already leave compaction to the provider, and it is not for a platform that lists betas
+/// elsewhere (Bedrock, Vertex).
 pub fn is_possible(dialect: Dialect, body: &[u8]) -> bool {
     let named = |name: &str| memmem::find(body, name.as_bytes()).is_some();
     let document = || Document::read(body).unwrap_or_default();
@@ -41,7 +40,7 @@ pub fn is_possible(dialect: Dialect, body: &[u8]) -> bool {
     let alone = ["anthropic_version", "anthropic_beta", "thread"];
     match dialect {
         Dialect::Anthropic => {
-            // A block does not go with an edit that compacts at a threshold.
+            // A compaction block cannot be combined with an edit that compacts at a threshold.
             let compacts = named("\"compact_") && manages();
             let is_named = alone.iter().any(|name| named(&format!("\"{name}\"")));
             let has_one =
@@ -54,12 +53,12 @@ pub fn is_possible(dialect: Dialect, body: &[u8]) -> bool {
     }
 }
 
-/// Whether its provider can be told what to look at above all.
+/// Whether its provider accepts a focus.
 pub fn takes_instructions(dialect: Dialect) -> bool {
     dialect == Dialect::Anthropic
 }
 
-/// Where a request to `target` is compacted.
+/// The path for compacting a request to `target`.
 pub fn target(dialect: Dialect, target: &str) -> String {
     match (dialect, target.split_once('?')) {
         (Dialect::OpenaiResponses, Some((path, query))) => format!("{path}/compact?{query}"),
@@ -68,8 +67,8 @@ pub fn target(dialect: Dialect, target: &str) -> String {
     }
 }
 
-/// The body that asks for `body` to be compacted, all of its history. `instructions` take the place of
-/// the provider's own; `output`: output tokens that a summary needs. `None` where it cannot be asked.
+/// The body that requests compacting the whole history of `body`. `instructions` replace the provider's own;
+/// `output`: output tokens that a summary needs. `None` if it is not possible.
 pub fn ask(
     dialect: Dialect,
     body: &Bytes,
@@ -83,7 +82,7 @@ pub fn ask(
     }
 }
 
-/// Members that only shape a reply are refused, and so is `context_management`.
+/// Members that are refused with a compaction: those that shape a reply, and `context_management`.
 const NOT_COMPACTED: [&[&str]; 5] = [
     &["context_management"],
     &["stop_sequences"],
@@ -113,7 +112,7 @@ fn block(body: &Bytes, instructions: Option<&str>, output: u64) -> Option<Bytes>
         let is_less = most.as_u64().is_some_and(|most| most < output);
         is_less.then(|| replaced(body, most, &output.to_string()))
     })?;
-    // The client's own marker went with the tail: the history is read from the cache by this one.
+    // The client's own marker was cut off with the end: this one makes the history be read from the cache.
     let markers = memmem::find_iter(&body, b"\"cache_control\"").count();
     if (1..4).contains(&markers) {
         body = changed(&body, |root, body| {
@@ -124,7 +123,7 @@ fn block(body: &Bytes, instructions: Option<&str>, output: u64) -> Option<Bytes>
         .filter(|asked| asked.len() > body.len())
 }
 
-/// The body with one edit, if there is one to make.
+/// The body with this edit, or unchanged if there is none.
 fn changed(
     body: &Bytes,
     edit: impl FnOnce(Value<'_>, &[u8]) -> Option<crate::wire::splice::Edit>,
@@ -137,7 +136,7 @@ fn changed(
     }
 }
 
-/// Members that the endpoint takes.
+/// Members that the endpoint accepts.
 const COMPACTED: [&str; 7] = [
     "model",
     "input",
@@ -165,10 +164,11 @@ fn items(body: &Bytes) -> Option<Bytes> {
     Some(asked.into())
 }
 
-/// What a provider answered to [`ask`], with a good status.
+/// Reads a provider's successful response to [`ask`].
 ///
 /// # Errors
-/// Why it is no compaction; [`SummaryRejection::NotAsked`] where it answered something else.
+/// The reason why it is not a compaction; [`SummaryRejection::NotAsked`] if it is a response to something
+/// else.
 pub fn read(dialect: Dialect, body: &[u8]) -> Result<ProviderSummary, SummaryRejection> {
     let document = Document::read(body).map_err(|_| SummaryRejection::NotAsked)?;
     let root = document.root(body).ok_or(SummaryRejection::NotAsked)?;
@@ -183,7 +183,7 @@ pub fn read(dialect: Dialect, body: &[u8]) -> Result<ProviderSummary, SummaryRej
     let text = |value: Value<'_>| std::str::from_utf8(value.raw()).unwrap_or_default().to_owned();
     let (raw, words) = match dialect {
         Dialect::Anthropic => {
-            // `content: null` is a compaction that failed.
+            // With `content: null`, the compaction failed.
             let words = said("content").ok_or(SummaryRejection::Empty)?.into_owned();
             (format!(r#"{{"role":"assistant","content":[{}]}}"#, text(one)), words)
         }
@@ -205,7 +205,7 @@ pub fn read(dialect: Dialect, body: &[u8]) -> Result<ProviderSummary, SummaryRej
     Ok(ProviderSummary { raw, words, is_sealed, usage })
 }
 
-/// What a compaction cost is not in the top level (`docs/protocols.md` 1.4).
+/// Adds the usage of a compaction, which is not in the top level (`docs/protocols.md` 1.4).
 fn iterations(root: Value<'_>, usage: &mut Usage) {
     let Some(all) = root.path(&["usage", "iterations"]) else { return };
     let compacts = |one: &Value<'_>| one.get_text("type").as_deref() == Some("compaction");

@@ -1,12 +1,12 @@
-//! How many values are read of one text: each takes memory, whatever it says.
+//! How many values are read of one text: each takes memory, whatever it contains.
 //!
-//! Must not know how they are kept.
+//! Must not know how values are stored.
 
-/// Most values of a text of so many bytes. Real ones have one every eight bytes and more; a text of nothing
-/// but commas would take ten times its length.
+/// The most values of a text of `length` bytes. Real texts have at most one every eight bytes; a text of only
+/// commas would take ten times its length.
 pub fn most_values(length: usize) -> usize {
     (length / 4).max(SHORT)
 }
 
-/// As many values are read of any text, however short.
+/// The number of values that is read of any text, however short.
 const SHORT: usize = 1 << 16;

@@ -1,29 +1,29 @@
-//! JSON strings: where they end, and what they mean, their escapes resolved.
+//! JSON strings: where they end, and their text with escapes resolved.
 //!
-//! Trusting: what is no escape stays as it is, and half a surrogate is U+FFFD. Never panics.
+//! Lenient: an invalid escape stays as it is, and a lone surrogate becomes U+FFFD. Never panics.
 
 use std::borrow::Cow;
 
-/// The meaning of a string literal that stands alone, as [`super::Value::text`] has it; `None` where `raw`
-/// is none.
+/// The text of a string literal by itself, like [`super::Value::text`]; `None` if `raw` is not a string
+/// literal.
 pub fn text_of(raw: &[u8]) -> Option<Cow<'_, str>> {
     let inner = raw.strip_prefix(b"\"")?;
     let (quote, escaped) = closing_quote(inner, 0)?;
     (quote + 1 == inner.len()).then(|| meaning(&inner[..quote], escaped))
 }
 
-/// What the bytes between a string's quotes mean; `escaped`: with at least one backslash.
+/// The text of the bytes between a string's quotes; `escaped`: they contain a backslash.
 pub(super) fn meaning(raw: &[u8], escaped: bool) -> Cow<'_, str> {
     if escaped {
         return Cow::Owned(unescape(raw));
     }
-    // Looking for what is broken goes byte by byte; that nothing is, is known sooner.
+    // Replacing broken UTF-8 goes byte by byte; checking that nothing is broken is faster.
     let plain = std::str::from_utf8(raw).map(Cow::Borrowed);
     plain.unwrap_or_else(|_| String::from_utf8_lossy(raw))
 }
 
-/// Where the quote is that ends the string whose words begin at `at`, and whether a backslash stands
-/// in them.
+/// The position of the quote that ends the string whose content begins at `at`, and whether the content
+/// contains a backslash.
 pub(super) fn closing_quote(bytes: &[u8], mut at: usize) -> Option<(usize, bool)> {
     let mut escaped = false;
     loop {
@@ -36,14 +36,14 @@ pub(super) fn closing_quote(bytes: &[u8], mut at: usize) -> Option<(usize, bool)
     }
 }
 
-/// Resolves JSON escapes; what is no escape stays as it is.
+/// Resolves JSON escapes; an invalid escape stays as it is.
 fn unescape(raw: &[u8]) -> String {
     let mut out = Vec::with_capacity(raw.len());
     append_unescaped(raw, &mut out);
     String::from_utf8(out).unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned())
 }
 
-/// The same, added to `out`; broken UTF-8 stays as it stands.
+/// Like [`unescape`], appended to `out`; broken UTF-8 stays unchanged.
 pub(super) fn append_unescaped(raw: &[u8], out: &mut Vec<u8>) {
     let mut rest = raw;
     while !rest.is_empty() {
@@ -65,7 +65,7 @@ pub(super) fn append_unescaped(raw: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// The character that an escape at the front means, and how many bytes it takes.
+/// The character of the escape at the front, and the escape's length in bytes.
 fn escape(bytes: &[u8]) -> (char, usize) {
     match bytes.get(1) {
         Some(b'n') => ('\n', 2),
@@ -95,9 +95,8 @@ fn unicode_escape(bytes: &[u8]) -> (char, usize) {
     (char::from_u32(first).unwrap_or(char::REPLACEMENT_CHARACTER), 6)
 }
 
-/// How many bytes from the front are neither a quote nor a backslash. Eight at a time, because
-/// source code in JSON has a backslash every few words, where a call to `memchr` costs more than it
-/// finds.
+/// The number of bytes at the front that are neither quotes nor backslashes. Reads eight at a time: source
+/// code in JSON has a backslash every few words, where a call to `memchr` costs more than it saves.
 fn plain_run(bytes: &[u8]) -> usize {
     const ONES: u64 = 0x0101_0101_0101_0101;
     const HIGH: u64 = 0x8080_8080_8080_8080;

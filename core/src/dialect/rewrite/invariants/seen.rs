@@ -1,7 +1,7 @@
-//! A request as the law sees it: its parts by what they are, and what they are after a splice.
+//! A request as the checks see it: its parts before and after a splice.
 //!
-//! A splice that conflicts, breaks the JSON, changes a byte outside an edit or the prompt's head is
-//! against the law, whatever it was for. Must not know what the edits were for.
+//! A splice that conflicts, makes the JSON invalid, or changes a byte outside an edit or in the prompt's head
+//! is wrong, whatever its purpose. Must not know the purpose of the edits.
 
 use bytes::Bytes;
 
@@ -10,10 +10,10 @@ use crate::dialect::{Conversation, Dialect, Part, PartIndex, PartKey, PartKind, 
 use crate::wire::json::Document;
 use crate::wire::splice::{Edit, splice};
 
-/// What a part is, wherever it stands in its message.
+/// The content of a part, without its place in the message.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct PartSnapshot {
-    /// Counted only where a message is more than one item.
+    /// Only compared if a message has several items.
     message: usize,
     pub(super) kind: PartKind,
     role: Role,
@@ -21,37 +21,37 @@ pub(super) struct PartSnapshot {
     name: Option<Box<str>>,
     is_error: bool,
     pub(super) key: Option<PartKey>,
-    /// Of its words, its seal and its data, as written. `None`: they do not count.
+    /// The hash of its text, seal and data as in the body. `None` if they are not compared.
     pub(super) bytes: Option<PartKey>,
 }
 
 impl PartSnapshot {
-    /// A message before it may have gone.
+    /// Adapts it to the removal of an earlier message.
     pub(super) fn moves_up(&mut self, gone: usize) {
         self.message -= usize::from(self.message > gone);
     }
 
-    /// Its words gave way to others, and with them its key.
+    /// Marks its text as replaced, and with it its key.
     pub(super) fn give_way(&mut self) {
         (self.key, self.bytes) = (None, None);
     }
 }
 
-/// The same parts; else the first that is not.
+/// Asserts that two lists of parts are equal; shows the first that differs.
 pub(super) fn agree(snapshots: &[PartSnapshot], expected: &[PartSnapshot]) {
     let differing = snapshots.iter().zip(expected).position(|(one, two)| one != two);
     let at = differing.unwrap_or(snapshots.len().min(expected.len()));
     assert_eq!(snapshots.get(at), expected.get(at), "part {at}");
 }
 
-/// Faces without those of these numbers.
+/// The parts without those at these indexes.
 pub(super) fn without(mut snapshots: Vec<PartSnapshot>, gone: &[usize]) -> Vec<PartSnapshot> {
     let mut at = 0..;
     snapshots.retain(|_| at.next().is_none_or(|at| !gone.contains(&at)));
     snapshots
 }
 
-/// A request, read.
+/// A request that was read.
 pub(super) struct RequestSnapshot<'a> {
     target: &'a str,
     pub(super) body: Bytes,
@@ -76,13 +76,13 @@ impl<'a> RequestSnapshot<'a> {
         &self.read.messages[at.message].parts[at.part]
     }
 
-    /// The number of a part among all of the history.
+    /// The index of a part among all parts of the history.
     pub(super) fn number(&self, at: PartIndex) -> usize {
         let before = self.read.messages[..at.message].iter().map(|message| message.parts.len());
         before.sum::<usize>() + at.part
     }
 
-    /// Numbers of the parts inside another.
+    /// The indexes of the parts inside another.
     pub(super) fn held(&self, at: PartIndex) -> Vec<usize> {
         let parts = &self.read.messages[at.message].parts;
         let inner =
@@ -90,25 +90,25 @@ impl<'a> RequestSnapshot<'a> {
         (self.number(at) + 1..).take(inner.count()).collect()
     }
 
-    /// Numbers of the parts of which this holds.
+    /// The indexes of the parts that match.
     pub(super) fn those(&self, holds: impl Fn(&Part) -> bool) -> Vec<usize> {
         let parts = self.read.parts().enumerate().filter(|(_, part)| holds(part));
         parts.map(|(at, _)| at).collect()
     }
 
-    /// Numbers of words of no length: where a string becomes a list, they have no block.
+    /// The indexes of empty texts: if a string becomes a list, they have no block.
     pub(super) fn empty(&self) -> Vec<usize> {
         self.those(|part| !says_something(part))
     }
 
-    /// Numbers of the reasoning of a message, in it.
+    /// The indexes of reasoning within a message.
     pub(super) fn reasoning(&self, message: usize) -> Vec<usize> {
         let parts = self.read.messages[message].parts.iter().enumerate();
         let reasoning = parts.filter(|(_, part)| part.kind == PartKind::Reasoning);
         reasoning.map(|(at, _)| at).collect()
     }
 
-    /// What its words, its seal and its data are, as written.
+    /// Its text, seal and data as in the body.
     pub(super) fn literals(&self, part: &Part) -> Vec<&[u8]> {
         let data = part.media.iter().filter_map(|media| media.data);
         let spans = part.texts.iter().copied().chain(part.sealed).chain(data);
@@ -133,8 +133,8 @@ impl<'a> RequestSnapshot<'a> {
         parts.map(snapshot).collect()
     }
 
-    /// The same in Chat Completions without what has no meaning there: the order of reasoning among
-    /// the parts, and which of several fields is read.
+    /// In Chat Completions, ignores what has no meaning there: the order of reasoning among the parts, and
+    /// which of several members is read.
     pub(super) fn ordered(&self, mut snapshots: Vec<PartSnapshot>) -> Vec<PartSnapshot> {
         if self.is(Dialect::OpenaiChat) {
             snapshots
@@ -146,7 +146,8 @@ impl<'a> RequestSnapshot<'a> {
         snapshots
     }
 
-    /// The request after a splice: JSON as much as it was, the same bytes outside, the same head.
+    /// The request after a splice; asserts that the JSON is as valid as before, and that bytes outside the
+    /// edits and the head are unchanged.
     pub(super) fn after(&self, mut edits: Vec<Edit>) -> Self {
         let slices = splice(&self.body, edits.clone());
         assert!(slices.is_ok(), "{slices:?}");
@@ -171,7 +172,7 @@ impl<'a> RequestSnapshot<'a> {
         after
     }
 
-    /// The words of a string literal.
+    /// The text of a string literal.
     pub(super) fn words_at(&self, span: Span) -> String {
         let raw = span.of(&self.body);
         let document = Document::read(raw).unwrap_or_default();
