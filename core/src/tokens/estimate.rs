@@ -635,3 +635,6 @@ mod tests {
         }
     }
 }
+
+#[cfg(test)]
+mod structure;

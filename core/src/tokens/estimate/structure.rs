@@ -1,0 +1,180 @@
+//! What stands around parts, by model and protocol, as it was measured (`docs/estimates.md` 1.3): the words of each part
+//! are counted by themselves and taken off.
+
+use super::*;
+use crate::dialect::models::Catalogue;
+use crate::dialect::{self, Role};
+
+/// What one model's provider puts around parts, tokens.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Around {
+    text: u32,
+    call: u32,
+    /// Of a result by its id alone: what stands around it, and what more where it is read as JSON.
+    result: (u32, u64),
+    /// What the name of its tool adds to it.
+    named: u32,
+    /// Of a tool, of a response schema, and how much of a tool's words is left, percent.
+    tools: (u32, u32, u32),
+    /// With the first tool, and with the first that comes in the history.
+    first: (u32, u32),
+    reasoning: u32,
+    /// Of a prompt that grew from none.
+    opening: u64,
+    /// Of one that grew, with no, one and two results.
+    growing: [i64; 3],
+}
+
+const BODY: &str = r#"{"model":"m","input":[
+    {"role":"user","content":"How deep is the harbour?"},
+    {"type":"reasoning","encrypted_content":"AAAAAAAAAAAAAA","summary":[]},
+    {"type":"function_call","call_id":"c","name":"shell","arguments":"{}"},
+    {"type":"function_call_output","call_id":"c","output":"Three metres and a half."},
+    {"type":"function_call_output","call_id":"d","output":"Three metres and a half."}],
+    "tools":[{"type":"function","name":"shell","description":"Runs a command of the shell and tells what it wrote, to its end.","parameters":{"type":"object"}}]}"#;
+
+fn around(name: &str, dialect: Dialect) -> Around {
+    let mut read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", BODY.as_bytes());
+    read.dialect = dialect;
+    let model = Catalogue::default().model(name, "");
+    let whole = Tokenizer::whole(model.family);
+    let words = |text: &str| whole.reply().words(text);
+    let counter = || whole.counter(&read, BODY.as_bytes(), &model);
+    let part = |at: usize| read.parts().nth(at).unwrap();
+    let result = words("Three metres and a half.");
+    let mut unnamed = counter();
+    let bare = unnamed.part(part(4)) - result;
+    let mut named = counter();
+    let by_name = named.part(part(3)) - result;
+    let tool = &read.tools[0];
+    let text = String::from_utf8_lossy(tool.span.of(BODY.as_bytes()));
+    let (tool_words, tool_tokens) = (words(&text), counter().part(tool));
+    let schema = Part { is_schema: true, ..tool.clone() };
+    // A tool of no words at all costs what stands around it.
+    let blank = Part { texts: vec![part(2).texts[0]], ..tool.clone() };
+    let kept = counter().shape.tool_percent;
+    let rest = u64::from(words("{}")) * u64::from(kept) / 100;
+    let tool_around = counter().part(&blank) - rest as u32;
+    let left = (u64::from(tool_words) * u64::from(kept) / 100) as u32;
+    assert_eq!(tool_tokens, left + tool_around, "{name}: so much of its words is left");
+    let mut read_as_json = counter();
+    read_as_json.part(part(3));
+    assert_eq!(
+        read_as_json.reading(),
+        match unnamed.reading() {
+            0 if !name.contains("2.0") || dialect != Dialect::Gemini => 0,
+            more => more + u64::from(words("shell")),
+        },
+        "{name}: it is introduced by the tool's name"
+    );
+    Around {
+        text: counter().part(part(0)) - words("How deep is the harbour?"),
+        call: counter().part(part(2)) - words("{}") - words("shell"),
+        result: (bare, unnamed.reading()),
+        named: by_name - bare,
+        tools: (tool_around, counter().part(&schema) - tool_tokens, kept),
+        first: (counter().offering(), counter().loading()),
+        reasoning: counter().part(part(1)) - 2,
+        opening: counter().opening(),
+        growing: [0, 1, 2].map(|results| counter().growing(results)),
+    }
+}
+
+/// GPT: six and the name around a result, and what wraps parallel calls is not sent back (1.3).
+#[test]
+fn what_gpt_puts_around_parts() {
+    let gpt_5 = Around {
+        text: 4,
+        call: 6,
+        result: (6, 0),
+        named: 2, // `functions.shell`
+        tools: (8, 0, 60),
+        first: (0, 80),
+        reasoning: 2,
+        opening: 3,
+        growing: [2, 2, 2],
+    };
+    assert_eq!(around("gpt-5", Dialect::OpenaiResponses), gpt_5);
+    let in_chat = Around { result: (5, 0), first: (80, 0), growing: [-3; 3], ..gpt_5 };
+    assert_eq!(around("gpt-5", Dialect::OpenaiChat), in_chat);
+    let of_4o = Around { result: (3, 0), growing: [3, 2, -20], ..gpt_5 };
+    assert_eq!(around("gpt-4o", Dialect::OpenaiResponses), of_4o);
+    let in_chat = Around { first: (0, 0), growing: [4, 2, 2], ..of_4o };
+    assert_eq!(around("gpt-4o", Dialect::OpenaiChat), in_chat);
+    // An older vocabulary; and one that nobody knows, whose results have no names.
+    let old = around("gpt-4", Dialect::OpenaiResponses);
+    assert_eq!((old.growing, old.result), ([3, 2, 2], (3, 0)));
+    let others = Around { named: 0, tools: (8, 0, 100), first: (100, 0), ..in_chat };
+    assert_eq!(around("deepseek-chat", Dialect::OpenaiChat), others);
+    let unknown = Around { result: (5, 0), growing: [-3; 3], ..others };
+    assert_eq!(around("nobody-knows", Dialect::OpenaiChat), unknown, "it may reason");
+}
+
+#[test]
+fn what_claude_puts_around_parts() {
+    let claude = Around {
+        text: 0,
+        call: 30,
+        result: (38, 0),
+        named: 0,
+        tools: (20, 95, 100),
+        first: (487, 0),
+        reasoning: 0,
+        opening: 7,
+        growing: [2, -25, -25],
+    };
+    assert_eq!(around("claude-opus-4-5", Dialect::Anthropic), claude);
+    let new = Around {
+        call: 36,
+        result: (48, 0),
+        tools: (28, 95, 100),
+        first: (440, 0),
+        growing: [2, -43, -43],
+        ..claude
+    };
+    assert_eq!(around("claude-opus-5", Dialect::Anthropic), new);
+    let opus_4_7 = Around { first: (645, 0), ..new };
+    assert_eq!(around("claude-opus-4-7", Dialect::Anthropic), opus_4_7, "the catalogue says more");
+}
+
+/// Gemini reads results as JSON, where a stream does not drop that; its gateways hand them on as text.
+#[test]
+fn what_gemini_puts_around_parts() {
+    let exact = bpe::is_exact(Family::Gemini);
+    let (text, result, read) = if exact { (0, 2, 8) } else { (1, 1, 6) };
+    let gemini = |read| Around {
+        text,
+        call: 8,
+        result: (result, read),
+        named: 0,
+        tools: (12, 0, 45),
+        first: (0, 0),
+        reasoning: 0,
+        opening: 0,
+        growing: [0; 3],
+    };
+    assert_eq!(around("gemini-2.5-pro", Dialect::Gemini), gemini(read));
+    assert_eq!(around("gemini-2.5-pro", Dialect::OpenaiChat), gemini(read));
+    assert_eq!(around("gemini-2.5-pro", Dialect::OpenaiResponses), gemini(0));
+    assert_eq!(around("gemini-2.0-flash", Dialect::Gemini), gemini(0));
+    assert_eq!(around("gemini-2.0-flash", Dialect::OpenaiChat), gemini(read));
+}
+
+/// What is a mere mark, or is told by another part, is no part of the prompt.
+#[test]
+fn what_is_not_in_the_prompt_costs_nothing() {
+    let read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", BODY.as_bytes());
+    let model = Catalogue::default().model("gpt-5", "");
+    let mut counter = Tokenizer::whole(model.family).counter(&read, BODY.as_bytes(), &model);
+    let bare = |kind| Part { kind, texts: Vec::new(), ..read.tools[0].clone() };
+    assert_eq!([PartKind::Tool, PartKind::Opaque].map(|kind| counter.part(&bare(kind))), [0, 0]);
+    assert_eq!(counter.part(&bare(PartKind::Text)), 4, "other parts cost what stands around them");
+    let opaque = Part { kind: PartKind::Opaque, role: Role::User, ..read.tools[0].clone() };
+    let text = String::from_utf8_lossy(opaque.span.of(BODY.as_bytes()));
+    assert_eq!(counter.part(&opaque), Tokenizer::whole(model.family).reply().words(&text));
+    // What a client's own search found are tools that come in the history.
+    let result = read.parts().nth(4).unwrap();
+    let found = Part { name: Some("tool_search".into()), ..result.clone() };
+    let named = Part { name: Some("tool_find".into()), ..result.clone() };
+    assert_eq!(counter.part(&found) - counter.part(&named), 80);
+}
