@@ -107,3 +107,6 @@ fn goal(
     // What a limit counts is the base64, or the file, which is smaller.
     Some(Goal { side, bytes: bytes / 4 * 3 })
 }
+
+#[cfg(test)]
+mod tests;
