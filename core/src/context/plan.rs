@@ -107,7 +107,7 @@ impl PlanRequest<'_> {
 
 /// Why something was decided, or was not; a metric label. [`DecisionReason::rule`] says it in words, and
 /// where it is written down.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, strum::EnumIter)]
 #[serde(rename_all = "snake_case")]
 pub enum DecisionReason {
     /// The window fills.

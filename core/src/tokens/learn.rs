@@ -1076,3 +1076,6 @@ mod tests {
         }
     }
 }
+
+#[cfg(test)]
+mod session;

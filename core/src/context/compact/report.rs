@@ -130,3 +130,6 @@ fn ready(ledger: &Ledger, line: &HashSet<&str>, since: Millis) -> Option<Compact
     let ready = fresh.filter(|one| line.contains(&*one.request) && !is_used(one));
     ready.max_by_key(|one| one.at).map(|one| CompactionReport::of(one))
 }
+
+#[cfg(test)]
+mod tests;

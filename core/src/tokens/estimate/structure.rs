@@ -178,3 +178,74 @@ fn what_is_not_in_the_prompt_costs_nothing() {
     let named = Part { name: Some("tool_find".into()), ..result.clone() };
     assert_eq!(counter.part(&found) - counter.part(&named), 80);
 }
+
+/// Past what is tokenised a short text costs as much for its length as what was counted so far, and by its family where
+/// nothing was.
+#[test]
+fn what_is_not_counted_costs_by_its_length() {
+    let text = "a word ".repeat(30); // 210 bytes
+    let limited = |family, limit| Tokenizer { limit, ..Tokenizer::whole(family) };
+    let by_length = [
+        (Family::O200k, 51),
+        (Family::Cl100k, 51),
+        (Family::Gemini, 59),
+        (Family::Claude, 59),
+        (Family::ClaudeNew, 80),
+        (Family::Other, 56),
+    ];
+    for (family, tokens) in by_length {
+        assert_eq!(limited(family, 0).reply().words(&text), tokens, "{family:?}");
+        let unloaded = Tokenizer { encoding: None, ..Tokenizer::whole(family) };
+        assert_eq!(unloaded.reply().words(&text), tokens, "{family:?}");
+    }
+    let mut counter = limited(Family::O200k, 20).reply();
+    let counted = counter.words("0 1 2 3 4 5 6 7 8 9 "); // 20 bytes
+    assert_eq!((counted, counter.counting()), (counter.worded() as u32, CountingMethod::Exact));
+    let short = counter.words(&text);
+    assert_eq!(short, (210.0 * f64::from(counted) / 20.0).round() as u32);
+    assert_eq!(counter.counting(), CountingMethod::Length);
+    assert_eq!(counter.worded(), u64::from(counted + short));
+    // Of a tokenizer that nobody knows each token is a little more.
+    let plain = Tokenizer::whole(Family::O200k).reply().words(&text);
+    let unknown = Tokenizer::whole(Family::Other).reply().words(&text);
+    assert_eq!(unknown, (f64::from(plain) * 1.1).round() as u32);
+}
+
+/// Samples stand for a long text: so many of so many bytes, evenly spread, and never more than are left.
+#[test]
+fn samples_are_spread_evenly() {
+    let text: String = (0..20_000).map(|n| format!("{n:05} ")).collect();
+    let begins: Vec<&str> = samples(&text, 4).map(|sample| &sample[..6]).collect();
+    assert_eq!(begins, ["00000 ", "05000 ", "10000 ", "15000 "]);
+    assert!(samples(&text, 4).all(|sample| sample.len() == SAMPLE_BYTES));
+    let mut counter = Tokenizer { limit: 0, ..Tokenizer::whole(Family::Claude) }.reply();
+    let whole =
+        Tokenizer { limit: usize::MAX, ..Tokenizer::whole(Family::Claude) }.reply().words(&text);
+    let sampled = counter.words(&text);
+    assert!(sampled.abs_diff(whole) < whole / 50, "{sampled} for {whole}");
+    assert_eq!(counter.looked, 120_000 / (2 * SAMPLE_BYTES) * SAMPLE_BYTES);
+    assert_eq!(counter.samples, SAMPLES - 14);
+    // The looks of the samples are those of all of it.
+    let mut all = Tokenizer { limit: usize::MAX, ..Tokenizer::whole(Family::Claude) }.reply();
+    all.words(&text);
+    let [told, is] = [counter.tally().tokens(), all.tally().tokens()];
+    assert!(told.abs_diff(is) < is / 50, "{told} for {is}");
+}
+
+/// A name that may not be read leaves no trace in what the text looks like.
+#[test]
+fn a_name_that_may_not_be_read_is_counted_aside() {
+    let mut read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", BODY.as_bytes());
+    read.dialect = Dialect::Gemini;
+    let model = Catalogue::default().model("gemini-2.5-pro", "");
+    let whole = Tokenizer::whole(Family::Gemini);
+    let mut counter = whole.counter(&read, BODY.as_bytes(), &model);
+    counter.part(read.parts().nth(3).unwrap());
+    let mut words = whole.reply();
+    words.words("Three metres and a half.");
+    assert_eq!((counter.worded(), counter.tally()), (words.worded(), words.tally()));
+    let once = counter.reading();
+    counter.part(read.parts().nth(3).unwrap());
+    assert!(once > 0);
+    assert_eq!(counter.reading(), 2 * once);
+}

@@ -288,3 +288,122 @@ fn sections_and_reasoning_are_told_once() {
     assert_eq!(view.clone().made_of(Some(&MessageTokens::default())), view);
     assert_eq!(view.clone().made_of(None).with(None), view);
 }
+
+/// What is shown between turns and of a request on its way: each number is the turn's, the plan's or the estimate's.
+#[test]
+fn a_view_says_what_its_turn_and_its_plan_say() {
+    use crate::context::budget::CarryOver;
+    use crate::context::scene::{SessionFixture, messages};
+    use crate::dialect::refusal::RefusalCause;
+    let scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
+    let said = scene.reply(&serde_json::json!([{"type": "text", "text": "Aye."}]));
+    let mut turn = scene.turn(&said);
+    let made = ChangeCounts { cut: 3, ..<_>::default() };
+    let new = ChangeCounts { cut: 1, ..<_>::default() };
+    turn.done = RewriteSummary {
+        made,
+        new,
+        tokens_removed: 100,
+        tokens_pruned: 40,
+        tokens_compacted: 7,
+        mode: Mode::Shadow,
+        held_out: true,
+        resent: Some(RefusalCause::Structure),
+        ..RewriteSummary::default()
+    };
+    turn.counted = Some(ProviderCount { as_it_came: true, tokens: 901 });
+    turn.usage.tool_use_prompt = Some(12);
+    turn.estimate.as_mut().unwrap().tokens = 990;
+    let carry = CarryOver { tokens: 960, reasoning: 30, ..CarryOver::default() };
+    turn.carry = Some(carry);
+    let rewriting = RewriteView {
+        mode: Mode::Shadow,
+        held_out: true,
+        resent: true,
+        taken_back: false,
+        overflow: None,
+        made,
+        new,
+        summary_by: None,
+        tokens_removed: 100,
+        tokens_pruned: 40,
+        tokens_compacted: 7,
+    };
+    let after = ContextView::after(&turn);
+    let expected = ContextView {
+        basis: Some(EstimateBasis { input: 900, output: 100, cut: false, new: 0, gone: 40 }),
+        last_error_percent: Some(10.0),
+        counted: turn.counted,
+        tool_use_prompt: Some(12),
+        rewriting,
+        ..ContextView::new(after.breakdown, turn.window, turn.reserve)
+    };
+    assert_eq!(after, expected);
+    assert_eq!((after.total, after.breakdown.reasoning), (960, 30));
+    // The estimate was too low by a tenth, and of hidden input it is no measure.
+    turn.estimate.as_mut().unwrap().tokens = 810;
+    assert_eq!(ContextView::after(&turn).last_error_percent, Some(-10.0));
+    turn.usage.hosted_tools = true;
+    let hidden = ContextView::after(&turn);
+    let told = (hidden.last_error_percent, hidden.hidden_input);
+    assert_eq!(told, (None, Some(HiddenInput::HostedTools)));
+    turn.usage.hosted_tools = false;
+    // A request that grew from it.
+    let estimate = Estimate {
+        tokens: 1_100,
+        new: 105,
+        gone: 5,
+        method: EstimateMethod::Anchored,
+        ..turn.estimate.clone().unwrap()
+    };
+    let before =
+        |estimate: &Estimate| ContextView::before(estimate, 200_000, 9, Some(&turn), &turn.done);
+    let expected = ContextView {
+        method: Some(EstimateMethod::Anchored),
+        basis: Some(EstimateBasis { input: 900, output: 100, cut: false, new: 105, gone: 5 }),
+        last_error_percent: Some(-10.0),
+        rewriting,
+        in_flight: true,
+        ..ContextView::new(estimate.breakdown, 200_000, 9)
+    };
+    assert_eq!(before(&estimate), expected);
+    let anew = Estimate { method: EstimateMethod::Estimated, ..estimate };
+    assert_eq!(
+        (before(&anew).basis, before(&anew).method),
+        (None, Some(EstimateMethod::Estimated))
+    );
+    // Nothing was reported: all is estimated.
+    turn.usage.input = None;
+    let silent = ContextView::after(&turn);
+    assert_eq!((silent.basis, silent.method), (None, Some(turn.estimate.unwrap().method)));
+    assert_eq!(silent.last_error_percent, None);
+    // Nothing of it is written where nothing was new.
+    let json = |tokens_pruned| {
+        serde_json::to_value(RewriteView { tokens_pruned, ..rewriting }).unwrap()["tokens_pruned"]
+            .as_u64()
+    };
+    assert_eq!((json(0), json(7)), (None, Some(7)));
+}
+
+/// A reply without reported input measures nothing, and an input of nothing no error.
+#[test]
+fn no_input_is_no_error() {
+    use crate::context::scene::{SessionFixture, messages};
+    let scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
+    let mut turn = scene.turn(&scene.reply(&serde_json::json!([{"type": "text", "text": "Aye."}])));
+    turn.usage.input = Some(0);
+    assert_eq!(ContextView::after(&turn).last_error_percent, None);
+    turn.usage.input = Some(turn.estimate.as_ref().unwrap().tokens);
+    assert_eq!(ContextView::after(&turn).last_error_percent, Some(0.0));
+}
+
+/// What has no number is not written.
+#[test]
+fn deferred_tools_are_written_where_there_are_more() {
+    let written = |deferred_more| {
+        serde_json::to_value(MessageTokens { deferred_more, ..MessageTokens::default() }).unwrap()
+            ["deferred_more"]
+            .as_u64()
+    };
+    assert_eq!((written(0), written(3)), (None, Some(3)));
+}
