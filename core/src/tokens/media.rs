@@ -71,13 +71,10 @@ fn picture(width: u32, height: u32, family: Family, cost: PictureCost) -> u32 {
             let patches = width.div_ceil(32) * height.div_ceil(32);
             (patches.min(1_536) * 6).div_ceil(5)
         }
-        Family::Gemini => match width.max(height) {
-            0..=384 => 258,
-            _ => {
-                let (width, height) = within(width, height, 3_072);
-                258 * width.div_ceil(768) * height.div_ceil(768)
-            }
-        },
+        Family::Gemini => {
+            let (width, height) = within(width, height, 3_072);
+            258 * width.div_ceil(768) * height.div_ceil(768)
+        }
     }
 }
 

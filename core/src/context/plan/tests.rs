@@ -773,3 +773,43 @@ fn what_is_given_up_is_not_decided_again() {
     known.add([echo(DecisionReason::Birth, ReasoningAction::Back)]);
     assert!(!known.takes_out_unrefused());
 }
+
+/// A cut that was free while its client left reasoning out would make that void which comes back: it is let go where
+/// the model binds reasoning, and policy does not accept its loss.
+#[test]
+fn a_cut_is_let_go_where_reasoning_comes_back_behind_it() {
+    let call = |all: &Value, at: usize| all[at]["content"][0].clone();
+    let all = messages("ucrcrau");
+    let upto = |count: usize| all.as_array().unwrap()[..count].iter().cloned().collect::<Value>();
+    // Of each case: how many cuts are left of the one, once its client sends the reasoning of these messages.
+    let left = |name, thinks: &[usize], change: fn(&mut SessionFixture)| {
+        let mut scene = SessionFixture::of(name, &upto(1));
+        scene.answered(&json!([call(&all, 1)]));
+        scene.send(&upto(3));
+        scene.answered(&json!([thinking(3), call(&all, 3)]));
+        scene.send(&upto(5));
+        let fact = cut(&scene, 2, PRESSURE);
+        scene.ledger.add(fact);
+        scene.answered(&json!([{"type": "text", "text": "Said 5."}]));
+        let mut sends = all.clone();
+        for at in thinks {
+            sends[*at]["content"] = json!([thinking(*at), call(&all, *at)]);
+        }
+        scene.send(&sends);
+        change(&mut scene);
+        let mut known = scene.known();
+        assert_eq!(known.cuts_here().count(), 1);
+        known.spares_reasoning(&scene.request());
+        known.cuts_here().count()
+    };
+    assert_eq!(left(BOUND, &[3], |_| {}), 0);
+    assert_eq!(left(BOUND, &[], |_| {}), 1, "none comes back");
+    assert_eq!(left(BOUND, &[1], |_| {}), 1, "it stands before the cut");
+    assert_eq!(left(FREE, &[3], |_| {}), 1, "it is not bound");
+    assert_eq!(left(BOUND, &[3], |it| it.policy.prune.accept_reasoning_loss = true), 1);
+    let strip = |it: &mut SessionFixture| {
+        it.policy.reasoning.strip_from_context = crate::context::policy::StripPolicy::All;
+    };
+    assert_eq!(left(BOUND, &[3], strip), 1, "policy takes it out");
+    assert_eq!(left(BOUND, &[3], |it| it.name = "another"), 1, "it is another model's");
+}

@@ -27,7 +27,7 @@ struct Around {
 
 const BODY: &str = r#"{"model":"m","input":[
     {"role":"user","content":"How deep is the harbour?"},
-    {"type":"reasoning","encrypted_content":"AAAAAAAAAAAAAA","summary":[]},
+    {"type":"reasoning","encrypted_content":"AAAAAAAAAAAAAAAAAAAAAAAAAAAA","summary":[]},
     {"type":"function_call","call_id":"c","name":"shell","arguments":"{}"},
     {"type":"function_call_output","call_id":"c","output":"Three metres and a half."},
     {"type":"function_call_output","call_id":"d","output":"Three metres and a half."}],
@@ -74,7 +74,7 @@ fn around(name: &str, dialect: Dialect) -> Around {
         named: by_name - bare,
         tools: (tool_around, counter().part(&schema) - tool_tokens, kept),
         first: (counter().offering(), counter().loading()),
-        reasoning: counter().part(part(1)) - 2,
+        reasoning: counter().part(part(1)) - 4, // 30 letters with the quotes, by seven
         opening: counter().opening(),
         growing: [0, 1, 2].map(|results| counter().growing(results)),
     }
@@ -248,4 +248,19 @@ fn a_name_that_may_not_be_read_is_counted_aside() {
     counter.part(read.parts().nth(3).unwrap());
     assert!(once > 0);
     assert_eq!(counter.reading(), 2 * once);
+}
+
+/// Reasoning in words costs its words; sealed, as much as its seal is long.
+#[test]
+fn reasoning_costs_its_words_where_it_has_some() {
+    let body = r#"{"input":[{"type":"reasoning","encrypted_content":"AAAAAAAAAAAAAAAAAAAAAAAAAAAA",
+        "summary":[{"type":"summary_text","text":"Three metres and a half."}]}]}"#;
+    let read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", body.as_bytes());
+    let model = Catalogue::default().model("gpt-5", "");
+    let whole = Tokenizer::whole(model.family);
+    let part = read.parts().next().unwrap();
+    let words = whole.reply().words("Three metres and a half.");
+    assert_eq!(whole.counter(&read, body.as_bytes(), &model).part(part), words + 2);
+    let text = Part { kind: PartKind::Text, texts: Vec::new(), ..part.clone() };
+    assert_eq!(whole.counter(&read, body.as_bytes(), &model).part(&text), 4, "of reasoning alone");
 }
