@@ -6,6 +6,7 @@ SHELL := /bin/bash
 .PHONY: help run demo test check crash chaos attack stall harmless endless soak scale window turns presets bench fuzz mutants image agents deny clean-tools
 
 N ?= 200
+FROM ?= 0
 SECONDS_EACH ?= 60
 MINUTES ?= 60
 ARGS ?=
@@ -38,11 +39,11 @@ attack: ## Every attack of docs/threats.md, over real sockets and as a second us
 stall: ## Each dependency hangs in turn, under N=200 streams (docs/waits.md)
 	PLIMSOLL_STALL=$(N) cargo test --locked --test stall
 
-harmless: ## N random conversations, rewritten, against a provider that checks what real ones check; POISON=1: with blocks that it refuses
+harmless: ## N random conversations from seed FROM=0 on, rewritten, against a provider that checks what real ones check; POISON=1: with blocks that it refuses
 ifdef POISON
-	PLIMSOLL_POISON=$(N) cargo test --locked --release --test harmless stays_dead -- --nocapture
+	PLIMSOLL_HARMLESS_FROM=$(FROM) PLIMSOLL_POISON=$(N) cargo test --locked --release --test harmless stays_dead -- --nocapture
 else
-	PLIMSOLL_HARMLESS=$(N) cargo test --locked --release --test harmless -- --nocapture
+	PLIMSOLL_HARMLESS_FROM=$(FROM) PLIMSOLL_HARMLESS=$(N) cargo test --locked --release --test harmless -- --nocapture
 endif
 
 endless: ## N=20 sessions of 500 turns through a window of 30,000 tokens

@@ -34,6 +34,7 @@ use self::metrics::Metrics;
 pub use self::metrics::UpstreamMetrics;
 pub use self::open::GaugeGuard;
 pub use self::refusal::RefusalReport;
+use crate::context::ExchangeId;
 
 /// How many of the last exchanges can be asked for by id; older ones are only in the log.
 pub const RECENT: usize = 512;
@@ -51,7 +52,7 @@ pub struct Telemetry {
     news: broadcast::Sender<MessageEvent>,
     shrunk: broadcast::Sender<ContextReduction>,
     /// Requests that are on their way, by their exchange; each goes when its exchange is told.
-    open_exchanges: Mutex<HashMap<Box<str>, OpenExchange>>,
+    open_exchanges: Mutex<HashMap<ExchangeId, OpenExchange>>,
     unknown: Mutex<HashSet<Box<str>>>,
 }
 
@@ -202,9 +203,9 @@ impl Telemetry {
     }
 
     /// One of the last [`RECENT`] exchanges.
-    pub fn recent(&self, id: &str) -> Option<Arc<Exchange>> {
+    pub fn recent(&self, id: &ExchangeId) -> Option<Arc<Exchange>> {
         let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
-        recent.iter().rev().find(|exchange| &*exchange.id == id).cloned()
+        recent.iter().rev().find(|exchange| exchange.id == *id).cloned()
     }
 
     /// The last exchange of which `fits` is true.

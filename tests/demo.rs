@@ -6,8 +6,13 @@
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Command, Stdio};
 use std::sync::LazyLock;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
 
 use serde_json::Value;
+
+/// A demo that is not ready by then is ended.
+const TIMEOUT: Duration = Duration::from_secs(180);
 
 /// One run, and what its admin listener said before it ended.
 struct Demo {
@@ -22,9 +27,17 @@ static DEMO: LazyLock<Demo> = LazyLock::new(|| {
     let mut child = program().args(["demo", "--keep"]).stdout(Stdio::piped()).spawn().unwrap();
     let mut out = BufReader::new(child.stdout.take().unwrap());
     let mut told = String::new();
+    let (is_ready, ready) = channel::<()>();
+    let pid = child.id().to_string();
+    std::thread::spawn(move || {
+        if ready.recv_timeout(TIMEOUT) == Err(RecvTimeoutError::Timeout) {
+            let _ = Command::new("kill").arg(pid).status();
+        }
+    });
     while !told.contains("Still serving") {
         assert!(out.read_line(&mut told).unwrap() > 0, "it ended: {told}");
     }
+    drop(is_ready);
     let (_, link) = told.split_once("Sessions: http://").unwrap();
     let (admin, token) = link.lines().next().unwrap().split_once("/#token=").unwrap();
     let ask = |arguments: &[&str]| {

@@ -266,8 +266,8 @@ fn play(dialect: Dialect, calls: &[Call], learned: &mut Known, pairs: &mut Vec<P
     let mut hidden = false;
     for (index, call) in calls.iter().enumerate() {
         let conversation = dialect::read(dialect, &call.target, &call.request);
-        let request = format!("{index}");
-        let placed = place(&ledger, &conversation, &request, None);
+        let exchange = index.to_string().into();
+        let placed = place(&ledger, &conversation, &exchange, None);
         let name = conversation.model.as_deref().unwrap_or_default();
         let model = catalogue.model(name, "");
         let parent = placed.parent.as_ref().and_then(|parent| ledger.anchor_at(parent)).cloned();
@@ -315,7 +315,7 @@ fn play(dialect: Dialect, calls: &[Call], learned: &mut Known, pairs: &mut Vec<P
         }
         hidden |= usage.hosted_tools || usage.reasoning.is_some_and(|tokens| tokens > 0);
         ledger.add(Fact::Turn(Box::new(Turn {
-            request: request.into(),
+            exchange,
             after: call.reply.chain_after(placed.position.chain),
             position: placed.position,
             done: Default::default(),

@@ -312,8 +312,8 @@ fn a_long_session_keeps_its_newest_turns_in_memory() {
             let turns = ledger.turns().count();
             assert!(turns <= MOST && (turns > MOST / 2 || number < MOST), "{turns}");
         }
-        assert!(ledger.turn(&name(number)).is_some(), "the newest");
+        assert!(ledger.turn(&name(number).into()).is_some(), "the newest");
     }
-    assert!(ledger.turn(&name(0)).is_none(), "the oldest is gone");
+    assert!(ledger.turn(&name(0).into()).is_none(), "the oldest is gone");
     assert!(peak < 16 << 20, "{peak} bytes");
 }

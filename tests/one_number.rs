@@ -271,8 +271,8 @@ impl<'a> Session<'a> {
         self.calls += 1;
         let body = self.body();
         let read = dialect::read(self.dialect, self.target, body.as_bytes());
-        let id = format!("req-{:03}", self.calls);
-        let placed = place(&self.ledger, &read, &id, None);
+        let exchange = format!("req-{:03}", self.calls).into();
+        let placed = place(&self.ledger, &read, &exchange, None);
         let anchor =
             placed.parent.as_ref().and_then(|parent| self.ledger.anchor_at(parent)).cloned();
         let sketch = anchor.as_ref().and_then(|turn| self.ledger.sketch(turn));
@@ -280,7 +280,7 @@ impl<'a> Session<'a> {
         let grown = anchor.as_ref().map(|(turn, sketch)| Anchor { turn, sketch });
         let model = self.model.clone();
         let request = PlanRequest {
-            id: &id,
+            exchange: &exchange,
             conversation: &read,
             body: body.as_bytes(),
             model: &model,
@@ -366,7 +366,7 @@ impl<'a> Session<'a> {
         reply: &Reply,
     ) -> Turn {
         Turn {
-            request: request.id.into(),
+            exchange: request.exchange.clone(),
             position: position.clone(),
             after: reply.chain_after(position.chain),
             done: <_>::default(),

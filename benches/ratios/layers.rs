@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use plimsoll::config::{self, ConfigSources};
-use plimsoll::context::Millis;
+use plimsoll::context::{Millis, SessionId, TenantId};
 use plimsoll::proxy::{self, Proxy};
 use plimsoll::store::drafts::Draft;
 use plimsoll::store::ledgers::Ledgers;
@@ -123,7 +123,7 @@ impl Store for Less {
         self.store.size(scope, kind)
     }
 
-    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> StoreFuture<'_, Option<Box<str>>> {
+    fn signed(&self, tenant: TenantId, signs: Vec<u128>) -> StoreFuture<'_, Option<SessionId>> {
         self.store.signed(tenant, signs)
     }
 
@@ -139,7 +139,7 @@ impl Store for Less {
         self.store.scopes(page)
     }
 
-    fn scopes_named(&self, session: Box<str>) -> StoreFuture<'_, Vec<Scope>> {
+    fn scopes_named(&self, session: SessionId) -> StoreFuture<'_, Vec<Scope>> {
         self.store.scopes_named(session)
     }
 

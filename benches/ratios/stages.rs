@@ -137,7 +137,7 @@ impl Bench {
         let turn = turn(model.family, measured.sketch.clone());
         let conversation = read(&body);
         let untouched = Ledger::default();
-        let placed = place(&untouched, &conversation, "now", None);
+        let placed = place(&untouched, &conversation, &"now".into(), None);
         let mut decided = Ledger::default();
         cuts(&conversation).for_each(|cut| decided.add(Fact::Cut(Box::new(cut))));
         let (sketch, policy) = (measured.sketch.added, Policy::default());
@@ -148,7 +148,7 @@ impl Bench {
     fn plan(&self, ledger: &Ledger) {
         let known = RecordedDecisions::of(ledger, &self.conversation, &self.placed, false);
         let request = plan::PlanRequest {
-            id: "now",
+            exchange: &self.placed.exchange,
             conversation: &self.conversation,
             body: &self.body,
             model: &self.model,
@@ -175,7 +175,7 @@ fn cuts(conversation: &Conversation) -> impl Iterator<Item = Cut> + '_ {
         Some(Cut {
             about: part.key?,
             at: 0,
-            request: "before".into(),
+            exchange: "before".into(),
             content: Replacement::Text("[Old tool result content cleared]".into()),
             keep_media: true,
             was: 1000,
@@ -218,7 +218,7 @@ fn body(steps: &[String]) -> Bytes {
 
 fn turn(family: Family, sketch: plimsoll::context::Sketch) -> Turn {
     Turn {
-        request: "before".into(),
+        exchange: "before".into(),
         position: Position {
             thread: "t".into(),
             parent: None,

@@ -29,6 +29,7 @@ use super::view::{
     SessionPage, SessionView, id_of,
 };
 use super::{Admin, EXPORTS, export};
+use crate::context::ExchangeId;
 use crate::context::ledger::Ledger;
 use crate::dialect::percent::decoded_whole;
 use crate::store::ledgers::{FOCUS_BYTES, PENDING_TTL};
@@ -284,7 +285,7 @@ pub(super) async fn scope(admin: &Admin, id: &str) -> Result<Scope, AdminError> 
     {
         return Ok(scope);
     }
-    let mut scopes = admin.ledgers.scopes_of(id).await?;
+    let mut scopes = admin.ledgers.scopes_of(&id.into()).await?;
     if scopes.len() > 1 {
         // Those that hold turns come before those of which only something is on its way.
         let mut with_turns = Vec::new();
@@ -323,7 +324,7 @@ pub(super) async fn context(
         found => found?,
     };
     let is_in = |open_exchange: &OpenExchange| {
-        *open_exchange.tenant == *scope.tenant && *open_exchange.session == *scope.session
+        open_exchange.tenant == scope.tenant && open_exchange.session == scope.session
     };
     let open_exchanges = admin.telemetry.open_exchanges(is_in);
     let of = |ledger: &Ledger| view::context(ledger, &open_exchanges, thread, &admin.prices);
@@ -341,7 +342,7 @@ fn flown(admin: &Admin, id: &str) -> Option<Scope> {
         session: open_exchange.session.clone(),
     };
     let is_named = |open_exchange: &OpenExchange| {
-        *open_exchange.session == *id || id_of(&scope_of(open_exchange)) == id
+        open_exchange.session == *id || id_of(&scope_of(open_exchange)) == id
     };
     let mut scopes: Vec<Scope> =
         admin.telemetry.open_exchanges(is_named).iter().map(scope_of).collect();
@@ -363,7 +364,11 @@ pub(super) fn worded(
 }
 
 /// What was done to one exchange: from its turn, however old, else from what was told of it.
-pub(super) async fn explain(admin: &Admin, id: &str, request: &Request<Incoming>) -> AdminAnswer {
+pub(super) async fn explain(
+    admin: &Admin,
+    id: &ExchangeId,
+    request: &Request<Incoming>,
+) -> AdminAnswer {
     let told = admin.telemetry.recent(id);
     let scope = match told.as_ref().map(|told| (&told.tenant, &told.session)) {
         Some((Some(tenant), Some(session))) => {
@@ -464,7 +469,7 @@ fn is_asked(query: Option<&str>, switch: &str) -> Result<bool, AdminError> {
 }
 
 /// One exchange: as it was told, else what its turn keeps of it.
-pub(super) async fn exchange(admin: &Admin, id: &str) -> AdminAnswer {
+pub(super) async fn exchange(admin: &Admin, id: &ExchangeId) -> AdminAnswer {
     if let Some(exchange) = admin.telemetry.recent(id) {
         return Ok(json(&LogFields::from(&*exchange)));
     }

@@ -31,7 +31,7 @@ impl fmt::Display for CompactionText<'_> {
         let (before, after) = (grouped(report.tokens_before), grouped(report.tokens_after));
         let at = SystemTime::UNIX_EPOCH + Duration::from_millis(report.at);
         let at = humantime::format_rfc3339_seconds(at);
-        writeln!(f, "  {before} → {after} tokens at {at}, for request {}", report.request)?;
+        writeln!(f, "  {before} → {after} tokens at {at}, for request {}", report.exchange)?;
         let (rule, section) = report.why.rule();
         writeln!(f, "  because {rule} ({section})")?;
         let (model, upstream) = (clean(&report.model), clean(&report.upstream));

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Admin;
 use super::answers::{AdminAnswer, AdminError, json, scope};
+use crate::context::ExchangeId;
 use crate::context::budget::grouped;
 use crate::store::ledgers::{ProviderRecount, RecountError};
 
@@ -16,7 +17,7 @@ use crate::store::ledgers::{ProviderRecount, RecountError};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CountComparison {
     /// The exchange whose request was counted, as it was sent: the session's newest.
-    pub request: String,
+    pub request: ExchangeId,
     /// Input tokens, as the provider counts them.
     pub tokens: u64,
     /// What was estimated before it was sent.
@@ -29,11 +30,10 @@ pub struct CountComparison {
 
 impl From<ProviderRecount> for CountComparison {
     fn from(recount: ProviderRecount) -> Self {
-        let ProviderRecount { request, tokens, estimated } = recount;
+        let ProviderRecount { exchange, tokens, estimated } = recount;
         let difference = estimated as i64 - tokens as i64;
         let percent = (tokens > 0).then(|| difference as f64 * 100.0 / tokens as f64);
-        let request = request.into();
-        Self { request, tokens, estimated, difference, difference_percent: percent }
+        Self { request: exchange, tokens, estimated, difference, difference_percent: percent }
     }
 }
 

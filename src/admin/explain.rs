@@ -20,7 +20,8 @@ use crate::context::plan::{
 };
 use crate::context::savings::{ExchangeSavings, SavingsInput};
 use crate::context::{
-    CountingMethod, Cut, Estimate, EstimateMethod, Millis, Outcome, PromptSection, Turn,
+    CountingMethod, Cut, Estimate, EstimateMethod, ExchangeId, Millis, Outcome, PromptSection,
+    SessionId, ThreadId, Turn,
 };
 use crate::dialect::cache::CacheMiss;
 use crate::dialect::refusal::RefusalCause;
@@ -32,16 +33,16 @@ use crate::telemetry::Exchange;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Explanation {
     /// The exchange.
-    pub request: String,
+    pub request: ExchangeId,
     /// The provider's id of it, where it gave one: what its support asks for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub provider_request_id: Option<String>,
     /// When it arrived, ms since 1970.
     pub at: Millis,
     /// The session, as the client names it.
-    pub session: Option<String>,
+    pub session: Option<SessionId>,
     /// The thread.
-    pub thread: Option<String>,
+    pub thread: Option<ThreadId>,
     /// Where it went.
     pub upstream: Option<String>,
     /// The model that was asked.
@@ -117,7 +118,7 @@ pub struct ExplainedChange {
     /// Tokens after, estimated.
     pub tokens_after: Option<u64>,
     /// The exchange that decided it, where that was another.
-    pub decided_by: Option<String>,
+    pub decided_by: Option<ExchangeId>,
 }
 
 /// Expected and reported effect on the provider's cache.
@@ -141,7 +142,7 @@ pub struct CacheEffect {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CacheReport {
     /// The exchange.
-    pub request: String,
+    pub request: ExchangeId,
     /// The whole prompt.
     pub input: Option<u64>,
     /// Read from the cache.
@@ -165,21 +166,21 @@ pub struct ExplainedEstimate {
 
 impl Explanation {
     /// Of an exchange that became a turn of this session.
-    pub fn of_turn(session: &str, ledger: &Ledger, turn: &Turn, prices: &PriceList) -> Self {
-        let parent = turn.position.parent.as_deref().and_then(|parent| ledger.turn(parent));
+    pub fn of_turn(session: &SessionId, ledger: &Ledger, turn: &Turn, prices: &PriceList) -> Self {
+        let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
         let price = prices.price(&turn.upstream, &turn.model);
         let exchanged = SavingsInput::of(turn, parent.map(AsRef::as_ref), price);
         let mut explained = Self {
             provider_request_id: turn.provider_request_id.as_deref().map(str::to_owned),
             repeated_calls: turn.repeated_calls,
-            session: Some(session.to_owned()),
-            thread: Some(turn.position.thread.to_string()),
+            session: Some(session.clone()),
+            thread: Some(turn.position.thread.clone()),
             upstream: Some(turn.upstream.to_string()),
             model: Some(turn.model.to_string()),
             saved: Some(exchanged.saved()),
             compactions: compactions::of_turn(ledger, turn, prices),
             ..Self::of(
-                &turn.request,
+                &turn.exchange,
                 turn.at,
                 turn.outcome,
                 &turn.done,
@@ -188,14 +189,14 @@ impl Explanation {
             )
         };
         explained.steps.extend(replayed(ledger, turn));
-        let compacted = explained.compactions.newest().filter(|one| *one.request != *turn.request);
+        let compacted = explained.compactions.newest().filter(|one| one.exchange != turn.exchange);
         explained.steps.extend(compacted.map(ExplainedChange::repeats));
         explained.unlisted = explained.unlisted();
-        let base = turn.sketch.base.as_deref().and_then(|base| ledger.turn(base)).or(parent);
+        let base = turn.sketch.base.as_ref().and_then(|base| ledger.turn(base)).or(parent);
         let cache = &mut explained.cache;
-        cache.before = base.map(|base| CacheReport::of(&base.request, &base.usage));
+        cache.before = base.map(|base| CacheReport::of(&base.exchange, &base.usage));
         if let Some(sketch) = base
-            .filter(|base| Some(&base.request) == turn.sketch.base.as_ref())
+            .filter(|base| Some(&base.exchange) == turn.sketch.base.as_ref())
             .and_then(|base| ledger.sketch(base))
         {
             let (kept, rest) = sketch.split_at(sketch.len().min(turn.sketch.kept as usize));
@@ -214,8 +215,8 @@ impl Explanation {
         let mut explained = Self {
             provider_request_id: word(&exchange.provider_request_id),
             repeated_calls: exchange.repeated_calls,
-            session: word(&exchange.session),
-            thread: word(&exchange.thread),
+            session: exchange.session.clone(),
+            thread: exchange.thread.clone(),
             upstream: word(&exchange.upstream),
             model: word(&exchange.model),
             saved: exchange.saved,
@@ -233,7 +234,7 @@ impl Explanation {
     }
 
     fn of(
-        request: &str,
+        exchange: &ExchangeId,
         at: Millis,
         outcome: Outcome,
         done: &RewriteSummary,
@@ -247,9 +248,9 @@ impl Explanation {
             counting: estimate.counting,
             actual,
         });
-        let now = CacheReport::of(request, usage);
+        let now = CacheReport::of(exchange, usage);
         Self {
-            request: request.to_owned(),
+            request: exchange.clone(),
             provider_request_id: None,
             at,
             session: None,
@@ -301,7 +302,7 @@ fn replayed(ledger: &Ledger, turn: &Turn) -> Vec<ExplainedChange> {
     let mut cuts: Vec<(usize, &Cut)> = ledger
         .cuts_holding(turn.position.suspended)
         .map(AsRef::as_ref)
-        .filter(|cut| cut.request != turn.request)
+        .filter(|cut| cut.exchange != turn.exchange)
         .filter_map(|cut| Some((*places.get(&cut.about.cut())?, cut)))
         .collect();
     cuts.sort_by_key(|(place, _)| *place);
@@ -310,9 +311,9 @@ fn replayed(ledger: &Ledger, turn: &Turn) -> Vec<ExplainedChange> {
 }
 
 impl CacheReport {
-    fn of(request: &str, usage: &Usage) -> Self {
+    fn of(exchange: &ExchangeId, usage: &Usage) -> Self {
         Self {
-            request: request.to_owned(),
+            request: exchange.clone(),
             input: usage.input,
             read: usage.cache_read,
             written: usage.cache_write,
@@ -337,7 +338,7 @@ impl ExplainedChange {
             bytes_after: None,
             tokens_before: Some(compacted.tokens_before),
             tokens_after: Some(compacted.tokens_after),
-            decided_by: Some(compacted.request.to_string()),
+            decided_by: Some(compacted.exchange.clone()),
         }
     }
 
@@ -364,7 +365,7 @@ impl ExplainedChange {
     /// A cut that was decided earlier; its place, if the exchange that decided it tells it apart.
     fn again(ledger: &Ledger, cut: &Cut) -> Self {
         let (rule, section) = cut.why.rule();
-        let decided = ledger.turn(&cut.request).map(|turn| &*turn.done.steps).unwrap_or_default();
+        let decided = ledger.turn(&cut.exchange).map(|turn| &*turn.done.steps).unwrap_or_default();
         let mut fitting = decided.iter().filter(|step| {
             step.change == Change::Cut
                 && step.decision == Decision::New
@@ -385,7 +386,7 @@ impl ExplainedChange {
             bytes_after: step.map(|step| step.bytes_after),
             tokens_before: Some(cut.was.into()),
             tokens_after: Some(cut.tokens.into()),
-            decided_by: Some(cut.request.to_string()),
+            decided_by: Some(cut.exchange.clone()),
         }
     }
 }

@@ -162,7 +162,7 @@ impl ExportLines {
 /// The same thread has the same name in every export of an installation, and nobody else can tell from it what
 /// it was.
 fn hashed(key: &[u8; 32], scope: &Scope, thread: &ThreadId) -> String {
-    let name = [&scope.tenant, &scope.session, thread].map(|name| &**name).join("\n");
+    let name = [scope.tenant.as_str(), scope.session.as_str(), thread.as_str()].join("\n");
     let key = blake3::derive_key("plimsoll names of threads in exports", key);
     blake3::keyed_hash(&key, name.as_bytes()).to_hex()[..16].to_owned()
 }
@@ -206,7 +206,7 @@ impl<'l> ExportLine<'l> {
 
 /// What makes a call a poor measure, in the words of transcripts.
 fn flags(turn: &Turn, before: Option<&Turn>) -> Vec<&'static str> {
-    let grew = turn.position.parent.as_deref() == before.map(|before| &*before.request);
+    let grew = turn.position.parent.as_ref() == before.map(|before| &before.exchange);
     [
         (turn.usage.input.is_none(), "no_usage"),
         (turn.usage.lower_bound, "output_unreliable"),

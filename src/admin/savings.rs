@@ -10,10 +10,10 @@ use serde::{Deserialize, Serialize};
 use super::prices::PriceList;
 use super::view::id_of;
 use crate::config::Mode;
-use crate::context::Turn;
 use crate::context::budget::grouped;
 use crate::context::ledger::Ledger;
 use crate::context::savings::{self, SavingsInput, SummaryCosts};
+use crate::context::{SessionId, Turn};
 use crate::dialect::{Dialect, Purpose};
 use crate::store::Scope;
 use crate::telemetry::log::clean;
@@ -42,7 +42,7 @@ pub struct SessionSavings {
     /// How this API names it.
     pub id: String,
     /// The id that the client gave it.
-    pub session: String,
+    pub session: SessionId,
     /// The sums.
     pub savings: savings::Savings,
 }
@@ -97,7 +97,7 @@ impl SessionSums {
     pub(super) fn of(ledger: &Ledger, prices: &PriceList) -> Self {
         let mut gathered = Self::default();
         for turn in ledger.turns() {
-            let parent = turn.position.parent.as_deref().and_then(|parent| ledger.turn(parent));
+            let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
             let price = prices.price(&turn.upstream, &turn.model);
             let exchanged = SavingsInput::of(turn, parent.map(AsRef::as_ref), price);
             gathered.savings.add(&exchanged.saved());
@@ -113,7 +113,7 @@ impl SessionSums {
         }
         for one in ledger.summaries(false) {
             // Only how long caches live costs more in one protocol than in another, and that is not told.
-            let dialect = ledger.turn(&one.request).map_or(Dialect::OpenaiChat, |it| it.dialect);
+            let dialect = ledger.turn(&one.exchange).map_or(Dialect::OpenaiChat, |it| it.dialect);
             let price = prices.price(&one.upstream, &one.model);
             gathered.savings.wrote(SummaryCosts::of(&one.spent, price, dialect));
         }
@@ -147,7 +147,7 @@ impl SavingsPage {
             total.join(&one.savings);
             let wrote = one.savings.summaries.written > 0;
             if wrote || one.savings.removed + one.savings.in_shadow > 0 {
-                let (id, session) = (id_of(&scope), scope.session.into());
+                let (id, session) = (id_of(&scope), scope.session);
                 sessions.push(SessionSavings { id, session, savings: one.savings });
             }
             match one.side {
@@ -255,7 +255,7 @@ impl fmt::Display for SavingsPage {
         for one in self.sessions.iter().filter(|_| self.counted > 1) {
             let (removed, net) = (grouped(one.savings.removed), one.savings.net);
             let share = one.savings.removed_share.unwrap_or(0.0) * 100.0;
-            let name = clean(&one.session);
+            let name = clean(one.session.as_str());
             writeln!(
                 f,
                 "{name}: {removed} tokens ({share:.1}%), net {}${:.4}",

@@ -15,7 +15,9 @@ use super::Admin;
 use super::answers::{AdminAnswer, AdminError, json, scope, worded};
 use crate::context::inject::{LONGEST, MOST};
 use crate::context::ledger::Ledger;
-use crate::context::{Fact, InjectedMessage, InjectionState, Millis, QueuedMessage};
+use crate::context::{
+    ExchangeId, Fact, InjectedMessage, InjectionState, Millis, QueuedMessage, ThreadId,
+};
 use crate::store::ledgers::SessionRoom;
 use crate::store::{Scope, StoreError};
 use crate::telemetry::clock::now;
@@ -63,9 +65,9 @@ pub struct SentMessage {
     /// When they were taken, ms since 1970.
     pub taken_at: Millis,
     /// The exchange that took them.
-    pub request: String,
+    pub request: ExchangeId,
     /// Its thread.
-    pub thread: String,
+    pub thread: ThreadId,
     /// The words.
     pub text: String,
 }
@@ -92,8 +94,8 @@ impl InjectQueue {
             id: said.id.to_string(),
             at: taken.queued,
             taken_at: said.at,
-            request: taken.request.to_string(),
-            thread: taken.thread.to_string(),
+            request: taken.exchange.clone(),
+            thread: taken.thread.clone(),
             text: taken.text.to_string(),
         });
         Self { waiting: waiting.collect(), taken: taken.collect() }
@@ -176,7 +178,7 @@ pub(super) async fn take_back(admin: &Admin, id: &str, said: &str) -> AdminAnswe
     {
         let what = format!(
             "It was already sent, in request {}: it stays in the conversation.",
-            taken.request
+            taken.exchange
         );
         return Err(AdminError::new(StatusCode::CONFLICT, "taken", what));
     }
@@ -253,5 +255,5 @@ async fn settle(
 
 fn news(scope: &Scope, id: &str, step: MessageStep) -> MessageEvent {
     let Scope { tenant, session } = scope.clone();
-    MessageEvent { id: id.into(), step, tenant, session, request: None, position: None, at: now() }
+    MessageEvent { id: id.into(), step, tenant, session, exchange: None, position: None, at: now() }
 }

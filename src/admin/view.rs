@@ -16,7 +16,7 @@ use crate::context::budget::ContextView;
 use crate::context::compact::report::Compactions;
 use crate::context::ledger::{Ledger, Totals};
 use crate::context::savings::SavingsInput;
-use crate::context::{Millis, Outcome, Turn};
+use crate::context::{ExchangeId, Millis, Outcome, SessionId, TenantId, ThreadId, Turn};
 use crate::dialect::models::Family;
 use crate::dialect::{Dialect, Purpose, StopReason};
 use crate::store::{Cursor, Scope, ScopeLine};
@@ -29,7 +29,7 @@ pub(super) fn exchange(
     turn: &Turn,
     prices: &PriceList,
 ) -> Exchange {
-    let parent = turn.position.parent.as_deref().and_then(|parent| ledger.turn(parent));
+    let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
     let price = prices.price(&turn.upstream, &turn.model);
     let saved = SavingsInput::of(turn, parent.map(AsRef::as_ref), price).saved();
     Exchange {
@@ -51,7 +51,7 @@ pub(super) fn exchange(
         saved: Some(saved),
         window: Some(turn.window),
         duration_us: turn.ended.saturating_sub(turn.at).saturating_mul(1000),
-        ..Exchange::begun(turn.request.clone(), turn.at, "", "")
+        ..Exchange::begun(turn.exchange.clone(), turn.at, "", "")
     }
 }
 
@@ -120,9 +120,9 @@ pub struct SessionLine {
     /// How this API names it.
     pub id: String,
     /// The id that the client gave it, or one of ours where it gave none.
-    pub session: String,
+    pub session: SessionId,
     /// Keyed hash of the credential it belongs to.
-    pub tenant: String,
+    pub tenant: TenantId,
     /// When something was last learned, ms since 1970.
     pub newest: Millis,
     /// How many facts are kept.
@@ -150,9 +150,9 @@ pub struct SessionView {
     /// How this API names it.
     pub id: String,
     /// The id that the client gave it, or one of ours where it gave none.
-    pub session: String,
+    pub session: SessionId,
     /// Keyed hash of the credential it belongs to.
-    pub tenant: String,
+    pub tenant: TenantId,
     /// When its first exchange began, ms since 1970.
     pub began: Millis,
     /// When its last exchange ended, ms since 1970.
@@ -169,7 +169,7 @@ pub struct SessionView {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ThreadView {
     /// Its id.
-    pub id: String,
+    pub id: ThreadId,
     /// What its last request was for.
     pub purpose: Purpose,
     /// Where its last request went.
@@ -195,7 +195,7 @@ pub struct ThreadView {
     /// How full its context is; `null` where nothing was reported or estimated.
     pub context: Option<ContextView>,
     /// Its last exchange, for `/api/v1/requests/{request}`.
-    pub request: String,
+    pub request: ExchangeId,
     /// The provider's id of that exchange, where it gave one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub provider_request_id: Option<String>,
@@ -269,14 +269,14 @@ pub fn context(
 ) -> Option<ContextPage> {
     let asked = |open_exchange: &&OpenExchange| match thread {
         LATEST => open_exchange.purpose == Purpose::Turn,
-        thread => *open_exchange.thread == *thread,
+        thread => open_exchange.thread == *thread,
     };
     let threads = ledger.threads();
-    let turns_of = |thread: &str| Some(&threads.iter().find(|(id, _)| **id == *thread)?.1[..]);
+    let turns_of = |thread: &str| Some(&threads.iter().find(|(id, _)| *id == *thread)?.1[..]);
     let mut open =
         open_exchanges.iter().filter(|open_exchange| ledger.turn(&open_exchange.id).is_none());
     if let Some(open_exchange) = open.find(asked) {
-        let turns = turns_of(&open_exchange.thread).unwrap_or_default();
+        let turns = turns_of(open_exchange.thread.as_str()).unwrap_or_default();
         let compactions = match turns.last() {
             Some(turn) => compactions::of_turn(ledger, turn, prices),
             None => Compactions::default(),
@@ -355,8 +355,8 @@ impl From<ScopeLine> for SessionLine {
     fn from(line: ScopeLine) -> Self {
         Self {
             id: id_of(&line.scope),
-            session: line.scope.session.into(),
-            tenant: line.scope.tenant.into(),
+            session: line.scope.session,
+            tenant: line.scope.tenant,
             newest: line.newest,
             records: line.records,
             began: line.began,
@@ -381,8 +381,8 @@ impl SessionView {
         threads.sort_by_key(|thread| std::cmp::Reverse(thread.newest));
         Some(Self {
             id: id_of(scope),
-            session: scope.session.to_string(),
-            tenant: scope.tenant.to_string(),
+            session: scope.session.clone(),
+            tenant: scope.tenant.clone(),
             began,
             newest,
             turns: ledger.turns().count(),
@@ -395,12 +395,12 @@ impl SessionView {
 impl ThreadView {
     fn of<'t>(
         ledger: &Ledger,
-        id: &str,
+        id: &ThreadId,
         turns: impl DoubleEndedIterator<Item = &'t Turn> + Clone,
     ) -> Option<Self> {
         let last = turns.clone().next_back()?;
         Some(Self {
-            id: id.to_owned(),
+            id: id.clone(),
             purpose: last.purpose,
             upstream: last.upstream.to_string(),
             dialect: last.dialect,
@@ -413,7 +413,7 @@ impl ThreadView {
             stop: last.stop,
             measured: turns.clone().rev().find_map(ExchangeView::of),
             context: measured(turns).map(|turn| told(ledger, ContextView::after(turn))),
-            request: last.request.to_string(),
+            request: last.exchange.clone(),
             provider_request_id: last.provider_request_id.as_deref().map(str::to_owned),
             repeated_calls: last.repeated_calls,
         })

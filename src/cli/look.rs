@@ -85,14 +85,14 @@ pub(super) async fn explain(
     request: Option<&str>,
     as_json: bool,
 ) -> Result<(), CliError> {
-    let id = match request {
-        Some(request) => request.to_owned(),
+    let exchange = match request {
+        Some(request) => request.into(),
         None => {
             let session = asked.session(&newest(asked).await?).await?;
             session.threads.into_iter().next().map(|thread| thread.request).unwrap_or_default()
         }
     };
-    show(asked, &format!("/api/v1/requests/{}/explain?", encoded(&id)), as_json).await
+    show(asked, &format!("/api/v1/requests/{}/explain?", encoded(exchange.as_str())), as_json).await
 }
 
 /// `plimsoll export`.
@@ -246,8 +246,11 @@ pub(super) fn table(sessions: &[SessionView], now: Millis) -> String {
         vec![["SESSION", "LAST", "MODEL", "TURNS", "CONTEXT", "ERROR", "ENDED"].map(String::from)];
     for session in sessions {
         for (at, thread) in session.threads.iter().enumerate() {
-            let name =
-                if at == 0 { short(&session.session) } else { format!("  {}", short(&thread.id)) };
+            let name = if at == 0 {
+                short(session.session.as_str())
+            } else {
+                format!("  {}", short(thread.id.as_str()))
+            };
             let purpose = match thread.purpose {
                 Purpose::Turn => String::new(),
                 other => format!(" ({})", crate::telemetry::log::word(other)),

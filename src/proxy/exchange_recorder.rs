@@ -1,9 +1,9 @@
-//! One exchange's recorder: what will be told of it, when it ends.
+//! The recorder of one exchange: collects what is reported when the exchange ends.
 //!
-//! Guards invariant 6: a recorder tells when it is dropped, and only then, so whoever holds it last
-//! (the exchange, the tap, a tunnel) cannot end without telling, nor tell twice. Where its turn is
-//! still being kept then, it tells once that is done: who hears of it finds it. A drain waits for every
-//! open recorder.
+//! Guards invariant 6: a recorder emits its event when it is dropped, and only then. So its last owner (the
+//! exchange, the tap, a tunnel) cannot end without an event, nor emit two. If the turn is still being stored,
+//! the event is emitted after that, so that whoever receives it finds the turn. A drain waits for every open
+//! recorder.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+use crate::context::TenantId;
 use crate::dialect::Note;
 use crate::dialect::credentials::redact;
 use crate::dialect::repair::RepairCause;
@@ -27,44 +28,44 @@ use crate::telemetry::clock::now;
 use crate::telemetry::{Exchange, FailOpen, GaugeGuard, MemoryKind, RefusalOutcome, RefusalReport};
 use crate::wire::memory::Memory as _;
 
-/// The response header that says what was changed of a request that the provider had refused.
+/// The response header that says what was repaired after a refusal.
 const HEALED: HeaderName = HeaderName::from_static("x-plimsoll-healed");
-/// The response header that names the exchange.
+/// The response header with the exchange's id.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-plimsoll-request-id");
 
-/// No exchange is told later than this after its end, kept or not.
+/// No event is emitted later than this after the exchange's end, even if its turn is not stored yet.
 const TOLD_WITHIN: Duration = Duration::from_secs(5);
 
-/// What an exchange takes by itself: its tasks, and what is known of it.
+/// The memory of an exchange itself: its tasks and its record, bytes.
 const EXCHANGE: usize = 32 * 1024;
-/// How often headers are held: as they came, and as they go out.
+/// How many copies of the headers are held: as received, and as sent.
 const HEADERS: usize = 2;
 
-/// What is known so far of an exchange; told on drop.
+/// What is known about an exchange so far; emitted when it is dropped.
 pub(crate) struct ExchangeRecorder {
     pub(crate) proxy: Arc<Proxy>,
     /// When the request arrived.
     pub(crate) began: Instant,
-    /// As it will be told.
+    /// The event that will be emitted.
     pub(crate) event: Box<Exchange>,
     /// Held while a response streams.
     pub(crate) stream: Option<GaugeGuard>,
-    /// Time spent on the response's frames, ns; a single frame takes less than a µs.
+    /// Time spent on the response's frames, ns; a single frame takes less than 1 µs.
     pub(crate) response_side_ns: u64,
     /// A request body that streams through.
     through: Option<Arc<UploadProgress>>,
-    /// Its turn, where nobody waits for that to be kept.
+    /// The task that stores its turn, if nobody waits for that.
     pub(crate) keeping: Option<JoinHandle<TurnOutcome>>,
-    /// Its connection's part of the budget of memory.
+    /// Its connection's share of the memory budget.
     pub(crate) memory: Arc<MemoryShare>,
-    /// What it takes of that by itself.
+    /// The memory that the exchange itself holds.
     pub(crate) taken: HeldMemory,
-    /// What a drain says; it ends when nobody listens any more.
+    /// The phase of a drain. The drain ends when no receiver is left.
     pub(crate) phase: watch::Receiver<ServingPhase>,
 }
 
 impl ExchangeRecorder {
-    /// An exchange begins.
+    /// Begins the record of an exchange.
     pub(crate) fn open<B>(
         proxy: &Arc<Proxy>,
         request: &Request<B>,
@@ -88,44 +89,43 @@ impl ExchangeRecorder {
         }
     }
 
-    /// Takes the memory for a request with headers of so many bytes; `false` where there is none.
+    /// Reserves memory for a request with this many bytes of headers; `false` if there is none.
     pub(crate) fn take(&mut self, headers: usize) -> bool {
         self.taken.hold(EXCHANGE + HEADERS * headers)
     }
 
-    /// Says on its response what was changed after a refusal, and puts the exchange's id there, where the
-    /// configuration wants that.
+    /// Adds response headers: what was repaired after a refusal, and the exchange's id if configured.
     pub(crate) fn stamp(&self, headers: &mut HeaderMap) {
         let healed = self.event.refusal.as_ref().and_then(RefusalReport::healed);
         if let Some(healed) = healed.and_then(|healed| HeaderValue::try_from(healed).ok()) {
             headers.insert(HEALED, healed);
         }
         if self.proxy.config.request_id_header
-            && let Ok(id) = HeaderValue::from_str(&self.event.id)
+            && let Ok(id) = HeaderValue::from_str(self.event.id.as_str())
         {
             headers.insert(REQUEST_ID, id);
         }
     }
 
-    /// What became of a refusal; the last word counts.
+    /// Records the result of a refusal; a later one replaces it.
     pub(crate) fn report_refusal(&mut self, causes: &[RepairCause], outcome: RefusalOutcome) {
         let mut causes = causes.to_vec();
         causes.dedup();
         self.event.refusal = Some(RefusalReport { causes, outcome });
     }
 
-    /// It was refused all the same, or sent as it came.
+    /// Removes the record that a refusal was prevented, because there was one, or the original was sent.
     pub(crate) fn was_not_spared(&mut self) {
         let refusal = &mut self.event.refusal;
         refusal.take_if(|it| it.outcome == RefusalOutcome::Spared);
     }
 
-    /// µs since the request arrived.
+    /// Time since the request arrived, µs.
     pub(crate) fn elapsed_us(&self) -> u64 {
         self.began.elapsed().as_micros() as u64
     }
 
-    /// The tenant and upstream that this exchange teaches about.
+    /// The tenant, upstream and model that this exchange teaches about.
     pub(crate) fn about(&self) -> LearningSubject {
         let event = &self.event;
         LearningSubject {
@@ -136,46 +136,46 @@ impl ExchangeRecorder {
         }
     }
 
-    /// The host that is asked.
+    /// The host of the upstream.
     pub(crate) fn upstream_host(&self) -> Option<Box<str>> {
         self.proxy.host_of(self.event.upstream.as_deref())
     }
 
-    /// Counts a request body that is not collected, and gives it up where it stalls.
+    /// Counts a request body that streams through, and aborts it if it stalls.
     pub(crate) fn counting(&mut self, body: OutgoingBody) -> OutgoingBody {
         let timeout = Duration::from_secs(self.proxy.config.limits.body_s);
         body.upload(self.through.get_or_insert_default(), timeout)
     }
 
-    /// Whether the request's body brought nothing for too long, and was given up.
+    /// Whether the request's body stalled for too long and was aborted.
     pub(crate) fn body_timed_out(&self) -> bool {
         self.through.as_ref().is_some_and(|through| through.has_timed_out())
     }
 
-    /// We stood aside; each reason is told once.
+    /// Records why Plimsoll did not act; each reason once.
     pub(crate) fn stood_aside(&mut self, why: FailOpen) {
         add_once(&mut self.event.fail_open, why);
     }
 
-    /// What was strange; each thing is told once.
+    /// Records notes; each kind once.
     pub(crate) fn noted(&mut self, notes: impl IntoIterator<Item = Note>) {
         notes.into_iter().for_each(|note| add_once(&mut self.event.notes, note));
     }
 }
 
-/// What became of keeping a turn.
+/// The result of storing a turn.
 #[derive(Default)]
 pub(crate) struct TurnOutcome {
-    /// Why it was not kept.
+    /// Why it was not stored.
     pub(crate) why: Option<FailOpen>,
     /// The reply ended before its terminal event, as was found when it was read.
     pub(crate) is_cut: bool,
-    /// The exchange with what its reply said, where that was read after its end.
+    /// The exchange with the data of its reply, if that was read after the end.
     pub(crate) read: Option<Box<Exchange>>,
 }
 
 impl TurnOutcome {
-    /// Tells of it. What passed of the body meanwhile is known to `event` alone.
+    /// Merges it into the event. What passed of the body meanwhile is only in `event`.
     pub(crate) fn tell(self, event: &mut Exchange) {
         if let Some(read) = self.read {
             let Exchange {
@@ -201,16 +201,16 @@ impl TurnOutcome {
     }
 }
 
-/// Adds what is not there yet.
+/// Adds an item, unless it is already there.
 pub(crate) fn add_once<T: PartialEq>(all: &mut Vec<T>, one: T) {
     if !all.contains(&one) {
         all.push(one);
     }
 }
 
-/// Whom something learned of an exchange is about.
+/// What a lesson of an exchange is about.
 pub(crate) struct LearningSubject {
-    pub(crate) tenant: Option<Box<str>>,
+    pub(crate) tenant: Option<TenantId>,
     /// See [`LessonSource::vouched`].
     pub(crate) vouched: bool,
     pub(crate) upstream: Box<str>,
@@ -218,10 +218,10 @@ pub(crate) struct LearningSubject {
 }
 
 impl LearningSubject {
-    /// Where a lesson comes from.
+    /// The source of a lesson.
     pub(crate) fn source(&self) -> LessonSource<'_> {
         let Self { tenant, upstream, model, vouched, .. } = self;
-        LessonSource { tenant: tenant.as_deref(), upstream, model, vouched: *vouched }
+        LessonSource { tenant: tenant.as_ref(), upstream, model, vouched: *vouched }
     }
 }
 
@@ -235,7 +235,7 @@ impl Drop for ExchangeRecorder {
         if let Some(through) = &self.through {
             event.request_bytes = through.bytes();
         }
-        // Made here, so that a pointer and not an exchange moves from here on.
+        // Boxed here, so that only a pointer is moved afterwards.
         let mut event = Box::new(event);
         let proxy = self.proxy.clone();
         let tell = move |event: Box<Exchange>| {
@@ -250,7 +250,7 @@ impl Drop for ExchangeRecorder {
             match timeout(TOLD_WITHIN, keeping).await {
                 Ok(Ok(kept)) => kept.tell(&mut event),
                 Ok(Err(_)) => add_once(&mut event.fail_open, FailOpen::Panicked),
-                // That it was not kept in time is told already.
+                // That it was not stored in time is already recorded.
                 Err(_) => {}
             }
             tell(event);

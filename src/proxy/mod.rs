@@ -1,7 +1,7 @@
-//! Floor 5, the wire: accept, limits, drain.
+//! Floor 5: connections, limits and draining.
 //!
-//! Must never be in the way: whatever fails in here, the client gets what it would have got without
-//! us. Does not know the admin listener. Folders in the order in which they build on each other.
+//! Must never be in the way: whatever fails in here, the client gets what it would have got without Plimsoll.
+//! Does not know the admin listener. Folders are in the order in which they build on each other.
 
 mod http;
 pub mod upstream;

@@ -1,6 +1,6 @@
-//! Long work off the async threads, and no more of it at once than half of the cores.
+//! Runs long work off the async threads, at most as much at once as half of the cores.
 //!
-//! Streams have the other half. What a client waits for gets its turn soon, or is not done.
+//! The other half is for streams. Work that a client waits for starts soon or is skipped.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::LazyLock;
@@ -11,14 +11,14 @@ use tokio::task::JoinError;
 
 use crate::telemetry::FailOpen;
 
-/// Bodies larger than this are read, planned and measured off the async threads: that takes about
-/// 1 ms a MB, more where much is new, and other streams must not wait meanwhile.
+/// Larger bodies are read, planned and measured off the async threads: that takes about 1 ms per MB, more if
+/// much is new, and other streams must not wait for it.
 pub(crate) const OFF_THREAD: usize = 256 * 1024;
 
-/// How long work that a client waits for waits for its turn. Past it: it is not done.
+/// How long work that a client waits for may be queued; then it is skipped.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Work that takes much memory: one at a time.
+/// Work that needs much memory: one at a time.
 static ALONE: Semaphore = Semaphore::const_new(1);
 
 /// Long work at once: half of the cores, so that streams have the others.
@@ -27,27 +27,27 @@ static AT_ONCE: LazyLock<Semaphore> = LazyLock::new(|| {
     Semaphore::new((cores / 2).max(1))
 });
 
-/// Runs long work off the async threads, in its turn.
+/// Runs long work off the async threads, when there is a permit.
 pub(crate) async fn long_work<T: Send + 'static>(
     run: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, JoinError> {
     run_in(AT_ONCE.acquire().await.ok(), run).await
 }
 
-/// The same for what a client waits for: its turn comes soon, or it is not done.
+/// The same for work that a client waits for: it starts soon or is skipped.
 ///
 /// # Errors
-/// Why it was not done.
+/// The reason why it was not done.
 pub(crate) async fn long_work_soon<T: Send + 'static>(
     run: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, FailOpen> {
     soon(run).await?.map_err(|_| FailOpen::Panicked)
 }
 
-/// The same, where a panic is its caller's.
+/// The same, but a panic is returned to the caller.
 ///
 /// # Errors
-/// Its turn did not come.
+/// There was no permit in time.
 pub(crate) async fn soon<T: Send + 'static>(
     run: impl FnOnce() -> T + Send + 'static,
 ) -> Result<Result<T, JoinError>, FailOpen> {
@@ -56,10 +56,10 @@ pub(crate) async fn soon<T: Send + 'static>(
     Ok(run_in(turn.ok(), run).await)
 }
 
-/// The same for work that takes much memory: no other such work runs meanwhile.
+/// The same for work that needs much memory: no other such work runs meanwhile.
 ///
 /// # Errors
-/// Why it was not done.
+/// The reason why it was not done.
 pub(crate) async fn long_work_alone<T: Send + 'static>(
     run: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, FailOpen> {
@@ -69,7 +69,8 @@ pub(crate) async fn long_work_alone<T: Send + 'static>(
     run_in(turns, run).await.map_err(|_| FailOpen::Panicked)
 }
 
-/// Runs it in a turn that ends with it, even where nobody waits any more. (The semaphore is never closed.)
+/// Runs work while holding a permit, even if nobody waits for the result any more. (The semaphore is never
+/// closed.)
 async fn run_in<T: Send + 'static>(
     turn: impl Send + 'static,
     run: impl FnOnce() -> T + Send + 'static,
@@ -81,8 +82,8 @@ async fn run_in<T: Send + 'static>(
     .await
 }
 
-/// Runs a computation where it fits, a long one within its turn. No turn in time, or a panic: why there is
-/// none.
+/// Runs a computation here if it is small, else off the async threads. An error if there was no permit in
+/// time, or if it panicked.
 pub(crate) async fn off_thread<T: Send + 'static>(
     size: usize,
     run: impl FnOnce() -> T + Send + 'static,

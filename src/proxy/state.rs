@@ -1,6 +1,6 @@
-//! What every connection and exchange of a proxy share: configuration, store, upstreams, what was learned.
+//! The state that all connections and exchanges of a proxy share: configuration, store, upstreams, lessons.
 //!
-//! Made once at the start. Answers what the configuration says of an upstream, and gives out ids; does nothing.
+//! Made once at the start. Looks up the configuration of upstreams, and makes ids.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -16,6 +16,7 @@ use super::learning::calibration::Calibration;
 use super::learning::count_cache::CountingEndpoints;
 use super::upstream::{self, relays};
 use crate::config::{Config, Upstream};
+use crate::context::ExchangeId;
 use crate::context::policy::{CompactPolicy, Policy};
 use crate::dialect::credentials::CredentialRules;
 use crate::dialect::models::{Catalogue, is_named};
@@ -23,18 +24,18 @@ use crate::store::ledgers::Ledgers;
 use crate::telemetry::Telemetry;
 use crate::tls::TlsTerminator;
 
-/// Connections past the limit that are answered at once.
+/// Refused connections that get a response at the same time.
 const TURNED_AT_ONCE: usize = 64;
 
-/// The proxy: routes, connections to upstreams, and whoever it tells.
+/// The proxy: routes, connections to upstreams, store and telemetry.
 pub struct Proxy {
     pub(super) config: Arc<Config>,
     pub(super) catalogue: Catalogue,
     pub(super) ledgers: Arc<Ledgers>,
     pub(super) telemetry: Arc<Telemetry>,
-    /// Keys the hashes of credentials.
+    /// The key for hashes of credentials.
     pub(super) tenant_key: [u8; 32],
-    /// What carries them.
+    /// The places where requests carry credentials.
     pub(super) credentials: CredentialRules,
     pub(super) gate: ClientAccess,
     pub(super) pool: upstream::UpstreamPool,
@@ -42,39 +43,39 @@ pub struct Proxy {
     pub(super) connections: Arc<Semaphore>,
     pub(super) turned: Arc<Semaphore>,
     pub(super) exchanges: AtomicUsize,
-    /// Turns true when a shutdown begins.
+    /// Becomes true when a shutdown begins.
     pub(super) shutdown: watch::Sender<bool>,
-    /// What answers taught about counting.
+    /// What responses taught about counting tokens.
     pub(super) calibration: Calibration,
-    /// Summaries that are being written.
+    /// The summaries that are being written.
     pub(super) compacting: Arc<CompactionScheduler>,
     pub(super) counting: CountingEndpoints,
-    /// What traffic may make us hold.
+    /// The memory that traffic may use.
     pub(super) memory: Arc<MemoryBudget>,
     pub(super) tunnel_timeouts: TunnelTimeouts,
     pub(super) ids: AtomicU64,
-    /// Drawn at the start, so that no other process and no later start gives the same ids.
+    /// Random, so that ids differ between processes and restarts.
     pub(super) run: u64,
 }
 
-/// What connections are told.
+/// The phase of serving, which connections are told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ServingPhase {
-    /// Go on.
+    /// Serve.
     Serving,
-    /// Finish what is under way.
+    /// Finish what is in progress.
     Draining,
-    /// Break off.
+    /// Stop now.
     Breaking,
 }
 
 impl Proxy {
-    /// A proxy as `config` asks for; proxies between us and the upstreams come from the environment
+    /// A proxy with this configuration. Proxies for connections to upstreams are taken from the environment
     /// (`HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY`, `NO_PROXY`).
     ///
     /// # Errors
-    /// Where certificates cannot be read; says which file and why. Or where the store does not give
-    /// the key that tells tenants apart.
+    /// If certificates cannot be read, with the file and the reason; or if the store does not return the key
+    /// for the hashes of tenants.
     pub async fn new(
         config: Arc<Config>,
         ledgers: Arc<Ledgers>,
@@ -98,7 +99,7 @@ impl Proxy {
         Self::with_tunnels(config, ledgers, telemetry, matcher, TunnelTimeouts::default()).await
     }
 
-    /// [`Proxy::through`] with other times for quiet tunnels.
+    /// [`Proxy::through`] with other timeouts for idle tunnels.
     ///
     /// # Errors
     /// As [`Proxy::new`].
@@ -145,23 +146,23 @@ impl Proxy {
         }))
     }
 
-    /// The upstream of that name.
+    /// The upstream with this name.
     pub(super) fn upstream(&self, name: Option<&str>) -> Option<&Upstream> {
         let name = name?;
         self.config.upstreams.iter().find(|upstream| *upstream.name == *name)
     }
 
-    /// Whether an upstream knows clients apart: by credentials of their own, not by the operator's.
+    /// Whether an upstream can tell clients apart, by their own credentials instead of the operator's.
     pub(super) fn knows_apart(&self, upstream: Option<&str>) -> bool {
         self.upstream(upstream).is_none_or(|upstream| upstream.credential.is_none())
     }
 
-    /// The host of the upstream of that name.
+    /// The host of the upstream with this name.
     pub(super) fn host_of(&self, name: Option<&str>) -> Option<Box<str>> {
         self.upstream(name)?.base.host().map(Into::into)
     }
 
-    /// The policy for requests to an upstream for the model of that name.
+    /// The policy for requests to this upstream and model.
     pub(super) fn policy(&self, upstream: Option<&Upstream>, model: &str) -> Arc<Policy> {
         let named = self.config.compact_models.iter().rev();
         let of_model = named.filter(|(name, _)| is_named(name, model)).map(|(_, over)| over).next();
@@ -177,7 +178,7 @@ impl Proxy {
     }
 
     /// A new exchange's id, unique among all replicas and restarts.
-    pub(super) fn next_id(&self) -> Box<str> {
+    pub(super) fn next_id(&self) -> ExchangeId {
         let number = self.ids.fetch_add(1, Ordering::Relaxed);
         let mut id = String::with_capacity(24);
         push_hex(&mut id, self.run, 16);
@@ -186,7 +187,7 @@ impl Proxy {
     }
 }
 
-/// As `{number:0least$x}` would, in a tenth of the time.
+/// The same as `{number:0least$x}`, ten times as fast.
 pub(super) fn push_hex(to: &mut String, number: u64, least: u32) {
     let digits = (u64::BITS - number.leading_zeros()).div_ceil(4).max(least);
     let digit = |at| char::from_digit((number >> (4 * at)) as u32 & 15, 16);

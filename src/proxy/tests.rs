@@ -93,6 +93,7 @@ async fn ids_are_unique_in_a_run_and_share_its_name() {
     let proxy = Proxy::new(Arc::new(config(0)), ledgers, telemetry).await.unwrap();
     let (one, two) = (proxy.next_id(), proxy.next_id());
     assert_ne!(one, two);
+    let (one, two) = (one.as_str(), two.as_str());
     assert_eq!((one.len(), &one[..16]), (24, &two[..16]));
 }
 

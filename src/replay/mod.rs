@@ -14,7 +14,7 @@ use crate::context::budget::{self, Anchor};
 use crate::context::ledger::{Ledger, anchor_keys};
 use crate::context::lineage::place;
 use crate::context::plan::Overlay;
-use crate::context::{Estimate, EstimateMethod, Fact, Outcome, Turn};
+use crate::context::{Estimate, EstimateMethod, ExchangeId, Fact, Outcome, Turn};
 use crate::dialect::models::{Catalogue, Model};
 use crate::dialect::{self, Conversation, Dialect, Reply, ResponseReader, reading::Framing};
 use crate::tokens::Tokenizer;
@@ -150,8 +150,8 @@ impl<'l> ReplaySession<'l> {
         let (path, body) = self.history.request(line, dialect);
         let conversation = dialect::read(dialect, &path, &body);
         self.calls += 1;
-        let request = format!("{}", self.calls);
-        let placed = place(&self.ledger, &conversation, &request, None);
+        let exchange = ExchangeId::from(self.calls.to_string());
+        let placed = place(&self.ledger, &conversation, &exchange, None);
         let parent =
             placed.parent.as_ref().and_then(|parent| self.ledger.anchor_at(parent)).cloned();
         let anchor = parent.and_then(|turn| Some((self.ledger.sketch(&turn)?, turn)));
@@ -167,7 +167,7 @@ impl<'l> ReplaySession<'l> {
         );
         let estimate = measured.estimate.clone();
         let classic = self.classic(line, &conversation, &body, anchor, rules);
-        let turn = turn_of(request, line, &conversation, model, &placed.position);
+        let turn = turn_of(exchange, line, &conversation, model, &placed.position);
         let turn = Turn { estimate: Some(estimate.clone()), sketch: measured.sketch, ..turn };
         self.asked = Some(ReplayCall { line, turn, tokenizer });
         let actual = line.actual()?;
@@ -251,14 +251,14 @@ impl<'l> ReplaySession<'l> {
 
 /// A call as the ledger keeps it, before it is answered.
 fn turn_of(
-    request: String,
+    exchange: ExchangeId,
     line: &TranscriptLine,
     conversation: &Conversation,
     model: &Model,
     position: &crate::context::Position,
 ) -> Turn {
     Turn {
-        request: request.into(),
+        exchange,
         after: position.chain,
         position: position.clone(),
         done: <_>::default(),

@@ -26,7 +26,7 @@ use crate::context::plan::{
 use crate::context::policy::{Mode, Policy, SummaryAuthor};
 use crate::context::savings::{self, Savings, SavingsInput, SummaryCosts};
 use crate::context::{
-    Breakdown, CompactionRecord, Fact, Millis, SketchPart, Turn, prune, reasoning,
+    Breakdown, CompactionRecord, ExchangeId, Fact, Millis, SketchPart, Turn, prune, reasoning,
 };
 use crate::dialect::models::{Catalogue, Model};
 use crate::dialect::{self, Conversation, PartIndex, PartKind, Usage};
@@ -212,13 +212,13 @@ impl<'l> WhatIfSession<'l> {
         let (path, body) = self.history.request(line, dialect);
         let conversation = dialect::read(dialect, &path, &body);
         self.calls += 1;
-        let id = self.calls.to_string();
-        let placed = place(&self.ledger, &conversation, &id, None);
+        let exchange = ExchangeId::from(self.calls.to_string());
+        let placed = place(&self.ledger, &conversation, &exchange, None);
         let parent =
             placed.parent.as_ref().and_then(|parent| self.ledger.anchor_at(parent)).cloned();
         let call = WhatIfCall {
             request: PlanRequest {
-                id: &id,
+                exchange: &exchange,
                 conversation: &conversation,
                 body: &body,
                 model,
@@ -243,7 +243,7 @@ impl<'l> WhatIfSession<'l> {
         self.came = came;
         self.tell_cuts(line, &conversation, &plan, told);
         let done = RewriteSummary::of(&plan.steps, Mode::Active);
-        let turn = turn_of(id.clone(), line, &conversation, model, &placed.position);
+        let turn = turn_of(exchange.clone(), line, &conversation, model, &placed.position);
         let estimate = Some(measured.estimate.clone());
         let mut turn = Turn { estimate, done, sketch: measured.sketch, ..turn };
         let guess = measured.estimate.guess;
@@ -326,7 +326,7 @@ impl<'l> WhatIfSession<'l> {
     /// What is known once more, with what was just kept.
     fn again(&self, call: &WhatIfCall<'_>) -> RecordedDecisions {
         let conversation = call.request.conversation;
-        let placed = place(&self.ledger, conversation, call.request.id, None);
+        let placed = place(&self.ledger, conversation, call.request.exchange, None);
         RecordedDecisions::of(&self.ledger, conversation, &placed, false)
     }
 
@@ -464,7 +464,7 @@ impl<'l> WhatIfSession<'l> {
         told.priced_calls += u64::from(model.price.is_some());
         told.as_it_was.add(&answer_of(line, turn.dialect, &[]).usage, turn, model);
         told.under_policy.add(&turn.usage, turn, model);
-        let parent = turn.position.parent.as_deref().and_then(|parent| self.ledger.turn(parent));
+        let parent = turn.position.parent.as_ref().and_then(|parent| self.ledger.turn(parent));
         told.savings.add(&SavingsInput::of(turn, parent.map(Arc::as_ref), model.price).saved());
     }
 }
@@ -518,7 +518,7 @@ fn written(
         near: choice.near,
         is_own: choice.is_own,
         at: request.now,
-        request: request.id.into(),
+        exchange: request.exchange.clone(),
         raw: raw.into(),
         was: choice.was,
         tokens: u32::try_from(tokens).unwrap_or(u32::MAX),

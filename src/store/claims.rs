@@ -8,7 +8,7 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::{Record, RecordKind, Scope, Store, StoreError, WriteOutcome};
-use crate::context::Millis;
+use crate::context::{Millis, TenantId};
 
 /// Most claims of one piece of work: who fails that often fails always.
 const MOST_CLAIMS: usize = 32;
@@ -22,7 +22,7 @@ fn release_key(what: &str, attempt: usize) -> u128 {
 }
 
 fn scope() -> Scope {
-    Scope { tenant: Box::default(), session: "~learned".into() }
+    Scope { tenant: TenantId::default(), session: "~learned".into() }
 }
 
 /// The claims of all processes on one store.

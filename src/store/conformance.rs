@@ -134,7 +134,7 @@ async fn scopes_are_paged_newest_first(store: &impl Store) {
     let learned = Record { kind: RecordKind::Learned, ..turn(1, "x", 900) };
     store.put_if_absent(scope("t", "no turns"), vec![learned]).await.unwrap();
     let page = store.scopes(ScopePage { after: None, skip: 1, count: 2 }).await.unwrap();
-    let names: Vec<&str> = page.iter().map(|line| &*line.scope.session).collect();
+    let names: Vec<&str> = page.iter().map(|line| line.scope.session.as_str()).collect();
     assert_eq!(names, ["s3", "s2"]);
     assert_eq!((page[0].newest, page[0].records), (103, 1));
     assert_eq!(store.scopes(ScopePage::first(99)).await.unwrap().len(), 5);

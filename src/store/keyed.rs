@@ -24,7 +24,7 @@ use super::{
     Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreError, StoreFuture, SweepStep,
     WriteOutcome, folder,
 };
-use crate::context::Millis;
+use crate::context::{Millis, SessionId, TenantId};
 
 /// The file of the installation's secret, in the data folder: 64 hex digits.
 pub const FILE: &str = "install.key";
@@ -356,7 +356,7 @@ impl<S: Store> Store for KeyedStore<S> {
         self.store.size(scope, kind)
     }
 
-    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> StoreFuture<'_, Option<Box<str>>> {
+    fn signed(&self, tenant: TenantId, signs: Vec<u128>) -> StoreFuture<'_, Option<SessionId>> {
         let is_mixed = self.is_mixed();
         let both = signs.into_iter().flat_map(|sign| {
             let before = is_mixed.then_some(sign);
@@ -390,7 +390,7 @@ impl<S: Store> Store for KeyedStore<S> {
         self.store.scopes(page)
     }
 
-    fn scopes_named(&self, session: Box<str>) -> StoreFuture<'_, Vec<Scope>> {
+    fn scopes_named(&self, session: SessionId) -> StoreFuture<'_, Vec<Scope>> {
         self.store.scopes_named(session)
     }
 

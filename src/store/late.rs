@@ -21,7 +21,7 @@ use super::{
     Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreError, StoreFuture, SweepStep,
     WriteOutcome,
 };
-use crate::context::Millis;
+use crate::context::{Millis, SessionId, TenantId};
 
 /// What a file and those that SQLite keeps beside it are called at their end.
 const ENDS: [&str; 3] = ["", "-wal", "-shm"];
@@ -212,7 +212,7 @@ impl Store for LateStore {
         self.answer(|store| store.size(scope, kind))
     }
 
-    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> StoreFuture<'_, Option<Box<str>>> {
+    fn signed(&self, tenant: TenantId, signs: Vec<u128>) -> StoreFuture<'_, Option<SessionId>> {
         self.answer(|store| store.signed(tenant, signs))
     }
 
@@ -228,7 +228,7 @@ impl Store for LateStore {
         self.answer(|store| store.scopes(page))
     }
 
-    fn scopes_named(&self, session: Box<str>) -> StoreFuture<'_, Vec<Scope>> {
+    fn scopes_named(&self, session: SessionId) -> StoreFuture<'_, Vec<Scope>> {
         self.answer(|store| store.scopes_named(session))
     }
 

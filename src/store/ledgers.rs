@@ -27,7 +27,7 @@ use super::{Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreError, 
 use crate::context::ledger::Ledger;
 use crate::context::lineage::{Growth, Placement, place};
 use crate::context::plan::RecordedDecisions;
-use crate::context::{Fact, Millis, SketchPart, Turn};
+use crate::context::{ExchangeId, Fact, Millis, SessionId, SketchPart, TenantId, Turn};
 use crate::dialect::{Conversation, Role};
 use drafts::Drafts;
 pub use drafts::{DraftGuard, DraftProgress};
@@ -81,13 +81,13 @@ impl KeptBytes {
 /// What a request asks to be placed by.
 pub struct SessionLookup<'a> {
     /// Keyed hash of the credential.
-    pub tenant: &'a str,
+    pub tenant: &'a TenantId,
     /// The session that the client names.
-    pub session: Option<&'a str>,
+    pub session: Option<&'a SessionId>,
     /// The thread that the client names.
     pub client_thread: Option<&'a str>,
-    /// The exchange's id.
-    pub request: &'a str,
+    /// Its exchange.
+    pub exchange: &'a ExchangeId,
     /// How long to wait for the turn before it.
     pub timeout: Duration,
     /// How long to wait for the store.
@@ -113,7 +113,7 @@ pub struct OpenedSession {
     /// How long it may still wait for the store, now that its session is loaded.
     pub reads: ReadBudget,
     cache: Arc<SessionCache>,
-    request: Box<str>,
+    exchange: ExchangeId,
     began: Instant,
     /// The client named the session: no sign is needed to find it again.
     named: bool,
@@ -122,7 +122,7 @@ pub struct OpenedSession {
 /// What is known of a request that takes no place.
 pub struct SessionPeek {
     /// Its session.
-    pub session: Box<str>,
+    pub session: SessionId,
     /// What is known of its parts.
     pub known: RecordedDecisions,
     /// The store did not answer: what it knows was not used.
@@ -149,16 +149,16 @@ impl OpenedSession {
         store_missed: bool,
     ) -> Self {
         let (placed, anchor, known) = cache.look(|ledger| {
-            let placed = place(ledger, conversation, asked.request, asked.client_thread);
+            let placed = place(ledger, conversation, asked.exchange, asked.client_thread);
             let anchor = anchor(ledger, &placed);
             let known = RecordedDecisions::of(ledger, conversation, &placed, asked.shadow);
             (placed, anchor, known)
         });
-        cache.begin(asked.request, placed.position.chain);
+        cache.begin(asked.exchange.clone(), placed.position.chain);
         Self {
             unread: cache.has_unread(),
             reads: asked.reads.after_first_load(),
-            request: asked.request.into(),
+            exchange: asked.exchange.clone(),
             named: asked.session.is_some(),
             scope,
             placed,
@@ -186,7 +186,7 @@ impl OpenedSession {
 
 impl Drop for OpenedSession {
     fn drop(&mut self) {
-        self.cache.settle(&self.request);
+        self.cache.settle(&self.exchange);
     }
 }
 
@@ -242,10 +242,10 @@ impl Ledgers {
         let began = Instant::now();
         let (session, begins) = match self.session(&asked, conversation).await {
             LookupOutcome::Found(session) => (session, false),
-            LookupOutcome::None => (fingerprints::name_for(asked.request), true),
+            LookupOutcome::None => (fingerprints::name_for(asked.exchange), true),
             LookupOutcome::Late => return None,
         };
-        let scope = Scope { tenant: asked.tenant.into(), session };
+        let scope = Scope { tenant: asked.tenant.clone(), session };
         let cache = lock(&self.caches).cache(&scope);
         if begins {
             cache.is_new();
@@ -267,11 +267,11 @@ impl Ledgers {
             LookupOutcome::None => return LookupOutcome::None,
             LookupOutcome::Late => return LookupOutcome::Late,
         };
-        let scope = Scope { tenant: asked.tenant.into(), session };
+        let scope = Scope { tenant: asked.tenant.clone(), session };
         let cache = lock(&self.caches).cache(&scope);
         let store_missed = cache.load(&self.store, &scope, asked.reads).await.is_err();
         let known = cache.look(|ledger| {
-            let placed = place(ledger, conversation, asked.request, asked.client_thread);
+            let placed = place(ledger, conversation, asked.exchange, asked.client_thread);
             RecordedDecisions::of(ledger, conversation, &placed, asked.shadow)
         });
         LookupOutcome::Found(SessionPeek { session: scope.session, known, store_missed })
@@ -281,9 +281,9 @@ impl Ledgers {
         &self,
         asked: &SessionLookup<'_>,
         conversation: &Conversation,
-    ) -> LookupOutcome<Box<str>> {
+    ) -> LookupOutcome<SessionId> {
         match asked.session {
-            Some(session) => LookupOutcome::Found(session.into()),
+            Some(session) => LookupOutcome::Found(session.clone()),
             None => self.session_of(asked, conversation).await,
         }
     }
@@ -334,8 +334,8 @@ impl Ledgers {
     ///
     /// # Errors
     /// The store's [`StoreError`].
-    pub async fn scopes_of(&self, session: &str) -> Result<Vec<Scope>, StoreError> {
-        let mut scopes = self.lookers.scopes_named(session.into()).await?;
+    pub async fn scopes_of(&self, session: &SessionId) -> Result<Vec<Scope>, StoreError> {
+        let mut scopes = self.lookers.scopes_named(session.clone()).await?;
         scopes.extend(lock(&self.caches).named(session));
         scopes.sort();
         scopes.dedup();
@@ -346,8 +346,8 @@ impl Ledgers {
     ///
     /// # Errors
     /// The store's [`StoreError`].
-    pub async fn scope_of_turn(&self, request: &str) -> Result<Option<Scope>, StoreError> {
-        self.lookers.holder(RecordKind::Turn, turn_key(request)).await
+    pub async fn scope_of_turn(&self, exchange: &ExchangeId) -> Result<Option<Scope>, StoreError> {
+        self.lookers.holder(RecordKind::Turn, turn_key(exchange)).await
     }
 
     /// Looks into a session's ledger, and leaves it in the store where it is not in memory: for who
@@ -456,7 +456,7 @@ impl Ledgers {
         &self,
         asked: &SessionLookup<'_>,
         conversation: &Conversation,
-    ) -> LookupOutcome<Box<str>> {
+    ) -> LookupOutcome<SessionId> {
         let signs = fingerprints::shown_by(conversation);
         let known = lock(&self.signs).session(asked.tenant, &signs);
         if let Some(session) = known {
@@ -471,7 +471,7 @@ impl Ledgers {
         let since = lock(&self.signs).look_up(asked.tenant, &signs);
         let wanted = fingerprints::asked_for(conversation, signs);
         let (store, known) = (self.store.clone(), self.signs.clone());
-        let (tenant, forgotten): (Box<str>, _) = (asked.tenant.into(), lock(&known).forgotten());
+        let (tenant, forgotten) = (asked.tenant.clone(), lock(&known).forgotten());
         let asking = tokio::spawn(async move {
             let session = store.signed(tenant.clone(), wanted).await;
             own.into_iter().for_each(|own| lock(&known).looked_up(&tenant, own));
@@ -505,7 +505,7 @@ const RECORD_BYTES: usize = 2048;
 
 fn record(fact: &Fact) -> Option<Record> {
     let (kind, key, at) = match fact {
-        Fact::Turn(turn) => (RecordKind::Turn, turn_key(&turn.request), turn.at),
+        Fact::Turn(turn) => (RecordKind::Turn, turn_key(&turn.exchange), turn.at),
         Fact::Reasoning(reasoning) => (RecordKind::Reasoning, reasoning.after.0, reasoning.at),
         Fact::Cut(cut) => {
             (RecordKind::Cut, decision_address(cut.about.0, cut.shadow, cut.after), cut.at)
@@ -518,7 +518,7 @@ fn record(fact: &Fact) -> Option<Record> {
             (RecordKind::Cut, decision_address(repair.about.0, false, repair.after), repair.at)
         }
         Fact::Aside(suspended) => {
-            (RecordKind::Aside, xxh3_128(suspended.request.as_bytes()), suspended.at)
+            (RecordKind::Aside, xxh3_128(suspended.exchange.as_str().as_bytes()), suspended.at)
         }
         Fact::TakenBack(taken) => (RecordKind::Aside, taken.key(), taken.at),
         Fact::Summary(one) => {
@@ -536,8 +536,8 @@ fn record(fact: &Fact) -> Option<Record> {
 }
 
 /// By what the turn of an exchange is kept.
-fn turn_key(request: &str) -> u128 {
-    xxh3_128(request.as_bytes())
+fn turn_key(exchange: &ExchangeId) -> u128 {
+    xxh3_128(exchange.as_str().as_bytes())
 }
 
 /// Shadow decisions stand beside the real ones.

@@ -15,7 +15,7 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 use super::recall::{ReadBudget, Recall, RecallOutcome};
 use super::{Record, RecordKind, Scope, Store, StoreError};
-use crate::context::Millis;
+use crate::context::{Millis, TenantId};
 use crate::dialect::lesson::Lesson;
 use entry::{LessonEvent, LessonNote};
 
@@ -55,7 +55,7 @@ impl LessonTerms {
 #[derive(Clone, Copy, Debug)]
 pub struct LessonSource<'a> {
     /// Whose request; `None` where that is not known: it neither teaches nor counts.
-    pub tenant: Option<&'a str>,
+    pub tenant: Option<&'a TenantId>,
     /// The upstream.
     pub upstream: &'a str,
     /// The model; empty where a lesson is about all of an upstream.
@@ -295,12 +295,12 @@ impl Lessons {
 
 /// Where a day's lessons are kept: a day past its time goes as a whole.
 fn scope_of(day: u64) -> Scope {
-    Scope { tenant: Box::default(), session: format!("~lessons of day {day}").into() }
+    Scope { tenant: TenantId::default(), session: format!("~lessons of day {day}").into() }
 }
 
 /// Where the operator's decisions are kept, which do not end.
 fn operator() -> Scope {
-    Scope { tenant: Box::default(), session: "~lessons decided".into() }
+    Scope { tenant: TenantId::default(), session: "~lessons decided".into() }
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use super::{
     Cursor, Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreError, StoreFuture,
     SweepStep, WriteOutcome,
 };
-use crate::context::Millis;
+use crate::context::{Millis, SessionId, TenantId};
 
 /// Most facts of a series that stay.
 const SERIES: usize = 8;
@@ -202,7 +202,7 @@ impl Store for MemoryStore {
         answer(sizes.map(|record| record.value.len() as u64).sum())
     }
 
-    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> StoreFuture<'_, Option<Box<str>>> {
+    fn signed(&self, tenant: TenantId, signs: Vec<u128>) -> StoreFuture<'_, Option<SessionId>> {
         let all = self.records();
         let holder = |sign| {
             let scopes = all.iter().filter(|(scope, _)| scope.tenant == tenant);
@@ -243,7 +243,7 @@ impl Store for MemoryStore {
         answer(rest.skip(page.skip).take(page.count).collect())
     }
 
-    fn scopes_named(&self, session: Box<str>) -> StoreFuture<'_, Vec<Scope>> {
+    fn scopes_named(&self, session: SessionId) -> StoreFuture<'_, Vec<Scope>> {
         let all = self.records();
         let drafts = self.drafts();
         let on_their_way = drafts.by_key.values().map(|(_, draft)| &draft.scope);

@@ -32,7 +32,7 @@ use bytes::Bytes;
 
 use self::drafts::Draft;
 use self::precondition::Precondition;
-use crate::context::Millis;
+use crate::context::{Millis, SessionId, TenantId};
 
 /// A pending answer of a store.
 pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
@@ -187,7 +187,7 @@ pub trait Store: Send + Sync + 'static {
 
     /// The session of this tenant that has the first known of these signs; where several would have
     /// a sign, the first to write it.
-    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> StoreFuture<'_, Option<Box<str>>>;
+    fn signed(&self, tenant: TenantId, signs: Vec<u128>) -> StoreFuture<'_, Option<SessionId>>;
 
     /// The scope that holds a fact; where several do, any. For whoever looks in, not for traffic: it
     /// may take time.
@@ -200,7 +200,7 @@ pub trait Store: Send + Sync + 'static {
     fn scopes(&self, page: ScopePage) -> StoreFuture<'_, Vec<ScopeLine>>;
 
     /// The scopes of a session id: one a tenant that uses it, whatever is kept of it, drafts too.
-    fn scopes_named(&self, session: Box<str>) -> StoreFuture<'_, Vec<Scope>>;
+    fn scopes_named(&self, session: SessionId) -> StoreFuture<'_, Vec<Scope>>;
 
     /// Forgets a scope and its drafts; answers how many records went. Nobody finds it from then on; within
     /// seconds nothing of it is left on disk. What was begun before that is not kept afterwards

@@ -5,7 +5,7 @@
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::context::Millis;
+use crate::context::{Millis, SessionId, TenantId};
 
 /// How the names of series begin.
 const SERIES: &str = "~learned ";
@@ -16,21 +16,21 @@ pub(super) const SERIES_NAMES: (&str, &str) = (SERIES, "~learned!");
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Scope {
     /// Keyed hash of the credential, 16 hex digits.
-    pub tenant: Box<str>,
+    pub tenant: TenantId,
     /// The session.
-    pub session: Box<str>,
+    pub session: SessionId,
 }
 
 impl Scope {
     /// Where something is kept that is learned again and again.
     pub fn series(what: &str) -> Self {
-        Self { tenant: Box::default(), session: format!("{SERIES}{what}").into() }
+        Self { tenant: TenantId::default(), session: format!("{SERIES}{what}").into() }
     }
 
     /// Whether it is such a place: only the newest of its facts counts, and a store keeps no more than
     /// a few.
     pub fn is_series(&self) -> bool {
-        self.tenant.is_empty() && self.session.starts_with(SERIES)
+        self.tenant == TenantId::default() && self.session.as_str().starts_with(SERIES)
     }
 }
 

@@ -35,7 +35,7 @@ use super::{
     Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreError, StoreFuture, SweepStep,
     WriteOutcome, folder,
 };
-use crate::context::Millis;
+use crate::context::{Millis, SessionId, TenantId};
 use drafts::FolderLock;
 use legacy::LegacyFacts;
 
@@ -329,7 +329,7 @@ impl Store for SqliteStore {
         })
     }
 
-    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> StoreFuture<'_, Option<Box<str>>> {
+    fn signed(&self, tenant: TenantId, signs: Vec<u128>) -> StoreFuture<'_, Option<SessionId>> {
         self.read(move |connection, moving| {
             let is_moving = moving.has(connection)?;
             for sign in signs {
@@ -380,7 +380,7 @@ impl Store for SqliteStore {
         self.read(move |connection, _| facts::scopes(connection, page))
     }
 
-    fn scopes_named(&self, session: Box<str>) -> StoreFuture<'_, Vec<Scope>> {
+    fn scopes_named(&self, session: SessionId) -> StoreFuture<'_, Vec<Scope>> {
         self.read(move |connection, moving| {
             let mut found = facts::named(connection, &session)?;
             if moving.has(connection)? {
@@ -404,7 +404,7 @@ impl Store for SqliteStore {
     fn ready(&self) -> StoreFuture<'_, ()> {
         // A write that changes nothing: the disk and the queue both have to answer. While the last write
         // had no room, it changes a little.
-        let scope = Scope { tenant: Box::default(), session: Box::default() };
+        let scope = Scope { tenant: TenantId::default(), session: SessionId::default() };
         Box::pin(async move { self.put_if_absent(scope, Vec::new()).await.map(drop) })
     }
 
@@ -530,8 +530,8 @@ fn failed(error: rusqlite::Error) -> StoreError {
 
 /// Tenant and session, the first two columns of a row.
 fn scope_in(row: &Row<'_>) -> rusqlite::Result<Scope> {
-    let word = |column| row.get::<_, String>(column).map(Into::into);
-    Ok(Scope { tenant: word(0)?, session: word(1)? })
+    let text = |column| row.get::<_, String>(column);
+    Ok(Scope { tenant: text(0)?.into(), session: text(1)?.into() })
 }
 
 fn bytes_in(row: &Row<'_>, index: usize) -> rusqlite::Result<Bytes> {

@@ -11,7 +11,7 @@ use crate::context::budget::{ClassicEstimate, ContextView, HiddenInput};
 use crate::context::plan::{DecisionReason, RewriteSummary};
 use crate::context::policy::SummaryAuthor;
 use crate::context::savings::ExchangeSavings;
-use crate::context::{Estimate, Millis, Outcome};
+use crate::context::{Estimate, ExchangeId, Millis, Outcome, SessionId, TenantId, ThreadId};
 use crate::dialect::error_kind::ErrorKind;
 use crate::dialect::models::Family;
 use crate::dialect::refusal::RefusalCause;
@@ -63,7 +63,7 @@ pub struct Compaction {
 #[derive(Clone, Debug, Serialize)]
 pub struct Exchange {
     /// Its id, unique.
-    pub id: Box<str>,
+    pub id: ExchangeId,
     /// When the request arrived.
     pub at: Millis,
     /// The configured upstream, if the route found one.
@@ -81,11 +81,11 @@ pub struct Exchange {
     /// Its tokenizer.
     pub family: Option<Family>,
     /// Keyed hash of the credential.
-    pub tenant: Option<Box<str>>,
+    pub tenant: Option<TenantId>,
     /// The session.
-    pub session: Option<Box<str>>,
+    pub session: Option<SessionId>,
     /// The thread.
-    pub thread: Option<Box<str>>,
+    pub thread: Option<ThreadId>,
     /// The provider's id of the request, from the header of its answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub provider_request_id: Option<Box<str>>,
@@ -164,7 +164,7 @@ pub struct Exchange {
 impl Exchange {
     /// An exchange of which nothing is known but when it began and what was asked for. Until
     /// something else is known, its client left.
-    pub fn begun(id: Box<str>, at: Millis, method: &str, path: &str) -> Self {
+    pub fn begun(id: ExchangeId, at: Millis, method: &str, path: &str) -> Self {
         Self {
             id,
             at,
@@ -267,13 +267,13 @@ impl Exchange {
 #[derive(Clone, Debug)]
 pub struct OpenExchange {
     /// Its exchange.
-    pub id: Box<str>,
+    pub id: ExchangeId,
     /// Keyed hash of the credential.
-    pub tenant: Box<str>,
+    pub tenant: TenantId,
     /// The session.
-    pub session: Box<str>,
+    pub session: SessionId,
     /// The thread.
-    pub thread: Box<str>,
+    pub thread: ThreadId,
     /// When the request arrived.
     pub at: Millis,
     /// What it is for.

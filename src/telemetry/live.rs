@@ -6,8 +6,8 @@
 use serde::Serialize;
 
 use super::OpenExchange;
-use crate::context::Millis;
 use crate::context::policy::{Mode, SummaryAuthor};
+use crate::context::{ExchangeId, Millis, SessionId, TenantId, ThreadId};
 
 /// Something that happened to queued words; without the words.
 #[derive(Clone, Debug, Serialize)]
@@ -17,11 +17,12 @@ pub struct MessageEvent {
     /// What.
     pub step: MessageStep,
     /// Keyed hash of the credential.
-    pub tenant: Box<str>,
+    pub tenant: TenantId,
     /// The session.
-    pub session: Box<str>,
+    pub session: SessionId,
     /// The exchange that took them.
-    pub request: Option<Box<str>>,
+    #[serde(rename = "request")]
+    pub exchange: Option<ExchangeId>,
     /// Their place among those that wait, from 1, of words that were just queued.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub position: Option<usize>,
@@ -59,13 +60,14 @@ pub struct ContextReduction {
     #[serde(skip)]
     pub event: &'static str,
     /// Its exchange.
-    pub request: Box<str>,
+    #[serde(rename = "request")]
+    pub exchange: ExchangeId,
     /// Keyed hash of the credential.
-    pub tenant: Box<str>,
+    pub tenant: TenantId,
     /// The session.
-    pub session: Box<str>,
+    pub session: SessionId,
     /// The thread.
-    pub thread: Box<str>,
+    pub thread: ThreadId,
     /// Tokens without it, estimated.
     pub before: u64,
     /// Tokens with it, estimated.
@@ -88,7 +90,7 @@ impl ContextReduction {
         let is_sent = done.mode == Mode::Active;
         let told = |event, less: u64| Self {
             event,
-            request: open_exchange.id.clone(),
+            exchange: open_exchange.id.clone(),
             tenant: open_exchange.tenant.clone(),
             session: open_exchange.session.clone(),
             thread: open_exchange.thread.clone(),

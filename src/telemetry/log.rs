@@ -21,6 +21,7 @@ use crate::context::budget::grouped;
 use crate::context::overflow::OverflowReport;
 use crate::context::plan::ChangeCounts;
 use crate::context::policy::Mode;
+use crate::context::{SessionId, ThreadId};
 use crate::dialect::editing::ClearingReport;
 
 /// Most bytes that wait to be written; past it lines are dropped.
@@ -254,12 +255,12 @@ fn text(exchange: &Exchange) -> String {
     }
     line.says(&[" "]);
     line.word(exchange.outcome);
-    line.name("id").says(&[&exchange.id]);
+    line.name("id").says(&[exchange.id.as_str()]);
     for (name, value) in [
-        ("provider_request_id", &exchange.provider_request_id),
-        ("model", &exchange.model),
-        ("session", &exchange.session),
-        ("thread", &exchange.thread),
+        ("provider_request_id", exchange.provider_request_id.as_deref()),
+        ("model", exchange.model.as_deref()),
+        ("session", exchange.session.as_ref().map(SessionId::as_str)),
+        ("thread", exchange.thread.as_ref().map(ThreadId::as_str)),
     ] {
         if let Some(value) = value {
             line.name(name).says(&[&clean(value)]);

@@ -497,9 +497,9 @@ fn the_last_exchanges_can_be_asked_for() {
     for number in 0..=RECENT {
         telemetry.tell(Exchange { id: number.to_string().into(), ..told() });
     }
-    assert!(telemetry.recent("0").is_none(), "the oldest has left");
-    assert_eq!(&*telemetry.recent("1").unwrap().id, "1");
-    assert!(telemetry.recent(&RECENT.to_string()).is_some());
+    assert!(telemetry.recent(&"0".into()).is_none(), "the oldest has left");
+    assert_eq!(telemetry.recent(&"1".into()).unwrap().id, "1");
+    assert!(telemetry.recent(&RECENT.to_string().into()).is_some());
 }
 
 #[test]
@@ -507,7 +507,7 @@ fn listeners_hear_of_every_exchange() {
     let telemetry = Telemetry::silent().unwrap();
     let mut heard = telemetry.subscribe();
     telemetry.tell(told());
-    assert_eq!(&*heard.try_recv().unwrap().id, "6920f0a100000001");
+    assert_eq!(heard.try_recv().unwrap().id, "6920f0a100000001");
 }
 
 /// Invariant 9: an event holds no prompt, reply or key, so neither do metrics nor lines. The types

@@ -73,9 +73,9 @@ impl Place {
     }
 
     pub async fn keep(&self, tenant: &str, session: &str, turn: Turn) {
-        let (request, at) = (turn.request.clone(), turn.at);
+        let (exchange, at) = (turn.exchange.clone(), turn.at);
         let value = serde_json::to_vec(&Fact::Turn(Box::new(turn))).unwrap();
-        self.keep_record((tenant, session), RecordKind::Turn, &request, (value, at)).await;
+        self.keep_record((tenant, session), RecordKind::Turn, exchange.as_str(), (value, at)).await;
     }
 
     /// Keeps something of an exchange.
@@ -171,7 +171,7 @@ fn usage() -> Usage {
 
 pub fn turn(request: &str, thread: &str, at: u64) -> Turn {
     Turn {
-        request: request.into(),
+        exchange: request.into(),
         position: Position {
             thread: thread.into(),
             parent: None,

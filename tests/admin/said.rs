@@ -74,9 +74,15 @@ async fn live_events_tell_what_is_dequeued_compacted_and_pruned() {
     let place = Place::new().await;
     let mut live = place.open("GET", "/api/v1/events", &[]).await;
     live.until(": listening").await;
-    let [id, tenant, session]: [Box<str>; 3] = ["w1", "t", "s"].map(Into::into);
-    let (step, request, position) = (MessageStep::Taken, Some("r1".into()), None);
-    place.telemetry.announce(MessageEvent { id, step, tenant, session, request, position, at: 1 });
+    place.telemetry.announce(MessageEvent {
+        id: "w1".into(),
+        step: MessageStep::Taken,
+        tenant: "t".into(),
+        session: "s".into(),
+        exchange: Some("r1".into()),
+        position: None,
+        at: 1,
+    });
     let heard =
         String::from_utf8(live.until("event: dequeued\ndata: {\"id\":\"w1\"").await).unwrap();
     assert!(heard.contains("event: say\n"), "{heard}");

@@ -57,7 +57,7 @@ async fn a_summary_that_waits_is_shown_and_one_in_use_with_all_that_it_cost() {
     let step = &first.told.done.steps[0];
     let expected = json!({
         "engine": "summary", "upstream": "up", "model": MODEL, "why": "threshold",
-        "at": used["at"], "request": *first.told.id, "took_ms": used["took_ms"],
+        "at": used["at"], "request": first.told.id, "took_ms": used["took_ms"],
         "tokens_before": step.tokens_before, "tokens_after": step.tokens_after,
         "spent": {"input": 900, "output": 20}, "dollars": used["dollars"],
     });
@@ -75,7 +75,7 @@ async fn a_summary_that_waits_is_shown_and_one_in_use_with_all_that_it_cost() {
     let explained = looking.json(&explain(&last)).await;
     assert_eq!(context["compactions"], explained["compactions"]);
     let used = context["compactions"]["used"].as_array().unwrap();
-    assert_eq!((used.len(), &used[0]["request"]), (2, &json!(*first.told.id)));
+    assert_eq!((used.len(), &used[0]["request"]), (2, &json!(first.told.id)));
     assert!(used[1]["tokens_before"].as_u64() > used[1]["tokens_after"].as_u64());
     let replayed = &explained["steps"][0];
     assert_eq!(

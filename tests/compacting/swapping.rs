@@ -63,7 +63,7 @@ async fn a_compaction_is_told_live() {
     };
     let told = live.try_recv().unwrap();
     assert_eq!((told.event, told.strategy), ("compacted", Some(SummaryAuthor::Summary)));
-    assert_eq!(told.request, scene.told.id);
+    assert_eq!(told.exchange, scene.told.id);
     let after = scene.told.estimate.as_ref().unwrap().tokens;
     assert_eq!((told.before, told.after), (after + scene.told.done.tokens_compacted, after));
     assert!(told.before > told.after);

@@ -122,7 +122,7 @@ async fn kept(running: &Running) -> u64 {
 async fn lengthen(file: &Path) {
     let store = SqliteStore::open(file).unwrap();
     let scope = store.scopes(ScopePage::first(1)).await.unwrap().remove(0).scope;
-    assert_eq!(&*scope.session, SESSION);
+    assert_eq!(scope.session, SESSION);
     for n in 0..FACTS {
         let value = json!({
             "kind": "reasoning", "after": format!("{n:032x}"), "at": 5, "prefix": format!("{n:032x}"),

@@ -208,7 +208,7 @@ async fn anchors_are_found(data: &Path, provider: SocketAddr, sessions: &Session
             turns[&session].iter().find(|turn| turn.response.as_deref() == Some(id)).unwrap()
         };
         let (turn, before) = (answered(&id), answered(&before));
-        assert_eq!(turn.position.parent.as_ref(), Some(&before.request), "{session}");
+        assert_eq!(turn.position.parent.as_ref(), Some(&before.exchange), "{session}");
         assert_eq!(turn.estimate.as_ref().unwrap().method, EstimateMethod::Anchored, "{session}");
     }
 }

@@ -85,7 +85,7 @@ pub struct Known(Vec<Lesson>, u64, Option<u64>);
 /// request reads them, and that may be the hostile tenant's.
 pub async fn known(server: &TestServer, told: &Exchange) -> Known {
     let source = LessonSource {
-        tenant: told.tenant.as_deref(),
+        tenant: told.tenant.as_ref(),
         upstream: told.upstream.as_deref().unwrap_or_default(),
         model: told.model.as_deref().unwrap_or_default(),
         vouched: true,

@@ -5,7 +5,8 @@
 //! an earlier rewrite, no silent loss that
 //! policy did not accept, no change of what went out before but where something new was decided.
 //! A hostile tenant of the same proxy changes nothing of that, and hears nothing.
-//! `make harmless N=20000` plays that many conversations; `PLIMSOLL_HARMLESS_SEED` one alone.
+//! `make harmless N=20000` plays that many conversations, `FROM=5000` begins with that seed;
+//! `PLIMSOLL_HARMLESS_SEED` plays one alone.
 
 #![allow(
     missing_docs,
@@ -45,20 +46,26 @@ pub fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
+/// The seed that a play begins with: others find what the first ones do not.
+fn first_seed() -> u64 {
+    number("PLIMSOLL_HARMLESS_FROM").unwrap_or(0)
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rewriting_does_no_harm() {
     if let Some(seed) = number("PLIMSOLL_HARMLESS_SEED") {
         return println!("{}", play::conversation(seed, true).await.unwrap());
     }
     let count = number("PLIMSOLL_HARMLESS").unwrap_or(FEW);
-    let next = Arc::new(AtomicU64::new(0));
+    let first = first_seed();
+    let next = Arc::new(AtomicU64::new(first));
     let players = (0..AT_ONCE).map(|_| {
         let next = next.clone();
         tokio::spawn(async move {
             let (mut counts, mut harm) = (Counts::default(), Vec::new());
             loop {
                 let seed = next.fetch_add(1, Ordering::Relaxed);
-                if seed >= count || harm.len() > 4 {
+                if seed >= first + count || harm.len() > 4 {
                     return (counts, harm);
                 }
                 match play::conversation(seed, false).await {

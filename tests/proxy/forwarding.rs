@@ -375,5 +375,5 @@ async fn the_exchange_is_named_where_the_configuration_wants_it() {
     call.answer("200 OK", "{}").await;
     let response = client.response().await;
     let told = server.told().await;
-    assert_eq!(response.header("x-plimsoll-request-id"), Some(&*told.id));
+    assert_eq!(response.header("x-plimsoll-request-id"), Some(told.id.as_str()));
 }

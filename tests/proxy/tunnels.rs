@@ -186,7 +186,7 @@ async fn responses_on_a_websocket_are_told_as_exchanges() {
             let told = server.told().await;
             assert_eq!(told.outcome, Outcome::Complete);
             assert_eq!((told.usage.input, told.usage.output), (Some(31), Some(2)));
-            assert_eq!(told.session.as_deref(), Some("codex-session"));
+            assert_eq!(told.session, Some("codex-session".into()));
             assert_eq!(told.dialect, Some(Dialect::OpenaiResponses));
             assert_eq!(told.model.as_deref(), Some("gpt-5"));
             assert_eq!(told.provider_request_id.as_deref(), Some("req_ws"), "the connection's");
@@ -272,7 +272,7 @@ async fn a_conversation_goes_on_on_another_websocket() {
     let purposes: Vec<_> = told.iter().filter_map(|event| event.purpose).collect();
     let (warm, turn) = (Purpose::WarmUp, Purpose::Turn);
     assert_eq!(purposes, [warm, turn, warm, turn, turn]);
-    assert!(told.iter().all(|event| event.session.as_deref() == Some("s")));
+    assert!(told.iter().all(|event| event.session == Some("s".into())));
     for at in [1, 3, 4] {
         let (event, estimate) = (&told[at], told[at].estimate.as_ref().unwrap());
         assert_eq!(event.thread, told[0].thread, "call {at}");

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hyper_util::client::proxy::matcher::Matcher;
-use plimsoll::context::{Millis, Outcome, Turn};
+use plimsoll::context::{Millis, Outcome, SessionId, TenantId, Turn};
 use plimsoll::dialect::Purpose;
 use plimsoll::store::drafts::Draft;
 use plimsoll::store::memory::MemoryStore;
@@ -40,7 +40,7 @@ const REPLY: &str = r#"{"id":"msg_1","type":"message","role":"assistant","model"
 /// The turns of the one session, as they are after a restart: read from the store.
 async fn kept(server: &TestServer, store: Arc<dyn Store>) -> Vec<Turn> {
     let fresh = plimsoll::store::ledgers::Ledgers::new(store);
-    let scopes = server.ledgers.scopes_of(SESSION).await.unwrap();
+    let scopes = server.ledgers.scopes_of(&SESSION.into()).await.unwrap();
     let Some(scope) = scopes.first() else { return Vec::new() };
     let copied = |ledger: &plimsoll::context::ledger::Ledger| {
         ledger.turns().map(|turn| Turn::clone(turn)).collect()
@@ -69,13 +69,13 @@ async fn a_conversation_is_one_thread_of_turns() {
     assert_eq!(first.purpose, Purpose::Turn);
     assert_eq!((first.window, first.reserve), (200_000, 16_000));
     let told = server.told().await;
-    assert_eq!(told.id, first.request);
+    assert_eq!(told.id, first.exchange);
     assert_eq!(told.window, Some(200_000));
     assert_eq!(told.estimate, first.estimate);
     assert!(told.estimate.is_some());
     let reasoning = server
         .ledgers
-        .look(&server.ledgers.scopes_of(SESSION).await.unwrap()[0], |ledger| {
+        .look(&server.ledgers.scopes_of(&SESSION.into()).await.unwrap()[0], |ledger| {
             ledger.reasoning(first.after).cloned()
         })
         .await
@@ -91,12 +91,12 @@ async fn a_conversation_is_one_thread_of_turns() {
     client.response().await;
     let turns = kept(&server, store.clone()).await;
     let [first, second] = turns.as_slice() else { panic!("{turns:?}") };
-    assert_eq!(second.position.parent.as_ref(), Some(&first.request));
+    assert_eq!(second.position.parent.as_ref(), Some(&first.exchange));
     assert_eq!(second.position.thread, first.position.thread);
     let told = server.told().await;
     assert_eq!(told.thread.as_ref(), Some(&first.position.thread));
-    assert_eq!(told.session.as_deref(), Some(SESSION));
-    assert_eq!(told.tenant.as_ref().map(|tenant| tenant.len()), Some(16));
+    assert_eq!(told.session, Some(SESSION.into()));
+    assert_eq!(told.tenant.as_ref().map(|tenant| tenant.as_str().len()), Some(16));
 
     // What the first call taught of its head; the second one's reports the same input for more.
     let metrics = server.telemetry.render();
@@ -135,7 +135,7 @@ async fn a_partial_reply_is_a_turn_too() {
     // Draining waits for what is being kept.
     let ledgers = server.ledgers.clone();
     server.drained().await;
-    let scope = &ledgers.scopes_of(SESSION).await.unwrap()[0];
+    let scope = &ledgers.scopes_of(&SESSION.into()).await.unwrap()[0];
     let turn = ledgers.look(scope, |ledger| ledger.turns().next().cloned()).await.unwrap().unwrap();
     assert_eq!(turn.outcome, Outcome::ClientLeft);
     assert!(turn.usage.lower_bound);
@@ -221,7 +221,7 @@ impl Store for Troubled {
         self.inner.size(scope, kind)
     }
 
-    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> StoreFuture<'_, Option<Box<str>>> {
+    fn signed(&self, tenant: TenantId, signs: Vec<u128>) -> StoreFuture<'_, Option<SessionId>> {
         self.inner.signed(tenant, signs)
     }
 
@@ -245,7 +245,7 @@ impl Store for Troubled {
         self.inner.scopes(page)
     }
 
-    fn scopes_named(&self, session: Box<str>) -> StoreFuture<'_, Vec<Scope>> {
+    fn scopes_named(&self, session: SessionId) -> StoreFuture<'_, Vec<Scope>> {
         self.inner.scopes_named(session)
     }
 

@@ -9,7 +9,7 @@ use plimsoll::context::lineage::place;
 use plimsoll::context::plan::{self, RecordedDecisions};
 use plimsoll::context::policy::{EchoRule, Mode, Policy};
 use plimsoll::context::reasoning::{self, ReplyOrigin};
-use plimsoll::context::{Fact, Outcome, Sketch, Turn};
+use plimsoll::context::{ExchangeId, Fact, Outcome, Sketch, Turn};
 use plimsoll::dialect::models::{Catalogue, Model};
 use plimsoll::dialect::{self, Conversation, Dialect, Part, PartKind, Role};
 use plimsoll::tokens::Tokenizer;
@@ -63,12 +63,12 @@ fn play(dialect: Dialect, calls: &[Call]) -> Vec<Option<Result<(), String>>> {
     for (index, call) in calls.iter().enumerate() {
         let dropped = without_reasoning(dialect, &call.request);
         let conversation = dialect::read(dialect, &call.target, &dropped);
-        let id = format!("{index}");
+        let exchange = ExchangeId::from(index.to_string());
         let model = catalogue.model(conversation.model.as_deref().unwrap_or_default(), "");
-        let placed = place(&ledger, &conversation, &id, None);
+        let placed = place(&ledger, &conversation, &exchange, None);
         let mut known = RecordedDecisions::of(&ledger, &conversation, &placed, false);
         let policy = Policy::default();
-        let request = request(&id, &conversation, &dropped, &model, &policy);
+        let request = request(&exchange, &conversation, &dropped, &model, &policy);
         let (new, _) = reasoning::propose(&request, &known);
         known.add(new.iter().cloned());
         new.into_iter().for_each(|fact| ledger.add(fact));
@@ -94,7 +94,14 @@ fn play(dialect: Dialect, calls: &[Call]) -> Vec<Option<Result<(), String>>> {
             at: 0,
         };
         let reasoning = reasoning::record(&call.reply, made);
-        ledger.add(Fact::Turn(Box::new(turn(&id, placed, call, dialect, &model, name))));
+        ledger.add(Fact::Turn(Box::new(turn(
+            exchange.clone(),
+            placed,
+            call,
+            dialect,
+            &model,
+            name,
+        ))));
         thought.extend(call.reply.parts.iter().map(|part| {
             let seal = part.sealed.as_deref().map(spelled).unwrap_or_default();
             let thinks = part.kind == PartKind::Reasoning;
@@ -106,14 +113,14 @@ fn play(dialect: Dialect, calls: &[Call]) -> Vec<Option<Result<(), String>>> {
 }
 
 fn request<'a>(
-    id: &'a str,
+    exchange: &'a ExchangeId,
     conversation: &'a Conversation,
     body: &'a [u8],
     model: &'a Model,
     policy: &'a Policy,
 ) -> plan::PlanRequest<'a> {
     plan::PlanRequest {
-        id,
+        exchange,
         conversation,
         body,
         model,
@@ -130,7 +137,7 @@ fn request<'a>(
 }
 
 fn turn(
-    id: &str,
+    exchange: ExchangeId,
     placed: plimsoll::context::lineage::Placement,
     call: &Call,
     dialect: Dialect,
@@ -138,7 +145,7 @@ fn turn(
     name: &str,
 ) -> Turn {
     Turn {
-        request: id.into(),
+        exchange,
         after: call.reply.chain_after(placed.position.chain),
         position: placed.position,
         done: Default::default(),

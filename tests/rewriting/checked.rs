@@ -52,7 +52,7 @@ async fn until_asked(play: &Play, outcome: &str, times: u64) {
 }
 
 async fn counted(play: &Play) -> Vec<Option<ProviderCount>> {
-    let scope = play.server.ledgers.scopes_of(play.session).await.unwrap().remove(0);
+    let scope = play.server.ledgers.scopes_of(&play.session.into()).await.unwrap().remove(0);
     let look = |ledger: &plimsoll::context::ledger::Ledger| {
         ledger.turns().map(|turn| turn.counted).collect()
     };

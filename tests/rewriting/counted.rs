@@ -28,7 +28,7 @@ async fn count(play: &mut Play, request: &Value) -> Scene {
 }
 
 async fn threads(play: &Play) -> Vec<usize> {
-    let scope = play.server.ledgers.scopes_of(play.session).await.unwrap().remove(0);
+    let scope = play.server.ledgers.scopes_of(&play.session.into()).await.unwrap().remove(0);
     let look = |ledger: &plimsoll::context::ledger::Ledger| {
         ledger.threads().iter().map(|(_, turns)| turns.len()).collect()
     };

@@ -7,7 +7,7 @@ use plimsoll::admin::prices::PriceList;
 use plimsoll::admin::view::ServerInfo;
 use plimsoll::admin::{self, Admin};
 use plimsoll::context::policy::Policy;
-use plimsoll::context::{Fact, QueuedMessage};
+use plimsoll::context::{Fact, QueuedMessage, SessionId};
 use plimsoll::store::{Record, RecordKind, Scope};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -38,7 +38,7 @@ async fn admin(play: &Play, server: &TestServer) -> SocketAddr {
 }
 
 /// Deletes a session by its id.
-async fn delete(admin: SocketAddr, session: &str) -> u16 {
+async fn delete(admin: SocketAddr, session: &SessionId) -> u16 {
     let mut wire = Wire::connect(admin).await;
     let head = format!("DELETE /api/v1/sessions/{session} HTTP/1.1\r\nhost: {admin}");
     wire.send(format!("{head}\r\nauthorization: Bearer {TOKEN}\r\n\r\n")).await;
@@ -118,10 +118,10 @@ async fn a_new_session_of_the_same_name_is_kept_by_who_remembered_the_old_one() 
 async fn a_session_without_turns_is_found_and_deleted() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let here = admin(&play, &play.server).await;
-    assert_eq!(delete(here, play.session).await, 404);
+    assert_eq!(delete(here, &play.session.into()).await, 404);
     let mut client = play.sends(&asks(MODEL, &history(1))).await;
     let mut call = play.provider.call().await;
-    assert_eq!(delete(here, play.session).await, 200, "its first request is on its way");
+    assert_eq!(delete(here, &play.session.into()).await, 200, "its first request is on its way");
     call.answer("200 OK", &reply("Go on.").to_string()).await;
     client.response().await;
     drop(call);
@@ -132,7 +132,7 @@ async fn a_session_without_turns_is_found_and_deleted() {
     play.restarts().await;
     let here = admin(&play, &play.server).await;
     assert_eq!(kept(&play, &scope).await.len(), 1);
-    assert_eq!(delete(here, play.session).await, 200, "it holds queued words");
+    assert_eq!(delete(here, &play.session.into()).await, 200, "it holds queued words");
     assert_eq!(kept(&play, &scope).await, []);
-    assert_eq!(delete(here, play.session).await, 404);
+    assert_eq!(delete(here, &play.session.into()).await, 404);
 }

@@ -1,6 +1,7 @@
 //! What was done to a request is explained, and what it saved is summed, through the admin listener.
 
 use plimsoll::config::Mode;
+use plimsoll::context::ExchangeId;
 use plimsoll::context::policy::{Policy, PruneGate};
 use serde_json::{Value, json};
 
@@ -24,7 +25,7 @@ async fn cuts_are_explained_when_they_are_new_and_when_they_are_repeated() {
     let first = play.asks(&request, &reply).await;
     let cut = first.told.done.made.cut;
     let looking = Looking::at(&play.server, &play.config).await;
-    let explain = |id: &str| format!("/api/v1/requests/{id}/explain");
+    let explain = |id: &ExchangeId| format!("/api/v1/requests/{id}/explain");
     let told = looking.json(&explain(&first.told.id)).await;
     assert_eq!((&told["mode"], &told["sent_changed"]), (&json!("active"), &json!(true)));
     assert_eq!((&told["new"]["cut"], &told["unlisted"]), (&json!(cut), &json!(0)));
@@ -53,11 +54,11 @@ async fn cuts_are_explained_when_they_are_new_and_when_they_are_repeated() {
     assert_eq!(counts(&told["steps"], "replayed"), cut as usize);
     assert_eq!(told["unlisted"], 0);
     let again = &told["steps"][0];
-    assert_eq!(again["decided_by"], *first.told.id);
+    assert_eq!(again["decided_by"], first.told.id.as_str());
     // Nothing before this turn changed, so nothing of the cache is expected to break.
     let cache = &told["cache"];
     assert_eq!((&cache["kept"], &cache["breaks_in"]), (&cache["kept_of"], &Value::Null));
-    assert_eq!(cache["before"]["request"], *first.told.id);
+    assert_eq!(cache["before"]["request"], first.told.id.as_str());
     assert_eq!((&cache["now"]["read"], &cache["now"]["written"]), (&json!(300), &json!(500)));
 
     let answer = looking.get(&format!("{}?format=text", explain(&second.told.id))).await;

@@ -25,7 +25,7 @@ async fn a_second_session_starts_from_what_the_first_one_cost() {
     // Saved beside the traffic: a process that starts later knows it.
     let upstream = first.told.upstream.clone().unwrap();
     let session = format!("~learned counting {MODEL} behind {upstream}").into();
-    let scope = Scope { tenant: Box::default(), session };
+    let scope = Scope { tenant: "".into(), session };
     let saved = async {
         while play.store.scan(scope.clone(), 1).await.unwrap().is_empty() {
             tokio::task::yield_now().await;

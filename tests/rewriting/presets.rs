@@ -104,7 +104,7 @@ async fn pruning_is_told_live() {
     let scene = play.asks(&asks(MODEL, &fifteen_reads()), &answers("m1", MODEL, json!([]))).await;
     let told = live.try_recv().unwrap();
     assert_eq!((told.event, told.results), ("pruned", Some(11)));
-    assert_eq!((told.request, told.after), (scene.told.id.clone(), 3_446));
+    assert_eq!((told.exchange, told.after), (scene.told.id.clone(), 3_446));
     assert_eq!(told.before - told.after, scene.told.done.tokens_removed);
     play.asks(&asks(MODEL, &fifteen_reads()), &answers("m2", MODEL, json!([]))).await;
     assert!(live.try_recv().is_err());
@@ -427,7 +427,7 @@ fn due(preset: Preset, window: u64, tokens: u64, last: Value) -> CompactionNeed 
     let conversation = dialect::read(Dialect::Anthropic, "/v1/messages", body.as_bytes());
     let model = Model { window, max_output: 128_000, known: true, ..Model::unknown() };
     let request = PlanRequest {
-        id: "r",
+        exchange: &"r".into(),
         conversation: &conversation,
         body: body.as_bytes(),
         model: &model,

@@ -218,13 +218,17 @@ async fn nothing_is_cut_in_an_open_loop_whose_thinking_is_bound() {
     }
 }
 
+/// Reasoning with a signature of its own.
+fn thinking(words: &str) -> Value {
+    let signature: String = words.bytes().map(|byte| format!("{byte:02x}")).collect();
+    json!({"type": "thinking", "thinking": words, "signature": signature})
+}
+
 /// What a client left out while results were cut, and sends after all, was made before the cut: where
 /// the model binds it, the cut gives way. What was made after the cut rests on it.
 #[tokio::test]
 async fn a_cut_gives_way_to_bound_reasoning_that_comes_back() {
     const BOUND: &str = "claude-opus-5-5";
-    let thinking =
-        |words: &str| json!({"type": "thinking", "thinking": words, "signature": "c2ln"});
     let mut play = Play::of("/v1/messages", eager()).await;
     let reply = answers("m1", BOUND, json!([{"type": "text", "text": "Go on."}]));
     let cut = play.asks(&asks(BOUND, &history(6)), &reply).await;
@@ -246,6 +250,53 @@ async fn a_cut_gives_way_to_bound_reasoning_that_comes_back() {
     assert_eq!(cleared(&spared), count - 3, "those after it stay");
     // It is left out once more: so it is cut once more.
     assert_eq!(cleared(&play.asks(&asks(BOUND, &later), &reply).await.sent), count);
+}
+
+/// A cut that was sent beside reasoning that came back, where policy accepted the loss, stays when policy
+/// accepts no loss any more: the cache holds those bytes. It still gives way to reasoning that comes back then.
+#[tokio::test]
+async fn a_cut_that_was_sent_over_reasoning_stays_when_its_loss_is_no_longer_accepted() {
+    const BOUND: &str = "claude-opus-5-5";
+    let thinks = |said: &mut [Value], at: usize| {
+        said[at]["content"].as_array_mut().unwrap().insert(0, thinking(&format!("Hm {at}.")));
+    };
+    let goes_on = |said: &mut Vec<Value>| {
+        said.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
+        said.push(message("user", json!("And now?")));
+    };
+    let mut accepts = eager();
+    accepts.prune.accept_reasoning_loss = true;
+    let mut play = Play::of("/v1/messages", accepts).await;
+    let reply = answers("m1", BOUND, json!([{"type": "text", "text": "Go on."}]));
+    let mut said = history(6);
+    let cut = play.asks(&asks(BOUND, &said), &reply).await;
+    let cleared = |sent: &Value| contents(sent).iter().filter(|it| **it == CLEARED).count();
+    assert!(cleared(&cut.sent) > 3, "{:?}", cut.steps());
+
+    thinks(&mut said, 7);
+    goes_on(&mut said);
+    let accepted = play.asks(&asks(BOUND, &said), &reply).await;
+    assert!(accepted.bytes.contains("Hm 7."));
+    let count = cleared(&accepted.sent);
+    assert!(count > 3, "{:?}", accepted.steps());
+
+    play.config.policy = eager().into();
+    play.restarts().await;
+    goes_on(&mut said);
+    let again = play.asks(&asks(BOUND, &said), &reply).await;
+    assert!(
+        again.told.done.steps.iter().all(|it| it.decision != Decision::New),
+        "{:?}",
+        again.steps()
+    );
+    let prefix = accepted.bytes.rfind("]}").unwrap();
+    assert_eq!(again.bytes[..prefix], accepted.bytes[..prefix]);
+
+    thinks(&mut said, 5);
+    assert_eq!(cleared(&play.asks(&asks(BOUND, &said), &reply).await.sent), count - 2);
+    // What gave way is not cut again while the reasoning is there.
+    goes_on(&mut said);
+    assert_eq!(cleared(&play.asks(&asks(BOUND, &said), &reply).await.sent), count - 2);
 }
 
 /// In shadow mode, by header and by mode, the client's bytes go on, where something would stand in for lost

@@ -106,7 +106,7 @@ async fn nothing_is_put_back_or_kept_where_policy_forbids_it() {
     let request = asks(MODEL, &history);
     let scene = play.asks(&request, &answers("m2", MODEL, json!([]))).await;
     assert_eq!(scene.bytes, request.to_string());
-    let scope = play.server.ledgers.scopes_of(play.session).await.unwrap().remove(0);
+    let scope = play.server.ledgers.scopes_of(&play.session.into()).await.unwrap().remove(0);
     let knows = play.server.ledgers.look(&scope, Ledger::knows_reasoning).await;
     assert!(!knows.unwrap());
 }

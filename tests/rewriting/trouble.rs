@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use plimsoll::config::{Mode, Tenants};
-use plimsoll::context::Millis;
 use plimsoll::context::plan::{Change, Decision};
+use plimsoll::context::{Millis, SessionId, TenantId};
 use plimsoll::dialect::identity::ANONYMOUS;
 use plimsoll::store::drafts::Draft;
 use plimsoll::store::memory::MemoryStore;
@@ -106,7 +106,7 @@ impl Store for Willed {
         self.inner.size(scope, kind)
     }
 
-    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> StoreFuture<'_, Option<Box<str>>> {
+    fn signed(&self, tenant: TenantId, signs: Vec<u128>) -> StoreFuture<'_, Option<SessionId>> {
         self.inner.signed(tenant, signs)
     }
 
@@ -125,7 +125,7 @@ impl Store for Willed {
         self.inner.scopes(page)
     }
 
-    fn scopes_named(&self, session: Box<str>) -> StoreFuture<'_, Vec<Scope>> {
+    fn scopes_named(&self, session: SessionId) -> StoreFuture<'_, Vec<Scope>> {
         self.inner.scopes_named(session)
     }
 
@@ -285,7 +285,7 @@ async fn a_fact_that_is_not_understood_is_ignored_and_told() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let reply = answers("m1", MODEL, json!([]));
     play.asks(&asks(MODEL, &history(3)), &reply).await;
-    let scope = play.server.ledgers.scopes_of(play.session).await.unwrap().remove(0);
+    let scope = play.server.ledgers.scopes_of(&play.session.into()).await.unwrap().remove(0);
     let value = Bytes::from_static(b"{\"kind\":\"cut\",\"about\":\"nonsense\"}");
     let broken = Record { kind: RecordKind::Cut, key: 7, value, at: 1 };
     play.store.put_if_absent(scope, vec![broken]).await.unwrap();
@@ -359,7 +359,7 @@ async fn a_renewed_token_goes_on_where_all_are_one_tenant() {
     play.restarts().await;
     let (_, scene) = asks_again(&mut play, "renewed").await;
     assert_eq!(steps(&scene), [(Change::PutBack, Decision::New)]);
-    assert_eq!(scene.told.tenant.as_deref(), Some(ANONYMOUS));
+    assert_eq!(scene.told.tenant, Some(ANONYMOUS.into()));
 }
 
 /// A body that its client signed is refused for any change, by a status that says nothing of it.

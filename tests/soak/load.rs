@@ -264,7 +264,7 @@ pub async fn missing(folder: &Path, known: &Known) -> Missing {
     loop {
         let page = store.scopes(ScopePage { after, skip: 0, count: 500 }).await.unwrap();
         for line in &page {
-            let Some(replies) = known.get(&*line.scope.session) else { continue };
+            let Some(replies) = known.get(line.scope.session.as_str()) else { continue };
             let facts = store.scan(line.scope.clone(), 1 << 20).await.unwrap();
             let turns = facts.iter().filter_map(|it| serde_json::from_slice(&it.value).ok());
             let responses = turns.filter_map(|fact| match fact {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use plimsoll::context::Millis;
+use plimsoll::context::{Millis, SessionId, TenantId};
 use plimsoll::store::drafts::Draft;
 use plimsoll::store::memory::MemoryStore;
 use plimsoll::store::precondition::Precondition;
@@ -145,7 +145,7 @@ impl Store for Held {
         once(&self.reads, self.inner.size(scope, kind))
     }
 
-    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> StoreFuture<'_, Option<Box<str>>> {
+    fn signed(&self, tenant: TenantId, signs: Vec<u128>) -> StoreFuture<'_, Option<SessionId>> {
         once(&self.reads, self.inner.signed(tenant, signs))
     }
 
@@ -161,7 +161,7 @@ impl Store for Held {
         once(&self.reads, self.inner.scopes(page))
     }
 
-    fn scopes_named(&self, session: Box<str>) -> StoreFuture<'_, Vec<Scope>> {
+    fn scopes_named(&self, session: SessionId) -> StoreFuture<'_, Vec<Scope>> {
         once(&self.reads, self.inner.scopes_named(session))
     }
 

@@ -17,7 +17,9 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use plimsoll::context::ledger::anchor_keys;
 use plimsoll::context::lineage::Growth;
-use plimsoll::context::{Fact, Outcome, PromptSection, Sketch, SketchPart, Turn};
+use plimsoll::context::{
+    ExchangeId, Fact, Outcome, PromptSection, SessionId, Sketch, SketchPart, ThreadId, Turn,
+};
 use plimsoll::dialect::models::Family;
 use plimsoll::dialect::reading::{Framing, ResponseReader};
 use plimsoll::dialect::{self, PartKey, Purpose, Reply, identity, paths};
@@ -51,7 +53,7 @@ async fn recorded_clients_keep_their_threads() {
 /// the request before it on its thread; `.` for what is no conversation.
 async fn play(calls: impl Iterator<Item = Value>) -> String {
     let ledgers = Ledgers::new(std::sync::Arc::new(MemoryStore::default()));
-    let mut threads: Vec<(Box<str>, Box<str>)> = Vec::new();
+    let mut threads: Vec<(SessionId, ThreadId)> = Vec::new();
     let mut seen = String::new();
     for (index, call) in calls.enumerate() {
         let target = call["target"].as_str().unwrap();
@@ -64,12 +66,12 @@ async fn play(calls: impl Iterator<Item = Value>) -> String {
         let mut conversation = dialect::read(endpoint.dialect, target, body);
         let identity = identity::identify(&headers(&call), &conversation, endpoint.transport);
         conversation.purpose = identity.purpose.unwrap_or(conversation.purpose);
-        let request = format!("req-{index}");
+        let exchange = ExchangeId::from(format!("req-{index}"));
         let asked = SessionLookup {
-            tenant: "t",
-            session: identity.session.as_deref(),
+            tenant: &"t".into(),
+            session: identity.session.as_ref(),
             client_thread: identity.thread.as_deref(),
-            request: &request,
+            exchange: &exchange,
             timeout: Duration::from_secs(5),
             reads: &ReadBudget::new(Duration::from_secs(5)),
             shadow: false,
@@ -85,7 +87,7 @@ async fn play(calls: impl Iterator<Item = Value>) -> String {
         let begins = opened.placed.growth == Growth::Begins;
         seen.push(if begins { letter.to_ascii_lowercase() } else { letter });
         let reply = reply(&call, endpoint.dialect);
-        let turn = turn(&opened, &reply, endpoint.dialect, conversation.purpose, &request);
+        let turn = turn(&opened, &reply, endpoint.dialect, conversation.purpose, exchange);
         ledgers.commit(opened, vec![Fact::Turn(Box::new(turn))]).await.unwrap();
     }
     seen
@@ -114,11 +116,11 @@ fn turn(
     reply: &Reply,
     dialect: dialect::Dialect,
     purpose: Purpose,
-    request: &str,
+    exchange: ExchangeId,
 ) -> Turn {
     let sketched = |key: PartKey| SketchPart { key, tokens: 1, place: PromptSection::History };
     Turn {
-        request: request.into(),
+        exchange,
         position: opened.placed.position.clone(),
         after: reply.chain_after(opened.placed.position.chain),
         done: Default::default(),

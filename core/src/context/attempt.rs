@@ -1,11 +1,11 @@
-//! What is sent next, by what a provider answered: every retry of one request, as a table.
+//! What is sent next, depending on the provider's response: all retries of a request, as a table.
 //!
-//! A request goes out as planned. Where that is refused it may be sent with what was refused repaired, with room
-//! made in it, as its client sent it, and as the last accepted request of its branch was sent: each once at most,
-//! repaired as often as another thing is refused ([`MOST_REPAIRS`]). Reasoning is repaired last where we changed
-//! anything: it may rest on that. [`next`] says what to do and what was found out; [`AttemptFinding::consequence`] says
-//! what is remembered of that. Pure: whoever sends performs it and decides nothing (`docs/rewriting.md` "Rules
-//! for every rewrite").
+//! A request is sent as planned. If that is refused, it may be sent repaired, with room made in it, as its
+//! client sent it, and in the form of the branch's last accepted request: each form at most once, repaired
+//! once for each refused thing ([`MOST_REPAIRS`]). If we changed anything, reasoning is repaired last,
+//! because it may depend on our change. [`next`] returns the action and the finding;
+//! [`AttemptFinding::consequence`] returns what is remembered of the finding. Pure: the caller performs the
+//! action and decides nothing (`docs/rewriting.md` "Rules for every rewrite").
 
 use super::RevocationRetry;
 use crate::dialect::lesson::Lesson;
@@ -14,64 +14,66 @@ use crate::dialect::refusal::RefusalCause;
 /// A form in which a request can be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestForm {
-    /// With what its plan changes, and what is asked on our behalf.
+    /// With the changes of its plan, and with what is requested on the client's behalf.
     Planned,
-    /// The same, with the smallest change that answers a refusal; by how many refusals that are answered.
+    /// The same, with the smallest change that answers each refusal; holds how many refusals are answered.
     Repaired(u8),
-    /// With room made in it.
+    /// With parts cut to make room.
     WithRoom,
     /// As its client sent it.
     Original,
-    /// With what was changed in the last accepted request of its branch, and nothing that it decided itself.
+    /// With the changes of the last accepted request of its branch, and no decisions of its own.
     LastAccepted,
 }
 
-/// What came of sending a form.
+/// The result of sending a form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is being answered.
+    /// It was accepted, and its reply has begun.
     Accepted,
-    /// It is accepted, and in place of a reply comes an error: it does not fit.
+    /// It was accepted, but instead of a reply the body has an error: it does not fit.
     OverflowInReply,
-    /// It is refused because it does not fit; with the cause that the words name where the status blames
-    /// what was sent (400, 404, 422).
+    /// It was refused because it does not fit. Holds the cause that the message names, if the status blames
+    /// the request (400, 404, 422).
     DoesNotFit(Option<RefusalCause>),
-    /// It is refused, and the status blames what was sent.
+    /// It was refused, and the status blames the request.
     Refused(RefusalCause),
-    /// It is refused for something that an edit can answer.
+    /// It was refused for something that an edit can fix.
     Repairable(RefusalKind),
-    /// It is not answered, and no change of the request would help: a limit, a provider that fails.
+    /// It failed, and changing the request would not help: a rate limit, a failing provider.
     Failed,
-    /// There is no such form of this request, or nothing was answered to it.
+    /// The request has no such form, or there was no response to it.
     Unavailable,
 }
 
-/// What else is known of a refusal that an edit can answer.
+/// Details of a refusal that an edit can fix.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RefusalKind {
-    /// What its words name, where the status blames what was sent (400, 404, 422).
+    /// The cause that the message names, if the status blames the request (400, 404, 422).
     pub cause: Option<RefusalCause>,
-    /// It also says that the request does not fit.
+    /// The message also says that the request does not fit.
     pub overflows: bool,
-    /// It is of reasoning, which may rest on what we changed: the client's is taken out where nothing else helps.
+    /// It is about reasoning, which may depend on what we changed: the client's reasoning is removed only if
+    /// nothing else helps.
     pub is_of_reasoning: bool,
 }
 
-/// As often as this a request is repaired: once for each thing that is refused.
+/// At most this many repairs of one request: one for each refused thing.
 const MOST_REPAIRS: u8 = 4;
 
 /// What is known of a request before it is sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AttemptContext {
-    /// Its plan changes what its client sent.
+    /// The plan changes what the client sent.
     pub is_rewritten: bool,
-    /// It changes more than what was refused before: what the client's reasoning may rest on.
+    /// It has changes beyond repairs, which the client's reasoning may depend on.
     pub may_unbind: bool,
-    /// Reasoning that its client left out was put back in what was sent last.
+    /// The last form that was sent had reasoning put back that the client dropped.
     pub has_reasoning_back: bool,
-    /// What is asked on our behalf: the cause that a refusal of it names, and what that teaches.
+    /// What is requested on the client's behalf: the cause that a refusal of it names, and the lesson from
+    /// that.
     pub added: [Option<(RefusalCause, Lesson)>; 2],
-    /// It asks how many tokens it is: its endpoint may know less than the one that answers.
+    /// It asks for a token count: the count endpoint may accept less than the model's own endpoint.
     pub is_count: bool,
 }
 
@@ -80,142 +82,143 @@ pub struct AttemptContext {
 pub enum RetryState {
     /// The request as planned.
     Planned,
-    /// Repaired, for the time `round`.
+    /// Repaired, in this round.
     Repaired {
-        /// What is done where no repair helps.
+        /// What to do if no repair helps.
         otherwise: RepairFallback,
-        /// How many refusals are answered.
+        /// How many refusals are answered by repairs.
         round: u8,
     },
-    /// With room, because it did not fit; with the cause for which it could also be sent as it came.
+    /// With room, because it did not fit. Holds the cause that allows sending the original, too.
     WithRoom(Option<RefusalCause>),
-    /// As it came, because the rewritten one was refused for `cause`.
+    /// The original, because the rewritten request was refused for `cause`.
     Original {
-        /// What the refusal named.
+        /// The cause that the refusal named.
         cause: RefusalCause,
-        /// What of the rewritten one may be to blame.
+        /// Which part of the rewrite may have caused it.
         blamed: BlameTarget,
     },
-    /// As the last accepted one, because the rewritten one was refused for `cause`, and the original for
+    /// In the last accepted form, because the rewritten request was refused for `cause`, and the original for
     /// `of_original`.
     LastAccepted {
-        /// What the first refusal named.
+        /// The cause that the first refusal named.
         cause: RefusalCause,
-        /// What the refusal of the original named.
+        /// The cause that the refusal of the original named.
         of_original: RefusalCause,
-        /// The first was of reasoning: the client's is taken out where this form is refused as well.
+        /// The first refusal was about reasoning: if this form is refused too, the client's reasoning is
+        /// removed.
         may_repair: bool,
     },
 }
 
-/// What of a rewritten request may be to blame for its refusal.
+/// Which part of a rewritten request may have caused its refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlameTarget {
     /// Anything that was changed.
     Change,
-    /// What was changed, or the client's own reasoning.
+    /// The changes, or the client's own reasoning.
     Reasoning,
-    /// That it is larger than what its client sent.
+    /// Its size, which is larger than that of the original.
     Size,
 }
 
-/// What is done where no repair helps, by what was sent before.
+/// What to do if no repair helps, depending on what was sent before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RepairFallback {
-    /// The request as planned alone, which was refused as this says.
+    /// Only the planned form was sent before, with this refusal.
     AfterPlanned(RefusalKind),
-    /// Every other form.
+    /// Every other form was sent before.
     AfterAll {
-        /// What the first refusal named.
+        /// The cause that the first refusal named.
         cause: RefusalCause,
-        /// What the refusal of the original named.
+        /// The cause that the refusal of the original named.
         of_original: RefusalCause,
     },
 }
 
-/// What to do after an answer.
+/// What to do after a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetryStep {
-    /// What the answer showed.
+    /// What the response showed.
     pub finding: Option<AttemptFinding>,
-    /// What comes then.
+    /// The next action.
     pub then: NextAction,
 }
 
-/// What comes next.
+/// The next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NextAction {
-    /// Another form is sent.
+    /// Send another form.
     Send(RetryState),
-    /// The client gets what was answered to this form.
+    /// Forward the response to this form to the client.
     Answer(RequestForm),
 }
 
-/// What an answer showed.
+/// What a response showed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttemptFinding {
-    /// Repaired, it was the last word.
+    /// The repaired form was final.
     Repaired {
-        /// The provider took it.
+        /// Whether the provider accepted it.
         accepted: bool,
     },
-    /// Repaired, it is refused: for something that no edit answers, after which the repair may be decided anew, or
-    /// for the same thing.
+    /// The repaired form was refused, either for the same thing, or for something that no edit can fix; in
+    /// the latter case the repair may be decided again.
     RepairRefused(RevocationRetry),
     /// The request does not fit.
     Overflow,
-    /// With room in it, it was the last word.
+    /// The form with room was final.
     RoomMade {
-        /// The provider took it.
+        /// Whether the provider accepted it.
         saved: bool,
     },
-    /// With room in it, it is refused for another reason.
+    /// The form with room was refused for another cause.
     RoomRefused(RefusalCause),
-    /// Only the original is accepted: what we changed, or asked for, was refused for this.
+    /// Only the original was accepted: our changes, or what we requested, were refused for this cause.
     ChangeRefused(RefusalCause),
-    /// No form is accepted. Refused for `cause` as planned; `of_original`: `None` where who is to blame was
-    /// not told.
+    /// No form was accepted. The planned form was refused for `cause`; `of_original` is `None` if the refusal
+    /// of the original named no cause.
     AllRefused {
-        /// What the first refusal named.
+        /// The cause that the first refusal named.
         cause: RefusalCause,
-        /// What the refusal of the original named.
+        /// The cause that the refusal of the original named.
         of_original: Option<RefusalCause>,
     },
-    /// Without what it decided itself it was the last word; with it, it was refused for `cause`.
+    /// The form without the request's own decisions was final; with them, it was refused for `cause`.
     OwnDecisionsRefused {
-        /// What the first refusal named.
+        /// The cause that the first refusal named.
         cause: RefusalCause,
-        /// The provider took it without.
+        /// Whether the provider accepted it without them.
         accepted: bool,
     },
 }
 
-/// What is remembered of a finding.
+/// What is remembered after a finding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Consequence {
-    /// What no longer holds.
+    /// The decisions that no longer apply.
     pub void: Option<RevocationScope>,
-    /// What is learned of the model, as far as the provider's words teach it.
+    /// The lesson about the model, if the provider's message teaches one.
     pub lesson: Option<Lesson>,
 }
 
-/// Decisions that no longer hold.
+/// Which decisions no longer apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RevocationScope {
-    /// Everything decided so far, in what grows from this request.
+    /// All decisions so far, in requests that continue this one.
     InBranch,
-    /// What the last repair changed.
+    /// The last repair.
     Repair(RevocationRetry),
-    /// What made room.
+    /// The cuts that made room.
     Room(RevocationRetry),
-    /// What the request decided beyond the last accepted one.
+    /// The request's decisions that the last accepted request did not have.
     Own(RevocationRetry),
-    /// All that the request decided.
+    /// All decisions of the request.
     All(RevocationRetry),
 }
 
 impl RetryState {
-    /// Whether the client may yet get what was answered to a form that was sent before.
+    /// Whether the client may still get the response to a form that was sent before.
     pub fn may_answer(self, form: RequestForm) -> bool {
         match self {
             RetryState::Planned => false,
@@ -248,7 +251,7 @@ pub fn next(facts: AttemptContext, state: RetryState, verdict: Verdict) -> Retry
 }
 
 impl Verdict {
-    /// Where nothing is repaired: neither what makes room nor the client's own request is.
+    /// The verdict for a form that is never repaired: the form with room, and the original.
     fn unrepaired(self) -> Self {
         match self {
             Verdict::Repairable(RefusalKind { overflows: true, cause, .. }) => {
@@ -263,7 +266,7 @@ impl Verdict {
 }
 
 impl AttemptContext {
-    /// What to do after `verdict` on the request as planned.
+    /// What to do after `verdict` on the planned request.
     fn after_planned(self, verdict: Verdict) -> RetryStep {
         match verdict {
             Verdict::Accepted | Verdict::Failed | Verdict::Unavailable => {
@@ -283,7 +286,7 @@ impl AttemptContext {
         }
     }
 
-    /// What to do after `verdict` on the request as it was repaired for the time `round`.
+    /// What to do after `verdict` on the request repaired in this round.
     fn after_repair(self, otherwise: RepairFallback, round: u8, verdict: Verdict) -> RetryStep {
         let repaired = |accepted| {
             RetryStep::answer(RequestForm::Repaired(round))
@@ -308,7 +311,7 @@ impl AttemptContext {
         }
     }
 
-    /// What is done where no repair answers a refusal.
+    /// What to do if no repair answers a refusal.
     fn unrepaired(self, otherwise: RepairFallback) -> RetryStep {
         let first = match otherwise {
             RepairFallback::AfterPlanned(first) => first,
@@ -326,7 +329,8 @@ impl AttemptContext {
         }
     }
 
-    /// What to do after `verdict` on the request with room in it; `first`: what the refusal for its size named.
+    /// What to do after `verdict` on the request with room; `first`: the cause named by the refusal for its
+    /// size.
     fn after_room(self, first: Option<RefusalCause>, verdict: Verdict) -> RetryStep {
         let room_made = |saved| {
             RetryStep::answer(RequestForm::WithRoom).finding(AttemptFinding::RoomMade { saved })
@@ -341,7 +345,7 @@ impl AttemptContext {
         }
     }
 
-    /// What to do after `verdict` on the request as it came.
+    /// What to do after `verdict` on the original.
     fn after_original(
         self,
         cause: RefusalCause,
@@ -365,7 +369,8 @@ impl AttemptContext {
                 RetryStep::send(RetryState::LastAccepted { cause, of_original, may_repair })
             }
             _ => {
-                // What else the original lacks helps no client to make room; what it got wrong by itself does.
+                // The client cannot make room from a complaint about what else the original lacks, so it gets
+                // the response about size. A fault in the original's own structure is the client's to see.
                 let is_planned = blamed == BlameTarget::Size
                     && of_original.is_some_and(|cause| cause != RefusalCause::Structure);
                 let form = if is_planned { RequestForm::Planned } else { RequestForm::Original };
@@ -374,9 +379,9 @@ impl AttemptContext {
         }
     }
 
-    /// The request as it came, where a refusal that names `cause` may be due to what we changed. Where
-    /// nothing was rewritten it names what was asked on our behalf, or it is the client's: no second request
-    /// is sent on a guess.
+    /// Sends the original if our changes may have caused a refusal that names `cause`. If nothing was
+    /// rewritten, the original is only sent if `cause` names something that was requested on the client's
+    /// behalf: no second request is sent on a guess.
     fn without_changes(self, cause: RefusalCause, blamed: BlameTarget) -> RetryStep {
         let is_of_added = self.added.iter().flatten().any(|(added, _)| *added == cause);
         match self.is_rewritten || is_of_added {
@@ -385,7 +390,8 @@ impl AttemptContext {
         }
     }
 
-    /// Where no room could be made. With reasoning put back a request may not fit where it would as it came.
+    /// What to do if no room could be made. A request with reasoning put back may be too large where the
+    /// original fits.
     fn without_room(self, first: Option<RefusalCause>) -> RetryStep {
         match first.filter(|_| self.has_reasoning_back) {
             Some(cause) => self.without_changes(cause, BlameTarget::Size),
@@ -446,7 +452,7 @@ impl RetryStep {
 }
 
 impl AttemptFinding {
-    /// What is remembered of it.
+    /// What is remembered after this finding.
     pub fn consequence(self, facts: AttemptContext) -> Consequence {
         match self {
             AttemptFinding::Overflow
@@ -467,7 +473,7 @@ impl AttemptFinding {
             AttemptFinding::ChangeRefused(cause) => {
                 let void =
                     (facts.is_rewritten && !cause.is_beside()).then_some(RevocationScope::InBranch);
-                // With nothing else to blame, it was what we asked for.
+                // If nothing else was changed, what we requested caused the refusal.
                 let all = || facts.added.iter().flatten();
                 let named = all().find(|(added, _)| *added == cause);
                 let added = named.or_else(|| all().next().filter(|_| !facts.is_rewritten));
@@ -480,9 +486,9 @@ impl AttemptFinding {
             AttemptFinding::AllRefused { cause, of_original } => {
                 let is_own_fault = of_original == Some(cause) && cause.is_own_fault();
                 let is_innocent = is_own_fault || cause.is_beside();
-                // A session must not answer 400 for ever.
+                // Never again, so that the session does not get 400 for ever.
                 let void = (!is_innocent).then_some(RevocationScope::All(RevocationRetry::Never));
-                // That is so, whoever moved what the reasoning is bound to.
+                // This is true of the model, whoever changed what the reasoning is bound to.
                 let lesson = of_the_model(cause).filter(|it| *it == Lesson::ReasoningBound);
                 Consequence { void, lesson }
             }
@@ -499,12 +505,12 @@ impl AttemptFinding {
     }
 }
 
-/// When what was refused for it may be decided again, where the request is accepted without.
+/// When decisions refused for this cause may be made again, if the request was accepted without them.
 fn retry(cause: RefusalCause) -> RevocationRetry {
     if cause.teaches() { RevocationRetry::Next } else { RevocationRetry::Cold }
 }
 
-/// What a refusal that names `cause` says of the model, whoever is to blame.
+/// What a refusal with this cause shows about the model, whoever caused it.
 fn of_the_model(cause: RefusalCause) -> Option<Lesson> {
     match cause {
         RefusalCause::Bound => Some(Lesson::ReasoningBound),
@@ -513,7 +519,7 @@ fn of_the_model(cause: RefusalCause) -> Option<Lesson> {
     }
 }
 
-/// What it says of what we sent, where that is to blame.
+/// What it shows about our changes, if they caused it.
 fn of_what_is_sent(cause: RefusalCause) -> Option<Lesson> {
     match cause {
         RefusalCause::ReasoningRefused => Some(Lesson::ReasoningRefused),

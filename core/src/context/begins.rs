@@ -1,20 +1,20 @@
-//! Where the user's turns begin: what becomes of reasoning goes by it.
+//! Where the user's turns begin, which decides what happens to reasoning.
 //!
 //! Reads messages only.
 
 use crate::dialect::{Conversation, Dialect, Message, Part, PartKind, Role};
 
-/// Whether a message is the user's own words, which begin a turn. Words together with tool results
-/// go on with one: no signal tells (`docs/estimates.md` 2), and to keep is the cautious guess.
+/// Whether a message is the user's own text, which begins a turn. Text together with tool results continues
+/// one. No signal tells the two apart (`docs/estimates.md` 2), and keeping reasoning is the cautious guess.
 pub(in crate::context) fn is_users(message: &Message) -> bool {
     let is = |kind| message.parts.iter().any(|part| part.kind == kind);
     message.role == Role::User && is(PartKind::Text) && !is(PartKind::ToolResult)
 }
 
-/// The message with which the user's last turn begins. Words right after tool results go on with the
-/// turn, wherever the dialect puts them (`docs/estimates.md` 2: kept as often as not, and to keep is the
-/// cautious guess). Gemini's begins with the last message that has words of the user's, results or not,
-/// as its documentation of signatures has it.
+/// The message that begins the user's last turn. Text right after tool results continues the turn, wherever
+/// the dialect puts it (`docs/estimates.md` 2: models keep reasoning in half of such cases, and keeping is
+/// the cautious guess). With Gemini, a turn begins with the last message that has user text, with results or
+/// without, as its documentation of signatures says.
 pub(super) fn turn_began(conversation: &Conversation) -> usize {
     if conversation.dialect == Dialect::Gemini {
         return spoke(conversation);
@@ -29,7 +29,7 @@ pub(super) fn turn_began(conversation: &Conversation) -> usize {
     (0..messages.len()).rev().find(begins).unwrap_or(0)
 }
 
-/// The message of the user's last words; for Gemini also where they came with tool results.
+/// The message with the user's last text; with Gemini, also if it came with tool results.
 pub(super) fn spoke(conversation: &Conversation) -> usize {
     let speaks = |message: &Message| match conversation.dialect {
         Dialect::Gemini => {

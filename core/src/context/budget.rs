@@ -1,8 +1,9 @@
-//! The budget: what the next call will cost, where it goes, how much is left (`docs/estimates.md` 1.1).
+//! The budget: what the next request will cost, where the tokens are, and how many are left
+//! (`docs/estimates.md` 1.1).
 //!
 //! One truth: the number on the context page, in the metrics and in every decision is made here.
-//! `estimate = anchor's actual input + its reply + Σ parts added − Σ parts removed`; without an
-//! anchor the sum over all parts, and it says so. Breakdowns always sum to their total. Pure.
+//! `estimate = anchor's actual input + its reply + Σ parts added − Σ parts removed`; without an anchor, the
+//! sum over all parts, and the estimate says so. Breakdowns always sum to their total. Pure.
 
 mod carry;
 mod classic;
@@ -43,8 +44,8 @@ use sums::{
     thoughts, went,
 };
 
-/// The turn that a request grew from, and everything its request consisted of
-/// (`Ledger::anchor_at`, `Ledger::sketch`).
+/// The turn that an estimate is based on, and all parts of its request (`Ledger::anchor_at`,
+/// `Ledger::sketch`).
 #[derive(Clone, Copy, Debug)]
 pub struct Anchor<'a> {
     /// The turn; its usage must be known.
@@ -53,25 +54,26 @@ pub struct Anchor<'a> {
     pub sketch: &'a [SketchPart],
 }
 
-/// An estimate, and the sketch it was made of, which its turn keeps.
+/// An estimate, and the sketch it was made from, which is stored with its turn.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MeasuredEstimate {
-    /// What the call will cost.
+    /// What the request will cost.
     pub estimate: Estimate,
-    /// What is sent, part by part, as the difference from the anchor's.
+    /// The parts that are sent, as the difference from the anchor's sketch.
     pub sketch: Sketch,
-    /// What is sent, part by part, whole.
+    /// The parts that are sent, all of them.
     pub parts: Vec<SketchPart>,
-    /// What the messages are made of.
+    /// The tokens of the messages, by kind of content.
     pub contents: MessageTokens,
-    /// What an agent's rules say, where they are asked.
+    /// The estimate by the rules of an agent, if they are configured.
     pub classic: Option<ClassicEstimate>,
-    /// What can be learned from its answer; `None` where its new parts cannot be told apart.
+    /// What can be learned from the reported usage; `None` if the new parts cannot be told apart.
     pub seen: Option<Observation>,
 }
 
-/// Estimates what `conversation`, read from `body`, will cost as input of `model`, `sent` as the plan
-/// says. `tokenizer`: of the model's family; `learned`: what is known of it behind its upstream.
+/// Estimates the input tokens of `conversation`, read from `body`, for `model`, with the changes in `sent`.
+/// `tokenizer` is that of the model's family; `learned` is what is known about the model behind this
+/// upstream.
 pub fn measure(
     conversation: &Conversation,
     body: &[u8],
@@ -82,7 +84,7 @@ pub fn measure(
     learned: &EstimatorState,
 ) -> MeasuredEstimate {
     let anchor = anchor.filter(|anchor| anchor.turn.context().is_some());
-    // Tokens of another family's tokenizer say nothing about single parts.
+    // Token counts of another family's tokenizer cannot be used for single parts.
     let same = anchor.filter(|anchor| anchor.turn.family == model.family);
     let mut scale = PartScale::new(conversation, body, sent, model, same, tokenizer);
     let parts = match (&conversation.held, same) {
@@ -131,9 +133,9 @@ pub fn measure(
     let breakdown = fit(parts_of, tokens);
     let went = same.map_or(0, |anchor| went(&anchor, retention, left));
     let estimate = Estimate { tokens, method, counting, new, gone, went, breakdown, guess };
-    // Where another family counted before, the provider holds the history, a summary stands in its
-    // place, more left than reasoning, or the model said what no answer held, an error says nothing of
-    // what is new.
+    // The error of this estimate says nothing about the new parts in five cases: the anchor was counted by
+    // another family's tokenizer, the provider holds the history, a summary was just inserted, more than
+    // reasoning was removed, or the model's messages include some that no known reply contained.
     let plain = matches!(method, EstimateMethod::Anchored | EstimateMethod::Estimated);
     let left = same.is_some_and(|anchor| gone > thoughts(&anchor) + FEW);
     let seen =
@@ -142,12 +144,12 @@ pub fn measure(
     MeasuredEstimate { estimate, sketch, parts, contents, classic: None, seen }
 }
 
-/// Of a thread's first turn, whether anything was read from a cache.
+/// For a thread's first turn: whether it read anything from a cache.
 fn began_cached(turn: &Turn) -> Option<bool> {
     turn.sketch.base.is_none().then(|| turn.usage.cache_read.is_some_and(|read| read > 0))
 }
 
-/// What a thread has shown of what becomes of reasoning.
+/// What a turn of the thread has shown about the model's reasoning retention.
 fn shown(turn: &Turn) -> ByRetention<f32> {
     let guess = turn.estimate.as_ref().map(|estimate| &estimate.guess);
     let context = turn.context();
@@ -157,39 +159,39 @@ fn shown(turn: &Turn) -> ByRetention<f32> {
         .unwrap_or_default()
 }
 
-/// Weighs the parts of one request: what is known costs what it cost, the rest is counted.
+/// Assigns tokens to the parts of one request: known parts keep their earlier count, others are counted.
 struct PartScale<'a> {
     conversation: &'a Conversation,
     body: &'a [u8],
-    /// What is sent now in place of what came.
+    /// What is sent in place of what the client sent.
     now: &'a Overlay,
     counter: TokenCounter<'a>,
-    /// What was sent before.
+    /// The parts of the anchor's request.
     sent: KnownCosts,
-    /// What the last reply brought.
+    /// The parts of the anchor's reply.
     brought: KnownCosts,
-    /// Whether there is a turn to grow from.
+    /// Whether there is an anchor.
     grows: bool,
-    /// Tokens of the last reply's reasoning, and in how many pieces it is sent back, as far as these are
-    /// not met yet; without an anchor each piece is counted.
+    /// Tokens of the last reply's reasoning, and in how many pieces it is sent back, less the pieces already
+    /// found. Without an anchor, each piece is counted.
     reasoning_left: Option<(u64, u64)>,
-    /// Tokens of the last reply's reasoning as reported, where none of it is sent back.
+    /// Tokens of the last reply's reasoning as reported, if none of it is sent back.
     unsent: u64,
-    /// The message with which the user's last turn begins: reasoning before it is old.
+    /// The message that begins the user's last turn: reasoning before it is old.
     turn_began: usize,
-    /// The user's last words: after them, or in them where they came with tool results.
+    /// The message with the user's last text: reasoning before it, but in the same turn, is steered.
     spoke: usize,
     sums: TokenSums,
-    /// What can be told apart within.
+    /// The sections that can be told apart within tools and messages.
     sections: SectionTokens,
-    /// What the messages are made of.
+    /// The tokens of the messages, by kind of content.
     contents: MessageTokens,
-    /// The model's words came that the anchor's reply did not hold: a turn between is not known.
+    /// There are messages of the model that are not in the anchor's reply: a turn in between is unknown.
     is_poor: bool,
-    /// A summary begins the history that the anchor's did not begin with.
+    /// The history begins with a summary that the anchor's history did not have.
     compacts: bool,
     news: NewContent,
-    /// The last result that is new.
+    /// The last new tool result.
     last_result: Option<&'a Part>,
 }
 
@@ -237,7 +239,7 @@ impl<'a> PartScale<'a> {
         scale
     }
 
-    /// Every part in the order of its sketch: what changes with each call comes last.
+    /// Every part in the order of its sketch: what changes with each request comes last.
     fn weigh(&mut self) -> Vec<SketchPart> {
         let mut parts = Vec::with_capacity(self.conversation.parts().count() + 16);
         self.head(&mut parts);
@@ -247,7 +249,7 @@ impl<'a> PartScale<'a> {
         parts
     }
 
-    /// Where the provider holds the history. Instructions and tools are sent with each request
+    /// The same if the provider holds the history. Instructions and tools are sent with each request
     /// (`docs/protocols.md` 3).
     fn weigh_held(&mut self, held: &HeldHistory, anchor: &Anchor<'_>) -> Vec<SketchPart> {
         let mut parts = Vec::with_capacity(anchor.sketch.len() + 16);
@@ -255,7 +257,7 @@ impl<'a> PartScale<'a> {
         if is_after(held, anchor.turn) || !self.repeats(anchor.turn) {
             self.held(anchor, &mut parts);
         } else {
-            // That turn's words come again, after a warm-up that may hold what came before them.
+            // The anchor's history is sent again, after a warm-up that may hold what came before it.
             let again: HashSet<PartKey> = parts.iter().map(|part| part.key).collect();
             let items = anchor.sketch.iter().filter(|part| is_item(part.place));
             parts.extend(items.filter(|part| !again.contains(&part.key)));
@@ -266,13 +268,13 @@ impl<'a> PartScale<'a> {
         parts
     }
 
-    /// Whether something that the turn was answered is sent again.
+    /// Whether part of the turn's reply is sent again.
     fn repeats(&self, turn: &Turn) -> bool {
         let said = |part: &Part| turn.reply.iter().any(|said| part.key == Some(said.key));
         self.conversation.parts().any(said)
     }
 
-    /// The anchor's history and its reply, which this request adds to.
+    /// The anchor's history and reply, to which this request adds.
     fn held(&mut self, anchor: &Anchor<'_>, parts: &mut Vec<SketchPart>) {
         let stays = |part: &&SketchPart| {
             !matches!(part.place, PromptSection::System | PromptSection::Tools)
@@ -283,7 +285,7 @@ impl<'a> PartScale<'a> {
         self.contents = before.unwrap_or_default();
         let reasoning = u32::try_from(reasoning_of(anchor.turn)).unwrap_or(u32::MAX);
         if reasoning > 0 {
-            let key = PartKey::of_bytes(anchor.turn.request.as_bytes());
+            let key = PartKey::of_bytes(anchor.turn.exchange.as_str().as_bytes());
             parts.push(SketchPart { key, tokens: reasoning, place: PromptSection::Reasoning });
         }
         if self.conversation.messages.iter().any(is_users) {
@@ -344,7 +346,7 @@ impl<'a> PartScale<'a> {
         }
     }
 
-    /// What changes with each call, and what stands around the new parts.
+    /// What changes with each request, and the structure around the new parts.
     fn tail(&mut self, parts: &mut Vec<SketchPart>) {
         let conversation = self.conversation;
         for part in conversation.system.iter().filter(|part| part.key.is_none()) {
@@ -353,8 +355,8 @@ impl<'a> PartScale<'a> {
         if self.grows {
             let around = self.counter.growing(self.news.results);
             let read = self.counter.reading();
-            // For Gemini's whole answers, results are read as JSON whatever becomes of reasoning; in its
-            // streams they are where reasoning is read.
+            // In non-streamed Gemini requests, results are read as JSON whatever the reasoning retention. In
+            // streamed ones, they are only if reasoning is read.
             match conversation.stream {
                 true => (self.sums.around, self.sums.around_read) = (around, read),
                 false => self.sums.around = around.saturating_add_unsigned(read),
@@ -365,7 +367,7 @@ impl<'a> PartScale<'a> {
         }
     }
 
-    /// What is new, by its looks.
+    /// Describes the new parts by number, kind and tokens.
     fn news(&self, anchor: Option<Anchor<'_>>) -> NewContent {
         let mut news = self.news.clone();
         news.tally = self.counter.tally();
@@ -385,7 +387,8 @@ impl<'a> PartScale<'a> {
         self.weighed(part, place, 0)
     }
 
-    /// A part, with what comes along with it where its cost is not known yet.
+    /// A part with its tokens. If they are not known yet, it is counted, with `extra` tokens for its
+    /// structure.
     fn weighed(&mut self, part: &'a Part, place: PromptSection, extra: u32) -> SketchPart {
         let replaced = self.now.replaced(part.span);
         let own = || part.key.unwrap_or_else(|| PartKey::of_bytes(part.span.of(self.body)));
@@ -395,7 +398,7 @@ impl<'a> PartScale<'a> {
             (Some(tokens), _) => tokens,
             (None, Some((_, tokens))) => tokens,
             (None, None) => {
-                // The same words again cost what they cost, and are new all the same.
+                // A repeated part keeps the count of the earlier one, but is new all the same.
                 let counted = self.counter.part(part).saturating_add(extra);
                 let tokens = self.sent.tokens(key).unwrap_or(counted);
                 self.sums.new += u64::from(tokens);
@@ -410,7 +413,7 @@ impl<'a> PartScale<'a> {
         sketched
     }
 
-    /// What the messages are made of, and which tools are not loaded.
+    /// Adds a part to the contents of the messages, or to the tools that are not loaded.
     fn holds(&mut self, part: &Part, place: PromptSection, tokens: u32) {
         match (place, part.name.as_deref()) {
             (PromptSection::History, _) => {
@@ -425,7 +428,7 @@ impl<'a> PartScale<'a> {
         }
     }
 
-    /// A part that was not there before.
+    /// Records a part that is new.
     fn came(&mut self, part: &'a Part, tokens: u32) {
         self.is_poor |= self.grows && part.role == Role::Assistant;
         let news = &mut self.news;
@@ -443,7 +446,7 @@ impl<'a> PartScale<'a> {
         }
     }
 
-    /// A summary that begins the history.
+    /// The summary that begins the history.
     fn summary(&mut self, (key, counted): (PartKey, u32)) -> SketchPart {
         let known = self.sent.take(key);
         self.compacts = known.is_none();
@@ -455,13 +458,13 @@ impl<'a> PartScale<'a> {
         sketched
     }
 
-    /// Reasoning that the plan put back at a place.
+    /// Adds the reasoning that the plan put back at a place.
     fn put_back(&mut self, at: usize, place: PromptSection, parts: &mut Vec<SketchPart>) {
         let now = self.now;
         parts.extend(now.back(at).iter().map(|key| self.reasoning(None, *key, place)));
     }
 
-    /// Words that were added after a part.
+    /// Adds the messages injected after a part.
     fn said(&mut self, span: Span, parts: &mut Vec<SketchPart>) {
         for &(key, counted) in self.now.said_after(span) {
             let known = self.sent.take(key);
@@ -477,15 +480,15 @@ impl<'a> PartScale<'a> {
         }
     }
 
-    /// Reasoning costs what it costs where it is read.
+    /// A reasoning part, with the tokens that it costs if it is read.
     fn reasoning(&mut self, part: Option<&Part>, key: PartKey, place: PromptSection) -> SketchPart {
-        // A client may send one signature many times: each costs what it cost where it stood.
+        // A client may send one signature several times: each one takes the tokens of its own place.
         let known = self.sent.take(key).or_else(|| self.reasoning_piece());
         let part = part.filter(|part| part.kind == PartKind::Reasoning);
         let tokens = match (known, part) {
             (Some(tokens), _) => tokens,
             (None, Some(part)) => self.counter.part(part),
-            // Nothing tells what a signature beside a part stands for.
+            // How much reasoning a signature on another part stands for is unknown.
             (None, None) => 0,
         };
         let sketched = SketchPart { key, tokens, place };
@@ -493,7 +496,7 @@ impl<'a> PartScale<'a> {
         sketched
     }
 
-    /// The next piece of the last reply's reasoning: the pieces are all of it.
+    /// The next piece of the last reply's reasoning: its tokens are split evenly among the pieces.
     fn reasoning_piece(&mut self) -> Option<u32> {
         let (left, pieces) = self.reasoning_left.as_mut()?;
         let piece = left.checked_div(*pieces).unwrap_or(0);
@@ -501,7 +504,7 @@ impl<'a> PartScale<'a> {
         Some(u32::try_from(piece).unwrap_or(u32::MAX))
     }
 
-    /// The identity of the reasoning that a part is, or (Gemini) that its signature stands for.
+    /// The key of the reasoning that a part is, or (Gemini) that its signature stands for.
     fn thoughts(&self, part: &Part) -> Option<PartKey> {
         match part.kind {
             PartKind::Reasoning => part.reasoning_key(self.body).map(PartKey),
@@ -510,7 +513,7 @@ impl<'a> PartScale<'a> {
     }
 }
 
-/// Parts whose cost is known: tokens of each, and how many of its kind are not matched yet.
+/// Parts whose tokens are known: the tokens of each, and how many equal parts are not matched yet.
 #[derive(Default)]
 struct KnownCosts(HashMap<PartKey, (u32, u32)>);
 
@@ -524,18 +527,18 @@ impl KnownCosts {
         Self(known)
     }
 
-    /// What such a part costs.
+    /// The tokens of a part with this key.
     fn tokens(&self, key: PartKey) -> Option<u32> {
         self.0.get(&key).map(|(tokens, _)| *tokens)
     }
 
-    /// Tokens of the parts at such a place that are not matched in the end.
+    /// Tokens of the unmatched parts in the given prompt sections; matches them.
     fn left(&mut self, sketch: &[SketchPart], is_there: fn(PromptSection) -> bool) -> u64 {
         let there = sketch.iter().filter(|part| is_there(part.place));
         there.filter_map(|part| self.take(part.key)).map(u64::from).sum()
     }
 
-    /// The same, if one is left; it is then matched.
+    /// The tokens of a part with this key if one is unmatched; matches it.
     fn take(&mut self, key: PartKey) -> Option<u32> {
         let (tokens, left) = self.0.get_mut(&key)?;
         *left = left.checked_sub(1)?;
@@ -543,7 +546,7 @@ impl KnownCosts {
     }
 }
 
-/// Identity of what stands before the messages, as far as it does not change with each call.
+/// The hash of what comes before the messages, without the parts that change with each request.
 fn head_of(conversation: &Conversation, body: &[u8]) -> u128 {
     let parts = conversation.system.iter().filter(|part| part.key.is_some());
     let keys = parts
@@ -556,7 +559,7 @@ fn is_history(place: PromptSection) -> bool {
     place == PromptSection::History
 }
 
-/// Of system prompt and tools, a response schema among them.
+/// Whether a section is system prompt or tools, which include a response schema.
 fn is_head(place: PromptSection) -> bool {
     matches!(place, PromptSection::System | PromptSection::Tools)
 }
@@ -565,7 +568,7 @@ fn is_item(place: PromptSection) -> bool {
     matches!(place, PromptSection::SystemItem | PromptSection::ToolsItem)
 }
 
-/// Whether the history that is held ends with this turn's reply.
+/// Whether the held history ends with this turn's reply.
 fn is_after(held: &HeldHistory, turn: &Turn) -> bool {
     matches!(held, HeldHistory::After(id) if turn.response.as_ref() == Some(id))
 }
@@ -574,14 +577,14 @@ fn sum(parts: &[SketchPart]) -> u64 {
     parts.iter().map(|part| u64::from(part.tokens)).sum()
 }
 
-/// A sketch as the difference from the anchor's.
+/// A sketch, stored as the difference from the anchor's.
 fn difference(anchor: Option<Anchor<'_>>, parts: &[SketchPart]) -> Sketch {
     let Some(anchor) = anchor else {
         return Sketch { base: None, kept: 0, added: parts.to_vec() };
     };
     let kept = anchor.sketch.iter().zip(parts).take_while(|(a, b)| a == b).count();
     let added = parts[kept..].to_vec();
-    Sketch { base: Some(anchor.turn.request.clone()), kept: kept as u32, added }
+    Sketch { base: Some(anchor.turn.exchange.clone()), kept: kept as u32, added }
 }
 
 #[cfg(test)]

@@ -1,15 +1,16 @@
-//! Whether the provider's cache still holds what a request grew from (`docs/protocols.md` 7.4).
+//! Whether the provider's cache still has the prefix of a request (`docs/protocols.md` 7.4).
 //!
-//! Decides nothing: whether a cut is free, and what it would save, is asked of it.
+//! Decides nothing itself: other modules ask it whether a cut is free and what it would save.
 
 use super::plan::{PlanRequest, RecordedDecisions};
 
 const LONG_TTL_S: u64 = 3600;
-/// What providers keep at least, and with the long marker (`docs/protocols.md` 7).
+/// How long providers keep a cache entry at least, seconds; above, with the long marker (`docs/protocols.md`
+/// 7).
 const SHORT_TTL_S: u64 = 300;
 
-/// Whether the provider's cache of what the request grew from is cold: another model read it, its
-/// time is over, or the provider said that it holds nothing.
+/// Whether the provider's cache of the parent's request is cold: another model read it, its lifetime is over,
+/// or the provider reported that nothing was cached.
 pub fn is_cold(request: &PlanRequest<'_>, known: &RecordedDecisions) -> bool {
     let Some(parent) = &known.parent else { return false };
     let usage = &parent.usage;

@@ -1,9 +1,9 @@
-//! Compaction decided: when a context is too full, where its history is cut, what stands in its place,
-//! and what is worth it (`docs/rewriting.md` "Compaction").
+//! Decisions about compaction: when a context is too full, where its history is cut, what replaces it, and
+//! whether that is worth it (`docs/rewriting.md` "Compaction").
 //!
-//! A summary is written first, and taken into use later, by the request that crosses the threshold:
-//! two facts. Pure: nobody is asked for a summary here. Known agents' own rules, to the number, are in
-//! `compact/agents.rs`; what is quoted of the user, in `compact/quotes.rs`; what is told, in `compact/told.rs`.
+//! A summary is written first, and used later by the request that crosses the threshold: two facts. Pure:
+//! nothing here asks for a summary. The exact rules of known agents are in `compact/agents.rs`, quotes of the
+//! user in `compact/quotes.rs`, reports in `compact/report.rs`.
 
 pub mod agents;
 mod quotes;
@@ -28,16 +28,16 @@ use crate::dialect::{
 use crate::wire::splice::Edit;
 use quotes::Quotes;
 
-/// What stood before a cut as it was forwarded.
+/// The history before a cut, as it was forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ForwardedHistory {
     /// The chain of system prompt and tools.
     pub head: Chain,
-    /// The chain of all that was forwarded before the cut.
+    /// The chain of everything that was forwarded before the cut.
     pub sent: Chain,
 }
 
-/// How much a request needs a summary.
+/// How urgently a request needs a summary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CompactionNeed {
     /// Not yet.
@@ -50,28 +50,27 @@ pub enum CompactionNeed {
     Must,
 }
 
-/// Tokens of the window that may be filled. A reserve of half of it and more is of a model that was
-/// never meant to fill it, and would leave nothing: a quarter is held free then.
+/// Tokens of the window that may be filled: the window less the reserve. If the reserve is half of the window
+/// or more, it is not meant literally, and a quarter is held free instead.
 pub fn usable(request: &PlanRequest<'_>) -> u64 {
     let (window, reserve) = (request.model.window, request.reserve);
     let is_sensible = reserve.saturating_mul(2) < window;
     window.saturating_sub(if is_sensible { reserve } else { window / 4 })
 }
 
-/// Whether a request can be compacted at all: the history is in it, and it is no call beside the
+/// Whether a request can be compacted at all: it contains its history, and is not a call beside the
 /// conversation.
 pub fn can(request: &PlanRequest<'_>) -> bool {
     request.conversation.held.is_none() && request.conversation.purpose == Purpose::Turn
 }
 
-/// Whether it may be, as policy says.
+/// Whether policy allows compacting it.
 pub fn may(request: &PlanRequest<'_>) -> bool {
     request.policy.compact.engine != SummaryEngine::Off && can(request)
 }
 
-/// How much a request of so many tokens needs a summary. A client that compacts by itself does so in
-/// its own time, and a thread of which a rewrite was refused is left alone: they are only helped where
-/// nothing else does.
+/// How urgently a request of this many tokens needs a summary. If the client compacts by itself, or a rewrite
+/// of the branch was refused, only a request that does not fit otherwise is compacted.
 pub fn due(request: &PlanRequest<'_>, known: &RecordedDecisions, tokens: u64) -> CompactionNeed {
     let policy = &request.policy.compact;
     let usable = usable(request);
@@ -79,7 +78,7 @@ pub fn due(request: &PlanRequest<'_>, known: &RecordedDecisions, tokens: u64) ->
     let last = known.parent.as_ref().filter(|_| policy.watches == ThresholdBasis::LastCall);
     let last = last.and_then(|turn| agents::read(&turn.usage));
     let reaches = |line: u64| match policy.watches {
-        // At the limit itself, what fits is left alone.
+        // A request that still fits the window exactly is left alone.
         ThresholdBasis::Estimate => tokens >= line && line < usable,
         ThresholdBasis::LastCall => last.is_some_and(|read| read > line),
     };
@@ -94,24 +93,23 @@ pub fn due(request: &PlanRequest<'_>, known: &RecordedDecisions, tokens: u64) ->
     }
 }
 
-/// How much a request can need a summary: where one would make void what its provider demands of an open
-/// loop, it is for the turn after it, and nobody waits for it.
+/// The highest need that a request can have. If the provider requires bound reasoning in an open tool loop, a
+/// summary would make it void; it is then for the next turn, and nothing waits for it.
 pub fn at_most(request: &PlanRequest<'_>) -> CompactionNeed {
     let demands = request.echo == EchoRule::Demanded && request.is_bound();
     if demands && request.is_in_loop() { CompactionNeed::Swap } else { CompactionNeed::Must }
 }
 
-/// Whether the last call says nothing of what is sent now, because a summary took the place of what it
-/// read.
+/// Whether the usage of the last call does not apply any more, because a summary has replaced what it read.
 fn is_settled(request: &PlanRequest<'_>, known: &RecordedDecisions) -> bool {
     let Some(((_, compact), last)) = known.compact().zip(known.parent.as_ref()) else {
         return false;
     };
-    let is_new = compact.request != last.request && compact.at >= last.ended;
+    let is_new = compact.exchange != last.exchange && compact.at >= last.ended;
     request.policy.compact.watches == ThresholdBasis::LastCall && is_new
 }
 
-/// Whether a request of so many tokens, which does not fit, would fit once it is compacted.
+/// Whether a request of this many tokens, which does not fit, would fit once it is compacted.
 pub fn would_fit(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
@@ -128,9 +126,8 @@ pub fn would_fit(
         .is_some_and(|(by, choice)| outlook(request, by, &choice, tokens).after <= usable(request))
 }
 
-/// Who writes a summary of a request, the first choice first; nobody where policy leaves it to a
-/// provider that has none. `refused`: its provider was seen to refuse. `is_told`: it has to be told
-/// what to look at.
+/// Who can write a summary of a request, the first choice first. Empty if policy leaves it to a provider that
+/// cannot. `refused`: the provider refused to write one before. `is_told`: the writer needs instructions.
 pub fn writers(
     request: &PlanRequest<'_>,
     refused: bool,
@@ -145,7 +142,7 @@ pub fn writers(
         Dialect::OpenaiResponses => &[Family::O200k],
         Dialect::OpenaiChat | Dialect::Gemini => &[],
     };
-    // A look-alike may take what it does not know for nothing, and go on with the task.
+    // A provider with a compatible API may ignore the unknown field and continue the task.
     let has = may && request.model.known && families.contains(&request.model.family);
     match request.policy.compact.engine {
         SummaryEngine::Provider if may => &[SummaryAuthor::Provider],
@@ -166,20 +163,20 @@ pub struct CutPoint {
     pub about: Chain,
     /// The keyed parts before it, nearest first.
     pub near: Vec<PartKey>,
-    /// Whether these are told from all others.
+    /// Whether these parts are unlikely to occur elsewhere.
     pub is_own: bool,
-    /// What goes, tokens, as it is sent now.
+    /// Tokens that are replaced, in the form in which they are sent now.
     pub was: u64,
 }
 
-/// A history that gives up less than one in so many of its tokens is not worth a summary.
+/// A history that would lose less than this fraction (1/n) of its tokens is not worth a summary.
 const LEAST_SHARE: u64 = 8;
 
-/// Where a history is cut: before a step of the model's or words of the user's, so that no call is
-/// parted from its result nor reasoning from what it led to; of the places that leave as much as policy
-/// keeps, the first with which a turn of the user's begins, else the first; where the newest step
-/// alone is more, before that. Where the provider writes, other roles stand before and after it
-/// (`docs/protocols.md` 1.5.7). `None` where nothing can be cut.
+/// Where a history is cut: before a message of the model or a user's text, so that calls stay with their
+/// results and reasoning with what followed it. Of the places after which no more remains than policy keeps,
+/// the first one at the start of a user's turn, else the first one; if the newest step alone is more than
+/// that, the place before it. If the provider writes, the roles before and after the cut must differ
+/// (`docs/protocols.md` 1.5.7). `None` if nothing can be cut.
 pub fn choose(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
@@ -219,9 +216,9 @@ pub fn choose(
     weights.choice(request, known, cut, by)
 }
 
-/// Whether a summary of `tokens` is accepted in place of what cost `was` of a request's `whole`: it must
-/// shrink the context, and leave it under the threshold; where the request would not fit, in the window;
-/// where somebody asked for it, anywhere.
+/// Whether a summary of `tokens` may replace a history of `was` in a request of `whole` tokens: it must
+/// shrink the context and leave it under the threshold. If the request would not fit otherwise, it must fit
+/// the window; if somebody asked for it, any size will do.
 pub fn is_accepted(
     request: &PlanRequest<'_>,
     (whole, was, tokens): (u64, u64, u64),
@@ -236,18 +233,18 @@ pub fn is_accepted(
     is_worth_it(was, tokens) && whole.saturating_sub(was).saturating_add(tokens) <= most
 }
 
-/// What compacting a request would do, before it is done.
+/// A preview of a request's compaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CompactionPreview {
-    /// Messages of its history.
+    /// Messages in its history.
     pub messages: u64,
-    /// Those that would go.
+    /// Messages that would be replaced.
     pub cut: u64,
-    /// What it costs, tokens, estimated.
+    /// Its cost, tokens, estimated.
     pub before: u64,
-    /// What it would cost.
+    /// Its cost after the compaction, tokens, estimated.
     pub after: u64,
-    /// What a summary is taken to cost.
+    /// The assumed cost of the summary, tokens.
     pub summary: u64,
     /// Tokens of the window that may be filled.
     pub usable: u64,
@@ -259,10 +256,10 @@ pub struct CompactionPreview {
     pub model: Box<str>,
 }
 
-/// What a summary is taken to cost before it is written, tokens, at most.
+/// The assumed cost of a summary before it is written, tokens, at most.
 const EXPECTED: u64 = 2000;
 
-/// What a cut would do to a request of so many tokens.
+/// The preview of a cut in a request of this many tokens.
 pub fn outlook(
     request: &PlanRequest<'_>,
     by: SummaryAuthor,
@@ -283,7 +280,7 @@ pub fn outlook(
     }
 }
 
-/// A stretch of a history that is summarised in one go.
+/// A range of messages that is summarised at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HistoryChunk {
     /// Its first message.
@@ -292,8 +289,8 @@ pub struct HistoryChunk {
     pub through: usize,
 }
 
-/// The pieces in which what is before a cut fits a request of `room` tokens for history; one where it
-/// fits as a whole. A step that is too large alone is a piece of its own.
+/// Splits the messages before a cut into chunks for requests with `room` tokens of history; one chunk if all
+/// fits. A step that is too large by itself is a chunk of its own.
 pub fn pieces(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
@@ -319,7 +316,7 @@ pub fn pieces(
     pieces
 }
 
-/// What the history of a piece costs, tokens.
+/// The tokens of a chunk of the history.
 pub fn weigh(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
@@ -330,8 +327,8 @@ pub fn weigh(
     weights.iter().take(piece.through).skip(piece.from).sum()
 }
 
-/// Edits that cut results of a piece to head and tail, each larger than `most` tokens: too large for
-/// whoever summarises them.
+/// Edits that cut results of a chunk to head and tail: those larger than `most` tokens, too large for the
+/// model that summarises them.
 pub fn shorten(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
@@ -357,10 +354,10 @@ pub fn shorten(
     shortened.flatten().collect()
 }
 
-/// What messages cost, and where calls are open.
+/// The tokens of messages, and where calls are open.
 struct MessageWeights {
     messages: Vec<u64>,
-    /// Whether a call before each message waits for a result in it or after it.
+    /// Before each message: whether an earlier call still waits for its result.
     open: Vec<bool>,
 }
 
@@ -399,7 +396,7 @@ impl MessageWeights {
         Self { messages, open }
     }
 
-    /// The cut before a message, if it can be made and is worth a summary.
+    /// The cut before a message, if it is possible and worth a summary.
     fn choice(
         &self,
         request: &PlanRequest<'_>,
@@ -425,13 +422,13 @@ impl MessageWeights {
         })
     }
 
-    /// Whether a history can be cut before a message by who writes the summary.
+    /// Whether a history can be cut before a message, given who writes the summary.
     fn is_open_to(&self, messages: &[Message], cut: usize, by: SummaryAuthor) -> bool {
         let is_even = messages[cut].role == messages[cut - 1].role;
         !(by == SummaryAuthor::Provider && is_even) && self.is_closed(messages, cut)
     }
 
-    /// Whether a step begins with a message, and nothing before it is left open.
+    /// Whether a message begins a step, with no open call before it.
     fn is_closed(&self, messages: &[Message], cut: usize) -> bool {
         let (before, at) = (&messages[cut - 1], &messages[cut]);
         let begins = match at.role {
@@ -446,14 +443,14 @@ impl MessageWeights {
 /// A summary in the form in which it is sent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SummaryMessage {
-    /// The messages, as they stand in a body.
+    /// The messages as JSON for the body.
     pub raw: String,
     /// Who wrote it.
     pub by: SummaryAuthor,
 }
 
-/// The messages of a summary that we asked for, in place of those before `cut`, with the user's words beside it.
-/// `seed` is drawn by chance once the summary is there. `is_asked`: somebody asked for it.
+/// The messages for a summary that we asked for, with quotes of the user; they replace those before `cut`.
+/// `seed` is drawn at random once the summary is written. `is_asked`: an operator asked for the compaction.
 pub fn lay_out(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
@@ -472,11 +469,11 @@ pub fn lay_out(
     SummaryMessage { raw, by: SummaryAuthor::Summary }
 }
 
-/// A summary that was written is taken into use: the decision, and the reasoning after the cut that
-/// it makes void, where the model binds it to what stands before it (`docs/protocols.md` 1.5).
+/// Puts a written summary into use: returns that decision, and decisions to remove reasoning after the cut if
+/// the model binds it to its prefix (`docs/protocols.md` 1.5).
 ///
 /// # Errors
-/// Why not now: no summary is written, or the open tool loop needs its reasoning and can still wait.
+/// The reason to wait: no summary is written, or the open tool loop needs its reasoning and can still wait.
 pub fn propose(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
@@ -484,7 +481,7 @@ pub fn propose(
 ) -> Result<Vec<Fact>, DecisionReason> {
     let newest = known.summaries.iter().max_by_key(|(cut, one)| (*cut, std::cmp::Reverse(one.at)));
     let (cut, summary) = newest.ok_or(DecisionReason::NotReady)?;
-    // Of what the provider read, nothing was changed since.
+    // What the provider read for the summary has not changed since.
     let carries = summary.carries.filter(|carried| *carried == known.carried(*cut));
     let after = request.conversation.messages.iter().skip(*cut).flat_map(|it| &it.parts);
     let voids: Vec<u128> = after
@@ -501,7 +498,7 @@ pub fn propose(
     };
     let compact = CompactionRecord {
         at: request.now,
-        request: request.id.into(),
+        exchange: request.exchange.clone(),
         why: if summary.why == DecisionReason::Asked { DecisionReason::Asked } else { why },
         shadow: request.is_shadow(),
         carries,

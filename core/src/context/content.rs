@@ -1,8 +1,8 @@
-//! The words of an exchange, for who has them kept (`content.keep`); nobody does by default.
+//! The text of an exchange, stored only if configured (`content.keep`), which is off by default.
 //!
-//! What a request says that its parent did not, and the reply as it was read, part by part, in the
-//! terms of recorded transcripts (`replay::transcript`). Pictures and documents leave their sizes
-//! alone. Pure and bounded: what does not fit leaves its size, and says so. Must not know where words
+//! It consists of what a request adds to its parent, and of the reply as it was read, part by part, in the
+//! format of recorded transcripts (`replay::transcript`). Only the sizes of images and documents are kept.
+//! Pure and bounded: if a text does not fit, its size is stored and marked. Must not know where it is stored.
 //! are kept.
 
 use serde::{Deserialize, Serialize};
@@ -12,45 +12,46 @@ use crate::dialect::{Chain, Conversation, Part, PartKind, Reply, ReplyPart, Role
 use crate::tokens::media;
 use crate::wire::json::Document;
 
-/// The words of one exchange.
+/// The text of one exchange.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExchangeContent {
-    /// What `said` follows.
+    /// What `said` continues.
     pub follows: ContentLink,
-    /// Tools and system prompt; empty where they are those of the parent.
+    /// Tools and system prompt; empty if they equal the parent's.
     pub head: Vec<TranscriptPart>,
-    /// What was said in the history.
+    /// The stored part of the history.
     pub said: Vec<TranscriptPart>,
     /// The reply.
     pub reply: Vec<TranscriptPart>,
 }
 
-/// What comes before the words of a request that are kept with it.
+/// What comes before the stored part of a request's history.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ContentLink {
-    /// Nothing: they are its whole history.
+    /// Nothing: it is the whole history.
     #[default]
     Nothing,
-    /// The history of its parent. The reply to that, as the client sends it, is among the words.
+    /// The parent's history. The parent's reply, in the form that the client sends back, is in the stored
+    /// part.
     Request,
-    /// The history of its parent and the reply, which the provider holds.
+    /// The parent's history and reply, which the provider holds.
     Reply,
 }
 
-/// One part, as a line of a transcript has it.
+/// One part, as in a line of a transcript.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TranscriptPart {
     /// Who speaks.
     pub role: TranscriptSpeaker,
-    /// What it is.
+    /// The kind of content.
     pub kind: TranscriptKind,
-    /// Its length: bytes of text, or of a picture's data.
+    /// Its length, bytes: of the text, or of an image's data.
     pub chars: u64,
-    /// The text; of calls their arguments, of tools their definitions.
+    /// The text; for a call its arguments, for a tool its definition.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub text: String,
-    /// It is of the reply to the call before.
+    /// It belongs to the reply to the call before.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub reply: bool,
     /// The tool's name.
@@ -65,33 +66,33 @@ pub struct TranscriptPart {
     /// Length of a signature, or of encrypted reasoning.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub sig: u64,
-    /// A picture's or document's type.
+    /// The MIME type of an image or document.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mime: Option<Box<str>>,
-    /// A picture's width, pixels; 0 where it is not known.
+    /// An image's width, pixels; 0 if unknown.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub w: u64,
     /// Its height.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub h: u64,
-    /// 1 where the text was left out for its length: transcripts call such a part inexact.
+    /// 1 if the text was too long and left out: transcripts treat such a part as inexact.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub redacted: u64,
 }
 
-/// Who speaks, in transcripts.
+/// The speaker, in transcripts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TranscriptSpeaker {
     /// Instructions and tools.
     System,
-    /// The user, and tools that answer.
+    /// The user, and tool results.
     User,
     /// The model.
     Assistant,
 }
 
-/// What a part is, in transcripts.
+/// The kind of a part, in transcripts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TranscriptKind {
@@ -101,21 +102,21 @@ pub enum TranscriptKind {
     Tools,
     /// A call of a tool.
     ToolUse,
-    /// Its answer.
+    /// The result of a call.
     ToolResult,
     /// Reasoning.
     Thinking,
-    /// A picture.
+    /// An image.
     Image,
-    /// A document, and what is not understood.
+    /// A document, or a part that is not understood.
     Other,
 }
 
-/// What a part takes beside its text, bytes, at least: so that many small ones are bounded as well.
+/// The least size of a part beside its text, bytes, so that many small parts are bounded as well.
 const BESIDE: usize = 128;
 
 impl ExchangeContent {
-    /// What a request says that its parent did not, in `most` bytes.
+    /// What a request adds to its parent, in at most `most` bytes.
     pub fn asked(
         conversation: &Conversation,
         body: &[u8],
@@ -148,7 +149,8 @@ impl ExchangeContent {
         Self { follows, head, said, reply: Vec::new() }
     }
 
-    /// With the reply, in `most` bytes: of what was asked the last gives way to it.
+    /// Adds the reply, in at most `most` bytes in all; if there is too much, the end of the request is left
+    /// out.
     pub fn answered(self, reply: &Reply, most: usize) -> Self {
         let mut writing = ContentWriter { body: &[], left: most, document: Document::default() };
         let reply = writing.reply(reply);
@@ -157,7 +159,7 @@ impl ExchangeContent {
     }
 }
 
-/// How many parts of a history are those that end with `chain`; `None` where it has other words.
+/// How many parts of a history end at `chain`; `None` if the history does not contain it.
 fn end_of(conversation: &Conversation, chain: Chain) -> Option<usize> {
     let mut so_far = Chain::START;
     let ends = |part: &Part| {
@@ -167,7 +169,7 @@ fn end_of(conversation: &Conversation, chain: Chain) -> Option<usize> {
     conversation.parts().position(ends).map(|at| at + 1)
 }
 
-/// Words on their way out of a body, while there is room.
+/// Copies text out of a body, as long as there is room.
 struct ContentWriter<'b> {
     body: &'b [u8],
     /// Bytes.
@@ -186,7 +188,7 @@ impl ContentWriter<'_> {
         let shape = self.shape(part);
         let sealed = part.sealed.map_or(0, |sealed| sealed.len().saturating_sub(2) as u64);
         if sealed > 0 && part.kind != PartKind::Reasoning {
-            // Gemini signs what its thoughts led to.
+            // Gemini puts signatures on the parts that its thoughts led to.
             self.add(
                 TranscriptPart {
                     kind: TranscriptKind::Thinking,
@@ -235,7 +237,7 @@ impl ContentWriter<'_> {
         said
     }
 
-    /// A part with the text of these values, where there is room for it.
+    /// A part with the text of these values, if there is room for it.
     fn text(&mut self, said: TranscriptPart, values: &[Span], out: &mut Vec<TranscriptPart>) {
         let length: usize = values.iter().map(Span::len).sum();
         let chars = length as u64;
@@ -246,7 +248,7 @@ impl ContentWriter<'_> {
         self.add(TranscriptPart { chars: text.len() as u64, text, ..said }, length, out);
     }
 
-    /// What a string says; other values as they stand.
+    /// The text of a JSON string; other values as they are in the body.
     fn decoded(&mut self, value: Span) -> String {
         let bytes = value.of(self.body);
         let read = self.document.read_again(bytes).is_ok();
@@ -255,7 +257,7 @@ impl ContentWriter<'_> {
         text.unwrap_or_else(|| String::from_utf8_lossy(bytes).into_owned())
     }
 
-    /// Parts that were written before, as far as there is room for them.
+    /// Adds parts that were copied before, as far as there is room.
     fn again(&mut self, parts: Vec<TranscriptPart>) -> Vec<TranscriptPart> {
         let mut out = Vec::new();
         for part in parts {
@@ -295,7 +297,7 @@ impl ContentWriter<'_> {
         self.left >= said.beside().saturating_add(length)
     }
 
-    /// Adds a part; where there is no room even for its size, to that of the last.
+    /// Adds a part. If there is no room even for its size, the size is added to the last part.
     fn add(&mut self, said: TranscriptPart, length: usize, out: &mut Vec<TranscriptPart>) {
         if self.has_room(&said, length) {
             self.left -= said.beside() + length;
@@ -330,12 +332,12 @@ impl TranscriptPart {
         }
     }
 
-    /// A part of nothing, by who said this one.
+    /// An empty part with the same speaker and kind.
     fn empty(of: &Self) -> Self {
         Self { role: of.role, ..Self::of(of.kind) }
     }
 
-    /// What it takes beside its text, bytes, roughly.
+    /// Its size beside its text, bytes, roughly.
     fn beside(&self) -> usize {
         let words = [&self.name, &self.id, &self.mime];
         BESIDE + words.into_iter().flatten().map(|word| word.len()).sum::<usize>()
@@ -369,7 +371,7 @@ mod tests {
         let read = dialect::read(Dialect::Anthropic, "/v1/messages", body.as_bytes());
         let said = ReplyPart { text: "Aye.".into(), ..ReplyPart::of(PartKind::Text) };
         let reply = Reply { parts: vec![said], ..Reply::default() };
-        let placed = place(&Ledger::default(), &read, "r", None);
+        let placed = place(&Ledger::default(), &read, &"r".into(), None);
         ExchangeContent::asked(&read, body.as_bytes(), &placed, most).answered(&reply, most)
     }
 
@@ -460,7 +462,7 @@ mod tests {
             ],
             ..Reply::default()
         };
-        let placed = place(&Ledger::default(), &read, "r", None);
+        let placed = place(&Ledger::default(), &read, &"r".into(), None);
         let kept = ExchangeContent::asked(&read, body.as_bytes(), &placed, 1 << 20);
         let kept = kept.answered(&reply, 1 << 20);
         let written = |said: &[TranscriptPart]| serde_json::to_value(said).unwrap();
@@ -496,7 +498,7 @@ mod tests {
             {"role":"user","parts":[{"functionResponse":{"name":"look","response":{"a":1}}}]}]}"#;
         let path = "/v1beta/models/gemini-2.5-pro:generateContent";
         let read = dialect::read(Dialect::Gemini, path, body.as_bytes());
-        let placed = place(&Ledger::default(), &read, "r", None);
+        let placed = place(&Ledger::default(), &read, &"r".into(), None);
         let kept = ExchangeContent::asked(&read, body.as_bytes(), &placed, 1 << 20);
         let told: Vec<_> = kept.said.iter().map(|said| (said.role, said.kind, said.sig)).collect();
         let (user, model) = (TranscriptSpeaker::User, TranscriptSpeaker::Assistant);
@@ -566,7 +568,7 @@ mod tests {
     fn what_does_not_fit_leaves_its_size() {
         let body = asked(&"x".repeat(100));
         let read = dialect::read(Dialect::Anthropic, "/v1/messages", body.as_bytes());
-        let placed = place(&Ledger::default(), &read, "r", None);
+        let placed = place(&Ledger::default(), &read, &"r".into(), None);
         let kept = |most| ExchangeContent::asked(&read, body.as_bytes(), &placed, most);
         let part = TranscriptPart::of(TranscriptKind::Text);
         let whole = TranscriptPart { text: "x".repeat(100), chars: 100, ..part.clone() };
@@ -584,7 +586,7 @@ mod tests {
         let body = r#"{"input":[{"type":"reasoning","encrypted_content":"AAAA","summary":[
             {"type":"summary_text","text":"One. "},{"type":"summary_text","text":"Two."}]}]}"#;
         let read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", body.as_bytes());
-        let placed = place(&Ledger::default(), &read, "r", None);
+        let placed = place(&Ledger::default(), &read, &"r".into(), None);
         let kept = ExchangeContent::asked(&read, body.as_bytes(), &placed, 1 << 20);
         let texts: Vec<&str> = kept.said.iter().map(|said| &*said.text).collect();
         assert_eq!(texts, ["One. Two."]);

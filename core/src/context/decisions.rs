@@ -1,9 +1,9 @@
-//! What was decided about one thing: once, and anew after each refusal that made it void.
+//! The decisions about one thing: the first, and one more after each refusal that made the earlier one void.
 //!
-//! A refused rewrite sets what grows from it aside ([`super::Suspension`]), or takes back what was decided for
-//! it ([`super::Revocation`]): that is not repeated. What is decided afterwards stands beside it under that
-//! refusal, so that neither hides the other, and branches that were not refused keep what they have. No
-//! clock is compared. Pure.
+//! A refused rewrite either suspends its branch ([`super::Suspension`]) or revokes the request's decisions
+//! ([`super::Revocation`]); they are then not repeated. Later decisions are stored beside the earlier ones,
+//! with that refusal in their key. So neither hides the other, and branches without the refusal keep theirs.
+//! Times are only compared for equality. Pure.
 
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
@@ -13,22 +13,21 @@ use foldhash::HashMap;
 use super::footprint::{block, entry, text};
 use super::repair::RepairDecision;
 use super::{
-    CompactionRecord, Cut, Fact, InjectionState, Millis, ReasoningAction, ReasoningDecision,
-    Replacement,
+    CompactionRecord, Cut, ExchangeId, Fact, InjectionState, Millis, ReasoningAction,
+    ReasoningDecision, Replacement,
 };
 use crate::dialect::PartKey;
 
-/// What a decision is kept by: what it is about, whether it is shadow mode's, and the refusal after
-/// which it was decided.
+/// The key of a decision: what it is about, whether it is of shadow mode, and the refusal that it came after.
 pub(super) type DecisionKey = (u128, bool, Option<Millis>);
 
-/// A fact that can be decided anew.
+/// A fact that can be decided again.
 pub(super) trait Decidable {
-    /// What it is kept by.
+    /// Its key.
     fn place(&self) -> DecisionKey;
     /// The exchange that decided it.
-    fn request(&self) -> &str;
-    /// What it takes in memory, bytes, roughly.
+    fn exchange(&self) -> &ExchangeId;
+    /// Its size in memory, bytes, roughly.
     fn bytes(&self) -> usize;
 }
 
@@ -37,8 +36,8 @@ impl Decidable for Cut {
         (self.about.0, self.shadow, self.after)
     }
 
-    fn request(&self) -> &str {
-        &self.request
+    fn exchange(&self) -> &ExchangeId {
+        &self.exchange
     }
 
     fn bytes(&self) -> usize {
@@ -46,7 +45,7 @@ impl Decidable for Cut {
             Replacement::Text(words) => text(words),
             Replacement::Trim(_) => 64,
         };
-        place(self) + text(&self.request) + words
+        place(self) + text(&self.exchange) + words
     }
 }
 
@@ -55,8 +54,8 @@ impl Decidable for ReasoningDecision {
         (self.about.0, self.shadow, self.after)
     }
 
-    fn request(&self) -> &str {
-        &self.request
+    fn exchange(&self) -> &ExchangeId {
+        &self.exchange
     }
 
     fn bytes(&self) -> usize {
@@ -64,7 +63,7 @@ impl Decidable for ReasoningDecision {
             ReasoningAction::StandIn(words) => text(words),
             ReasoningAction::Back | ReasoningAction::Out => 0,
         };
-        place(self) + text(&self.request) + words
+        place(self) + text(&self.exchange) + words
     }
 }
 
@@ -73,13 +72,13 @@ impl Decidable for RepairDecision {
         (self.about.0, false, self.after)
     }
 
-    fn request(&self) -> &str {
-        &self.request
+    fn exchange(&self) -> &ExchangeId {
+        &self.exchange
     }
 
     fn bytes(&self) -> usize {
         let names = text(&self.model) + text(&self.upstream);
-        place(self) + text(&self.request) + names + text(self.repair.words())
+        place(self) + text(&self.exchange) + names + text(self.repair.words())
     }
 }
 
@@ -88,24 +87,24 @@ impl Decidable for CompactionRecord {
         (self.address().0, self.shadow, self.after)
     }
 
-    fn request(&self) -> &str {
-        &self.request
+    fn exchange(&self) -> &ExchangeId {
+        &self.exchange
     }
 
     fn bytes(&self) -> usize {
         let near = block(self.near.capacity() * size_of::<PartKey>());
-        let names = text(&self.request) + text(&self.upstream) + text(&self.model);
+        let names = text(&self.exchange) + text(&self.upstream) + text(&self.model);
         place(self) + names + text(&self.raw) + near
     }
 }
 
-/// What a decision takes itself, with its entry.
+/// The size of a decision itself and its entry in the map.
 fn place<T>(one: &T) -> usize {
     block(size_of_val(one) + 16) + entry::<(DecisionKey, Arc<T>)>()
 }
 
 impl Fact {
-    /// A decision for a request that was `suspended` then, if it ever was.
+    /// Marks a decision for a request whose branch was last suspended at this time, if ever.
     #[must_use]
     pub fn after(mut self, suspended: Option<Millis>) -> Self {
         match &mut self {
@@ -124,11 +123,11 @@ impl Fact {
     }
 }
 
-/// Everything that was decided of one kind.
+/// All decisions of one kind.
 #[derive(Clone, Debug)]
 pub(super) struct Decisions<T> {
     by_place: HashMap<DecisionKey, Arc<T>>,
-    /// What they take, bytes.
+    /// Their size in memory, bytes.
     bytes: usize,
 }
 
@@ -139,7 +138,7 @@ impl<T> Default for Decisions<T> {
 }
 
 impl<T: Decidable> Decisions<T> {
-    /// Adds one, unless one of the same place is there; answers by how many bytes it grew.
+    /// Adds one, unless there is one with the same key; returns by how many bytes the size grew.
     pub(super) fn add(&mut self, one: Arc<T>) -> usize {
         let bytes = match self.by_place.entry(one.place()) {
             Entry::Occupied(_) => 0,
@@ -149,12 +148,12 @@ impl<T: Decidable> Decisions<T> {
         bytes
     }
 
-    /// What they take, bytes.
+    /// Their size in memory, bytes.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The one that holds for a request that was `suspended` then.
+    /// The one that applies to a request whose branch was last suspended at this time.
     pub(super) fn get(
         &self,
         about: u128,
@@ -164,7 +163,7 @@ impl<T: Decidable> Decisions<T> {
         self.by_place.get(&(about, shadow, suspended))
     }
 
-    /// All that hold for a request that was `suspended` then, in no order.
+    /// All that apply to a request whose branch was last suspended at this time, in no order.
     pub(super) fn holding(
         &self,
         shadow: bool,
@@ -179,7 +178,7 @@ impl<T: Decidable> Decisions<T> {
         self.by_place.values()
     }
 
-    /// Whether there is any.
+    /// Whether there is one of shadow mode, or of the real mode.
     pub(super) fn any(&self, shadow: bool) -> bool {
         self.by_place.keys().any(|place| place.1 == shadow)
     }
@@ -193,15 +192,15 @@ mod tests {
     use crate::context::{Revocation, RevocationRetry};
     use crate::dialect::{Chain, Usage};
 
-    struct RecordedDecision(&'static str, Option<Millis>);
+    struct RecordedDecision(ExchangeId, Option<Millis>);
 
     impl Decidable for RecordedDecision {
         fn place(&self) -> DecisionKey {
             (1, false, self.1)
         }
 
-        fn request(&self) -> &str {
-            self.0
+        fn exchange(&self) -> &ExchangeId {
+            &self.0
         }
 
         fn bytes(&self) -> usize {
@@ -213,17 +212,20 @@ mod tests {
     fn what_is_decided_after_a_refusal_holds_where_it_was_refused_alone() {
         let mut all = Decisions::default();
         let held = |all: &Decisions<RecordedDecision>, suspended| {
-            all.get(1, false, suspended).map(|one| one.0)
+            all.get(1, false, suspended).map(|one| one.0.to_string())
         };
-        assert_eq!(all.add(Arc::new(RecordedDecision("first", None))), 1);
-        assert_eq!(held(&all, None), Some("first"));
+        assert_eq!(all.add(Arc::new(RecordedDecision("first".into(), None))), 1);
+        assert_eq!(held(&all, None).as_deref(), Some("first"));
         // Refused at 20: void there, not elsewhere.
-        assert_eq!((held(&all, Some(20)), held(&all, None)), (None, Some("first")));
-        assert_eq!(all.add(Arc::new(RecordedDecision("anew", Some(20)))), 1);
-        assert_eq!((held(&all, Some(20)), held(&all, None)), (Some("anew"), Some("first")));
+        assert_eq!((held(&all, Some(20)), held(&all, None)), (None, Some("first".into())));
+        assert_eq!(all.add(Arc::new(RecordedDecision("anew".into(), Some(20)))), 1);
+        assert_eq!(
+            (held(&all, Some(20)), held(&all, None)),
+            (Some("anew".into()), Some("first".into()))
+        );
         // Another replica decided it too, later: the first stays.
-        assert_eq!(all.add(Arc::new(RecordedDecision("late", Some(20)))), 0);
-        assert_eq!((held(&all, Some(20)), held(&all, Some(40))), (Some("anew"), None));
+        assert_eq!(all.add(Arc::new(RecordedDecision("late".into(), Some(20)))), 0);
+        assert_eq!((held(&all, Some(20)), held(&all, Some(40))), (Some("anew".into()), None));
         assert_eq!(all.holding(false, Some(20)).count(), 1);
     }
 
@@ -231,7 +233,7 @@ mod tests {
         Cut {
             about: PartKey(about),
             at: 1,
-            request: "1".into(),
+            exchange: "1".into(),
             content: Replacement::Text(words.into()),
             keep_media: false,
             was: 2,
@@ -243,8 +245,8 @@ mod tests {
     }
 
     fn echo(does: ReasoningAction) -> ReasoningDecision {
-        let (about, request, why) = (PartKey(1), "1".into(), DecisionReason::Always);
-        ReasoningDecision { about, at: 1, request, does, why, shadow: false, after: None }
+        let (about, exchange, why) = (PartKey(1), "1".into(), DecisionReason::Always);
+        ReasoningDecision { about, at: 1, exchange, does, why, shadow: false, after: None }
     }
 
     fn summary(by: SummaryAuthor, model: &str) -> CompactionRecord {
@@ -253,7 +255,7 @@ mod tests {
             near: Vec::new(),
             is_own: true,
             at: 1,
-            request: "1".into(),
+            exchange: "1".into(),
             raw: "words".into(),
             was: 2,
             tokens: 1,
@@ -273,11 +275,12 @@ mod tests {
     #[test]
     fn what_holds_in_shadow_mode_is_told_apart() {
         let mut cuts = Decisions::default();
-        cuts.add(Arc::new(Cut { request: "sent".into(), ..cut(1, "words") }));
+        cuts.add(Arc::new(Cut { exchange: "sent".into(), ..cut(1, "words") }));
         assert!(cuts.any(false) && !cuts.any(true));
-        cuts.add(Arc::new(Cut { request: "planned".into(), shadow: true, ..cut(2, "words") }));
-        let names =
-            |shadow| cuts.holding(shadow, None).map(|one| one.request()).collect::<Vec<_>>();
+        cuts.add(Arc::new(Cut { exchange: "planned".into(), shadow: true, ..cut(2, "words") }));
+        let names = |shadow| {
+            cuts.holding(shadow, None).map(|one| one.exchange().as_str()).collect::<Vec<_>>()
+        };
         assert_eq!((names(false), names(true)), (vec!["sent"], vec!["planned"]));
         assert_eq!((cuts.all().count(), cuts.any(true)), (2, true));
     }
@@ -294,16 +297,16 @@ mod tests {
         };
         let (own, base) = (size_of::<Cut>(), cut(1, "").bytes());
         grows_by(base, cut(1, &long).bytes(), own);
-        grows_by(base, Cut { request: long.as_str().into(), ..cut(1, "") }.bytes(), own);
+        grows_by(base, Cut { exchange: long.as_str().into(), ..cut(1, "") }.bytes(), own);
         let (own, base) = (size_of::<ReasoningDecision>(), echo(ReasoningAction::Back).bytes());
         grows_by(base, echo(ReasoningAction::StandIn(long.as_str().into())).bytes(), own);
         let named =
-            ReasoningDecision { request: long.as_str().into(), ..echo(ReasoningAction::Out) };
+            ReasoningDecision { exchange: long.as_str().into(), ..echo(ReasoningAction::Out) };
         grows_by(base, named.bytes(), own);
         let (own, plain) = (size_of::<CompactionRecord>(), summary(SummaryAuthor::Summary, "m"));
         let with = |more: CompactionRecord| grows_by(plain.bytes(), more.bytes(), own);
         with(CompactionRecord { raw: long.as_str().into(), ..plain.clone() });
-        with(CompactionRecord { request: long.as_str().into(), ..plain.clone() });
+        with(CompactionRecord { exchange: long.as_str().into(), ..plain.clone() });
         with(CompactionRecord { near: vec![PartKey(1); 1 << 12], ..plain.clone() });
     }
 
@@ -338,8 +341,8 @@ mod tests {
     /// The epoch after a refusal is told apart from that of any other, and from any time.
     #[test]
     fn an_epoch_is_no_time_and_no_other_epoch() {
-        let revoked = |request: String, about: Vec<u128>, retry| Revocation {
-            request: request.into(),
+        let revoked = |exchange: String, about: Vec<u128>, retry| Revocation {
+            exchange: exchange.into(),
             thread: "t".into(),
             parent: None,
             at: 1,
@@ -379,8 +382,8 @@ mod tests {
             assert_eq!(place(&fact), (about, false, None));
             assert_eq!(place(&fact.after(Some(9))), (about, false, Some(9)));
         }
-        assert_eq!(echo(ReasoningAction::Back).request(), "1");
-        assert_eq!(summary(SummaryAuthor::Summary, "m").request(), "1");
+        assert_eq!(echo(ReasoningAction::Back).exchange(), "1");
+        assert_eq!(summary(SummaryAuthor::Summary, "m").exchange(), "1");
     }
 
     /// A repair counts for all that it holds, and is kept with who decided it and after which refusal.
@@ -392,20 +395,20 @@ mod tests {
         let one = RepairDecision {
             about: PartKey(7),
             at: 1,
-            request: "r".into(),
+            exchange: "r".into(),
             model: "m".into(),
             upstream: "u".into(),
             repair: Repair::Empty { text: "w".into() },
             after: Some(3),
         };
-        assert_eq!((one.place(), one.request()), ((7, false, Some(3)), "r"));
+        assert_eq!((one.place(), one.exchange()), ((7, false, Some(3)), &"r".into()));
         let of = |change: fn(&mut RepairDecision, Box<str>)| {
             let mut other = one.clone();
             change(&mut other, long());
             other.bytes() - one.bytes()
         };
         for more in [
-            of(|one, long| one.request = long),
+            of(|one, long| one.exchange = (&*long).into()),
             of(|one, long| one.model = long),
             of(|one, long| one.upstream = long),
             of(|one, long| one.repair = Repair::Empty { text: long }),

@@ -1,8 +1,8 @@
-//! The provider cuts in our place: what policy comes to in the terms of its context editing.
+//! Context editing by the provider: expresses policy in the terms of the provider's own feature.
 //!
-//! From policy, model and the tools' names alone, so that every request of a thread asks the same.
-//! `context_management` is no part of the prompt: neither cache nor bound reasoning rest on it, and a
-//! policy that changes changes no prefix. Pure.
+//! Made only from policy, model and the names of tools, so that every request of a thread asks for the same.
+//! `context_management` is not part of the prompt: neither the cache nor bound reasoning depends on it, and
+//! changing the policy changes no prefix. Pure.
 
 use super::plan::PlanRequest;
 use super::policy::{Mode, PruneGate, PruneMethod};
@@ -10,12 +10,12 @@ use crate::dialect::editing::ContextEditing;
 use crate::dialect::models::Family;
 use crate::dialect::{Dialect, Part, PartKind, Purpose};
 
-/// What the provider keeps where it is not told (`docs/protocols.md` 1.3): fewer would take results from
-/// the model that it has not read yet.
+/// What the provider keeps by default (`docs/protocols.md` 1.3). With fewer, it would clear results that the
+/// model has not read yet.
 const LEAST_KEPT: u64 = 3;
 
-/// What to ask of the provider; `None` where policy asks nothing of it. Of the gates it can be told
-/// of a filling window and of `always`; it spares neither errors nor pictures.
+/// What to request from the provider; `None` if policy requests nothing. Of the gates, only `pressure` and
+/// `always` can be expressed. The provider keeps neither errors nor images.
 pub fn wanted(request: &PlanRequest<'_>) -> Option<ContextEditing> {
     let prune = &request.policy.prune;
     let conversation = request.conversation;
@@ -25,31 +25,31 @@ pub fn wanted(request: &PlanRequest<'_>) -> Option<ContextEditing> {
         PruneMethod::Provider => true,
         PruneMethod::Auto => claude && request.is_bound(),
     };
-    // The client's own compaction reads the history whole: what is cleared cannot be summed up.
+    // The client's own compaction reads the whole history: what is cleared cannot be summarised.
     let is_turn = matches!(conversation.purpose, Purpose::Turn | Purpose::Count);
     let speaks = conversation.dialect == Dialect::Anthropic && conversation.held.is_none();
     if !is_its || !is_turn || !speaks || request.mode != Mode::Active {
         return None;
     }
-    // Below it nothing can be cut that is worth it.
+    // Below this, no cut is large enough.
     let least = prune.protect_tokens.saturating_add(prune.min_saving_tokens).max(1);
     let pressure = prune.threshold(request.usable()) as u64;
     let trigger = match prune.gate.as_slice() {
         gates if gates.contains(&PruneGate::Always) => least,
-        // How full a window is that nobody knows says nothing.
+        // Without a known window, the pressure is unknown.
         gates if gates.contains(&PruneGate::Pressure) && request.model.known => pressure.max(least),
         _ => return None,
     };
     Some(ContextEditing {
         trigger,
-        // As many uses as messages: one message can hold several.
+        // As many tool uses as messages: one message can have several.
         keep: u64::from(prune.protect_messages).max(LEAST_KEPT),
         at_least: prune.min_saving_tokens,
         except: except(request),
     })
 }
 
-/// Tools whose results stay, by name: the provider knows no patterns, and no list of those that go.
+/// The names of tools whose results stay. The provider knows no patterns, and no list of tools to cut.
 fn except(request: &PlanRequest<'_>) -> Vec<Box<str>> {
     let conversation = request.conversation;
     let called = conversation.parts().filter(|part| part.kind == PartKind::ToolCall);
@@ -89,7 +89,7 @@ mod tests {
         let policy = Policy { prune, ..Policy::default() };
         let model = Catalogue::default().model(name, "");
         wanted(&PlanRequest {
-            id: "id",
+            exchange: &"r".into(),
             conversation: of,
             body: BODY.as_bytes(),
             model: &model,

@@ -1,21 +1,21 @@
-//! What values take in memory, with what an allocator and a hash map take beside them.
+//! The memory of values, including the overhead of allocator and hash map.
 //!
-//! Rounds up: what is bounded by it never takes more than is counted.
+//! Rounds up, so that a limit on it is a limit on the real memory.
 
-/// What an allocator takes for a block of so many bytes: sizes are rounded up, by an eighth at most.
+/// The memory of a block of this many bytes: allocators round sizes up, by an eighth at most.
 pub(super) fn block(bytes: usize) -> usize {
     if bytes == 0 { 0 } else { (bytes + bytes / 16).next_multiple_of(16) }
 }
 
-pub(super) fn text(words: &str) -> usize {
-    block(words.len())
+pub(super) fn text(words: impl AsRef<str>) -> usize {
+    block(words.as_ref().len())
 }
 
 pub(super) fn list<T>(list: &Vec<T>) -> usize {
     block(list.capacity() * size_of::<T>())
 }
 
-/// What an entry of a hash map takes: at most seven in eight places are taken, and a map that grows doubles.
+/// The memory of a hash map entry: at most seven of eight slots are used, and a growing map doubles.
 pub(super) const fn entry<T>() -> usize {
     (size_of::<T>() + 1) * 12 / 7
 }

@@ -1,24 +1,90 @@
-//! Words that somebody outside wants said: which request says them, and where they stand from then on.
+//! Messages that an operator queues: which request takes them, and where they stay from then on.
 //!
-//! The next request of the session's main line, at its end, so that nothing before them changes: what
-//! is bound to its prefix stays valid (`docs/protocols.md` 1.5). The place is found by content, as cuts
-//! are. Pure; proposes facts, which `plan` replays.
+//! The next request of the session's main line takes them at its end, so that nothing before them changes and
+//! bound reasoning stays valid (`docs/protocols.md` 1.5). Later requests find the place by content, as with
+//! cuts. Pure; proposes facts, which `plan` replays.
 
 use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
 
 use super::ledger::Ledger;
 use super::lineage::Placement;
 use super::plan::{PlanRequest, RecordedDecisions};
 use super::policy::Mode;
-use super::{Fact, InjectedMessage, InjectionPlace, InjectionState, Millis, QueuedMessage, Turn};
+use super::{ExchangeId, Fact, Millis, ThreadId, Turn};
 use crate::dialect::{PartKey, Purpose};
 
-/// Longest text, bytes.
+/// Longest message, bytes.
 pub const LONGEST: usize = 64 * 1024;
-/// Most that may wait in one session.
+/// Most messages that may wait in one session.
 pub const MOST: usize = 32;
 
-/// What waits, for a request of the session's main line; nothing for any other.
+/// A message that an operator queued for a session. It waits for the session's next request.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct QueuedMessage {
+    /// Unique in its session.
+    pub id: Box<str>,
+    /// Its number among all messages queued in the session, from 1.
+    pub number: u32,
+    /// When it was queued.
+    pub at: Millis,
+    /// The text.
+    pub text: Box<str>,
+    /// The message that this one repeats, because the request that contained it was not answered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub again: Option<Box<str>>,
+}
+
+/// What happened to a queued message; the first write decides.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct InjectedMessage {
+    /// The id of the queued message.
+    pub id: Box<str>,
+    /// When it was decided.
+    pub at: Millis,
+    /// How it ended.
+    pub fate: InjectionState,
+}
+
+/// What happened to a queued message.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum InjectionState {
+    /// It was removed before a request took it.
+    Removed,
+    /// A request took it; it stays in all requests that continue that one.
+    Taken(Box<InjectionPlace>),
+}
+
+/// The place of an injected message.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct InjectionPlace {
+    /// The exchange that took it.
+    #[serde(rename = "request")]
+    pub exchange: ExchangeId,
+    /// Its thread.
+    pub thread: ThreadId,
+    /// Its number among the queued messages.
+    pub number: u32,
+    /// The part that it follows ([`plan::about`](super::plan::about)).
+    pub after: PartKey,
+    /// The hash of that part and the one before it: finds the place if the client changed something before.
+    #[serde(rename = "joint", default, skip_serializing_if = "Option::is_none")]
+    pub boundary: Option<PartKey>,
+    /// The text.
+    pub text: Box<str>,
+    /// Its cost, tokens.
+    pub tokens: u32,
+    /// When it was queued.
+    pub queued: Millis,
+    /// Injected after the refusal at this time ([`Suspension::at`](super::Suspension::at)). Messages from before
+    /// it are not repeated there.
+    #[serde(rename = "aside", default, skip_serializing_if = "Option::is_none")]
+    pub suspended: Option<Millis>,
+}
+
+/// The waiting messages, if the request is on the session's main line; else none.
 pub(super) fn waiting(ledger: &Ledger, placed: &Placement) -> Vec<Arc<QueuedMessage>> {
     let waiting = ledger.waiting();
     if waiting.is_empty() || !is_main(ledger, placed) {
@@ -27,16 +93,16 @@ pub(super) fn waiting(ledger: &Ledger, placed: &Placement) -> Vec<Arc<QueuedMess
     waiting.into_iter().cloned().collect()
 }
 
-/// Whether a request carries on the session's main line: that of its first turn and of its forks.
-/// Where the line breaks (the client compacted its history), the same system prompt and tools carry
-/// it on. Sub-agents are named by their client, or begin with prompts of their own.
+/// Whether a request is on the session's main line: the thread of its first turn, and its forks. If the line
+/// breaks (the client compacted its history), requests with the same system prompt and tools continue it.
+/// Sub-agents are named by their client, or have other system prompts.
 fn is_main(ledger: &Ledger, placed: &Placement) -> bool {
     let is_turn = |turn: &&Arc<Turn>| turn.purpose == Purpose::Turn;
     let Some(first) = ledger.turns().find(is_turn) else { return false };
     is_line_of(ledger, placed, first)
 }
 
-/// The same, where the first request of a session carries on its main line, too.
+/// The same, but the first request of a session is on the main line, too.
 pub fn carries_on(ledger: &Ledger, placed: &Placement) -> bool {
     let is_turn = |turn: &&Arc<Turn>| turn.purpose == Purpose::Turn;
     match ledger.turns().find(is_turn) {
@@ -50,7 +116,7 @@ fn is_line_of(ledger: &Ledger, placed: &Placement, first: &Turn) -> bool {
     if main.client_thread != here.client_thread {
         return false;
     }
-    let parent = |turn: &&Arc<Turn>| ledger.turn(turn.position.parent.as_deref()?);
+    let parent = |turn: &&Arc<Turn>| ledger.turn(turn.position.parent.as_ref()?);
     let line = std::iter::successors(placed.parent.as_ref(), parent).take(ledger.turns().count());
     if line.into_iter().any(|turn| turn.position.thread == main.thread) {
         return true;
@@ -58,7 +124,7 @@ fn is_line_of(ledger: &Ledger, placed: &Placement, first: &Turn) -> bool {
     main.system == here.system && main.tools == here.tools
 }
 
-/// What waits, said at the end of this request, if the model is to answer it.
+/// Takes the waiting messages at the end of this request, if the model is to answer it.
 pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<Fact> {
     let conversation = request.conversation;
     let may = request.mode == Mode::Active
@@ -69,7 +135,7 @@ pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<Fact
         return Vec::new();
     };
     let Some(part) = request.part(at) else { return Vec::new() };
-    // A retry has its words where they were.
+    // A retry still has the message at its place.
     let is_there = |queued: &&Arc<QueuedMessage>| {
         queued.again.as_deref().is_some_and(|old| known.is_said(old))
     };
@@ -88,7 +154,7 @@ pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<Fact
     }
     let mut counter = request.tokenizer.counter(conversation, request.body, request.model);
     let taken = waiting.iter().map(|queued| InjectionPlace {
-        request: request.id.into(),
+        exchange: request.exchange.clone(),
         thread: known.thread.clone(),
         number: queued.number,
         after: PartKey(after),
@@ -106,31 +172,37 @@ pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<Fact
     needless.into_iter().chain(taken).collect()
 }
 
-/// How ids of words begin that wait again.
+/// Prefix of the ids of messages that are queued again.
 const AGAIN: &str = "again-";
 
-/// Words at the end of a request that nobody answered: they wait again. `in_vain`: because it was
-/// refused with them, and answered without; then once, since they may be what was refused.
-pub fn again(known: &RecordedDecisions, request: &str, now: Millis, in_vain: bool) -> Vec<Fact> {
+/// Queues messages again that were at the end of a request without a reply. `in_vain`: the request was
+/// refused with them and accepted without. Then they are tried only once more, because they may be what was
+/// refused.
+pub fn again(
+    known: &RecordedDecisions,
+    exchange: &ExchangeId,
+    now: Millis,
+    in_vain: bool,
+) -> Vec<Fact> {
     let Some((end, ..)) = known.end() else { return Vec::new() };
     let last = known.said_at(end);
     let said = last.filter(|said| !(in_vain && said.id.starts_with(AGAIN)));
-    said.filter_map(|said| requeued(said, request, now)).collect()
+    said.filter_map(|said| requeued(said, exchange, now)).collect()
 }
 
-/// Words that a request took and never had, of what was saved for it: they wait again.
-pub fn untaken(saved: &[Fact], request: &str) -> Vec<Fact> {
+/// Queues messages again that a request took but did not send. `saved`: the facts saved for that request.
+pub fn untaken(saved: &[Fact], exchange: &ExchangeId) -> Vec<Fact> {
     let said = saved.iter().filter_map(|fact| match fact {
         Fact::Said(said) => Some(said),
         _ => None,
     });
-    let ours = said.filter(|said| said.taken().is_some_and(|taken| &*taken.request == request));
-    ours.filter_map(|said| requeued(said, request, said.at)).collect()
+    let ours = said.filter(|said| said.taken().is_some_and(|taken| taken.exchange == *exchange));
+    ours.filter_map(|said| requeued(said, exchange, said.at)).collect()
 }
 
-fn requeued(said: &InjectedMessage, request: &str, now: Millis) -> Option<Fact> {
+fn requeued(said: &InjectedMessage, exchange: &ExchangeId, now: Millis) -> Option<Fact> {
     let taken = said.taken()?;
-    let id = PartKey::of_bytes(format!("{} {request}", said.id).as_bytes());
+    let id = PartKey::of_bytes(format!("{} {exchange}", said.id).as_bytes());
     Some(Fact::Queued(Box::new(QueuedMessage {
         id: format!("{AGAIN}{id}").into(),
         number: taken.number,
@@ -140,18 +212,18 @@ fn requeued(said: &InjectedMessage, request: &str, now: Millis) -> Option<Fact> 
     })))
 }
 
-/// The ids of words that this exchange took, of what was saved.
-pub fn taken(saved: &[Fact], request: &str) -> Vec<Box<str>> {
+/// The ids of the messages that this exchange took, among saved facts.
+pub fn taken(saved: &[Fact], exchange: &ExchangeId) -> Vec<Box<str>> {
     let said = saved.iter().filter_map(|fact| match fact {
         Fact::Said(said) => Some(said),
         _ => None,
     });
-    let ours = said.filter(|said| said.taken().is_some_and(|taken| &*taken.request == request));
+    let ours = said.filter(|said| said.taken().is_some_and(|taken| taken.exchange == *exchange));
     ours.map(|said| said.id.clone()).collect()
 }
 
 impl InjectedMessage {
-    /// Its identity among the parts of a request.
+    /// Its key among the parts of a request.
     pub fn key(&self) -> PartKey {
         PartKey::of_bytes(self.id.as_bytes())
     }
@@ -184,7 +256,7 @@ mod tests {
         let mut scene = SessionFixture::read(Dialect::Anthropic, path, MODEL, &begun);
         let placed = |ledger: &Ledger, body: &Value, thread| {
             let read = dialect::read(Dialect::Anthropic, path, body.to_string().as_bytes());
-            lineage::place(ledger, &read, "next", thread)
+            lineage::place(ledger, &read, &"next".into(), thread)
         };
         let goes_on = |ledger: &Ledger, body: &Value, thread| {
             let placed = placed(ledger, body, thread);

@@ -1,8 +1,8 @@
-//! What is known of one session, in memory: turns, and the ways to find one.
+//! What is known about one session, in memory: its turns and decisions, and the indexes to find them.
 //!
-//! Facts are added, never changed. A turn is found by its exchange, by its response's id, by the
-//! chain it ended at, by the chain after its reply, and by its boundary (the last part asked and the
-//! first part answered). Must not know where facts are kept, or what is decided from them.
+//! Facts are added, never changed. A turn is found by its exchange, by its response's id, by the chain at the
+//! end of its request, by the chain after its reply, and by its boundary (the last part of the request and
+//! the first part of the reply). Must not know where facts are stored, or what is decided from them.
 
 mod decided;
 
@@ -15,76 +15,77 @@ use super::decisions::Decisions;
 use super::footprint::{block, entry, list, text};
 use super::repair::RepairDecision;
 use super::{
-    CompactionRecord, Cut, Fact, InjectedMessage, InjectionPlace, InjectionState, Outcome,
-    QueuedMessage, ReasoningDecision, ReasoningRecord, Revocation, Sketch, SketchPart, Suspension,
-    ThreadId, Turn,
+    CompactionRecord, Cut, ExchangeId, Fact, InjectedMessage, InjectionPlace, InjectionState,
+    Outcome, QueuedMessage, ReasoningDecision, ReasoningRecord, Revocation, Sketch, SketchPart,
+    Suspension, ThreadId, Turn,
 };
 use crate::dialect::{Chain, PartKey, PartKind, Purpose, Reply, ReplyPart, Usage};
 
-/// Everything known of one scope.
+/// Everything known about one scope.
 #[derive(Debug, Default)]
 pub struct Ledger {
     turns: Vec<Arc<Turn>>,
-    by_request: HashMap<Box<str>, usize>,
+    by_exchange: HashMap<ExchangeId, usize>,
     by_response: HashMap<Box<str>, usize>,
     by_end: HashMap<Chain, Vec<usize>>,
     by_after: HashMap<Chain, Vec<usize>>,
     by_boundary: HashMap<BoundaryHash, Vec<usize>>,
-    /// Turns that a later one carries on.
-    grown: HashSet<Box<str>>,
+    /// Turns that a later turn continues.
+    grown: HashSet<ExchangeId>,
     reasoning: HashMap<Chain, Arc<ReasoningRecord>>,
-    /// Reasoning by the marks of its reply: the chain after it, the newest.
+    /// Chains after replies, by the replies' anchor keys; of several replies with a key, the newest.
     by_anchor_key: HashMap<PartKey, Chain>,
-    /// What was decided, in shadow mode or not.
+    /// Decisions, those of shadow mode included.
     cuts: Decisions<Cut>,
     echoes: Decisions<ReasoningDecision>,
     repairs: Decisions<RepairDecision>,
-    /// Rewrites that were refused.
+    /// Refused rewrites.
     suspensions: Vec<Suspension>,
-    /// Decisions that are void, by the exchange they were made for.
-    taken_back: HashMap<Box<str>, Vec<Revocation>>,
-    /// Summaries that are in use, by what they are kept by.
+    /// Revocations, by the exchange whose decisions they revoke.
+    taken_back: HashMap<ExchangeId, Vec<Revocation>>,
+    /// Summaries that are in use, by the keys that they are stored under.
     compacts: Decisions<CompactionRecord>,
     /// Summaries that were written.
     summaries: Decisions<CompactionRecord>,
-    /// Its client compacts by itself.
+    /// The session's client compacts by itself.
     client_compacts: bool,
-    /// Words that were queued, and what became of them, by id.
+    /// Queued messages, and what happened to them, by id.
     queued: HashMap<Box<str>, Arc<QueuedMessage>>,
     said: HashMap<Box<str>, Arc<InjectedMessage>>,
     bytes: usize,
 }
 
-/// Most turns of a session in memory; past it the oldest quarter goes. The longest sessions seen have
-/// some thousand.
+/// Most turns of a session in memory; past it, the oldest quarter is dropped. The longest sessions seen have
+/// a few thousand.
 const TURNS: usize = 4096;
-/// Most parts that are kept to make sketches whole whose base goes.
+/// Most parts that are copied to complete sketches whose base is dropped.
 const WHOLE: usize = 100_000;
 
-/// Two parts that met at a turn: unique enough to find the turn when a part before it has changed.
+/// The hash of two parts that are adjacent at the end of a request. It is unique enough to find the turn even
+/// if a part before them has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BoundaryHash(pub u128);
 
 impl BoundaryHash {
-    /// The last keyed part of a request and the first keyed part of its reply.
+    /// Hashes the last keyed part of a request and the first keyed part of its reply.
     pub fn of(asked: PartKey, answered: PartKey) -> Self {
         Self(Chain(asked.0).then(answered).0)
     }
 
-    /// A part of the reply that stands for itself: see [`anchor_keys`].
+    /// Hashes a part of the reply that is unique by itself: see [`anchor_keys`].
     pub fn of_anchor_key(key: PartKey) -> Self {
         Self(Chain::START.then(key).0)
     }
 }
 
-/// Token totals of a session, each the sum of what was reported.
+/// Token totals of a session: sums of reported usage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Totals {
-    /// Whole prompts.
+    /// Input of all prompts.
     pub input: u64,
-    /// Everything generated.
+    /// Output, reasoning included.
     pub output: u64,
-    /// The reasoning in it.
+    /// The reasoning in the output.
     pub reasoning: u64,
     /// Read from caches.
     pub cache_read: u64,
@@ -95,7 +96,7 @@ pub struct Totals {
 }
 
 impl Totals {
-    /// Adds what one exchange reported. A provider may report anything: sums end at their maximum.
+    /// Adds the usage of one exchange. The sums saturate, because a provider may report anything.
     pub fn add(&mut self, usage: &Usage) {
         let add = |sum: &mut u64, reported: Option<u64>| {
             *sum = sum.saturating_add(reported.unwrap_or(0));
@@ -111,7 +112,7 @@ impl Totals {
 }
 
 impl Ledger {
-    /// Adds a fact; one that is there already changes nothing.
+    /// Adds a fact. A fact that is already there changes nothing.
     pub fn add(&mut self, fact: Fact) {
         match fact {
             Fact::Turn(turn) => self.add_turn(Arc::new(*turn)),
@@ -128,7 +129,7 @@ impl Ledger {
         }
     }
 
-    /// Adds what another ledger knows.
+    /// Adds all facts of another ledger.
     pub fn take(&mut self, other: &Ledger) {
         other.turns.iter().for_each(|turn| self.add_turn(turn.clone()));
         other.reasoning.values().for_each(|reasoning| self.add_reasoning(reasoning.clone()));
@@ -149,12 +150,12 @@ impl Ledger {
         taken.for_each(|taken| self.add_taken_back(taken.clone()));
     }
 
-    /// How much memory it takes, bytes: no less than it does, and seldom a third more.
+    /// Its memory, bytes: never less than the real amount, and rarely more than a third above it.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// What decisions take of it, bytes.
+    /// The memory of decisions within it, bytes.
     pub fn decision_bytes(&self) -> usize {
         let Self { cuts, echoes, repairs, summaries, compacts, .. } = self;
         cuts.bytes() + echoes.bytes() + repairs.bytes() + summaries.bytes() + compacts.bytes()
@@ -178,21 +179,21 @@ impl Ledger {
     }
 
     fn add_suspension(&mut self, suspended: Suspension) {
-        if self.suspensions.iter().all(|other| other.request != suspended.request) {
-            let parent = suspended.parent.as_deref().map_or(0, text);
-            let words = text(&suspended.thread) + text(&suspended.request) + parent;
+        if self.suspensions.iter().all(|other| other.exchange != suspended.exchange) {
+            let parent = suspended.parent.as_ref().map_or(0, text);
+            let words = text(&suspended.thread) + text(&suspended.exchange) + parent;
             self.bytes += 2 * size_of::<Suspension>() + words;
             self.suspensions.push(suspended);
         }
     }
 
     fn add_taken_back(&mut self, taken: Revocation) {
-        let all = self.taken_back.entry(taken.request.clone()).or_default();
+        let all = self.taken_back.entry(taken.exchange.clone()).or_default();
         if !all.contains(&taken) {
-            let parent = taken.parent.as_deref().map_or(0, text);
-            let words = text(&taken.thread) + 2 * text(&taken.request) + parent;
-            let found = entry::<(Box<str>, Vec<Revocation>)>();
-            // A list of one has room for four.
+            let parent = taken.parent.as_ref().map_or(0, text);
+            let words = text(&taken.thread) + 2 * text(&taken.exchange) + parent;
+            let found = entry::<(ExchangeId, Vec<Revocation>)>();
+            // A `Vec` with one element has room for four.
             self.bytes += 4 * size_of::<Revocation>() + words + list(&taken.about) + found;
             all.push(taken);
         }
@@ -213,7 +214,7 @@ impl Ledger {
             let taken = said.taken().map_or(0, |taken| {
                 size_of::<InjectionPlace>()
                     + text(&taken.text)
-                    + text(&taken.request)
+                    + text(&taken.exchange)
                     + text(&taken.thread)
             });
             let found = entry::<(Box<str>, Arc<InjectedMessage>)>();
@@ -224,7 +225,7 @@ impl Ledger {
     }
 
     fn add_turn(&mut self, turn: Arc<Turn>) {
-        if self.by_request.contains_key(&turn.request) {
+        if self.by_exchange.contains_key(&turn.exchange) {
             return;
         }
         if self.turns.len() >= TURNS {
@@ -233,7 +234,7 @@ impl Ledger {
         let index = self.turns.len();
         self.bytes += bytes_of(&turn);
         self.client_compacts |= turn.purpose == Purpose::Compaction;
-        self.by_request.insert(turn.request.clone(), index);
+        self.by_exchange.insert(turn.exchange.clone(), index);
         if let Some(response) = &turn.response {
             self.by_response.insert(response.clone(), index);
         }
@@ -244,24 +245,24 @@ impl Ledger {
         for boundary in boundary_hashes(&turn) {
             self.by_boundary.entry(boundary).or_default().push(index);
         }
-        if let Some(parent) = turn.position.parent.as_deref().and_then(|parent| self.turn(parent))
+        if let Some(parent) = turn.position.parent.as_ref().and_then(|parent| self.turn(parent))
             && parent.position.chain != turn.position.chain
             && carries_on(&turn)
         {
-            self.grown.insert(parent.request.clone());
+            self.grown.insert(parent.exchange.clone());
         }
         self.turns.push(turn);
     }
 
-    /// Forgets the oldest quarter. Sketches that grew from a turn that goes are made whole, as far as
-    /// there is room, so that their turns stay anchors.
+    /// Drops the oldest quarter. Sketches that are based on a dropped turn are completed, as far as there is
+    /// room, so that their turns can still be anchors.
     fn forget_oldest(&mut self) {
         let old = std::mem::take(self);
         let (gone, stay) = old.turns.split_at(old.turns.len() / 4);
-        let gone: HashSet<&str> = gone.iter().map(|turn| &*turn.request).collect();
+        let gone: HashSet<&ExchangeId> = gone.iter().map(|turn| &turn.exchange).collect();
         let mut room = WHOLE;
         for turn in stay {
-            let lost = turn.sketch.base.as_deref().is_some_and(|base| gone.contains(base));
+            let lost = turn.sketch.base.as_ref().is_some_and(|base| gone.contains(base));
             let whole = if lost { old.sketch(turn) } else { None };
             self.add_turn(match whole {
                 Some(added) if added.len() <= room => {
@@ -277,19 +278,19 @@ impl Ledger {
         self.take_decisions(&old);
     }
 
-    /// Whether nothing is known.
+    /// Whether it has no turns.
     pub fn is_empty(&self) -> bool {
         self.turns.is_empty()
     }
 
-    /// Every turn, in the order it became known.
+    /// All turns, in the order in which they were added.
     pub fn turns(&self) -> impl DoubleEndedIterator<Item = &Arc<Turn>> {
         self.turns.iter()
     }
 
     /// The turn of an exchange.
-    pub fn turn(&self, request: &str) -> Option<&Arc<Turn>> {
-        self.turns.get(*self.by_request.get(request)?)
+    pub fn turn(&self, exchange: &ExchangeId) -> Option<&Arc<Turn>> {
+        self.turns.get(*self.by_exchange.get(exchange)?)
     }
 
     /// The turn whose response has this id.
@@ -307,14 +308,14 @@ impl Ledger {
         self.listed(self.by_after.get(&chain))
     }
 
-    /// Turns with this boundary, newest first.
+    /// Turns with this boundary hash, newest first.
     pub fn turns_at_boundary(&self, boundary: BoundaryHash) -> impl Iterator<Item = &Arc<Turn>> {
         self.listed(self.by_boundary.get(&boundary))
     }
 
-    /// Whether a later turn already grew from this one.
+    /// Whether a later turn already continues this one.
     pub fn has_grown(&self, turn: &Turn) -> bool {
-        self.grown.contains(&turn.request)
+        self.grown.contains(&turn.exchange)
     }
 
     /// The reasoning of the reply that ended at `chain`.
@@ -322,7 +323,7 @@ impl Ledger {
         self.reasoning.get(&after)
     }
 
-    /// The reasoning of the newest reply that has this mark.
+    /// The reasoning of the newest reply with this anchor key.
     pub fn reasoning_by_anchor_key(&self, key: PartKey) -> Option<&Arc<ReasoningRecord>> {
         self.reasoning(*self.by_anchor_key.get(&key)?)
     }
@@ -332,12 +333,12 @@ impl Ledger {
         !self.reasoning.is_empty()
     }
 
-    /// Whether its client was seen to compact by itself.
+    /// Whether the session's client has compacted by itself before.
     pub fn client_compacts(&self) -> bool {
         self.client_compacts
     }
 
-    /// Words that wait to be said, in order.
+    /// Queued messages that no request took yet, in order.
     pub fn waiting(&self) -> Vec<&Arc<QueuedMessage>> {
         let waits = |queued: &&Arc<QueuedMessage>| !self.said.contains_key(&queued.id);
         let mut waiting: Vec<_> = self.queued.values().filter(waits).collect();
@@ -345,17 +346,17 @@ impl Ledger {
         waiting
     }
 
-    /// Every word that was queued, in no order.
+    /// All queued messages, in no order.
     pub fn queued(&self) -> impl Iterator<Item = &Arc<QueuedMessage>> {
         self.queued.values()
     }
 
-    /// What became of queued words.
+    /// What happened to a queued message.
     pub fn said(&self, id: &str) -> Option<&Arc<InjectedMessage>> {
         self.said.get(id)
     }
 
-    /// Words that stand in requests, in the order in which they were queued.
+    /// Messages that a request took, in the order in which they were queued.
     pub fn taken(&self) -> Vec<(&Arc<InjectedMessage>, &InjectionPlace)> {
         let taken = self.said.values().filter_map(|said| Some((said, said.taken()?)));
         let mut taken: Vec<_> = taken.collect();
@@ -363,24 +364,24 @@ impl Ledger {
         taken
     }
 
-    /// The nearest turn at or above `turn` whose reported usage an estimate can grow from.
+    /// The nearest turn, from `turn` through its ancestors, whose reported usage an estimate can be based on.
     pub fn anchor_at(&self, turn: &Arc<Turn>) -> Option<&Arc<Turn>> {
-        let mut at = self.turn(&turn.request)?;
+        let mut at = self.turn(&turn.exchange)?;
         for _ in 0..self.turns.len() {
             if is_anchor(at) {
                 return Some(at);
             }
-            at = self.turn(at.position.parent.as_deref()?)?;
+            at = self.turn(at.position.parent.as_ref()?)?;
         }
         None
     }
 
-    /// What a turn's request consisted of, part by part; `None` where a base of it is gone.
+    /// The parts that a turn's request consisted of; `None` if a base of its sketch was dropped.
     pub fn sketch(&self, turn: &Turn) -> Option<Vec<SketchPart>> {
         let mut line = vec![&turn.sketch];
-        while let Some(base) = line.last().and_then(|sketch| sketch.base.as_deref()) {
+        while let Some(base) = line.last().and_then(|sketch| sketch.base.as_ref()) {
             if line.len() > self.turns.len() {
-                return None; // a circle: the facts contradict each other
+                return None; // a cycle: the facts contradict each other
             }
             line.push(&self.turn(base)?.sketch);
         }
@@ -395,7 +396,7 @@ impl Ledger {
     /// Threads with their turns, in the order they began.
     pub fn threads(&self) -> Vec<(ThreadId, Vec<Arc<Turn>>)> {
         let mut threads: Vec<(ThreadId, Vec<Arc<Turn>>)> = Vec::new();
-        let mut places: HashMap<&str, usize> = HashMap::default();
+        let mut places: HashMap<&ThreadId, usize> = HashMap::default();
         for turn in &self.turns {
             let place = *places.entry(&turn.position.thread).or_insert_with(|| {
                 threads.push((turn.position.thread.clone(), Vec::new()));
@@ -406,7 +407,7 @@ impl Ledger {
         threads
     }
 
-    /// What the session cost so far.
+    /// The sum of the usage of all turns.
     pub fn totals(&self) -> Totals {
         let mut totals = Totals::default();
         self.turns.iter().for_each(|turn| totals.add(&turn.usage));
@@ -420,7 +421,7 @@ impl Ledger {
 }
 
 impl InjectedMessage {
-    /// Where it stands, if it was taken.
+    /// Its place, if a request took it.
     pub fn taken(&self) -> Option<&InjectionPlace> {
         match &self.fate {
             InjectionState::Taken(taken) => Some(taken),
@@ -429,18 +430,18 @@ impl InjectedMessage {
     }
 }
 
-/// The boundaries a turn can be found by, from its reply.
+/// The boundary hashes by which a turn can be found, made from its reply.
 pub fn boundary_hashes(turn: &Turn) -> impl Iterator<Item = BoundaryHash> + '_ {
     let first = turn.position.last.zip(turn.reply.first());
     let met = first.map(|(asked, answered)| BoundaryHash::of(asked, answered.key));
     met.into_iter().chain(turn.anchor_keys.iter().copied().map(BoundaryHash::of_anchor_key))
 }
 
-/// Words shorter than this are said more than once in a session, and mark nothing.
+/// Texts shorter than this occur more than once in a session, and identify nothing.
 pub(super) const ANCHOR_BYTES: usize = 48;
 
-/// The keys of a reply's parts that no other reply is likely to hold: tool calls with ids of their
-/// own, and texts of some length.
+/// The keys of those parts of a reply that are probably in no other reply: tool calls with unique ids, and
+/// long texts.
 pub fn anchor_keys(reply: &Reply) -> Vec<PartKey> {
     let marking = |(_, run): &(PartKey, Vec<&ReplyPart>)| {
         let Some(part) = run.last() else { return false };
@@ -456,7 +457,7 @@ pub fn anchor_keys(reply: &Reply) -> Vec<PartKey> {
     reply.runs().filter(marking).map(|(key, _)| key).collect()
 }
 
-/// Whether a call's id is its own: drawn by lot, not counted (`call_0`, `functions.Read:12`).
+/// Whether a call's id is unique: random, not counted (`call_0`, `functions.Read:12`).
 pub fn is_own(id: &str, tool: &str) -> bool {
     let (before, after) = match memchr::memmem::find(id.as_bytes(), tool.as_bytes()) {
         Some(at) if !tool.is_empty() => (&id[..at], &id[at + tool.len()..]),
@@ -472,33 +473,33 @@ pub fn is_own(id: &str, tool: &str) -> bool {
     upper + lower + digits >= 8 && (mixed || digits >= 4)
 }
 
-/// What a turn takes in memory, with its places in the indexes, bytes, roughly.
+/// The memory of a turn and its index entries, bytes, roughly.
 fn bytes_of(turn: &Turn) -> usize {
     let position = &turn.position;
-    // A turn is found by its request and its response, which are kept twice.
-    let words = [&turn.request, &turn.request, &turn.upstream, &turn.model, &position.thread];
-    let response = turn.response.iter().chain(&turn.response);
-    let more =
-        response.chain(&position.parent).chain(&position.parent).chain(&position.client_thread);
-    let words: usize = words.into_iter().chain(more).map(|word| text(word)).sum();
-    let base = turn.sketch.base.as_deref().map_or(0, text);
+    // The keys of a turn's request and response are stored twice: in the turn and in the index.
+    let found_by = 2 * (text(&turn.exchange) + turn.response.as_deref().map_or(0, text));
+    let parent = 2 * position.parent.as_ref().map_or(0, text);
+    let threads = text(&position.thread) + position.client_thread.as_deref().map_or(0, text);
+    let names = text(&turn.upstream) + text(&turn.model);
+    let base = turn.sketch.base.as_ref().map_or(0, text);
+    let words = found_by + parent + threads + names + base;
     let lists = list(&turn.sketch.added) + list(&turn.reply) + list(&turn.anchor_keys);
     let steps = list(&turn.done.steps);
-    // Of each way to find it an entry, and the list of the turns that it leads to.
+    // Each index has an entry with a list of turns.
     let ways = 2 + boundary_hashes(turn).count();
     let found = 3 * entry::<(Box<str>, usize)>() + ways * (entry::<(Chain, Vec<usize>)>() + 48);
     let own = block(size_of::<Turn>() + 16) + 2 * size_of::<Arc<Turn>>();
-    own + words + base + lists + steps + found
+    own + words + lists + steps + found
 }
 
-/// Whether a turn occupies its parent: an attempt that failed, or a question beside the
-/// conversation, leaves the place free.
+/// Whether a turn continues its parent, so that a later one is a fork. A failed attempt or a call beside the
+/// conversation does not.
 fn carries_on(turn: &Turn) -> bool {
     turn.purpose == Purpose::Turn && turn.outcome == Outcome::Complete
 }
 
-/// Whether what the provider reported of a turn measures its context. A warm-up's does, where it is
-/// reported: it is the beginning of what comes next.
+/// Whether the reported usage of a turn measures its context. A warm-up's does, if it is reported: the next
+/// request begins with it.
 fn is_anchor(turn: &Turn) -> bool {
     let measured = turn.context().is_some_and(|context| context.input > 0);
     let begins = matches!(turn.purpose, Purpose::Turn | Purpose::WarmUp);
@@ -635,8 +636,8 @@ mod tests {
     fn refusals_count_for_what_they_hold() {
         let words: Box<str> = "w".repeat(1 << 16).into();
         let revoked = Revocation {
-            request: Box::default(),
-            thread: Box::default(),
+            exchange: "".into(),
+            thread: "".into(),
             parent: None,
             at: 1,
             about: vec![],
@@ -647,23 +648,24 @@ mod tests {
         let own = size_of::<Revocation>();
         assert!((4 * own..6 * own).contains(&base), "{base} for {own}");
         let grows = [
-            (1, Revocation { thread: words.clone(), ..revoked.clone() }),
-            (2, Revocation { request: words.clone(), ..revoked.clone() }),
-            (1, Revocation { parent: Some(words.clone()), ..revoked.clone() }),
+            (1, Revocation { thread: words.clone().into(), ..revoked.clone() }),
+            (2, Revocation { exchange: words.clone().into(), ..revoked.clone() }),
+            (1, Revocation { parent: Some(words.clone().into()), ..revoked.clone() }),
             (1, Revocation { about: vec![PartKey(1); 1 << 12], ..revoked }),
         ];
         for (times, with) in grows {
             let (more, held) = (of(with) - base, times << 16);
             assert!((held..held + held / 8).contains(&more), "{more} for {held}");
         }
-        let suspended = Suspension { request: "r".into(), thread: "t".into(), parent: None, at: 1 };
+        let suspended =
+            Suspension { exchange: "r".into(), thread: "t".into(), parent: None, at: 1 };
         let of = |suspended| added(Fact::Aside(Box::new(suspended)));
         let base = of(suspended.clone());
         assert!(base >= 2 * size_of::<Suspension>(), "{base}");
         for with in [
-            Suspension { request: words.clone(), ..suspended.clone() },
-            Suspension { thread: words.clone(), ..suspended.clone() },
-            Suspension { parent: Some(words), ..suspended },
+            Suspension { exchange: words.clone().into(), ..suspended.clone() },
+            Suspension { thread: words.clone().into(), ..suspended.clone() },
+            Suspension { parent: Some(words.into()), ..suspended },
         ] {
             let more = of(with) - base;
             assert!(((1 << 16) - 16..(1 << 16) + (1 << 13)).contains(&more), "{more}");

@@ -1,53 +1,53 @@
-//! Lineage: which thread a request belongs to, and which turn it grew from.
+//! Lineage: which thread a request belongs to, and which turn it continues.
 //!
-//! The turn that covers most of the request, found by its reply, by a boundary, or by its end
-//! ([`grown_from`]); then whether the request carries on that turn's thread ([`growth`]). Two
-//! conversations that begin alike never mix: what begins with words already answered in full begins
-//! a thread of its own. Pure; must not know where turns are kept.
+//! The parent is the turn that covers most of the request, found by its reply, by a boundary, or by its end
+//! ([`grown_from`]). Then [`growth`] decides whether the request stays on that turn's thread. Two
+//! conversations that begin alike never mix: a request whose beginning was already answered in full begins a
+//! thread of its own. Pure; must not know where turns are stored.
 
 use std::sync::Arc;
 
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::ledger::{BoundaryHash, Ledger};
-use super::{Outcome, Position, PromptSection, Turn};
+use super::{ExchangeId, Outcome, Position, PromptSection, ThreadId, Turn};
 use crate::dialect::{Chain, Conversation, HeldHistory, Part, PartKey, Purpose, Role};
 
-/// How a request relates to the turn it grew from.
+/// How a request relates to its parent turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Growth {
-    /// Nothing known precedes it.
+    /// It has no known parent.
     Begins,
     /// It is the next step of its thread.
     Grows,
-    /// It sends again what an unfinished turn sent.
+    /// It repeats the request of an unfinished turn.
     Retries,
     /// It leaves its parent's thread.
     Forks,
-    /// The provider holds its history, and nothing says for certain which turn that ends with.
+    /// The provider holds its history, and the turn at the end of that history is not certain.
     Held,
 }
 
 /// Where a request belongs.
 #[derive(Clone, Debug)]
 pub struct Placement {
-    /// To be kept with its turn.
+    /// Its position, which is stored with its turn.
     pub position: Position,
-    /// The turn it grew from.
+    /// The turn that it continues.
     pub parent: Option<Arc<Turn>>,
-    /// How.
+    /// How it relates to that turn.
     pub growth: Growth,
-    /// How many keyed parts of the request that turn accounts for, its reply included.
+    /// How many keyed parts of the request that turn covers, its reply included.
     pub covers: usize,
-    /// Its own exchange.
-    pub request: Box<str>,
+    /// The id of its exchange.
+    pub exchange: ExchangeId,
 }
 
-/// Places a request. `request` is its exchange's id, `client_thread` the thread that the client names.
+/// Finds the place of the request of an exchange. `client_thread` is the thread that the client names.
 pub fn place(
     ledger: &Ledger,
     conversation: &Conversation,
-    request: &str,
+    exchange: &ExchangeId,
     client_thread: Option<&str>,
 ) -> Placement {
     let mut position = position(conversation, client_thread);
@@ -59,16 +59,16 @@ pub fn place(
     };
     let found = match &conversation.held {
         None => grown().map(|turn| (turn, growth(ledger, conversation, &position, turn))),
-        // What is sent is only the new part: ids say more than words.
+        // The request has only the new part, so ids tell more than content.
         Some(HeldHistory::After(id)) => match ledger.answered_by(id) {
-            // Nothing was said before a warm-up: the words after it are all there are.
+            // Nothing came before a warm-up: what follows it is the whole conversation.
             Some(warm) if is_bare(warm) => grown()
                 .map(|turn| (turn, growth(ledger, conversation, &position, turn)))
                 .or_else(|| Some((warm, follows(ledger, conversation, &position, warm)))),
             Some(turn) => Some((turn, follows(ledger, conversation, &position, turn))),
             None => grown().map(|turn| (turn, Growth::Held)),
         },
-        // A named conversation is a thread: without words in common, its newest turn came before.
+        // A named conversation is one thread: without parts in common, its newest turn is the parent.
         Some(HeldHistory::Named(_)) => {
             grown().or_else(|| ledger.turns().next_back()).map(|turn| (turn, Growth::Held))
         }
@@ -80,21 +80,21 @@ pub fn place(
     if let (Some(HeldHistory::After(_)), Some(turn)) = (&conversation.held, &parent) {
         inherit_head(&mut position, turn);
     }
-    position.parent = parent.as_ref().map(|turn| turn.request.clone());
+    position.parent = parent.as_ref().map(|turn| turn.exchange.clone());
     position.thread = match (&parent, growth) {
         (Some(turn), Growth::Grows | Growth::Retries | Growth::Held) => {
             turn.position.thread.clone()
         }
-        _ => new_thread(request),
+        _ => new_thread(exchange),
     };
     position.suspended = ledger.suspended_since(&position.thread, parent.as_deref());
-    Placement { position, parent, growth, covers, request: request.into() }
+    Placement { position, parent, growth, covers, exchange: exchange.clone() }
 }
 
-/// What can be said of a request without knowing any other.
+/// What a request says about its position by itself, without other turns.
 fn position(conversation: &Conversation, client_thread: Option<&str>) -> Position {
     Position {
-        thread: Box::default(),
+        thread: ThreadId::default(),
         parent: None,
         chain: conversation.chains().last().unwrap_or(Chain::START),
         last: conversation.parts().rev().find_map(|part| part.key),
@@ -110,26 +110,27 @@ fn fold(parts: &[Part]) -> PartKey {
     PartKey(keys.fold(Chain::START, Chain::then).0)
 }
 
-/// By the exchange alone: a name is shown, and nothing of what was said may be told from it.
-fn new_thread(request: &str) -> Box<str> {
-    format!("{:016x}", (xxh3_128(request.as_bytes()) >> 64) as u64).into()
+/// Made from the exchange's id alone: a thread's name is shown, and must reveal nothing of its content.
+fn new_thread(exchange: &ExchangeId) -> ThreadId {
+    format!("{:016x}", (xxh3_128(exchange.as_str().as_bytes()) >> 64) as u64).into()
 }
 
-/// A turn that a request grew from, and what says so.
+/// A turn that a request continues.
 struct AncestorMatch<'l> {
     turn: &'l Arc<Turn>,
     /// How many keyed parts of the request it covers.
     covers: usize,
 }
 
-/// Finds the turn in three ways; the one that covers most of the request counts, of equals the first:
-/// 1. *reply*: a prefix of it is a known turn's request and reply;
-/// 2. *boundary*: somewhere in it stands a part that marks a turn's reply (a tool call with an id of its
-///    own, a text of some length), or a run of parts that meets where a turn's request met its reply
-///    ([`proves`]). So a turn is found although the client changed a part before it (a date, a
-///    reminder, its whole first message), or dropped the words beside a tool call;
-/// 3. *end*: a prefix of it is a known turn's request without its reply (a retry, an aborted call,
-///    a rewind). This proves less, so system prompt and tools must be the same.
+/// Finds the parent turn in three ways. The match that covers most of the request is used, and of equals the
+/// first:
+/// 1. *reply*: a prefix of the request is a known turn's request and reply;
+/// 2. *boundary*: the request has a part that identifies a turn's reply (a tool call with a unique id, a
+///    long text), or a run of parts across the end of a turn's request and the start of its reply
+///    ([`proves`]). This finds the turn even if the client changed a part before it (a date, a reminder,
+///    its whole first message), or dropped the text beside a tool call;
+/// 3. *end*: a prefix of the request is a known turn's request without its reply (a retry, an aborted
+///    call, a rewind). This proves less, so system prompt and tools must be the same.
 fn grown_from<'l>(
     ledger: &'l Ledger,
     conversation: &Conversation,
@@ -144,7 +145,7 @@ fn grown_from<'l>(
     last_boundary(ledger, conversation, position, covered).or(by_chain)
 }
 
-/// Ways 1 and 3: the longest prefix that a turn is known by.
+/// Ways 1 and 3: the longest prefix that identifies a turn.
 fn longest_prefix<'l>(
     ledger: &'l Ledger,
     chains: &[Chain],
@@ -161,7 +162,8 @@ fn longest_prefix<'l>(
     })
 }
 
-/// Of several turns at one chain (newest first): the client's own thread, then the same head.
+/// The best of several turns at one chain (given newest first): on the client's thread, then with the same
+/// head.
 fn prefer<'l>(
     turns: impl Iterator<Item = &'l Arc<Turn>>,
     position: &Position,
@@ -171,15 +173,15 @@ fn prefer<'l>(
         let turns = turn.purpose == Purpose::Turn;
         (turns, client_thread, has_head(turn, position), turn.outcome == Outcome::Complete)
     };
-    // `max_by_key` keeps the last of equals: reversed order would keep the oldest.
+    // A fold keeps the newest of equals. `max_by_key` keeps the last one, here the oldest.
     turns.fold(None, |best: Option<&Arc<Turn>>, turn| match best {
         Some(best) if rank(best) >= rank(turn) => Some(best),
         _ => Some(turn),
     })
 }
 
-/// Way 2: the boundary nearest to the end, of those that cover more than `covered` parts. Reasoning
-/// between neighbours has no key and is not in the way.
+/// Way 2: the boundary nearest to the end, among those that cover more than `covered` parts. Reasoning
+/// between two parts does not matter, because it has no key.
 fn last_boundary<'l>(
     ledger: &'l Ledger,
     conversation: &Conversation,
@@ -199,7 +201,7 @@ fn last_boundary<'l>(
         let known = marked.map(|turn| (turn, true)).chain(met.map(|turn| (turn, false)));
         let measured = known.map(|(turn, marked)| (turn, marked, run(ledger, turn, &keys, index)));
         let proven = measured.filter(|(turn, marked, run)| proves(turn, *marked, *run, position));
-        // Newest first, and of equals the first stays.
+        // The turns are given newest first; of equals, the first is kept.
         let best = proven.fold(None, |best: Option<(&Arc<Turn>, usize)>, (turn, _, run)| {
             if best.is_some_and(|(_, longest)| longest >= run) { best } else { Some((turn, run)) }
         });
@@ -207,11 +209,11 @@ fn last_boundary<'l>(
     })
 }
 
-/// Most turns that are compared where several have the same boundary, the newest.
+/// If several turns have the same boundary, at most this many are compared, the newest.
 const CANDIDATES: usize = 8;
 
-/// How many parts of the request, up to and with the one at `index`, stand one after the other in
-/// what the turn sent and was answered.
+/// How many consecutive parts of the request, ending with the one at `index`, are also consecutive in what
+/// the turn sent and received.
 fn run(ledger: &Ledger, turn: &Turn, keys: &[PartKey], index: usize) -> usize {
     let sketch = ledger.sketch(turn).unwrap_or_default();
     let history =
@@ -231,8 +233,8 @@ fn run(ledger: &Ledger, turn: &Turn, keys: &[PartKey], index: usize) -> usize {
         .count()
 }
 
-/// Whether a boundary is proof enough. A mark is; other words may be said twice (`Go on.`, `Done.`), so
-/// the part before them must be the same too, and where it is no more than that, the head.
+/// Whether a boundary proves that the turn is the parent. An anchor key does. Other content may occur twice
+/// (`Go on.`, `Done.`), so five parts must match, or three parts and the head (system prompt and tools).
 fn proves(turn: &Turn, marked: bool, run: usize, position: &Position) -> bool {
     marked || run >= 5 || (run >= 3 && has_head(turn, position))
 }
@@ -241,10 +243,10 @@ fn has_head(turn: &Turn, position: &Position) -> bool {
     turn.position.system == position.system && turn.position.tools == position.tools
 }
 
-/// A request carries its parent's thread on unless the place is taken (a fork), the client names
-/// another thread, both system prompt and tools are others (a side call on top of the history), or
-/// it is itself no turn (title, count, compaction). Then it begins a thread, and may still be
-/// measured from that turn.
+/// A request stays on its parent's thread, with four exceptions: another turn already continues the parent (a
+/// fork), the client names another thread, both system prompt and tools differ (a side call with the same
+/// history), or it is not a turn (title, count, compaction). Then it begins a thread, but its estimate may
+/// still be based on that turn.
 fn growth(
     ledger: &Ledger,
     conversation: &Conversation,
@@ -261,12 +263,12 @@ fn growth(
     if again && turn.outcome != Outcome::Complete {
         return Growth::Retries;
     }
-    // The same words after they were answered, or another way from a turn that already went on.
+    // The same request after it was answered, or another continuation of a turn that already has one.
     if again || ledger.has_grown(turn) { Growth::Forks } else { Growth::Grows }
 }
 
-/// How a request relates to the turn whose response it names. It brings only what is new, so its own
-/// words say nothing of a retry, and its head may be held.
+/// How a request relates to the turn whose response it names. It has only the new part, so its content does
+/// not show a retry, and the provider may hold its head.
 fn follows(
     ledger: &Ledger,
     conversation: &Conversation,
@@ -278,7 +280,7 @@ fn follows(
     if beside || elsewhere { Growth::Forks } else { Growth::Grows }
 }
 
-/// What a request to held history does not send again is held, too.
+/// System prompt and tools that a request to held history does not repeat are held, too.
 fn inherit_head(position: &mut Position, parent: &Turn) {
     let nothing = fold(&[]);
     if position.system == nothing {
@@ -289,7 +291,7 @@ fn inherit_head(position: &mut Position, parent: &Turn) {
     }
 }
 
-/// A warm-up that brought instructions and tools alone.
+/// Whether a turn is a warm-up with instructions and tools only.
 fn is_bare(turn: &Turn) -> bool {
     let position = &turn.position;
     turn.purpose == Purpose::WarmUp && position.parent.is_none() && position.chain == Chain::START

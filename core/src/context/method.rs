@@ -1,19 +1,19 @@
-//! How an estimate was made.
+//! The methods of an estimate.
 //!
-//! Told with each, and the key by which its error is learned and shown.
+//! Shown with each estimate, and the key under which its error is learned and shown.
 
 use serde::{Deserialize, Serialize};
 
-/// How an estimate was made; a metric label.
+/// The method of an estimate; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EstimateMethod {
-    /// From the provider's own count of an earlier turn, plus what is new.
+    /// The provider's own count of an earlier turn, plus what is new.
     Anchored,
-    /// The same, where a summary has just taken the place of what that turn still sent.
+    /// The same, but a summary has just replaced part of what that turn sent.
     Compacted,
-    /// Nothing to grow from: the sum over all parts.
+    /// Without an anchor: the sum over all parts.
     Estimated,
-    /// The provider holds part of the history: it cannot be known.
+    /// The provider holds part of the history, so the size is uncertain.
     Held,
 }

@@ -1,7 +1,7 @@
-//! Floor 3, deciding: what is remembered of a conversation, and what follows from it.
+//! Floor 3: what is remembered of a conversation, and what is decided from it.
 //!
-//! Everything known is a fact about a piece of a conversation, addressed by content, written once.
-//! Pure: no sockets, no clock, no store; `now` and policy are arguments.
+//! Everything that is stored is a [`Fact`] about a part of a conversation: its key is a hash of content, and
+//! it is written once. Pure: no sockets, no clock, no store; `now` and policy are arguments.
 
 pub mod attempt;
 mod begins;
@@ -29,63 +29,65 @@ pub mod trim;
 use std::borrow::Cow;
 
 pub use self::method::EstimateMethod;
+pub use crate::dialect::ids::{ExchangeId, SessionId, TenantId, ThreadId};
 use crate::dialect::{Chain, Dialect, Part, PartKey, Purpose, StopReason, Usage, models::Family};
 pub use crate::tokens::{CountingMethod, learn::CostPrediction};
 pub use compact::ForwardedHistory;
+pub use inject::{InjectedMessage, InjectionPlace, InjectionState, QueuedMessage};
 use serde::{Deserialize, Serialize};
 
-/// Milliseconds since 1970, UTC. Passed in: these floors have no clock.
+/// Milliseconds since 1970, UTC. Passed in: this package has no clock.
 pub type Millis = u64;
 
-/// What the next call will cost, before it is sent.
+/// What a request will cost, estimated before it is sent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Estimate {
-    /// Input tokens. With an anchor: its input, its output, and `new`, less `gone`.
+    /// Input tokens. With an anchor: the anchor's input and output, plus `new`, less `gone`.
     pub tokens: u64,
-    /// How it was made.
+    /// What the estimate is based on.
     pub method: EstimateMethod,
-    /// How the new parts were counted; the least exact of them.
+    /// How the new parts were counted; where ways differ, the least exact one.
     #[serde(default)]
     pub counting: CountingMethod,
-    /// Tokens of what is new since the anchor, its reply left out; without an anchor, of all parts.
+    /// Tokens of what is new since the anchor, without the anchor's reply; without an anchor, of all parts.
     pub new: u64,
-    /// Tokens of what left since the anchor, the reasoning of its reply included where that is not
-    /// sent back or not read.
+    /// Tokens that the anchor had and this request has not. Includes the reasoning of the anchor's reply if
+    /// that is not sent back or not read.
     pub gone: u64,
-    /// The part of `gone` that is history other than reasoning: cut, compacted, or dropped by the client.
+    /// The share of `gone` that is history other than reasoning: cut, compacted, or dropped by the client.
     #[serde(default, skip_serializing_if = "plan::is_default")]
     pub went: u64,
-    /// Where the tokens are; the sum is `tokens`.
+    /// How the tokens are split; the sum is `tokens`.
     pub breakdown: Breakdown,
-    /// How sure it is, and what it rests on.
+    /// How uncertain the estimate is, and what data it comes from.
     #[serde(default)]
     pub guess: CostPrediction,
 }
 
-/// A prompt as the provider's counting endpoint counts it.
+/// A prompt's size according to the provider's counting endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProviderCount {
-    /// Whether the request was counted as it came, and not as it was sent.
+    /// Whether the client's original request was counted, not the rewritten one.
     pub as_it_came: bool,
     /// Input tokens.
     pub tokens: u64,
 }
 
-/// Where the tokens of a context are. Their sum is the total.
+/// How the tokens of a context are split. The parts add up to the total.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Breakdown {
     /// System prompt, tokens, estimated.
     pub system: u64,
     /// Tool definitions, tokens, estimated.
     pub tools: u64,
-    /// Everything else, tokens: total less the two above, never below 0.
+    /// Everything else, tokens: the total less `system` and `tools`, never below 0.
     pub messages: u64,
-    /// The part of `messages` that is reasoning sent back, tokens, estimated.
+    /// The share of `messages` that is reasoning sent back, tokens, estimated.
     pub reasoning: u64,
-    /// What can be told apart within tools and messages.
+    /// Kinds of content that can be told apart within tools and messages.
     #[serde(flatten)]
     pub sections: budget::SectionTokens,
-    /// System and tools were estimated larger than the total, so messages were capped at 0.
+    /// The estimates of system and tools exceeded the total, so `messages` was set to 0.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub capped: bool,
 }
@@ -94,43 +96,42 @@ pub struct Breakdown {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// The answer came whole, or the client left after its terminal event.
+    /// The whole response arrived, or the client left after its terminal event.
     Complete,
-    /// The provider answered an error status.
+    /// The provider responded with an error status.
     Refused,
-    /// The upstream could not be reached, broke off, or told of an error inside a success.
+    /// The upstream was unreachable, broke off, or sent an error inside a response with status 200.
     UpstreamFailed,
     /// The client left before the end.
     ClientLeft,
-    /// We answered ourselves: no permit, no route, headers too large, refused by policy; or a drain's
-    /// deadline broke it off.
+    /// Plimsoll responded itself (no permit, no route, headers too large, forbidden by policy), or the
+    /// deadline of a drain ended the exchange.
     Turned,
-    /// The process ended in the middle of it: what is told of it is what was known by then.
+    /// The process ended during the exchange; the record has what was known until then.
     Interrupted,
 }
-
-/// One lineage of messages in a session: 16 hex digits, of the exchange with which it began.
-pub type ThreadId = Box<str>;
 
 /// One completed exchange on a thread.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Turn {
-    /// Its exchange: unique, where a chain is not (retries, parallel calls).
-    pub request: Box<str>,
-    /// Where it stands among the turns of its session.
+    /// The id of its exchange. It is unique, which a chain is not (retries, parallel calls).
+    #[serde(rename = "request")]
+    pub exchange: ExchangeId,
+    /// Its place among the turns of its session.
     #[serde(rename = "standing")]
     pub position: Position,
-    /// The chain after its reply, if the client sends the reply back whole.
+    /// The chain after its reply, as the next request has it if the client sends the whole reply back.
     pub after: Chain,
-    /// What was done to its request.
+    /// The rewrites of its request.
     #[serde(default, skip_serializing_if = "plan::RewriteSummary::is_nothing")]
     pub done: plan::RewriteSummary,
-    /// The response's id: partial requests chain by it.
+    /// The response's id, by which partial requests refer to it (`previous_response_id`).
     pub response: Option<Box<str>>,
-    /// The provider's id of the request: what its support asks for.
+    /// The provider's id of the request, which its support asks for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub provider_request_id: Option<Box<str>>,
-    /// In how many of the model's last ten turns the newest call had the same result, from four on.
+    /// How many of the model's last ten turns made the newest call again with the same result. Only from four
+    /// on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repeated_calls: Option<u32>,
     /// When the request arrived.
@@ -143,57 +144,58 @@ pub struct Turn {
     pub dialect: Dialect,
     /// The model, as the client named it.
     pub model: Box<str>,
-    /// Its tokenizer.
+    /// The model's tokenizer.
     pub family: Family,
     /// What the request was for.
     pub purpose: Purpose,
-    /// What was predicted.
+    /// The cost that was predicted.
     pub estimate: Option<Estimate>,
     /// What the provider reported.
     pub usage: Usage,
-    /// What its counting endpoint answered, where it was asked.
+    /// The count of the provider's counting endpoint, if it was asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub counted: Option<ProviderCount>,
     /// Why the reply ended.
     pub stop: Option<StopReason>,
     /// How the exchange ended.
     pub outcome: Outcome,
-    /// The window that was believed, tokens.
+    /// The window that was assumed, tokens.
     pub window: u64,
-    /// Output tokens held free.
+    /// Output tokens that were reserved.
     pub reserve: u64,
     /// What was sent, part by part.
     pub sketch: Sketch,
-    /// The reply's keyed parts: what each will cost when it comes back.
+    /// The reply's keyed parts, with what each will cost when the client sends it back.
     pub reply: Vec<SketchPart>,
-    /// The keys of reply parts that mark the turn (`ledger::anchor_keys`).
+    /// The keys of the reply's parts by which the turn is found again (`ledger::anchor_keys`).
     #[serde(rename = "marks", default, skip_serializing_if = "Vec::is_empty")]
     pub anchor_keys: Vec<PartKey>,
-    /// What of it the next request will hold.
+    /// The parts of this turn that the next request will contain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub carry: Option<budget::CarryOver>,
 }
 
-/// Where a request stands among the turns of its session, found by `lineage`.
+/// A request's place among the turns of its session, found by `lineage`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Position {
     /// Its thread.
     pub thread: ThreadId,
-    /// The exchange it grew from.
+    /// The exchange that it continues.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub parent: Option<Box<str>>,
+    pub parent: Option<ExchangeId>,
     /// The chain at the end of the request.
     pub chain: Chain,
-    /// The last keyed part of the request: with the first of the reply, a boundary to find it by.
+    /// The last keyed part of the request. With the first part of the reply, it is a boundary by which the
+    /// turn is found.
     pub last: Option<PartKey>,
-    /// Identity of the system prompt.
+    /// The hash of the system prompt.
     pub system: PartKey,
-    /// Identity of the tools.
+    /// The hash of the tools.
     pub tools: PartKey,
-    /// The thread that the client names, where it names one.
+    /// The thread that the client names, if it names one.
     #[serde(rename = "lane", default, skip_serializing_if = "Option::is_none")]
     pub client_thread: Option<Box<str>>,
-    /// When a rewrite was last refused, of this request or of one that it grew from.
+    /// When a rewrite of this request, or of one of its ancestors, was last refused.
     #[serde(rename = "aside", default, skip_serializing_if = "Option::is_none")]
     pub suspended: Option<Millis>,
 }
@@ -206,54 +208,54 @@ pub enum PromptSection {
     System,
     /// A tool definition.
     Tools,
-    /// A part of the system prompt that came as an item of the history (`Part::in_history`).
+    /// A part of the system prompt that was sent as an item of the history (`Part::in_history`).
     SystemItem,
-    /// A tool definition that came so.
+    /// A tool definition that was sent as an item of the history.
     ToolsItem,
     /// The history.
     History,
-    /// Reasoning in the history, after the user's last words.
+    /// Reasoning in the history, after the user's last text.
     Reasoning,
-    /// Reasoning before words that came with tool results, of the turn that goes on.
+    /// Reasoning in the open turn, before text of the user that was sent along with tool results.
     SteeredReasoning,
-    /// Reasoning of turns before it: whether it is read depends on the model.
+    /// Reasoning of earlier turns: whether it is read depends on the model.
     OldReasoning,
 }
 
-/// One part of what was sent: who it is, what it was believed to cost.
+/// One part of what was sent: its key, and its estimated cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SketchPart {
-    /// The part; for parts without a key of their own, a hash of their bytes.
+    /// The part key; for parts without one, a hash of their bytes.
     pub key: PartKey,
-    /// Tokens, with its share of structure.
+    /// Tokens, with the part's share of the JSON structure.
     pub tokens: u32,
-    /// Where it stands.
+    /// Its section of the prompt.
     pub place: PromptSection,
 }
 
-/// What a request consisted of, as the difference from another turn's sketch: histories grow at
-/// the end, so each turn stores only what is its own.
+/// The parts of a request, stored as the difference from another turn's sketch: histories grow at the end, so
+/// each turn stores only its own parts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sketch {
     /// The exchange whose sketch it differs from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub base: Option<Box<str>>,
-    /// How many entries of that sketch stay, from the front.
+    pub base: Option<ExchangeId>,
+    /// How many parts are taken from that sketch, from the front.
     pub kept: u32,
-    /// What follows them.
+    /// The parts after those.
     pub added: Vec<SketchPart>,
 }
 
-/// Reasoning as it was received, for the client that drops it.
+/// Reasoning as it was received, kept for clients that drop it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReasoningRecord {
-    /// Chain after the reply: which turn's reasoning it is.
+    /// The chain after the reply that the reasoning belongs to.
     pub after: Chain,
     /// When the exchange ended.
     pub at: Millis,
     /// What was forwarded before it, system prompt and tools included: its prefix ([`plan::Overlay`]).
     pub prefix: Chain,
-    /// The newest reasoning that stood before it: bound reasoning is bound to its order, too.
+    /// The newest reasoning before it: bound reasoning is bound to the order of reasoning, too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub order: Option<PartKey>,
     /// The model that made it.
@@ -262,48 +264,50 @@ pub struct ReasoningRecord {
     pub upstream: Box<str>,
     /// Raw blocks, in order.
     pub blocks: Vec<ReasoningBlock>,
-    /// Signatures that stand on parts of the reply (Gemini).
+    /// Signatures on parts of the reply (Gemini).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub seals: Vec<reasoning::Signature>,
     /// The reply's keyed parts, in order.
     #[serde(default)]
     pub parts: Vec<PartKey>,
-    /// Those that it is found by where its client changed what stands before it (`ledger::anchor_keys`).
+    /// The keys by which the reply is found if the client changed what comes before it
+    /// (`ledger::anchor_keys`).
     #[serde(rename = "marks", default, skip_serializing_if = "Vec::is_empty")]
     pub anchor_keys: Vec<PartKey>,
 }
 
-/// One block of reasoning, and where in its reply it stood.
+/// One block of reasoning, and its place in its reply.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReasoningBlock {
-    /// The reply's keyed parts before it.
+    /// How many of the reply's keyed parts come before it.
     pub before: u32,
-    /// Parts without a key between the last of them and it: what ran at the provider.
+    /// How many parts without a key (calls that ran at the provider) are between the last keyed part and it.
     #[serde(default, skip_serializing_if = "plan::is_default")]
     pub hosted: u32,
-    /// Whether such a part came next: the block led to it, and must stand before it.
+    /// Whether such a part came directly after it: the block led to it, and has to stay before it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub leads: bool,
     /// The block, as it was received.
     pub raw: Box<str>,
-    /// The stream broke off within it: a client may send it, and nobody knows whether it is whole.
+    /// The stream broke off inside it. A client may send it back, but whether it is whole is unknown.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub partial: bool,
 }
 
-/// A tool result whose content gave way to words of ours. Block, id and place stay.
+/// A tool result whose content was replaced. Its block, id and place stay.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Cut {
-    /// Which result ([`plan::about`]).
+    /// The key of the decision: which result it is about ([`plan::about`]).
     pub about: PartKey,
     /// When it was decided.
     pub at: Millis,
     /// The exchange that decided it.
-    pub request: Box<str>,
-    /// What stands in its place.
+    #[serde(rename = "request")]
+    pub exchange: ExchangeId,
+    /// The content that replaces it.
     #[serde(flatten)]
     pub content: Replacement,
-    /// Whether its pictures and documents stay.
+    /// Whether its images and documents are kept.
     pub keep_media: bool,
     /// What it cost before, tokens.
     pub was: u32,
@@ -314,24 +318,24 @@ pub struct Cut {
     /// Decided in shadow mode: it was never sent, and is repeated in shadow mode alone.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shadow: bool,
-    /// Decided anew after this refusal ([`Suspension::at`]), beside what had been decided before it.
+    /// A new decision after the refusal at this time ([`Suspension::at`]), stored beside the earlier one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<Millis>,
 }
 
-/// What stands in place of a tool result's content.
+/// What replaces a tool result's content.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Replacement {
-    /// Words of ours.
+    /// A placeholder text.
     #[serde(rename = "text")]
     Text(Box<str>),
-    /// The first and the last of its own words.
+    /// The beginning and the end of the original text.
     #[serde(rename = "trim")]
     Trim(trim::TrimRange),
 }
 
 impl Replacement {
-    /// The words for `part` of this body; `None` where it says something else than when that was decided.
+    /// The replacement for `part` of this body; `None` if its text differs from the one that was decided on.
     pub fn words(&self, part: &Part, body: &[u8]) -> Option<Cow<'_, str>> {
         match self {
             Self::Text(text) => Some(Cow::Borrowed(text)),
@@ -340,23 +344,24 @@ impl Replacement {
     }
 }
 
-/// What was decided about reasoning: from then on it is repeated.
+/// A decision about reasoning; it is repeated from then on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReasoningDecision {
-    /// The chain after the reply ([`ReasoningRecord::after`]), or the part it is about.
+    /// The chain after the reply ([`ReasoningRecord::after`]), or the key of the part that it is about.
     pub about: PartKey,
     /// When it was decided.
     pub at: Millis,
     /// The exchange that decided it.
-    pub request: Box<str>,
-    /// What.
+    #[serde(rename = "request")]
+    pub exchange: ExchangeId,
+    /// The action.
     pub does: ReasoningAction,
     /// Why.
     pub why: plan::DecisionReason,
     /// Decided in shadow mode.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shadow: bool,
-    /// Decided anew after this refusal, as with a [`Cut`].
+    /// A new decision after the refusal at this time, as in [`Cut`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<Millis>,
 }
@@ -365,33 +370,34 @@ pub struct ReasoningDecision {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReasoningAction {
-    /// What was recorded is put back.
+    /// The recorded reasoning is put back.
     Back,
-    /// The real one is gone; this stands in for it, where the provider demands one.
+    /// The reasoning is lost; this replaces it, for providers that require some.
     StandIn(Box<str>),
-    /// What the client sends is taken out.
+    /// The reasoning that the client sends is removed.
     Out,
 }
 
-/// A summary that stands in place of the beginning of a history.
+/// A summary that replaces the beginning of a history.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CompactionRecord {
     /// The chain at the cut: of everything before the first message that stays, as the client sends it.
     pub about: Chain,
-    /// The keyed parts before the cut, nearest first: by them it is found where the client changed
-    /// what stands before.
+    /// The keyed parts before the cut, nearest first. They find the cut if the client changed something
+    /// before it.
     pub near: Vec<PartKey>,
-    /// Whether no other place of the conversation is likely to hold these parts.
+    /// Whether these parts are unlikely to occur elsewhere in the conversation.
     pub is_own: bool,
-    /// When it was written, or taken into use.
+    /// When it was written, or first used.
     pub at: Millis,
-    /// The exchange it was written for, or that took it into use.
-    pub request: Box<str>,
-    /// The messages that stand in place of those before the cut, as they stand in a body.
+    /// The exchange that it was written for, or that first used it.
+    #[serde(rename = "request")]
+    pub exchange: ExchangeId,
+    /// The messages that replace those before the cut, as JSON for the body.
     pub raw: Box<str>,
-    /// What those cost, tokens, estimated.
+    /// Tokens of the replaced messages, estimated.
     pub was: u64,
-    /// What these cost, tokens, estimated.
+    /// Tokens of the summary, estimated.
     pub tokens: u32,
     /// Who wrote it.
     pub by: policy::SummaryAuthor,
@@ -401,32 +407,32 @@ pub struct CompactionRecord {
     pub upstream: Box<str>,
     /// The model that wrote it.
     pub model: Box<str>,
-    /// What writing it cost, as reported: overhead, in no turn's usage.
+    /// Reported usage for writing it. This is overhead, and in no turn's usage.
     #[serde(default)]
     pub spent: Usage,
     /// How long writing it took, ms.
     #[serde(default)]
     pub took: Millis,
-    /// What the provider had read when it wrote this: reasoning after the cut that is bound to that
-    /// stays valid (`docs/protocols.md` 1.5.7). Only of what a provider wrote.
+    /// What the provider had read when it wrote this: reasoning after the cut that is bound to that stays
+    /// valid (`docs/protocols.md` 1.5.7). Only for summaries that a provider wrote.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub carries: Option<ForwardedHistory>,
     /// Decided in shadow mode.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shadow: bool,
-    /// Written or decided anew after this refusal, as with a [`Cut`].
+    /// Written or decided again after the refusal at this time, as in [`Cut`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<Millis>,
 }
 
 impl CompactionRecord {
-    /// The identity of what stands in place of the messages.
+    /// The key of the messages of the summary.
     pub fn key(&self) -> PartKey {
         PartKey::of_bytes(self.raw.as_bytes())
     }
 
-    /// What it is kept by: one at each cut, and one of each model's provider beside it, because that
-    /// is void for another model.
+    /// The key that it is stored under: one per cut. A provider's own summary is void for another model, so
+    /// it is stored per cut and model.
     pub fn address(&self) -> Chain {
         match self.by {
             policy::SummaryAuthor::Summary => self.about,
@@ -436,159 +442,101 @@ impl CompactionRecord {
         }
     }
 
-    /// Whether a request for this model can be sent with it.
+    /// Whether it can be sent to this model.
     fn is_for(&self, model: Option<&str>) -> bool {
         self.by == policy::SummaryAuthor::Summary || model == Some(&*self.model)
     }
 }
 
-/// A rewrite was refused: what was decided up to then is not repeated in what grows from that request,
-/// nor where its thread goes on from the same turn. Other branches keep what they have.
+/// A rewrite was refused. The decisions made until then are not repeated in requests that continue the
+/// refused one, nor in those that continue the same turn on its thread. Other branches keep theirs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Suspension {
     /// The exchange that was refused.
-    pub request: Box<str>,
+    #[serde(rename = "request")]
+    pub exchange: ExchangeId,
     /// Its thread.
     pub thread: ThreadId,
-    /// The exchange it grew from.
+    /// The exchange that it continues.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub parent: Option<Box<str>>,
-    /// When.
+    pub parent: Option<ExchangeId>,
+    /// When it was refused.
     pub at: Millis,
 }
 
-/// What was decided for one request and refused with it: void, wherever it is found. What had been decided
-/// before stays, because reasoning may rest on it.
+/// Decisions that were made for one request and refused with it: they are void everywhere. Earlier decisions
+/// stay, because reasoning may depend on them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Revocation {
     /// The exchange that was refused.
-    pub request: Box<str>,
+    #[serde(rename = "request")]
+    pub exchange: ExchangeId,
     /// Its thread.
     pub thread: ThreadId,
-    /// The exchange it grew from.
+    /// The exchange that it continues.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub parent: Option<Box<str>>,
-    /// When.
+    pub parent: Option<ExchangeId>,
+    /// When it was refused.
     pub at: Millis,
-    /// What the decisions are kept by.
+    /// The keys that the decisions are stored under.
     pub about: Vec<PartKey>,
     /// When they may be made again.
     #[serde(rename = "anew")]
     pub retry: RevocationRetry,
 }
 
-/// When what was taken back may be decided again; once, since what is refused twice is not tried a third time.
+/// When revoked decisions may be made again. Once only: what is refused twice is not tried a third time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RevocationRetry {
-    /// With the next request: what the refusal taught spares it another.
+    /// With the next request: what was learned from the refusal prevents another.
     Next,
-    /// Once the cache is cold. Nor is anything else decided before then in what grows from that request.
+    /// Once the cache is cold. Until then, nothing else is decided either in requests that continue that one.
     Cold,
-    /// Never: nothing shows that it was not to blame.
+    /// Never: it may have caused the refusal.
     Never,
 }
 
 impl Revocation {
-    /// What it is kept by: a request may be refused more than once, each time with less.
+    /// The key that it is stored under. It includes the decisions, because a request may be refused several
+    /// times, with fewer decisions each time.
     pub fn key(&self) -> u128 {
-        let exchange = Chain(PartKey::of_bytes(self.request.as_bytes()).0);
+        let exchange = Chain(PartKey::of_bytes(self.exchange.as_str().as_bytes()).0);
         self.about.iter().copied().fold(exchange, Chain::then).0
     }
 
-    /// After which what it made void is decided anew, if it may be. It is no time: none lies so far off.
+    /// A marker for decisions that are made again after this revocation; `None` if they may not be. It is
+    /// used like a time of refusal, and its highest bit is set, so that it never equals a real time.
     pub fn epoch(&self) -> Option<Millis> {
         (self.retry != RevocationRetry::Never).then(|| (self.key() >> 64) as u64 | 1 << 63)
     }
 }
 
-/// Words that somebody outside wants said in a session: they wait for its next request.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct QueuedMessage {
-    /// Unique in its session.
-    pub id: Box<str>,
-    /// Its place among all words that were queued there, from 1.
-    pub number: u32,
-    /// When it was queued.
-    pub at: Millis,
-    /// The words.
-    pub text: Box<str>,
-    /// Those that it repeats, because the request that said them was not answered.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub again: Option<Box<str>>,
-}
-
-/// What became of queued words; the first to write it decides.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct InjectedMessage {
-    /// Which.
-    pub id: Box<str>,
-    /// When it was decided.
-    pub at: Millis,
-    /// How it ended.
-    pub fate: InjectionState,
-}
-
-/// How queued words ended.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum InjectionState {
-    /// They were taken back before anybody took them.
-    Removed,
-    /// They stand in a request, and in all that grow from it.
-    Taken(Box<InjectionPlace>),
-}
-
-/// Where queued words stand.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct InjectionPlace {
-    /// The exchange that took them.
-    pub request: Box<str>,
-    /// Its thread.
-    pub thread: ThreadId,
-    /// Their place among those queued.
-    pub number: u32,
-    /// The part that they follow ([`plan::about`]).
-    pub after: PartKey,
-    /// That part and the one before it: the place is found by these where the client changed what came before.
-    #[serde(rename = "joint", default, skip_serializing_if = "Option::is_none")]
-    pub boundary: Option<PartKey>,
-    /// The words.
-    pub text: Box<str>,
-    /// What they cost, tokens.
-    pub tokens: u32,
-    /// When they were queued.
-    pub queued: Millis,
-    /// Said after this refusal ([`Suspension::at`]); what had been said before it is not said again there.
-    #[serde(rename = "aside", default, skip_serializing_if = "Option::is_none")]
-    pub suspended: Option<Millis>,
-}
-
-/// Everything that is remembered. Written once; first write wins.
+/// Everything that is stored. Written once; the first write wins.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Fact {
     /// A completed exchange.
     Turn(Box<Turn>),
-    /// Reasoning of a reply.
+    /// The reasoning of a reply.
     Reasoning(Box<ReasoningRecord>),
     /// A tool result that was cut.
     Cut(Box<Cut>),
-    /// What was decided about reasoning.
+    /// A decision about reasoning.
     Echo(Box<ReasoningDecision>),
-    /// A change that answers a refusal: from then on it is repeated.
+    /// A change that answers a refusal, repeated from then on.
     Repair(Box<repair::RepairDecision>),
-    /// A rewrite that was refused.
+    /// A refused rewrite, after which its branch is suspended.
     Aside(Box<Suspension>),
-    /// Decisions that were refused.
+    /// Refused decisions that no longer apply.
     TakenBack(Box<Revocation>),
-    /// A summary that was written; nothing is sent of it yet.
+    /// A summary that was written but is not in use yet.
     Summary(Box<CompactionRecord>),
-    /// A summary that was taken into use: from then on it is repeated.
+    /// A summary that is in use, repeated from then on.
     Compact(Box<CompactionRecord>),
-    /// Words that wait to be said.
+    /// A message that waits to be injected.
     Queued(Box<QueuedMessage>),
-    /// What became of them.
+    /// What happened to a queued message.
     Said(Box<InjectedMessage>),
 }
 

@@ -1,8 +1,8 @@
-//! A window that was not large enough: how it shows, and what was done about it (`docs/rewriting.md` "A
+//! Overflow: the window was too small. How that shows, and what was done about it (`docs/rewriting.md` "A
 //! request that does not fit").
 //!
-//! A refusal shows it before anything was answered; what shows it later (a cut answer, none at all,
-//! fewer tokens read than were sent) cannot be mended any more, only told. Pure.
+//! A refusal shows it before there is a response. What shows it later (a truncated reply, an empty one, fewer
+//! tokens read than were sent) can only be reported. Pure.
 
 use std::fmt;
 
@@ -19,42 +19,42 @@ use crate::dialect::{Conversation, PartKind, Purpose, Reply, StopReason, Usage};
 pub enum OverflowSign {
     /// The provider refused the request.
     Refused,
-    /// An error came in place of a reply, or in the middle of it, after the provider had accepted.
+    /// An error instead of a reply or in the middle of it, after the provider had accepted the request.
     InReply,
     /// The reply ended because the window was full.
     WindowFull,
-    /// The reply ended at its length before it began (`docs/protocols.md` 4.3, MiMo).
+    /// The reply ended with its length limit before it had any content (`docs/protocols.md` 4.3, MiMo).
     Empty,
     /// The provider read far fewer tokens than were sent (`docs/protocols.md` 4.3, Ollama).
     Truncated,
 }
 
-/// An overflow, as it is told of an exchange and kept with its turn.
+/// An overflow, as it is reported and stored with its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OverflowReport {
     /// How it showed.
     pub sign: OverflowSign,
-    /// What the provider said of it.
+    /// What the provider's message says about it.
     #[serde(flatten)]
     pub said: Overflow,
-    /// Room was made, and the provider answered.
+    /// Room was made, and the provider accepted the request.
     pub saved: bool,
 }
 
-/// A report below this share of what was sent is far below it.
+/// A reported input below this share of what was sent is much too low.
 const FAR_BELOW: f64 = 0.7;
-/// Two reports are of one cap where they differ by less than one part in so many, while what was sent
-/// grew by more than one part in so many: by then no tokenizer of the same text reports the same.
+/// Two reported inputs show the same cap if they differ by less than 1/`SAME`, while what was sent grew by
+/// more than 1/`GREW`: without a cap, the reported input would have grown.
 const SAME: u64 = 32;
 const GREW: u64 = 4;
 /// Fewer tokens than this fit every window in use.
 pub const ANY_HOLDS: u64 = 1_500;
 
-/// A provider counts no more than so many times what we do, where all that is sent can be seen.
+/// A provider's count is at most this many times ours, if everything that is sent is visible.
 const WILD: u64 = 8;
 
-/// Whether a message of the window contradicts an estimate of what was sent wildly. Of what the provider holds,
-/// and of pictures and documents, nobody here knows the size.
+/// Whether a message about the window contradicts the estimate so much that it cannot be true. Not if the
+/// provider holds history, or if there are images or documents: their size is unknown here.
 pub fn contradicts(said: &Overflow, estimate: &Estimate, sent: &Conversation) -> bool {
     let unseen = [PartKind::Image, PartKind::Document, PartKind::Opaque];
     let is_seen = estimate.method != EstimateMethod::Held
@@ -65,20 +65,20 @@ pub fn contradicts(said: &Overflow, estimate: &Estimate, sent: &Conversation) ->
     is_seen && said.input.or(said.window).is_some_and(|tokens| tokens > most)
 }
 
-/// What is known of a request whose reply may show an overflow.
+/// What is known about a request whose reply may show an overflow.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OverflowEvidence<'a> {
-    /// What was predicted.
+    /// The predicted cost.
     pub estimate: Option<&'a Estimate>,
-    /// What was sent, and before it.
+    /// The tokens that were sent, and those of the call before.
     pub sums: PartSums,
-    /// The window, where it is known, tokens.
+    /// The window, if known, tokens.
     pub window: Option<u64>,
-    /// The host that was asked.
+    /// The host that the request was sent to.
     pub host: &'a str,
 }
 
-/// What was sent, summed part by part, and the same of the call that it grew from, tokens.
+/// The estimated tokens of a request, summed over its parts, and the same for its anchor.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PartSums {
     sent: u64,
@@ -88,14 +88,14 @@ pub struct PartSums {
 /// The call before.
 #[derive(Clone, Copy, Debug)]
 struct PreviousCall {
-    /// What was sent then.
+    /// Its estimated tokens.
     sent: u64,
-    /// What was reported as read of it.
+    /// Its reported input.
     input: u64,
 }
 
 impl PartSums {
-    /// Of a request that was sent as `parts` say.
+    /// The sums for a request with these parts.
     pub fn of(parts: &[SketchPart], anchor: Option<Anchor<'_>>) -> Self {
         let sum = |parts: &[SketchPart]| parts.iter().map(|part| u64::from(part.tokens)).sum();
         let before = anchor.and_then(|anchor| {
@@ -106,7 +106,7 @@ impl PartSums {
     }
 }
 
-/// What a reply shows.
+/// The overflow that a reply shows, if any.
 pub fn shown(
     reply: &Reply,
     purpose: Purpose,
@@ -120,7 +120,7 @@ pub fn shown(
     if let Some(error) = &reply.error {
         let words = error.words();
         let answered = ErrorResponse { status: 200, host, body: words.as_bytes() };
-        // What is said in the middle of an accepted reply is said in the same words.
+        // Errors in the middle of an accepted reply have the same messages as refusals.
         let refused = ErrorResponse { status: 400, ..answered };
         let said = overflow(&answered).or_else(|| overflow(&refused))?;
         return showing(OverflowSign::InReply, said);
@@ -138,9 +138,9 @@ pub fn shown(
     showing(OverflowSign::Truncated, Overflow { window: None, input: Some(input) })
 }
 
-/// The input that was read, where that is far below what was sent and a limit explains it: a window that
-/// is known and was too small, or the same input as the call before reported, though the thread grew.
-/// Without either it is an error of the estimate, and nothing else.
+/// The reported input, if it is much lower than what was sent and a limit explains that: the known window is
+/// too small, or the call before reported the same input although the thread has grown since. Otherwise it is
+/// an error of the estimate.
 fn truncated(usage: &Usage, evidence: &OverflowEvidence<'_>) -> Option<u64> {
     let estimate = evidence.estimate.filter(|estimate| estimate.method != EstimateMethod::Held)?;
     let input = measured(usage)?;
@@ -155,14 +155,14 @@ fn truncated(usage: &Usage, evidence: &OverflowEvidence<'_>) -> Option<u64> {
     (far && (is_small || is_capped)).then_some(input)
 }
 
-/// The input of one call that was reported whole.
+/// The input of a single call that was reported in full.
 fn measured(usage: &Usage) -> Option<u64> {
     let whole = !usage.hosted_tools && usage.cleared.is_none() && usage.last_call.is_none();
     usage.input.filter(|input| whole && *input > 0)
 }
 
 impl OverflowSign {
-    /// What happened, in words.
+    /// In words.
     pub fn words(self) -> &'static str {
         match self {
             OverflowSign::Refused => "the provider refused the request: it does not fit the window",

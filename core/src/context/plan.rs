@@ -20,8 +20,8 @@ pub use report::{ChangeCounts, MOST_TOLD, RewriteSummary};
 
 use serde::{Deserialize, Serialize};
 
-use super::Millis;
 use super::policy::{EchoRule, Mode, Policy, SummaryAuthor};
+use super::{ExchangeId, Millis};
 use crate::dialect::models::{Model, ReasoningBinding};
 use crate::dialect::{
     Chain, Conversation, Dialect, Part, PartIndex, PartKey, PartKind, Role, Span,
@@ -29,14 +29,14 @@ use crate::dialect::{
 use crate::tokens::Tokenizer;
 use crate::wire::splice::Edit;
 
-/// A request that is planned for, and the policy it stands under.
+/// A request to plan for, and the policy that applies to it.
 #[derive(Clone, Copy)]
 pub struct PlanRequest<'a> {
-    /// Its exchange.
-    pub id: &'a str,
-    /// What it says.
+    /// The id of its exchange.
+    pub exchange: &'a ExchangeId,
+    /// Its content.
     pub conversation: &'a Conversation,
-    /// What it was read from.
+    /// The bytes that it was read from.
     pub body: &'a [u8],
     /// The model it asks for.
     pub model: &'a Model,
@@ -48,13 +48,13 @@ pub struct PlanRequest<'a> {
     pub echo: EchoRule,
     /// What may be changed.
     pub policy: &'a Policy,
-    /// How far we may go.
+    /// The mode: observe, shadow or active.
     pub mode: Mode,
-    /// The provider is asked to clear old results in our place, past so many input tokens.
+    /// The provider is asked to clear old tool results instead of us, past this many input tokens.
     pub clears_past: Option<u64>,
-    /// Counts what is put in.
+    /// Counts the tokens of what is inserted.
     pub tokenizer: Tokenizer,
-    /// Output tokens held free.
+    /// Output tokens that are reserved.
     pub reserve: u64,
     /// The time.
     pub now: Millis,
@@ -69,34 +69,34 @@ impl PlanRequest<'_> {
         signs && self.model.binding == ReasoningBinding::Prefix
     }
 
-    /// Tokens that may be filled: the window less what is held free.
+    /// Tokens that may be filled: the window less the reserve.
     pub fn usable(&self) -> u64 {
         self.model.window.saturating_sub(self.reserve)
     }
 
-    /// Whether what is decided is decided for shadow mode alone.
+    /// Whether decisions are made for shadow mode only.
     pub fn is_shadow(&self) -> bool {
         self.mode == Mode::Shadow
     }
 
-    /// Whether a message is the model's.
+    /// Whether a message is from the model.
     pub fn is_models(&self, message: usize) -> bool {
         self.conversation.messages.get(message).is_some_and(|it| it.role == Role::Assistant)
     }
 
-    /// The part at a place of the history.
+    /// The part at a place in the history.
     pub fn part(&self, at: PartIndex) -> Option<&Part> {
         self.conversation.part(at)
     }
 
-    /// The message with which the turn begins that is not finished yet: the newest words of the
-    /// user. Reasoning after it belongs to the open tool loop.
+    /// The message that begins the unfinished turn: the user's newest text. Reasoning after it belongs to the
+    /// open tool loop.
     pub fn turn_begins(&self) -> usize {
         self.conversation.messages.iter().rposition(super::begins::is_users).unwrap_or(0)
     }
 
-    /// Whether the model is in the middle of a tool loop: its last words are calls that are being
-    /// answered. Pictures come with results as well as with words.
+    /// Whether the model is in the middle of a tool loop: the last parts are calls or their results. Images
+    /// are skipped, because they come with results as well as with text.
     pub fn is_in_loop(&self) -> bool {
         let beside = [PartKind::Reasoning, PartKind::Image, PartKind::Document];
         let said = |part: &&Part| !beside.contains(&part.kind) && part.key.is_some();
@@ -105,112 +105,112 @@ impl PlanRequest<'_> {
     }
 }
 
-/// Why something was decided, or was not; a metric label. [`DecisionReason::rule`] says it in words, and
-/// where it is written down.
+/// Why something was decided or refused; a metric label. [`DecisionReason::rule`] gives the rule and the
+/// document that has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, strum::EnumIter)]
 #[serde(rename_all = "snake_case")]
 pub enum DecisionReason {
-    /// The window fills.
+    /// The window is filling up.
     Pressure,
-    /// The provider's cache is cold, or holds nothing (`docs/protocols.md` 7.4).
+    /// The provider's cache is cold or empty (`docs/protocols.md` 7.4).
     ColdCache,
-    /// The saving pays for the broken cache in time (`docs/protocols.md` 7.4).
+    /// The saving pays for the broken cache soon enough (`docs/protocols.md` 7.4).
     PaysBack,
-    /// Policy cuts whenever there is enough.
+    /// The policy cuts whenever a cut saves enough.
     Always,
-    /// One result was too large when it was first seen.
+    /// The result was too large when it was first sent.
     TooLarge,
-    /// Somebody queued it.
+    /// An operator queued it.
     Queued,
     /// The provider refused the request: it does not fit the window.
     Overflow,
-    /// First seen: nothing rests on its absence yet.
+    /// First sent with this request: nothing depends on the unchanged form yet.
     Birth,
-    /// The provider answers 400 without it (`docs/protocols.md` 4.2, 5.4).
+    /// The provider responds with 400 without it (`docs/protocols.md` 4.2, 5.4).
     Demanded,
     /// The tool loop it belongs to is open (`docs/protocols.md` 1.2, 1.5).
     OpenLoop,
-    /// Policy leaves reasoning out of the context.
+    /// Policy removes reasoning from the context.
     Stripped,
-    /// Refused: later reasoning is bound to what would change (`docs/protocols.md` 1.5).
+    /// Not done: later reasoning is bound to the bytes that would change (`docs/protocols.md` 1.5).
     Bound,
-    /// Refused: it was made from another prefix than the one that is sent now (`docs/protocols.md` 1.5).
+    /// Not done: it was made from a prefix that differs from the one sent now (`docs/protocols.md` 1.5).
     OtherPrefix,
-    /// Refused: another model made it (`docs/protocols.md` 1.5).
+    /// Not done: another model made it (`docs/protocols.md` 1.5).
     OtherModel,
-    /// Refused: another upstream made it.
+    /// Not done: another upstream made it.
     OtherUpstream,
-    /// Refused: the provider does not want it (`docs/protocols.md` 4.2).
+    /// Not done: the provider does not accept it (`docs/protocols.md` 4.2).
     Unwanted,
-    /// Refused: it was sent without it before, and the cache rests on that.
+    /// Not done: the request was sent without it before, and the cache depends on that.
     TooLate,
-    /// Refused: policy forbids it.
+    /// Not done: policy forbids it.
     Policy,
-    /// Refused: the provider cuts in our place, or nobody does.
+    /// Not done: the provider cuts itself, or nobody does.
     Provider,
-    /// Refused: no gate of the policy is open.
+    /// Not done: no condition of the policy for a cut is met.
     NoGate,
-    /// Refused: too little would be saved.
+    /// Not done: it would save too little.
     TooLittle,
-    /// Refused: nobody knows how large the model's window is.
+    /// Not done: the model's window is unknown.
     UnknownWindow,
-    /// Refused: it would not make room for several turns.
+    /// Not done: it would not make room for several turns.
     LittleRoom,
-    /// Refused: the broken cache would cost more than is saved.
+    /// Not done: the broken cache would cost more than is saved.
     NoGain,
-    /// Refused: the thread is set aside, because a rewrite of it was refused.
+    /// Not done: the branch is suspended, because a rewrite of it was refused.
     Aside,
-    /// Refused: the session is held out for comparison.
+    /// Not done: the session is held out for comparison.
     HeldOut,
-    /// Refused: the provider holds the history.
+    /// Not done: the provider holds the history.
     Held,
-    /// Refused: it is the client's own compaction, or a call beside the conversation.
+    /// Not done: the request is the client's own compaction, or a call beside the conversation.
     Purpose,
-    /// Refused: the bytes do not allow it.
+    /// Not done: the structure of the body does not allow it.
     Shape,
-    /// Refused: the store did not keep it.
+    /// Not done: the store could not save it.
     NotKept,
-    /// The context fills past the share at which policy compacts.
+    /// The context is past the share of the window at which policy compacts.
     Threshold,
     /// It would not fit the window otherwise.
     Window,
     /// Somebody asked for it.
     Asked,
-    /// Refused: there is nothing that could be summarised.
+    /// Not done: there is nothing to summarise.
     NothingToCut,
-    /// Refused: shadow mode asks for no summary.
+    /// Not done: shadow mode asks for no summary.
     Shadow,
-    /// Refused: the summary is not written yet.
+    /// Not done: the summary is not written yet.
     NotReady,
-    /// The provider refused the request without it.
+    /// The provider refused the request without this change.
     Refusal,
 }
 
-/// What is changed.
+/// What kind of change it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Change {
-    /// A tool result's content gave way to words of ours.
+    /// A tool result's content was replaced.
     Cut,
     /// Reasoning was put back.
     PutBack,
-    /// Something stands in for reasoning that is gone.
+    /// A replacement for lost reasoning was inserted.
     StandIn,
-    /// Reasoning was taken out.
+    /// Reasoning was removed.
     TakenOut,
-    /// A summary took the place of the history's beginning.
+    /// A summary replaced the beginning of the history.
     Compacted,
-    /// Words were added that somebody queued.
+    /// A queued message was injected.
     Said,
     /// Something that the provider refused was changed.
     Repaired,
 }
 
-/// Whether a change is made.
+/// Whether a change is made, and whether it is new.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Decision {
-    /// Decided earlier, repeated now.
+    /// Decided earlier and repeated now.
     Replayed,
     /// Decided for this request.
     New,
@@ -218,22 +218,22 @@ pub enum Decision {
     Refused,
 }
 
-/// One change, made or refused, as it is explained.
+/// One change, made or refused, with its explanation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlanStep {
-    /// What.
+    /// What kind of change.
     pub change: Change,
-    /// Whether.
+    /// Whether it is made.
     pub decision: Decision,
-    /// Why.
+    /// The reason.
     pub why: DecisionReason,
-    /// Message and part of the history.
+    /// Message and part in the history.
     pub at: PartIndex,
-    /// First byte of what is changed, in the request as it came.
+    /// First byte of the changed range, in the request as the client sent it.
     pub byte: u64,
-    /// Bytes there before.
+    /// Length of the range before, bytes.
     pub bytes_before: u64,
-    /// Bytes there after.
+    /// Length of its replacement, bytes.
     pub bytes_after: u64,
     /// Tokens before.
     pub tokens_before: u64,
@@ -241,24 +241,24 @@ pub struct PlanStep {
     pub tokens_after: u64,
 }
 
-/// What recorded decisions make of a request.
+/// The edits that the recorded decisions make in a request.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
-    /// The changes of bytes; disjoint.
+    /// The edits; disjoint.
     pub edits: Vec<Edit>,
-    /// What is sent, as far as it is not what came.
+    /// What is sent, where it differs from what the client sent.
     pub sent: Overlay,
     /// The changes, one by one.
     pub steps: Vec<PlanStep>,
-    /// The changes contradicted each other: none is made.
+    /// The edits contradicted each other, so none is made.
     pub conflict: bool,
     /// Who wrote the summary that is sent.
     pub summary: Option<SummaryAuthor>,
 }
 
-/// What a decision about a part is kept by: its key where the call's id is its own; else the whole
-/// chain up to it, because a counted id, or none, says the same words again without meaning the same
-/// place (Gemini, `call_0`).
+/// The key that a decision about a part is stored under. It is the part key if the call's id is unique, else
+/// the chain up to the part: with counted ids or none (Gemini, `call_0`), equal content does not mean the
+/// same place.
 pub fn about(key: PartKey, chain: Chain, has_own_id: bool) -> u128 {
     if has_own_id { key.0 } else { chain.0 }
 }

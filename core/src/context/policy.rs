@@ -1,8 +1,8 @@
-//! Policy: what may be changed in a request, as the configuration means it.
+//! Policy: what may be changed in a request, as resolved from the configuration.
 //!
-//! Pure values with the defaults of a careful user: reasoning that a client dropped is put back, tool
-//! results are cut only under pressure or when the cache is cold anyway. Also the keys of
-//! `[prune]`, `[reasoning]` and `[estimate]`: doc comments here are what a person reads in `config/default.toml`.
+//! Pure values with careful defaults: reasoning that a client dropped is put back, and tool results are cut
+//! only under pressure or if the cache is cold anyway. These are also the keys of `[prune]`, `[reasoning]`
+//! and `[estimate]`: their doc comments are the text in `config/default.toml`.
 
 mod compact;
 mod heal;
@@ -48,17 +48,17 @@ pub enum Mode {
 /// What may be changed, and when.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Policy {
-    /// Old tool results.
+    /// For old tool results.
     pub prune: PrunePolicy,
-    /// Reasoning.
+    /// For reasoning.
     pub reasoning: ReasoningPolicy,
-    /// Histories that fill the window.
+    /// For histories that fill the window.
     pub compact: CompactPolicy,
-    /// A second count of every request.
+    /// For a second count of every request.
     pub estimate: ClassicPolicy,
-    /// What is changed where the provider refused it.
+    /// For changes that answer refusals.
     pub heal: RepairPolicy,
-    /// What clients are told of usage.
+    /// Which usage is reported to clients.
     pub client_usage: ReportedUsage,
 }
 
@@ -92,11 +92,11 @@ pub enum CountSchedule {
     /// Never.
     #[default]
     Off,
-    /// Where there is nothing to grow from.
+    /// If there is no anchor.
     Cold,
     /// Near the end of the usable window.
     NearThreshold,
-    /// Where there are pictures or documents.
+    /// If there are images or documents.
     Media,
     /// For this share of all requests, between 0 and 1.
     Sample(f64),
@@ -164,12 +164,12 @@ pub enum ClassicRole {
 }
 
 impl ClassicPolicy {
-    /// The rules, where requests are counted by them.
+    /// The rules, if requests are counted by them.
     pub fn rules(&self) -> Option<&ClassicRules> {
         (self.classic || self.decides != ClassicRole::Nothing).then_some(&self.rules)
     }
 
-    /// The rules, where they decide.
+    /// The rules, if they decide.
     pub fn deciding(&self) -> Option<&ClassicRules> {
         (self.decides != ClassicRole::Nothing).then_some(&self.rules)
     }
@@ -387,14 +387,14 @@ impl Default for ReasoningPolicy {
 }
 
 impl ReasoningPolicy {
-    /// What is taken out, both keys together.
+    /// What is removed, from both keys together.
     pub fn strip(&self) -> StripPolicy {
         if self.include_in_context { self.strip_from_context } else { StripPolicy::All }
     }
 }
 
 impl PrunePolicy {
-    /// Tokens past which there is pressure in a window of which `usable` may be filled.
+    /// The token count above which there is pressure, in a window of which `usable` may be filled.
     pub fn threshold(&self, usable: u64) -> f64 {
         match self.pressure_buffer_tokens {
             Some(buffer) => usable.saturating_sub(buffer) as f64,
@@ -409,7 +409,7 @@ impl PrunePolicy {
         (self.tools.is_empty() || named(&self.tools)) && !named(&self.except_tools)
     }
 
-    /// The words that stand in a cut result's place.
+    /// The text that replaces a cut result.
     pub fn words(&self, tool: Option<&str>, tokens: u64) -> String {
         let filled = self.placeholder.replace("{tool}", tool.unwrap_or("tool"));
         filled.replace("{tokens}", &tokens.to_string())

@@ -1,8 +1,8 @@
-//! Old tool results: which may be cut, and whether now is the time (`docs/rewriting.md` "Old tool results").
+//! Old tool results: which may be cut, and whether to cut them now (`docs/rewriting.md` "Old tool results").
 //!
-//! Batches, never drips: nothing is cut before enough can be, and then all of it. Cutting is free
-//! while the provider's cache is cold, and never before reasoning that is bound to its prefix
-//! (`docs/protocols.md` 1.5, 7.4). Pure; proposes facts, which `plan` replays.
+//! Cuts are made in batches: none until enough can be cut, then all at once. Cutting is free while the
+//! provider's cache is cold, and never done before reasoning that is bound to its prefix (`docs/protocols.md`
+//! 1.5, 7.4). Pure; proposes facts, which `plan` replays.
 
 mod rescue;
 
@@ -20,18 +20,18 @@ use crate::dialect::{Message, Part, PartIndex, PartKey, PartKind, Purpose, Role}
 use crate::tokens::TokenCounter;
 use crate::tokens::classic::ClassicRules;
 
-/// What a request costs, as far as it was measured.
+/// The measured cost of a request.
 #[derive(Clone, Copy)]
 pub struct RequestCost<'a> {
-    /// All of it, tokens; by `rules` where they decide.
+    /// Total tokens; by `rules` if they decide.
     pub tokens: u64,
-    /// Part by part.
+    /// The tokens of each part.
     pub parts: &'a [SketchPart],
-    /// Where an agent's rules decide: how it counts.
+    /// The rules of an agent, if they decide.
     pub rules: Option<&'a ClassicRules>,
 }
 
-/// New cuts, and what was decided against.
+/// New cuts, and those that were decided against.
 pub fn propose(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
@@ -42,7 +42,7 @@ pub fn propose(
     }
     let found = PruneCandidates::of(request, known, cost);
     let gate = found.gate(request, known, cost);
-    // What the old ones make room for is not trimmed as well.
+    // If cutting old results makes enough room, new ones are not trimmed.
     let freed = if let Ok(Some(_)) = gate { found.saving() } else { 0 };
     let left = RequestCost { tokens: cost.tokens.saturating_sub(freed), ..cost };
     let (mut facts, mut refused) = found.newborn(request, known, left);
@@ -53,7 +53,7 @@ pub fn propose(
         }
         Ok(None) => {}
         Err(why) => {
-            // One line for the batch: the oldest result stands for all.
+            // One step for the whole batch, at the oldest result.
             let oldest = found.old.last();
             refused.extend(oldest.map(|result| {
                 PlanStep::refused(Change::Cut, why, result.at, result.part.span, found.saving())
@@ -63,35 +63,35 @@ pub fn propose(
     (facts, refused)
 }
 
-/// One result that may be cut.
+/// A result that may be cut.
 struct CutCandidate<'a> {
     at: PartIndex,
     about: u128,
     part: &'a Part,
-    /// What it costs, with the pictures in it where they go too.
+    /// Its tokens, including images in it if they are cut too.
     tokens: u64,
-    /// What stands in its place, and what that costs.
+    /// What replaces it, and its tokens.
     content: Replacement,
     after: u64,
-    /// What is saved, as decisions count it.
+    /// Tokens saved, in the count that decides.
     saves: u64,
 }
 
-/// A result, or a picture, that a cut may take.
+/// A result or image that can be cut.
 #[derive(Clone, Copy)]
 struct CutTarget<'a> {
     at: PartIndex,
-    /// What decisions about it are kept by.
+    /// The key that decisions about it are stored under.
     about: u128,
     part: &'a Part,
     tokens: u64,
 }
 
-/// What was found in a request, newest first.
+/// The candidates of a request, newest first.
 #[derive(Default)]
 struct PruneCandidates<'a> {
     old: Vec<CutCandidate<'a>>,
-    /// Results that are sent for the first time, with what each costs.
+    /// Results that are sent for the first time, with their tokens.
     newborn: Vec<CutTarget<'a>>,
     /// Tokens from the oldest candidate to the end.
     after_first: u64,
@@ -121,7 +121,7 @@ impl<'a> PruneCandidates<'a> {
                 }
                 reasoning |= part.kind == PartKind::Reasoning || part.sealed.is_some();
                 let at = PartIndex::new(index, part_at);
-                // One that was trimmed can be cleared like any other.
+                // A trimmed result can be cleared like any other.
                 let (cut, trimmed) = known.cut_at(part, at);
                 let own = trimmed.map_or_else(|| weights.own(part), |cut| u64::from(cut.tokens));
                 passed += own;
@@ -147,10 +147,10 @@ impl<'a> PruneCandidates<'a> {
                 }
                 let about = trimmed.map_or(about, |_| plan::again(about));
                 if is_new {
-                    // A picture has no head and tail.
+                    // An image cannot be trimmed to head and tail.
                     let target = CutTarget { at, about, part, tokens: own };
                     found.newborn.extend((may_go && !is_picture).then_some(target));
-                    // It is the newest of the results, though it cannot be cut yet.
+                    // It counts among the newest results, though it cannot be cut yet.
                     if !protected && may_go && policy.protect_counts == ProtectUnit::Results {
                         counted += weights.judged(part, own);
                     }
@@ -184,7 +184,7 @@ impl<'a> PruneCandidates<'a> {
         self.old.iter().map(|result| result.saves).sum()
     }
 
-    /// Why the old ones are cut now; `None` where there is nothing to say.
+    /// Why old results are cut now; `None` if there is nothing to cut.
     fn gate(
         &self,
         request: &PlanRequest<'_>,
@@ -217,7 +217,7 @@ impl<'a> PruneCandidates<'a> {
                 .ok_or(DecisionReason::NoGate),
             PruneGate::Always => Ok(DecisionReason::Always),
         };
-        // What keeps the first gate shut is told, unless that says nothing.
+        // The reason of the first closed gate is reported, unless it is only that no gate is open.
         let tried = policy.gate.iter().map(open).reduce(|one, next| match (one, next) {
             (Ok(why), _) | (Err(_), Ok(why)) => Ok(why),
             (Err(DecisionReason::NoGate), next) => next,
@@ -227,14 +227,15 @@ impl<'a> PruneCandidates<'a> {
         let voids = request.is_bound() && (self.reasoning_after || !known.replies.is_empty());
         match voids {
             true if !policy.accept_reasoning_loss => Err(DecisionReason::Bound),
-            // Its own thinking must stay while a tool loop is open (`docs/protocols.md` 1.5).
+            // The open loop's own reasoning must stay (`docs/protocols.md` 1.5).
             true if request.is_in_loop() => Err(DecisionReason::OpenLoop),
             _ => Ok(Some(why)),
         }
     }
 
-    /// Reasoning that the cuts make void, where policy accepts that: it goes, because the provider
-    /// would refuse it (`docs/protocols.md` 1.5). What we put back ourselves no longer fits its prefix.
+    /// Reasoning that the cuts make void, if policy accepts that: it is removed, because the provider would
+    /// refuse it (`docs/protocols.md` 1.5). Reasoning that we put back is left out by itself, because its
+    /// prefix no longer matches.
     fn voided(&self, request: &PlanRequest<'_>) -> Vec<Fact> {
         let first = self.old.last().filter(|_| request.is_bound()).map(|result| result.at.message);
         let after = request.conversation.messages.iter().skip(first.unwrap_or(usize::MAX));
@@ -243,8 +244,8 @@ impl<'a> PruneCandidates<'a> {
         out.map(|about| reasoning::take_out(request, about, DecisionReason::Bound)).collect()
     }
 
-    /// Whether the window fills and cutting is the answer: one cut makes room for several turns, and what it
-    /// breaks of the cache is paid for within the horizon. Where the request does not fit, neither counts.
+    /// Whether the window is filling up and a cut helps: it makes room for several turns, and pays for the
+    /// broken cache within the horizon. If the request does not fit, both conditions are dropped.
     fn relieves(
         &self,
         request: &PlanRequest<'_>,
@@ -278,7 +279,7 @@ impl<'a> PruneCandidates<'a> {
             return false;
         };
         let read = price.cache_read / price.input;
-        // What is written lives as long as what the turn before wrote, and costs accordingly.
+        // A cache write is priced for the same lifetime as the parent turn's write.
         let before = known.parent.as_ref().map(|parent| parent.usage.clone()).unwrap_or_default();
         let dialect = request.conversation.dialect;
         let write = savings::write_price(&before, price, dialect) / price.input;
@@ -288,7 +289,8 @@ impl<'a> PruneCandidates<'a> {
         turns <= f64::from(request.policy.prune.horizon_turns)
     }
 
-    /// Results too large to be sent whole are cut to head and tail before anything rests on them.
+    /// Trims results that are too large to head and tail when they are first sent, before anything depends on
+    /// them.
     fn newborn(
         &self,
         request: &PlanRequest<'_>,
@@ -340,16 +342,16 @@ impl<'a> PruneCandidates<'a> {
     }
 }
 
-/// What stands in place of a picture of the user's.
+/// The text that replaces an image in a user message.
 const PICTURE_PLACEHOLDER: &str = "[Old picture cleared]";
-/// A result of fewer tokens is never too large: what is left of it would be no smaller.
+/// A result with fewer tokens is never too large: trimming it would save nothing.
 const LEAST_TRIMMED: u64 = 200;
-/// The smallest share of the window that is left of a result which does not fit: one in so many.
+/// At least this fraction (1/n) of the window is left of a result that does not fit.
 const SMALLEST: u64 = 20;
 
 impl<'a> CutCandidate<'a> {
-    /// A result in whose place this text stands; `None` where that is no smaller. `saves`: as
-    /// decisions count it, where they count otherwise.
+    /// A result replaced by this text; `None` if that is not smaller. `saves`: the saving in the count that
+    /// decides, if that is not ours.
     fn cleared(
         target: CutTarget<'a>,
         text: String,
@@ -363,7 +365,7 @@ impl<'a> CutCandidate<'a> {
         (after < tokens).then_some(Self { at, about, part, tokens, content, after, saves })
     }
 
-    /// A result of which some `stay` tokens stay; `None` where nothing is left out.
+    /// A result trimmed to about `stay` tokens; `None` if nothing would be left out.
     fn trimmed(
         target: CutTarget<'a>,
         body: &[u8],
@@ -384,7 +386,7 @@ impl<'a> CutCandidate<'a> {
             after: None,
             about: PartKey(self.about),
             at: request.now,
-            request: request.id.into(),
+            exchange: request.exchange.clone(),
             content: self.content.clone(),
             keep_media: why == DecisionReason::TooLarge || request.policy.prune.keep_media,
             was: small(self.tokens),
@@ -395,7 +397,7 @@ impl<'a> CutCandidate<'a> {
     }
 }
 
-/// What parts cost: as they are billed, and as decisions count them.
+/// The tokens of parts: as billed, and in the count that decides.
 struct PartWeights<'a> {
     own: HashMap<PartKey, u32>,
     rules: Option<&'a ClassicRules>,
@@ -412,7 +414,7 @@ impl<'a> PartWeights<'a> {
         part.key.map_or(0, |key| u64::from(self.own.get(&key).copied().unwrap_or(0)))
     }
 
-    /// What stands within a result, pictures and documents: not those beside it.
+    /// Tokens of images and documents inside a result, not of those beside it.
     fn within(&self, message: &Message, at: usize) -> u64 {
         let end = message.parts[at].span.end;
         let inner = message.parts[at + 1..].iter().take_while(|inner| inner.span.end <= end);
@@ -423,8 +425,8 @@ impl<'a> PartWeights<'a> {
         self.rules.map_or(own, |rules| rules.part(self.body, part))
     }
 
-    /// What a cut saves where results are counted, whatever stands in their place; else what `text` in its
-    /// place saves, where an agent's rules decide.
+    /// The saving of a cut in the count that decides, if that is not ours. If policy counts results only, the
+    /// placeholder is not subtracted.
     fn saved(&self, policy: &PrunePolicy, part: &Part, own: u64, text: &str) -> Option<u64> {
         if policy.protect_counts == ProtectUnit::Results {
             return Some(self.judged(part, own));
@@ -435,7 +437,7 @@ impl<'a> PartWeights<'a> {
     }
 }
 
-/// What stands in the place of a result, or of a picture.
+/// The text that replaces a result or image.
 fn placeholder(policy: &PrunePolicy, tool: Option<&str>, tokens: u64, is_picture: bool) -> String {
     match is_picture {
         true => PICTURE_PLACEHOLDER.to_owned(),
@@ -443,12 +445,12 @@ fn placeholder(policy: &PrunePolicy, tool: Option<&str>, tokens: u64, is_picture
     }
 }
 
-/// Whether policy lets a result go.
+/// Whether policy allows cutting a result.
 fn may_go(policy: &PrunePolicy, tool: Option<&str>, part: &Part) -> bool {
     policy.covers(tool) && !(policy.keep_errors && part.is_error)
 }
 
-/// Whether a picture of the user's stands there, and not in a tool's answer, which it would go with.
+/// Whether a part is an image of the user, not one inside a tool result, which is cut with the result.
 fn is_users_picture(message: &Message, at: usize) -> bool {
     let part = &message.parts[at];
     if part.kind != PartKind::Image || message.role != Role::User {
@@ -458,7 +460,7 @@ fn is_users_picture(message: &Message, at: usize) -> bool {
     !others.any(|(_, it)| it.span.start <= part.span.start && part.span.end <= it.span.end)
 }
 
-/// The first message of those that policy never cuts in.
+/// The first message that policy protects.
 fn first_protected(policy: &PrunePolicy, messages: &[Message]) -> usize {
     let newest = messages.len().saturating_sub(policy.protect_messages as usize);
     let Some(turns) = (policy.protect_turns as usize).checked_sub(1) else { return newest };
@@ -470,21 +472,21 @@ fn counter<'a>(request: &PlanRequest<'a>) -> TokenCounter<'a> {
     request.tokenizer.counter(request.conversation, request.body, request.model)
 }
 
-/// Whether a result says just these words: its client has cut it.
+/// Whether a result consists of exactly this text: its client has cut it.
 fn says(part: &Part, body: &[u8], text: &str) -> bool {
-    // Escapes make a word six times as long at most.
+    // JSON escapes make a text at most six times as long.
     let [words] = &part.texts[..] else { return false };
     words.len() <= 6 * text.len() + 2 && words_at(*words, body) == text
 }
 
-/// Tools' names by the ids of their calls: most results carry no name.
+/// Names of tools by the ids of their calls: most results have no name.
 fn names<'a>(request: &PlanRequest<'a>) -> HashMap<&'a str, &'a str> {
     let calls = request.conversation.parts().filter(|part| part.kind == PartKind::ToolCall);
     calls.filter_map(|call| Some((call.id.as_deref()?, call.name.as_deref()?))).collect()
 }
 
-/// Whether the provider's own summary stands here: what is before it is no longer read
-/// (`docs/protocols.md` 1.3, 3.3).
+/// Whether a part is the provider's own summary: what comes before it is no longer read (`docs/protocols.md`
+/// 1.3, 3.3).
 fn is_summary(part: &Part) -> bool {
     part.kind == PartKind::Opaque && part.name.as_deref() == Some("compaction")
 }

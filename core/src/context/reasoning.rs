@@ -1,8 +1,8 @@
-//! Reasoning: what a client dropped and the provider wants is put back; what policy leaves out goes.
+//! Reasoning: what a client dropped and the provider expects is put back; what policy excludes is removed.
 //!
-//! Put back only raw, at its place, and only where model, upstream and forwarded prefix are those it
-//! was made with (`docs/rewriting.md` "Reasoning", `docs/protocols.md` 1.5, 3.5, 4.2, 5.4). What a client
-//! sends itself is left as it is. Pure; proposes facts, which `plan` replays.
+//! It is put back only as received, at its place, and only if model, upstream and forwarded prefix are those
+//! that it was made with (`docs/rewriting.md` "Reasoning", `docs/protocols.md` 1.5, 3.5, 4.2, 5.4). What a
+//! client sends itself is left as it is. Pure; proposes facts, which `plan` replays.
 
 mod order;
 
@@ -24,8 +24,8 @@ use crate::dialect::{
     Chain, Dialect, PartIndex, PartKey, PartKind, Purpose, Reply, ReplyPart, Span,
 };
 
-/// What an upstream does with reasoning that is sent back, as far as its host and the model's name
-/// tell (`docs/protocols.md` 4.2). Configuration and what was learned stand above it.
+/// What an upstream does with reasoning that is sent back, judged by its host and the model's name
+/// (`docs/protocols.md` 4.2). Configuration and lessons override it.
 pub fn rule(dialect: Dialect, host: &str, model: &str) -> EchoRule {
     let model = model.to_ascii_lowercase();
     let of = |vendor: &str, begins: &[&str]| {
@@ -73,20 +73,20 @@ fn generation(model: &str) -> Option<u32> {
     rest.get(..digits)?.parse().ok()
 }
 
-/// A signature that stands on a part of a reply (Gemini).
+/// A signature on a part of a reply (Gemini).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Signature {
-    /// The number of the keyed part.
+    /// The index of the keyed part.
     pub part: u32,
     /// The signature.
     pub seal: Box<str>,
-    /// Of words that came in several pieces, the one that it stands on: where that begins and ends, bytes of all
-    /// of them.
+    /// If the part is a text that came in several pieces: the range of the signed piece, bytes of the whole
+    /// text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub piece: Option<(u32, u32)>,
 }
 
-/// Words side by side, which have one key, at their last piece: their length so far, and the signed pieces.
+/// A run of adjacent texts with one key: the length so far, and the signed pieces.
 #[derive(Default)]
 struct SignedRun<'r> {
     bytes: usize,
@@ -100,7 +100,7 @@ impl<'r> SignedRun<'r> {
         self.signed.extend(piece.sealed.as_deref().map(|seal| (begins..self.bytes, seal)));
     }
 
-    /// The signatures of the run that a keyed part ends, by its number.
+    /// The signatures of a run, for the keyed part with this index.
     fn end(self, part: u32) -> impl Iterator<Item = Signature> {
         let bytes = self.bytes;
         let position = |at: usize| u32::try_from(at).unwrap_or(u32::MAX);
@@ -112,16 +112,16 @@ impl<'r> SignedRun<'r> {
     }
 }
 
-/// Where a reply was made, and when.
+/// Where and when a reply was made.
 #[derive(Clone, Copy, Debug)]
 pub struct ReplyOrigin<'a> {
     /// The wire protocol.
     pub dialect: Dialect,
     /// The chain after the reply.
     pub after: Chain,
-    /// What was forwarded before it.
+    /// The chain of what was forwarded before it.
     pub prefix: Chain,
-    /// The newest reasoning in that.
+    /// The newest reasoning in its prefix.
     pub order: Option<PartKey>,
     /// The model, as the client named it.
     pub model: &'a str,
@@ -131,14 +131,15 @@ pub struct ReplyOrigin<'a> {
     pub at: Millis,
 }
 
-/// What a reply thought, as it would have to be sent back; `None` where that is nothing.
+/// The reasoning of a reply, as it would have to be sent back; `None` if there is none.
 pub fn record(reply: &Reply, made: ReplyOrigin<'_>) -> Option<ReasoningRecord> {
     let (mut blocks, mut seals, mut parts) = (Vec::new(), Vec::new(), Vec::new());
     let (mut hosted, mut run) = (0, SignedRun::default());
     for part in &reply.parts {
         let before = parts.len() as u32;
         match (&part.raw, &part.sealed) {
-            // A summary of Gemini's thoughts need not go back; its signature must (`docs/protocols.md` 5.4).
+            // Gemini's thought summaries need not be sent back; their signatures must (`docs/protocols.md`
+            // 5.4).
             (Some(raw), seal)
                 if part.kind == PartKind::Reasoning
                     && (seal.is_some() || made.dialect != Dialect::Gemini) =>
@@ -146,7 +147,8 @@ pub fn record(reply: &Reply, made: ReplyOrigin<'_>) -> Option<ReasoningRecord> {
                 let raw = raw.clone();
                 blocks.push(ReasoningBlock { before, hosted, leads: false, raw, partial: false });
             }
-            // One whose dialect wants all of a reply's reasoning or none (`docs/protocols.md` 1.5).
+            // Incomplete reasoning. This dialect requires all of a reply's reasoning or none
+            // (`docs/protocols.md` 1.5).
             (None, Some(seal))
                 if part.kind == PartKind::Reasoning
                     && made.dialect == Dialect::Anthropic
@@ -190,10 +192,10 @@ pub fn record(reply: &Reply, made: ReplyOrigin<'_>) -> Option<ReasoningRecord> {
     })
 }
 
-/// Whether recorded reasoning may stand in this request, of which `sent` is forwarded.
+/// Whether recorded reasoning may be put back in this request, of which `sent` is forwarded.
 ///
 /// # Errors
-/// Why not.
+/// The reason why not.
 pub fn fits(
     request: &PlanRequest<'_>,
     sent: &Overlay,
@@ -216,7 +218,7 @@ pub fn fits(
     Ok(())
 }
 
-/// Whether it was decided that a reply's reasoning is put back, and may be.
+/// Whether a reply's reasoning was decided to be put back, and still may be.
 pub fn is_back(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
@@ -228,13 +230,13 @@ pub fn is_back(
         && fits(request, sent, returned).is_ok()
 }
 
-/// New decisions about reasoning, and what was decided against.
+/// New decisions about reasoning, and those that were decided against.
 pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> (Vec<Fact>, Vec<PlanStep>) {
     let has_replies = !known.replies.is_empty();
     let sent = if has_replies { known.sent() } else { Overlay::default() };
     let mut proposed =
         ReasoningProposal { request, known, sent, facts: Vec::new(), refused: Vec::new() };
-    // A call beside the conversation sets nothing that its thread would rest on.
+    // A call beside the conversation decides nothing that its thread would depend on.
     let is_beside = request.conversation.purpose != Purpose::Turn;
     if is_beside {
         return (Vec::new(), Vec::new());
@@ -256,7 +258,7 @@ pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> (Vec<Fac
 struct ReasoningProposal<'a> {
     request: &'a PlanRequest<'a>,
     known: &'a RecordedDecisions,
-    /// What is forwarded, as far as cuts make it.
+    /// What is forwarded according to the recorded decisions.
     sent: Overlay,
     facts: Vec<Fact>,
     refused: Vec<PlanStep>,
@@ -269,7 +271,7 @@ impl ReasoningProposal<'_> {
             .replies
             .iter()
             .map(|returned| {
-                // The newest reply stands with all that it thought, or with none of it.
+                // The newest reply is sent with all of its reasoning or with none.
                 let open = known.echo(returned.reasoning.after.0).is_none()
                     && !returned.parts.is_empty()
                     && !returned.is_partial()
@@ -297,9 +299,9 @@ impl ReasoningProposal<'_> {
         }
     }
 
-    /// Where the provider demands something and nothing is known: DeepSeek and Kimi on each message
-    /// with calls (`docs/protocols.md` 4.2), Gemini on the first call of each step of the current turn
-    /// (`docs/protocols.md` 5.4).
+    /// Adds stand-ins where the provider requires reasoning and none is recorded: DeepSeek and Kimi in each
+    /// message with calls (`docs/protocols.md` 4.2), Gemini on the first call of each step of the current
+    /// turn (`docs/protocols.md` 5.4).
     fn stand_in(&mut self) {
         let (request, known) = (self.request, self.known);
         if request.echo != EchoRule::Demanded || request.conversation.thinks == Some(false) {
@@ -337,8 +339,8 @@ impl ReasoningProposal<'_> {
         }
     }
 
-    /// Reasoning that its client takes up again behind a summary that made it void: it goes, as what was
-    /// there when the summary was taken into use did (`docs/protocols.md` 1.5).
+    /// Removes reasoning that the client sends again after a summary made it void, as was done when the
+    /// summary was first used (`docs/protocols.md` 1.5).
     fn take_out_void(&mut self) {
         let (request, known) = (self.request, self.known);
         if known.compact().is_none() || !request.is_bound() {
@@ -391,7 +393,7 @@ impl ReasoningProposal<'_> {
     }
 }
 
-/// The decision that reasoning which a client sends is taken out.
+/// The decision to remove reasoning that a client sends.
 pub(super) fn take_out(request: &PlanRequest<'_>, about: u128, why: DecisionReason) -> Fact {
     decision(request, about, ReasoningAction::Out, why)
 }
@@ -406,7 +408,7 @@ fn decision(
         after: None,
         about: PartKey(about),
         at: request.now,
-        request: request.id.into(),
+        exchange: request.exchange.clone(),
         does,
         why,
         shadow: request.is_shadow(),
@@ -417,7 +419,7 @@ fn is_about(fact: &Fact, about: u128) -> bool {
     matches!(fact, Fact::Echo(echo) if echo.about.0 == about)
 }
 
-/// Why dropped reasoning is put back now.
+/// Why dropped reasoning is put back now; an error if it is not.
 fn reason(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
@@ -437,7 +439,7 @@ fn reason(
     }
     let is_newest =
         known.parent.as_ref().is_some_and(|parent| parent.after == returned.reasoning.after);
-    // What was sent a turn ago and is dropped only now is what cache and later reasoning rest on.
+    // If it was sent one turn ago and is dropped now, cache and later reasoning depend on it.
     if is_newest || known.was_sent(returned) {
         Ok(DecisionReason::Birth)
     } else if request.echo == EchoRule::Demanded {
@@ -451,8 +453,8 @@ fn reason(
     }
 }
 
-/// Whether a client's reasoning in a message may be taken out: not where the provider demands it,
-/// not in the open loop, and not between others that are bound to their order (`docs/protocols.md` 1.5).
+/// Whether a client's reasoning in a message may be removed: not if the provider requires it, not in the open
+/// loop, and not between others that are bound to their order (`docs/protocols.md` 1.5).
 fn may_leave(
     request: &PlanRequest<'_>,
     message: usize,
@@ -475,13 +477,13 @@ fn may_leave(
     Ok(())
 }
 
-/// Whether the reasoning of a reply may be taken out of the request after this one; `goes_on`: its calls
-/// wait for their results there.
+/// Whether the reasoning of a reply may be removed from the next request; `goes_on`: its calls wait for their
+/// results there.
 pub(super) fn may_go_next(request: &PlanRequest<'_>, goes_on: bool) -> bool {
     may_leave(request, 0, usize::from(!goes_on)).is_ok()
 }
 
-/// Whether it is put back there, should the client drop it.
+/// Whether it is put back in the next request if the client drops it.
 pub(super) fn is_put_back_next(request: &PlanRequest<'_>, goes_on: bool) -> bool {
     let policy = &request.policy.reasoning;
     let is_wanted =
@@ -491,11 +493,11 @@ pub(super) fn is_put_back_next(request: &PlanRequest<'_>, goes_on: bool) -> bool
     policy.reinject == ReinjectPolicy::Auto && is_wanted && stays
 }
 
-/// What Gemini takes for a call's signature that is gone (`docs/protocols.md` 5.4).
+/// What Gemini accepts in place of a call's lost signature (`docs/protocols.md` 5.4).
 const SKIP: &str = "skip_thought_signature_validator";
 
-/// What stands in for reasoning that is gone: DeepSeek wants the field, Kimi a character in it
-/// (`docs/protocols.md` 4.2).
+/// The stand-in for lost reasoning: DeepSeek requires the field, Kimi a character in it (`docs/protocols.md`
+/// 4.2).
 fn blank(model: &str) -> &'static str {
     if model.to_ascii_lowercase().contains("kimi") {
         r#"{"reasoning_content":" "}"#

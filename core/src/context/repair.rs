@@ -1,7 +1,7 @@
-//! What a provider refused is changed once, and stays changed (`docs/healing.md`).
+//! Changes that answer refusals: what a provider refused is changed, and stays changed (`docs/healing.md`).
 //!
-//! A refusal that an edit can answer is answered by the smallest one, as a fact: what is replayed is the fact, so the
-//! same request is not refused for it again. Pure; proposes facts, which `plan` replays.
+//! A refusal that an edit can fix is answered by the smallest such edit, stored as a fact. The fact is
+//! replayed, so the session is not refused for the same again. Pure; proposes facts, which `plan` replays.
 
 mod output;
 mod pictures;
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::plan::{self, PlanRequest, RecordedDecisions};
-use super::{Fact, Millis};
+use super::{ExchangeId, Fact, Millis};
 use crate::dialect::repair::path::PathTarget;
 use crate::dialect::repair::{
     GO_ON, NO_CONTENT, NO_RESULT, Refusal, RefusalDetail, Repair, RepairCause, fields,
@@ -27,20 +27,21 @@ use crate::wire::splice::{self, Edit};
 /// A change of a request that answers a refusal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RepairDecision {
-    /// What it is kept by.
+    /// The key that it is stored under.
     pub about: PartKey,
     /// When it was decided.
     pub at: Millis,
     /// The exchange that decided it.
-    pub request: Box<str>,
+    #[serde(rename = "request")]
+    pub exchange: ExchangeId,
     /// The model that refused, as the client named it.
     pub model: Box<str>,
     /// The upstream that refused.
     pub upstream: Box<str>,
-    /// What is changed.
+    /// The change.
     #[serde(flatten)]
     pub repair: Repair,
-    /// Decided anew after this refusal, as with a [`Cut`](super::Cut).
+    /// Decided again after the refusal at this time, as in [`Cut`](super::Cut).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<Millis>,
 }
@@ -51,7 +52,7 @@ impl RepairDecision {
         Self {
             about: PartKey(xxh3_128(words.as_bytes())),
             at: request.now,
-            request: request.id.into(),
+            exchange: request.exchange.clone(),
             model: request.name.into(),
             upstream: request.upstream.into(),
             repair,
@@ -59,13 +60,13 @@ impl RepairDecision {
         }
     }
 
-    /// Whether it was decided for what this request asks.
+    /// Whether it was decided for this request's model and upstream.
     pub fn is_for(&self, request: &PlanRequest<'_>) -> bool {
         *self.model == *request.name && *self.upstream == *request.upstream
     }
 }
 
-/// What makes a change this one: not its words, which may be others in another version.
+/// What identifies a change. The inserted text is left out, because it may differ in another version.
 fn identity(repair: &Repair) -> String {
     let word = repair.cause().word();
     match repair {
@@ -80,17 +81,17 @@ fn identity(repair: &Repair) -> String {
     }
 }
 
-/// What came of looking for a change.
+/// The changes that were found.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RepairProposal {
     /// The changes.
     pub facts: Vec<Fact>,
-    /// The refusal names a place that is not there.
+    /// The refusal names a place that does not exist in the request.
     pub is_misplaced: bool,
 }
 
-/// The smallest change that answers a refusal of the request as `known` makes it: nothing where policy forbids it,
-/// where what is refused is not the client's, or where it was tried and refused.
+/// The smallest change that answers a refusal of the request with the decisions `known`. Empty if policy
+/// forbids it, if the refused part is not the client's, or if the change was tried and refused.
 pub fn propose(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
@@ -124,14 +125,14 @@ pub(in crate::context) struct RefusedRequest<'a> {
     request: &'a PlanRequest<'a>,
     known: &'a RecordedDecisions,
     refusal: &'a Refusal,
-    /// As it was sent.
+    /// The body that was sent.
     sent: &'a [u8],
-    /// What made that of the body.
+    /// The edits that made it from the client's body.
     edits: &'a [Edit],
 }
 
 impl RefusedRequest<'_> {
-    /// The place that the refusal names; an error where that is not there.
+    /// The place that the refusal names; an error if it does not exist.
     fn place(&self) -> Result<Option<PathTarget>, ()> {
         let Some(path) = &self.refusal.place else { return Ok(None) };
         let document = Document::read(self.sent).unwrap_or_default();
@@ -139,7 +140,7 @@ impl RefusedRequest<'_> {
         found.map(Some).ok_or(())
     }
 
-    /// A rule that the whole request keeps from now on.
+    /// A rule for the whole request, which applies from now on.
     fn rule(&self, place: Option<&PathTarget>) -> Option<Fact> {
         let Self { request, refusal, .. } = self;
         let text = |text: &str| text.into();
@@ -161,13 +162,13 @@ impl RefusedRequest<'_> {
             RepairCause::Media | RepairCause::Reasoning => return None,
         };
         let dialect = request.conversation.dialect;
-        // What we broke ourselves is not mended: it is taken back.
+        // A fault of our own rewrite is not repaired: the rewrite is revoked.
         let is_clients = !repair.edits(dialect, request.body).is_empty();
         let helps = is_clients && !repair.edits(dialect, self.sent).is_empty();
         helps.then(|| decided(request, repair))
     }
 
-    /// Where the member stands that is not known.
+    /// The place of the unknown member.
     fn field(&self, place: &PathTarget) -> Option<String> {
         let named = self.refusal.name.as_deref();
         let named =
@@ -180,7 +181,7 @@ impl RefusedRequest<'_> {
         fields::may_go(&shape).then_some(shape)
     }
 
-    /// The user speaks after the model's last words.
+    /// Adds a user message after the model's last message.
     fn prefill(&self) -> Option<Fact> {
         let conversation = self.request.conversation;
         let last = conversation.messages.last().filter(|it| it.role == Role::Assistant)?;
@@ -189,14 +190,14 @@ impl RefusedRequest<'_> {
     }
 }
 
-/// How many cache markers Anthropic takes (`docs/protocols.md` 1.2).
+/// How many cache markers Anthropic accepts (`docs/protocols.md` 1.2).
 const MARKS: u64 = 4;
 
 fn decided(request: &PlanRequest<'_>, repair: Repair) -> Fact {
     Fact::Repair(Box::new(RepairDecision::new(request, repair)))
 }
 
-/// What these facts are kept by.
+/// The keys that these facts are stored under.
 pub fn keys(facts: &[Fact]) -> Vec<PartKey> {
     let key = |fact: &Fact| match fact {
         Fact::Repair(repair) => Some(repair.about),
@@ -206,7 +207,7 @@ pub fn keys(facts: &[Fact]) -> Vec<PartKey> {
     facts.iter().filter_map(key).collect()
 }
 
-/// Whether a refusal says that there is no room for the output that is asked for beside the prompt.
+/// Whether a refusal says that the requested output does not fit the window beside the prompt.
 pub fn is_of_window(refusal: &Refusal) -> bool {
     refusal.detail == Some(RefusalDetail::Window)
 }

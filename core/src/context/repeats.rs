@@ -1,6 +1,6 @@
-//! An agent that runs in circles: the same tool, the same arguments, the same result, again and again.
+//! Detects an agent that repeats itself: the same tool, arguments and result, again and again.
 //!
-//! Read from the history that a request brings, and from nothing else. Tells; never changes a request.
+//! Reads only the history in the request. Reports, but never changes a request.
 
 use foldhash::HashMap;
 
@@ -8,14 +8,14 @@ use crate::dialect::key::{Keyer, ToolArguments};
 use crate::dialect::{Conversation, Part, PartKey, PartKind, Purpose, Role};
 use crate::wire::json::{Document, Span};
 
-/// So many of the model's last turns are looked at.
+/// How many of the model's last turns are checked.
 const TURNS: usize = 10;
-/// In so many of them the same call has to have the same result.
+/// In how many of them the same call must have the same result.
 const TIMES: u32 = 4;
 
-/// In how many of the model's last ten turns the newest call was made with the same result, from four on.
+/// In how many of the model's last ten turns the newest call was made with the same result.
 ///
-/// `None` where it is fewer, where the provider holds the history, and of what is no turn.
+/// `None` if fewer than four, if the provider holds the history, or if the request is not a turn.
 pub fn repeated_calls(conversation: &Conversation, body: &[u8]) -> Option<u32> {
     if conversation.held.is_some() || conversation.purpose != Purpose::Turn {
         return None;
@@ -37,11 +37,11 @@ pub fn repeated_calls(conversation: &Conversation, body: &[u8]) -> Option<u32> {
     times.into_values().max().filter(|times| *times >= TIMES)
 }
 
-/// A turn of the model: what it called, and what was answered.
+/// A turn of the model: its calls and their results.
 #[derive(Default)]
 struct ModelTurn<'c> {
     calls: Vec<&'c Part>,
-    /// Each with the pictures and documents that came in it.
+    /// Each with the keys of the images and documents in it.
     results: Vec<(&'c Part, Vec<PartKey>)>,
 }
 
@@ -72,13 +72,13 @@ fn turns(conversation: &Conversation) -> Vec<ModelTurn<'_>> {
 }
 
 impl ModelTurn<'_> {
-    /// Its calls with their results.
+    /// Hashes of its calls with their results.
     fn answered(&self, body: &[u8]) -> Vec<PartKey> {
         let mut keyer = Keyer::default();
         let mut results: Vec<_> = self.results.iter().rev().collect();
         let calls = self.calls.iter().rev();
         let answered = calls.filter_map(|call| {
-            // By their ids; who has none answers in order.
+            // Matched by id; results without one answer the calls in order.
             let is_answer = |result: &Part| match (&call.id, &result.id) {
                 (Some(call), Some(result)) => call == result,
                 _ => result.name.is_none() || result.name == call.name,
@@ -91,7 +91,7 @@ impl ModelTurn<'_> {
     }
 }
 
-/// A call and its result, without the ids that are new with each.
+/// The hash of a call and its result, without their ids, which differ each time.
 fn identity(
     keyer: &mut Keyer,
     call: &Part,
@@ -118,7 +118,7 @@ fn identity(
     Some(PartKey::of_bytes(&bytes))
 }
 
-/// A value that stands in the body by itself.
+/// A value of the body, parsed by itself.
 fn value(span: Span, body: &[u8]) -> Option<(&[u8], Document)> {
     let raw = span.of(body);
     Some((raw, Document::read(raw).ok()?))

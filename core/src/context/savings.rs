@@ -1,8 +1,8 @@
-//! What rewriting saved and what it cost: each number with what it is a share of.
+//! What rewriting saved and what it cost, each number with its total.
 //!
-//! Tokens removed count on every turn that did not send them. Money is at catalogue prices and
-//! counts what a broken cache cost, as the provider's own report shows it (`docs/protocols.md` 7.4).
-//! Where a number could be put either way, the one that makes rewriting look worse is taken. Pure.
+//! A removed token counts in every turn that did not send it. Money is at catalogue prices and includes the
+//! cost of a broken cache, as the provider's usage shows it (`docs/protocols.md` 7.4). Where a number could
+//! be computed in two ways, the one that makes rewriting look worse is used. Pure.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,24 +12,24 @@ use super::{Estimate, EstimateMethod, ProviderCount, Turn};
 use crate::dialect::models::Price;
 use crate::dialect::{Dialect, Usage};
 
-/// What rewriting did for one exchange, tokens and US dollars.
+/// The effect of rewriting on one exchange, tokens and US dollars.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ExchangeSavings {
-    /// Tokens of results that were not sent, as far as they were measured ([`Turn::measure_removed`]).
+    /// Tokens of results that were not sent, as measured ([`Turn::measure_removed`]).
     pub removed: u64,
-    /// Tokens that a summary took the place of, less its own, likewise.
+    /// Tokens that a summary replaced, less its own, as measured.
     #[serde(default)]
     pub compacted: u64,
     /// Tokens that shadow mode would not have sent.
     pub in_shadow: u64,
-    /// Input tokens that were sent: as reported, else as estimated.
+    /// Input tokens that were sent: reported, else estimated.
     pub sent: u64,
-    /// Tokens that were in the provider's cache, stand after a new cut, and had to be processed again.
+    /// Tokens after a new cut that were in the provider's cache and had to be processed again.
     pub reprocessed: u64,
-    /// The tokens that the provider counts in the request as it came, where a sample was counted.
+    /// The provider's count of the original request, if this exchange was sampled for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub came: Option<u64>,
-    /// The same in money; `None` where the price, or what was used, is not known.
+    /// The effect in money; `None` if the price or the usage is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub money: Option<Money>,
 }
@@ -37,46 +37,46 @@ pub struct ExchangeSavings {
 /// US dollars, at catalogue prices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Money {
-    /// What the exchange cost.
+    /// The cost of the exchange.
     pub spent: f64,
-    /// What the removed tokens would have cost: as read from the cache where this exchange read
-    /// anything of the history from it, or would have but for a new cut, else as processed. What a summary took the
-    /// place of is among them where the request would have fit the window with it.
+    /// What the removed tokens would have cost. They are priced as cache reads if this exchange read any of
+    /// the history from the cache, or would have without a new cut; else as processed. Tokens that a summary
+    /// replaced are included if the request would have fit the window with them.
     pub saved: f64,
-    /// What it cost that a new cut or summary broke the cache.
+    /// The cost of the cache that a new cut or summary broke.
     pub broken: f64,
 }
 
 impl Money {
-    /// Saved less broken; below 0 where rewriting cost more than it saved.
+    /// Saved less broken; below 0 if rewriting cost more than it saved.
     pub fn net(&self) -> f64 {
         self.saved - self.broken
     }
 }
 
-/// An exchange as it is judged.
+/// The data about an exchange that its savings are computed from.
 #[derive(Clone, Copy)]
 pub struct SavingsInput<'a> {
-    /// What was done to it.
+    /// Its rewrites.
     pub done: &'a RewriteSummary,
-    /// What it reported.
+    /// Its reported usage.
     pub usage: &'a Usage,
-    /// What the provider's counting endpoint answered, where it was asked.
+    /// The count of the provider's counting endpoint, if it was asked.
     pub counted: Option<ProviderCount>,
-    /// What was predicted.
+    /// Its predicted cost.
     pub estimate: Option<&'a Estimate>,
-    /// What the turn reported that it grew from.
+    /// The reported usage of the parent turn.
     pub before: Option<&'a Usage>,
-    /// The window that was believed, tokens.
+    /// The window that was assumed, tokens.
     pub window: u64,
     /// The model's price.
     pub price: Option<Price>,
-    /// Its protocol: what a long cache write costs depends on it.
+    /// Its protocol: the price of a long-lived cache write depends on it.
     pub dialect: Dialect,
 }
 
 impl<'a> SavingsInput<'a> {
-    /// A turn, and the one it grew from.
+    /// The data of a turn and of its parent turn.
     pub fn of(turn: &'a Turn, parent: Option<&'a Turn>, price: Option<Price>) -> Self {
         Self {
             done: &turn.done,
@@ -90,7 +90,7 @@ impl<'a> SavingsInput<'a> {
         }
     }
 
-    /// What rewriting did for it.
+    /// Computes the savings.
     pub fn saved(&self) -> ExchangeSavings {
         let Self { done, usage, .. } = self;
         let (sent, shadow) = (done.is_sent(), done.mode == Mode::Shadow);
@@ -107,28 +107,28 @@ impl<'a> SavingsInput<'a> {
         }
     }
 
-    /// Only what was sent changed can be checked, and only against a reported input.
+    /// The claim can only be checked if changes were sent, and if the input was reported.
     fn came(&self) -> Option<u64> {
         let counted = self.counted.filter(|counted| counted.as_it_came)?;
         let checks = self.done.is_sent() && self.usage.input.is_some() && !self.usage.lower_bound;
         checks.then_some(counted.tokens)
     }
 
-    /// New cuts of what was sent before, and new summaries: the cache rested on it.
+    /// New cuts of parts that were sent before, and new summaries: the cache contained the unchanged form.
     fn late_cuts(&self) -> impl Iterator<Item = &'a PlanStep> {
         self.done.steps.iter().filter(|step| is_late(step))
     }
 
-    /// What the cache held after the turn before, less what was cut of it, less what was read now. A
-    /// cache that was cold broke on its own: it is believed cold where nothing of the history was read.
+    /// Tokens in the cache after the parent turn, less those cut, less those read now. A cache that was cold
+    /// is not counted: it is taken as cold if nothing of the history was read.
     fn reprocessed(&self) -> u64 {
         let Some(held) = self.broken_cache() else { return 0 };
         let cut = self.done.measured(self.late_cuts().map(removed).sum());
         held.saturating_sub(cut).saturating_sub(self.usage.cache_read.unwrap_or(0))
     }
 
-    /// Whether anything was read from the cache but system prompt and tools, as they are estimated: those of other
-    /// sessions are the same, and keep them there.
+    /// Whether more was read from the cache than system prompt and tools, as estimated. Those are equal in
+    /// other sessions, which may have cached them.
     fn read_history(&self) -> bool {
         let head = self.estimate.map_or(0, |estimate| {
             estimate.breakdown.system.saturating_add(estimate.breakdown.tools)
@@ -136,7 +136,7 @@ impl<'a> SavingsInput<'a> {
         self.usage.cache_read.is_some_and(|read| read > head)
     }
 
-    /// What the cache held that a new cut or summary broke; `None` where none did.
+    /// Tokens in the cache that a new cut or summary broke; `None` if it broke none.
     fn broken_cache(&self) -> Option<u64> {
         let before = self.before.filter(|_| self.usage.cache_read.is_some())?;
         let cuts = self.late_cuts().any(|step| removed(step) > 0);
@@ -154,19 +154,19 @@ impl<'a> SavingsInput<'a> {
             Some(written) if written > 0 => write_price(usage, price, self.dialect),
             _ => price.input,
         };
-        // Where nothing was read because a cut broke it all, what went would have been read.
+        // If nothing was read because a cut broke the cache, the removed tokens would have been cache reads.
         let warm = self.read_history() || self.broken_cache().is_some();
         let again = if warm { price.cache_read } else { process };
         let (mut saved, mut broken) = (0.0, 0.0);
         if self.done.is_sent() {
-            // What is cut at birth was in no cache yet.
+            // What is cut when it is first sent was in no cache.
             let newborn = self.done.steps.iter().filter(|step| {
                 step.decision == Decision::New && step.why == DecisionReason::TooLarge
             });
             let newborn = newborn.map(removed).sum::<u64>().min(self.done.tokens_removed);
             let rest = self.done.measured(self.done.tokens_removed - newborn);
             let compacted = self.done.measured(self.done.tokens_compacted);
-            // What would not have fit could not have been sent at any price.
+            // A history that would not have fit the window could not have been sent at any price.
             let whole = usage.input.unwrap_or(0).saturating_add(newborn + rest + compacted);
             let compacted = if whole <= self.window { compacted } else { 0 };
             saved = millionth(newborn, process) + millionth(rest + compacted, again);
@@ -176,15 +176,15 @@ impl<'a> SavingsInput<'a> {
     }
 }
 
-/// A new change of what was sent before.
+/// Whether a step newly changes something that was sent before.
 fn is_late(step: &PlanStep) -> bool {
     let shortens = matches!(step.change, Change::Cut | Change::Compacted);
     step.decision == Decision::New && shortens && step.why != DecisionReason::TooLarge
 }
 
 impl Turn {
-    /// Keeps how many tokens really went for each that is claimed to be removed, once its usage is known.
-    /// `parent`: the turn that it grew from.
+    /// Stores how many tokens were really saved per claimed token, once the usage is known. `parent`: the
+    /// turn that it continues.
     pub fn measure_removed(&mut self, parent: Option<&Turn>) {
         let before = parent.and_then(|parent| parent.done.measured).unwrap_or(1.0);
         let went = self.went(parent.map_or(0.0, |parent| self.error_of_new(parent)));
@@ -198,10 +198,10 @@ impl Turn {
         self.done.measured = (all > 0 && ratio != 1.0).then_some(ratio);
     }
 
-    /// What was claimed to go with this turn's own cuts, and what went, as the provider counts: what left
-    /// since the turn before, and as much more as it counts fewer tokens than were predicted. What is
-    /// wrong with the new part is not the cut's doing: `error_of_new`, a share of it. `None` where more
-    /// came anew than went: nothing can be told apart then.
+    /// The tokens claimed for this turn's own cuts, and the tokens really saved according to the provider:
+    /// those that the estimate took off, plus the error of the estimate. The share of the error that is due
+    /// to new parts is subtracted (`error_of_new`). `None` if more tokens are new than were removed: then the
+    /// two cannot be told apart.
     fn went(&self, error_of_new: f64) -> Option<(u64, f64)> {
         let late = || self.done.steps.iter().filter(|step| is_late(step));
         let claimed: u64 = late().map(removed).sum();
@@ -215,8 +215,8 @@ impl Turn {
         Some((claimed, went.clamp(0.0, MOST_WENT * claimed as f64)))
     }
 
-    /// How wrong new parts are counted, as a share of them: as at the turn before, where that was counted by
-    /// the same expert; 0 where that cannot be told.
+    /// The relative error of the estimate of new parts, taken from the parent turn if the same expert
+    /// estimated it; 0 if unknown.
     fn error_of_new(&self, before: &Turn) -> f64 {
         let expert = self.estimate.as_ref().map(|estimate| estimate.guess.expert);
         let is_like = |estimate: &Estimate| {
@@ -226,7 +226,7 @@ impl Turn {
         told.map_or(0.0, |(estimate, error)| (error / estimate.new as f64).clamp(-MOST_UNSEEN, 1.0))
     }
 
-    /// An estimate that grew from a turn before, and by how much it was too high.
+    /// An estimate based on an earlier turn, and by how many tokens it was too high.
     fn error(&self) -> Option<(&Estimate, f64)> {
         let grown = |method| matches!(method, EstimateMethod::Anchored | EstimateMethod::Compacted);
         let estimate = self.estimate.as_ref().filter(|estimate| grown(estimate.method))?;
@@ -235,18 +235,18 @@ impl Turn {
     }
 }
 
-/// Of what came anew, a provider counts no more than so many times what we do beside it.
+/// A new part costs at most this many times our estimate more.
 const MOST_UNSEEN: f64 = 4.0;
 
-/// A cut does not take more away than so many times what was claimed; the rest is somebody else's.
+/// A cut saves at most this many times its claim; anything above has another cause.
 const MOST_WENT: f64 = 2.0;
 
 fn removed(step: &PlanStep) -> u64 {
     step.tokens_before.saturating_sub(step.tokens_after)
 }
 
-/// Tokens of a prompt that the provider's cache held after it, as it reported: what was read and
-/// written; where writes are not reported, because caching is automatic, all of it.
+/// Tokens of a prompt that were in the provider's cache after it, as reported: read plus written. If caching
+/// is automatic and writes are not reported, the whole prompt.
 fn held(usage: &Usage, dialect: Dialect) -> u64 {
     let told = usage.cache_read.unwrap_or(0).saturating_add(usage.cache_write.unwrap_or(0));
     let automatic = dialect != Dialect::Anthropic && usage.cache_write.unwrap_or(0) == 0;
@@ -256,7 +256,7 @@ fn held(usage: &Usage, dialect: Dialect) -> u64 {
     }
 }
 
-/// What an exchange cost at catalogue prices, US dollars; `None` where its input was not reported.
+/// The cost of an exchange at catalogue prices, US dollars; `None` if its input was not reported.
 pub fn cost(usage: &Usage, price: Price, dialect: Dialect) -> Option<f64> {
     let input = usage.input?;
     let read = usage.cache_read.unwrap_or(0).min(input);
@@ -270,9 +270,9 @@ pub fn cost(usage: &Usage, price: Price, dialect: Dialect) -> Option<f64> {
     )
 }
 
-/// What a token written to the cache costs, long and short lives mixed as reported. Where the
-/// catalogue names no fee, writing costs what processing does. A long life costs a multiple of the
-/// input price: 2 at Anthropic, 2.5 at OpenAI (`docs/protocols.md` 7.1, 7.2).
+/// The price of a token written to the cache, long and short lifetimes mixed as reported. Without a fee in
+/// the catalogue, a write costs what processing costs. A long lifetime costs a multiple of the input price: 2
+/// at Anthropic, 2.5 at OpenAI (`docs/protocols.md` 7.1, 7.2).
 pub(super) fn write_price(usage: &Usage, price: Price, dialect: Dialect) -> f64 {
     let short = if price.cache_write > 0.0 { price.cache_write } else { price.input };
     let long = match dialect {
@@ -292,47 +292,47 @@ fn millionth(tokens: u64, price: f64) -> f64 {
     tokens as f64 * price / 1e6
 }
 
-/// What was claimed to be saved, beside what the provider counts.
+/// Claimed savings compared with the provider's counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClaimCheck {
     /// How many exchanges.
     pub turns: u64,
-    /// Tokens that we say were removed from them.
+    /// Tokens that we claim were removed from them.
     pub claimed: u64,
-    /// The provider's count of them as they came.
+    /// The provider's count of their original requests.
     pub came: u64,
-    /// What the provider reported for them as they were sent.
+    /// The reported input of the requests as sent.
     pub sent: u64,
 }
 
 impl ClaimCheck {
-    /// Tokens that the provider's numbers say were saved; below 0 where more was sent than came.
+    /// Tokens saved according to the provider; below 0 if more was sent than came.
     pub fn saved(&self) -> i64 {
         let signed = |tokens: u64| i64::try_from(tokens).unwrap_or(i64::MAX);
         signed(self.came).saturating_sub(signed(self.sent))
     }
 }
 
-/// The summaries that were written for exchanges. What they cost is overhead, in no exchange's usage.
+/// The summaries written for exchanges. Their cost is overhead, in no exchange's usage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SummaryCosts {
     /// How many.
     pub written: u64,
-    /// How many of them the money is of: those with a known price and a reported input.
+    /// How many of them `dollars` includes: those with a known price and a reported input.
     pub priced: u64,
-    /// Tokens that were read for them, from the cache or not.
+    /// Input tokens used for them, cached or not.
     pub input: u64,
-    /// Tokens that were generated.
+    /// Output tokens.
     pub output: u64,
-    /// US dollars.
+    /// Their cost, US dollars.
     pub dollars: f64,
-    /// Tokens that they took the place of, less their own, each exchange anew. What they would have
-    /// cost is among what was saved where the exchange would have fit the window with them.
+    /// Tokens that they replaced, less their own, summed over all exchanges that used them. Their price is in
+    /// the savings if the exchange would have fit the window with them.
     pub tokens_compacted: u64,
 }
 
 impl SummaryCosts {
-    /// Of one that was written, by what it cost.
+    /// The costs of one summary, from its usage.
     pub fn of(spent: &Usage, price: Option<Price>, dialect: Dialect) -> Self {
         let dollars = price.and_then(|price| cost(spent, price, dialect));
         Self {
@@ -361,29 +361,29 @@ impl SummaryCosts {
 pub struct Savings {
     /// How many exchanges.
     pub turns: u64,
-    /// How many of them were sent with fewer tokens than they came with.
+    /// How many of them were sent with fewer tokens than the client sent.
     pub pruned_turns: u64,
-    /// Tokens that were not sent, each turn anew.
+    /// Tokens that were not sent, counted in each turn.
     pub removed: u64,
     /// Input tokens that were sent.
     pub sent: u64,
-    /// `removed / (removed + sent)`: the share of the whole wire; `None` where nothing was sent.
+    /// `removed / (removed + sent)`: the share of all traffic; `None` if nothing was sent.
     pub removed_share: Option<f64>,
     /// Tokens that shadow mode would not have sent.
     pub in_shadow: u64,
     /// Tokens that had to be processed again because a new cut broke the cache.
     pub reprocessed: u64,
-    /// How many exchanges the money is of: those with a known price and a reported input.
+    /// How many exchanges `money` includes: those with a known price and a reported input.
     pub priced_turns: u64,
-    /// Exchanges whose saving was checked by the provider's own count of the request as it came.
+    /// Exchanges whose savings were checked with the provider's count of the original request.
     #[serde(default)]
     pub checked: ClaimCheck,
-    /// Summaries that were written for them.
+    /// The summaries written for them.
     #[serde(default)]
     pub summaries: SummaryCosts,
     /// US dollars.
     pub money: Money,
-    /// Saved, less broken, less what summaries cost, US dollars.
+    /// Saved, less broken, less the cost of summaries, US dollars.
     pub net: f64,
 }
 
@@ -419,7 +419,7 @@ impl Savings {
         self.join(&Self { summaries: summary, ..Self::default() });
     }
 
-    /// Adds other sums. A provider may report anything: sums end at their maximum.
+    /// Adds other sums. They saturate, because a provider may report anything.
     pub fn join(&mut self, other: &Self) {
         let add = |to: &mut u64, more: u64| *to = to.saturating_add(more);
         add(&mut self.turns, other.turns);

@@ -9,7 +9,7 @@ use super::lineage::{self, Placement};
 use super::plan::{Plan, PlanRequest, RecordedDecisions, replay};
 use super::policy::{EchoRule, Mode, Policy};
 use super::reasoning::{self, ReplyOrigin};
-use super::{Fact, Millis, Outcome, PromptSection, SketchPart, Turn, budget};
+use super::{ExchangeId, Fact, Millis, Outcome, PromptSection, SketchPart, Turn, budget};
 use crate::dialect::models::{Catalogue, Model};
 use crate::dialect::reading::{Framing, ResponseReader};
 use crate::dialect::{self, Conversation, Dialect, PartIndex, Reply};
@@ -31,6 +31,7 @@ pub(super) struct SessionFixture {
     pub(super) reserve: u64,
     pub(super) now: Millis,
     count: usize,
+    exchange: ExchangeId,
 }
 
 impl SessionFixture {
@@ -56,6 +57,7 @@ impl SessionFixture {
             reserve: 0,
             now: 1,
             count: 1,
+            exchange: "r1".into(),
         }
     }
 
@@ -65,15 +67,12 @@ impl SessionFixture {
         self.body = body.to_string().into_bytes();
         self.conversation = dialect::read(Dialect::Anthropic, "/v1/messages", &self.body);
         self.count += 1;
-    }
-
-    fn id(&self) -> &'static str {
-        ["r0", "r1", "r2", "r3", "r4", "r5", "r6", "r7", "r8", "r9"][self.count]
+        self.exchange = format!("r{}", self.count).into();
     }
 
     pub(super) fn request(&self) -> PlanRequest<'_> {
         PlanRequest {
-            id: self.id(),
+            exchange: &self.exchange,
             conversation: &self.conversation,
             body: &self.body,
             model: &self.model,
@@ -90,7 +89,7 @@ impl SessionFixture {
     }
 
     pub(super) fn placed(&self) -> Placement {
-        lineage::place(&self.ledger, &self.conversation, self.id(), None)
+        lineage::place(&self.ledger, &self.conversation, &self.exchange, None)
     }
 
     pub(super) fn known(&self) -> RecordedDecisions {
@@ -144,7 +143,7 @@ impl SessionFixture {
             &EstimatorState::new(self.model.family),
         );
         Turn {
-            request: request.id.into(),
+            exchange: request.exchange.clone(),
             after: reply.chain_after(placed.position.chain),
             position: placed.position,
             done: Default::default(),

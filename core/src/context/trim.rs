@@ -1,8 +1,8 @@
-//! A tool result too large to be sent whole: its first and last words stay, with a note between.
+//! Trims a tool result that is too large: its beginning and end stay, with a note between them.
 //!
-//! What is kept of that decision is ranges and a hash, never a word of the result: the words are taken
-//! from the request each time, and come out the same to the byte for ever. Where a request holds other
-//! words at that place, nothing of it is trimmed. Pure.
+//! The decision is stored as ranges and a hash, without any text of the result. The text is taken from the
+//! request each time, which always gives the same bytes. If a request has another text at that place, it is
+//! not trimmed. Pure.
 
 use std::borrow::Cow;
 
@@ -11,23 +11,23 @@ use serde::{Deserialize, Serialize};
 use crate::dialect::{Part, PartKey, Span};
 use crate::wire::json::Document;
 
-/// Which of a result's words stay. Ranges are bytes of [`words`].
+/// Which part of a result's text stays. Ranges are bytes of [`words`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TrimRange {
-    /// Where the head ends.
+    /// The end of the head.
     pub head: u64,
-    /// Where the tail begins.
+    /// The start of the tail.
     pub tail: u64,
-    /// How long all of it is.
+    /// The length of the whole text.
     pub bytes: u64,
-    /// The hash of all of it.
+    /// The hash of the whole text.
     pub hash: PartKey,
 }
 
-/// What the note in the middle takes, bytes, generously.
+/// The length of the note in the middle, bytes, rounded up.
 const NOTE_BYTES: usize = 120;
 
-/// What a result says, without the white space around it: that does not count for its key either.
+/// The text of a result without surrounding white space, which its part key ignores, too.
 pub fn words(part: &Part, body: &[u8]) -> String {
     let words: String = part.texts.iter().map(|span| words_at(*span, body)).collect();
     match words.trim() {
@@ -37,7 +37,7 @@ pub fn words(part: &Part, body: &[u8]) -> String {
 }
 
 impl TrimRange {
-    /// Leaves some `target` of the `tokens` that `words` cost; `None` where nothing is left out.
+    /// Keeps about `target` of the `tokens` that `words` costs; `None` if nothing would be left out.
     pub fn new(words: &str, tokens: u64, target: u64) -> Option<Self> {
         let kept = u128::from(target) * words.len() as u128 / u128::from(tokens.max(1));
         let kept = usize::try_from(kept).ok()?.saturating_sub(NOTE_BYTES);
@@ -54,7 +54,7 @@ impl TrimRange {
         })
     }
 
-    /// The head and tail of `words`; `None` where these are not the words that it was decided for.
+    /// The head and tail of `words`; `None` if it is not the text that the decision was made for.
     pub fn apply(&self, words: &str) -> Option<String> {
         let all = words.len();
         let is_same = all as u64 == self.bytes && PartKey::of_bytes(words.as_bytes()) == self.hash;
@@ -70,14 +70,14 @@ impl TrimRange {
     }
 }
 
-/// The first and last words of a result of `tokens`, some `target` tokens of them, and what is missing
-/// between; `None` where there is nothing to leave out.
+/// The head and tail of a result of `tokens`, about `target` tokens, with a note between them; `None` if
+/// nothing would be left out.
 pub fn head_and_tail(part: &Part, body: &[u8], tokens: u64, target: u64) -> Option<String> {
     let words = words(part, body);
     TrimRange::new(&words, tokens, target)?.apply(&words)
 }
 
-/// The words of a string literal, or the bytes of another value.
+/// The text of a JSON string, or the bytes of another value.
 pub(super) fn words_at(span: Span, body: &[u8]) -> String {
     let raw = span.of(body);
     let document = Document::read(raw);

@@ -11,6 +11,7 @@ use std::borrow::Cow;
 use http::header::{AUTHORIZATION, COOKIE};
 use http::{HeaderMap, HeaderName};
 
+use super::ids::TenantId;
 use super::percent::decoded;
 use harmless::{is_harmless_header, is_harmless_parameter};
 
@@ -18,7 +19,7 @@ use harmless::{is_harmless_header, is_harmless_parameter};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Tenant {
     /// Of whoever holds its credentials: a keyed hash of them, 16 hex digits.
-    Known(Box<str>),
+    Known(TenantId),
     /// It has no credential, and nothing that could be one.
     Everyone,
     /// It has something that may be a credential, and cannot be told from another's.
@@ -331,7 +332,7 @@ impl RequestCredentials<'_> {
     }
 }
 
-fn hash(key: &[u8; 32], secrets: &[Cow<'_, [u8]>]) -> Box<str> {
+fn hash(key: &[u8; 32], secrets: &[Cow<'_, [u8]>]) -> TenantId {
     let mut hasher = blake3::Hasher::new_keyed(key);
     for secret in secrets {
         hasher.update(&(secret.len() as u64).to_le_bytes());

@@ -6,6 +6,7 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
+use super::ids::SessionId;
 use super::paths::Transport;
 use super::{Conversation, Purpose};
 use crate::dialect::percent::decoded;
@@ -21,7 +22,7 @@ pub const ANONYMOUS: &str = "0000000000000000";
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
     /// The session; sub-agents are in the session of the one they work for.
-    pub session: Option<Box<str>>,
+    pub session: Option<SessionId>,
     /// The thread within the session, where it is another than the main one: a sub-agent's.
     pub thread: Option<Box<str>>,
     /// What the headers say the request is for, where they say more than a turn.
@@ -37,15 +38,15 @@ pub fn identify(
 ) -> Identity {
     let said = IdentityHeaders::of(headers);
     let own = session_in_headers(&said, headers)
-        .or_else(|| conversation.session.as_deref().filter(|name| is_name(name)).map(Into::into))
+        .or_else(|| conversation.session.clone().filter(|name| is_name(name.as_str())))
         .or_else(|| named(said.trace));
-    let parent = named(said.parent);
+    let parent: Option<SessionId> = named(said.parent);
     let thread = named(said.agent)
         .or_else(|| named(said.thread))
-        .or_else(|| parent.is_some().then(|| own.clone()).flatten())
-        .or_else(|| named(said.subagent).filter(|agent| **agent != *"compact"));
+        .or_else(|| own.as_ref().filter(|_| parent.is_some()).map(|own| own.as_str().into()))
+        .or_else(|| named::<Box<str>>(said.subagent).filter(|agent| **agent != *"compact"));
     let session = parent.or(own);
-    let thread = thread.filter(|thread| session.as_ref() != Some(thread));
+    let thread = thread.filter(|thread| session.as_ref().is_none_or(|it| *it != **thread));
     let purpose = if transport == Transport::WebSocket { None } else { purpose(&said) };
     Identity { session, thread, purpose }
 }
@@ -53,7 +54,7 @@ pub fn identify(
 /// The session id that a request body carries, whatever its dialect; `root` is the body.
 ///
 /// `user` and `safety_identifier` are not asked: they name a user, not a session.
-pub fn session_in_body(root: &Value<'_>) -> Option<Box<str>> {
+pub fn session_in_body(root: &Value<'_>) -> Option<SessionId> {
     let body = SessionMembers::of(*root);
     let metadata = body.metadata.map(MetadataMembers::of).unwrap_or_default();
     let name = |value: Option<Value<'_>>| {
@@ -82,7 +83,7 @@ members! {
 /// The session in Anthropic's `metadata.user_id`: a JSON string with a `session_id` (Claude Code),
 /// `user_…_account_…_session_{uuid}` (older ones), or `session_…` (Kimi Code). Any other text names
 /// a user.
-fn session_in_user_id(text: &str) -> Option<Box<str>> {
+fn session_in_user_id(text: &str) -> Option<SessionId> {
     let name = if text.trim_start().starts_with('{') {
         let document = Document::read(text.as_bytes()).ok()?;
         document.root(text.as_bytes())?.get_text("session_id")?.into_owned()
@@ -149,7 +150,7 @@ impl<'h> IdentityHeaders<'h> {
     }
 }
 
-fn session_in_headers(said: &IdentityHeaders<'_>, headers: &HeaderMap) -> Option<Box<str>> {
+fn session_in_headers(said: &IdentityHeaders<'_>, headers: &HeaderMap) -> Option<SessionId> {
     said.sessions
         .into_iter()
         .find_map(named)
@@ -159,7 +160,7 @@ fn session_in_headers(said: &IdentityHeaders<'_>, headers: &HeaderMap) -> Option
 }
 
 /// `x-<vendor>-session-id`, as LiteLLM takes it: eight characters or more, so that counters are out.
-fn vendor_session(headers: &HeaderMap) -> Option<Box<str>> {
+fn vendor_session(headers: &HeaderMap) -> Option<SessionId> {
     let fits = |name: &HeaderName| {
         let name = name.as_str();
         name.ends_with("-session-id") && name.starts_with("x-") && name != "x-parent-session-id"
@@ -175,7 +176,7 @@ fn vendor_session(headers: &HeaderMap) -> Option<Box<str>> {
 }
 
 /// `session.id=…` in W3C baggage.
-fn baggage_session(headers: &HeaderMap) -> Option<Box<str>> {
+fn baggage_session(headers: &HeaderMap) -> Option<SessionId> {
     let values = headers.get_all("baggage").iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|list| list.split(',')).find_map(|member| {
         let (name, rest) = member.split_once('=')?;
@@ -199,7 +200,7 @@ fn purpose(said: &IdentityHeaders<'_>) -> Option<Purpose> {
 }
 
 /// A header's value, if it can be a name.
-fn named(value: Option<&HeaderValue>) -> Option<Box<str>> {
+fn named<N: for<'h> From<&'h str>>(value: Option<&HeaderValue>) -> Option<N> {
     let value = value?.to_str().ok()?.trim();
     is_name(value).then(|| value.into())
 }
@@ -232,7 +233,7 @@ mod tests {
         let mut conversation = Conversation::empty(Dialect::OpenaiResponses);
         conversation.session = body.map(Into::into);
         let found = identify(&headers(pairs), &conversation, Transport::Http);
-        (found.session.map(String::from), found.thread.map(String::from))
+        (found.session.map(|it| it.to_string()), found.thread.map(String::from))
     }
 
     #[test]
@@ -348,7 +349,7 @@ mod tests {
         ] {
             let document = Document::read(body.as_bytes()).unwrap();
             let found = session_in_body(&document.root(body.as_bytes()).unwrap());
-            assert_eq!(found.as_deref(), session, "{body}");
+            assert_eq!(found.as_ref().map(SessionId::as_str), session, "{body}");
         }
     }
 
@@ -360,7 +361,7 @@ mod tests {
                 let map: HeaderMap = ["authorization", "baggage", "x-codex-turn-metadata", "x-a-session-id"]
                     .into_iter().map(|name| (HeaderName::from_static(name), value.clone())).collect();
                 let found = identify(&map, &Conversation::empty(Dialect::Gemini), Transport::Http);
-                prop_assert!(found.session.is_none_or(|name| is_name(&name)));
+                prop_assert!(found.session.is_none_or(|name| is_name(name.as_str())));
             }
         }
     }

@@ -15,6 +15,7 @@ pub mod error_message;
 mod fuzzed;
 pub mod gemini;
 pub mod identity;
+pub mod ids;
 pub mod key;
 pub mod lesson;
 pub mod models;
@@ -41,6 +42,7 @@ use serde::{Deserialize, Serialize};
 
 pub use crate::wire::json::Span;
 use crate::wire::json::{Document, Value};
+use ids::SessionId;
 use key::Keyer;
 pub use key::{Chain, PartKey};
 pub use progress::ReplyProgress;
@@ -302,7 +304,7 @@ pub struct Conversation {
     /// Set where the provider holds earlier history.
     pub held: Option<HeldHistory>,
     /// The session id that the body carries, if any (`docs/protocols.md` 8).
-    pub session: Option<Box<str>>,
+    pub session: Option<SessionId>,
     /// Chat Completions: what `stream_options.include_usage` says.
     pub include_usage: Option<bool>,
     /// Responses: what `store` says.

@@ -8,20 +8,21 @@ use std::time::{Duration, SystemTime};
 use super::{CacheEffect, CacheReport, ExplainedChange, ExplainedEstimate, Explanation};
 use crate::admin::compactions::CompactionsText;
 use crate::config::Mode;
-use crate::context::Outcome;
 use crate::context::budget::grouped;
 use crate::context::plan::Decision;
 use crate::context::savings::ExchangeSavings;
+use crate::context::{Outcome, SessionId, ThreadId};
 use crate::telemetry::log::{clean, word};
 
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = |name: &Option<String>| clean(name.as_deref().unwrap_or("-")).into_owned();
+        let name = |name: Option<&str>| clean(name.unwrap_or("-")).into_owned();
         let at = SystemTime::UNIX_EPOCH + Duration::from_millis(self.at);
         let at = humantime::format_rfc3339_millis(at);
         writeln!(f, "Request {} at {at}", self.request)?;
-        let (model, upstream) = (name(&self.model), name(&self.upstream));
-        let (session, thread) = (name(&self.session), name(&self.thread));
+        let (model, upstream) = (name(self.model.as_deref()), name(self.upstream.as_deref()));
+        let session = name(self.session.as_ref().map(SessionId::as_str));
+        let thread = name(self.thread.as_ref().map(ThreadId::as_str));
         writeln!(f, "{model} at {upstream}; session {session}, thread {thread}")?;
         if let Some(id) = &self.provider_request_id {
             writeln!(f, "The provider's request id: {}", clean(id))?;
@@ -131,7 +132,7 @@ impl fmt::Display for ExplainedChange {
         writeln!(f)?;
         write!(f, "    {}: {} ({})", word(self.why), self.rule, self.section)?;
         match &self.decided_by {
-            Some(request) => writeln!(f, "; decided by {request}"),
+            Some(exchange) => writeln!(f, "; decided by {exchange}"),
             None => writeln!(f),
         }
     }

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::context::content::{ContentLink, ExchangeContent, TranscriptPart};
-use crate::context::{ThreadId, Turn};
+use crate::context::{ExchangeId, ThreadId, Turn};
 use crate::store::ledgers::Ledgers;
 use crate::store::{Scope, StoreError};
 
@@ -22,9 +22,9 @@ const REPEATED: usize = 64 << 20;
 pub(in crate::admin) struct SessionContent {
     ledgers: Arc<Ledgers>,
     scope: Scope,
-    turns: HashMap<Box<str>, Arc<Turn>>,
+    turns: HashMap<ExchangeId, Arc<Turn>>,
     /// The words that were told last: the next line begins with the reply to them.
-    last: Option<(Box<str>, Arc<ExchangeContent>)>,
+    last: Option<(ExchangeId, Arc<ExchangeContent>)>,
     /// Bytes of text that may still be told again.
     room: usize,
 }
@@ -47,16 +47,19 @@ impl SessionContent {
         threads: &ExportThreads,
     ) -> Self {
         let turns = threads.iter().flat_map(|(_, turns)| turns);
-        let turns = turns.map(|turn| (turn.request.clone(), turn.clone())).collect();
+        let turns = turns.map(|turn| (turn.exchange.clone(), turn.clone())).collect();
         Self { ledgers, scope, turns, last: None, room: REPEATED }
     }
 
     /// The words of a call; `None` where they were not kept.
-    async fn words(&self, request: &str) -> Result<Option<Arc<ExchangeContent>>, StoreError> {
-        if let Some((_, words)) = self.last.as_ref().filter(|(last, _)| **last == *request) {
+    async fn words(
+        &self,
+        exchange: &ExchangeId,
+    ) -> Result<Option<Arc<ExchangeContent>>, StoreError> {
+        if let Some((_, words)) = self.last.as_ref().filter(|(last, _)| last == exchange) {
             return Ok(Some(words.clone()));
         }
-        Ok(self.ledgers.words(&self.scope, request).await?.map(Arc::new))
+        Ok(self.ledgers.words(&self.scope, exchange).await?.map(Arc::new))
     }
 
     /// What a turn's line tells; `before`: the turn of the line before. `None` where its words were not
@@ -66,7 +69,7 @@ impl SessionContent {
         turn: &Turn,
         before: Option<&Turn>,
     ) -> Result<Option<LineContent>, StoreError> {
-        let Some(words) = self.words(&turn.request).await? else { return Ok(None) };
+        let Some(words) = self.words(&turn.exchange).await? else { return Ok(None) };
         let added = self.added(turn, &words, before).await?;
         let told = match added {
             Some(parts) => LineContent::added(&words, parts),
@@ -88,7 +91,7 @@ impl SessionContent {
                 }
             }
         };
-        self.last = Some((turn.request.clone(), words));
+        self.last = Some((turn.exchange.clone(), words));
         Ok(Some(told))
     }
 
@@ -99,8 +102,8 @@ impl SessionContent {
         words: &ExchangeContent,
         before: Option<&Turn>,
     ) -> Result<Option<Vec<TranscriptPart>>, StoreError> {
-        let parent = turn.position.parent.as_deref();
-        if parent.is_some() && parent != before.map(|before| &*before.request) {
+        let parent = turn.position.parent.as_ref();
+        if parent.is_some() && parent != before.map(|before| &before.exchange) {
             return Ok(None);
         }
         Ok(match words.follows {
@@ -128,7 +131,7 @@ impl SessionContent {
         // No line of parents is longer than there are turns, unless the facts contradict each other.
         for _ in 0..=self.turns.len() {
             let Some(turn) = at else { break };
-            let Some(words) = self.words(&turn.request).await? else {
+            let Some(words) = self.words(&turn.exchange).await? else {
                 has_gap = true;
                 break;
             };
@@ -142,7 +145,7 @@ impl SessionContent {
             if is_begun && !head.is_empty() {
                 break;
             }
-            let parent = turn.position.parent.as_deref();
+            let parent = turn.position.parent.as_ref();
             at = parent.and_then(|parent| self.turns.get(parent)).map(|turn| &**turn);
             has_gap |= parent.is_some() && at.is_none();
         }

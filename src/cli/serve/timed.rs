@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use crate::context::Millis;
+use crate::context::{Millis, SessionId, TenantId};
 use crate::store::drafts::Draft;
 use crate::store::precondition::Precondition;
 use crate::store::{
@@ -67,7 +67,7 @@ impl<S: Store> Store for TimedStore<S> {
         self.time(StoreOperation::Get, self.store.size(scope, kind))
     }
 
-    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> StoreFuture<'_, Option<Box<str>>> {
+    fn signed(&self, tenant: TenantId, signs: Vec<u128>) -> StoreFuture<'_, Option<SessionId>> {
         self.time(StoreOperation::Find, self.store.signed(tenant, signs))
     }
 
@@ -83,7 +83,7 @@ impl<S: Store> Store for TimedStore<S> {
         self.time(StoreOperation::Scopes, self.store.scopes(page))
     }
 
-    fn scopes_named(&self, session: Box<str>) -> StoreFuture<'_, Vec<Scope>> {
+    fn scopes_named(&self, session: SessionId) -> StoreFuture<'_, Vec<Scope>> {
         self.time(StoreOperation::Find, self.store.scopes_named(session))
     }
 

@@ -1,8 +1,8 @@
-//! When a history is compacted, and who waits for it (`docs/rewriting.md` "Compaction").
+//! When a history is compacted, and which requests wait for it (`docs/rewriting.md` "Compaction").
 //!
-//! A summary is written in the background from the prepare mark on, one at a time in a thread, also
-//! across replicas; the request that crosses the threshold takes it into use. A request that would
-//! not fit waits for it, so long and no longer. A client that leaves cancels the wait alone.
+//! From the prepare mark on, a summary is written in the background: one at a time per thread, also across
+//! replicas. The request that crosses the threshold uses it. A request that would not fit waits for it, up to
+//! a limit. If the client leaves, only the wait is cancelled.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,31 +27,31 @@ use crate::proxy::state::Proxy;
 use crate::store::ledgers::OpenedSession;
 use crate::telemetry::clock::now;
 
-/// How often a request is compacted before it goes on as it is: a summary that is used may still leave
-/// too much, because much came since it was written.
+/// How often a request is compacted before it is sent as it is. A summary may leave too much, because much
+/// was added since it was written.
 const MOST_IN_A_ROW: usize = 2;
-/// How long giving claims back may take at a stop.
+/// How long releasing claims may take at shutdown.
 const GIVING_BACK: Duration = Duration::from_secs(1);
 
-/// Begins to write for a thread; `None` where that is under way, or enough others are.
+/// Begins a summary for a thread; `None` if one is being written, or too many others are.
 pub(crate) fn begin_summary(proxy: &Proxy, key: &CompactionKey) -> Option<SummaryGuard> {
     proxy.compacting.begin(key, proxy.config.policy.compact.cool_down_s * 1000)
 }
 
-/// What a request needs besides its plan.
+/// A request, with everything that compacting it needs.
 pub(crate) struct CompactionContext<'a> {
     proxy: &'a Arc<Proxy>,
     prepared: &'a Arc<PreparedRequest>,
     opened: &'a mut OpenedSession,
     planned: &'a mut PlannedRequest,
-    /// The request's head as it goes out, with its credentials: copied only where a summary is asked.
+    /// The request's head as it is sent, with its credentials. Copied only if a summary is requested.
     head: &'a request::Parts,
-    /// How long it waited for a summary.
+    /// How long it waited for summaries.
     pub(crate) waited: Option<Duration>,
 }
 
 impl<'a> CompactionContext<'a> {
-    /// Of a request that did not wait yet.
+    /// For a request that has not waited yet.
     pub(crate) fn new(
         proxy: &'a Arc<Proxy>,
         prepared: &'a Arc<PreparedRequest>,
@@ -62,20 +62,19 @@ impl<'a> CompactionContext<'a> {
         Self { proxy, prepared, opened, planned, head, waited: None }
     }
 
-    /// Compacts a request where policy says so: a written summary is taken into use, a missing one is
-    /// waited for where the request would not fit. Answers who is to write one once the request was
-    /// answered.
+    /// Compacts a request if policy says so: uses a written summary, and waits for a missing one if the
+    /// request would not fit. Returns the job to write a summary after the response, if one is due.
     pub(crate) async fn attend(&mut self) -> Option<SummaryJob> {
         if self.due(CompactionNeed::No) == CompactionNeed::No {
             self.forgive();
             return None;
         }
-        // Few need one: the others' way is not made longer by it.
+        // Boxed, because few requests need it and the future is large.
         Box::pin(self.compact(CompactionNeed::No, self.deadline())).await
     }
 
-    /// Compacts the request now, if that can be done within `wait`; answers whether it was. `must`: it
-    /// does not fit, whatever the estimate says.
+    /// Compacts the request now, if that is possible within `wait`; returns whether it was compacted. `must`:
+    /// it does not fit, whatever the estimate says.
     pub(crate) async fn compact_now(&mut self, wait: Duration, must: bool) -> bool {
         let before = self.in_use();
         let least = if must { CompactionNeed::Must } else { CompactionNeed::No };
@@ -103,7 +102,7 @@ impl<'a> CompactionContext<'a> {
         self.proxy.compacting.forgive(|| self.key());
     }
 
-    /// How much it needs a summary, at least `least`.
+    /// How urgently it needs a summary, at least `least`.
     fn due(&self, least: CompactionNeed) -> CompactionNeed {
         let measured = self.planned.measured.as_ref();
         let tokens = measured.map(|measured| self.prepared.cost(measured).tokens);
@@ -113,7 +112,7 @@ impl<'a> CompactionContext<'a> {
         let request = self.prepared.request();
         let due = if compact::may(&request) { due.max(least) } else { due };
         let due = due.min(compact::at_most(&request));
-        // What somebody asked for is written now, and used as soon as it is there.
+        // A compaction that an operator requested is written now, and used as soon as it is written.
         let summaries = &self.planned.known.summaries;
         let asked = summaries.iter().any(|(_, one)| one.why == DecisionReason::Asked);
         match compact::can(&request) {
@@ -126,12 +125,12 @@ impl<'a> CompactionContext<'a> {
         }
     }
 
-    /// Whether somebody wants the conversation compacted: its main line, not a sub-agent's.
+    /// Whether a compaction of the conversation was requested. Applies to its main line, not to sub-agents.
     fn has_pending_compaction(&self) -> bool {
         self.proxy.ledgers.has_pending_compaction(&self.opened.scope) && self.opened.is_main_line()
     }
 
-    /// What was asked for is done, or it is told why it cannot be.
+    /// Ends a requested compaction: it is done, or cannot be done, which is reported.
     fn close_pending_compaction(&self) {
         if self.has_pending_compaction()
             && let Some(mut claim) = self.proxy.ledgers.claim_compaction(self.opened.room())
@@ -188,7 +187,7 @@ impl<'a> CompactionContext<'a> {
                     return self.refuse_late(due);
                 }
                 self.look_again().await;
-                // Not written after all: nothing more to wait for.
+                // It was not written after all, so there is nothing more to wait for.
                 if self.planned.known.summaries.is_empty() {
                     return self.refuse(DecisionReason::NotReady);
                 }
@@ -201,7 +200,7 @@ impl<'a> CompactionContext<'a> {
                 Ok(writer) => writer,
                 Err(why) => {
                     let asked = self.has_pending_compaction();
-                    // Nobody waits for what cannot be; the exchange says why.
+                    // Ends a requested compaction that is impossible; the exchange's record has the reason.
                     if why != DecisionReason::NotReady {
                         self.close_pending_compaction();
                     }
@@ -222,7 +221,7 @@ impl<'a> CompactionContext<'a> {
         }
     }
 
-    /// Looks for what another replica wrote; answers whether anything new is known.
+    /// Looks for a summary that another replica wrote; returns whether anything new is known.
     async fn asks_others(&mut self, due: CompactionNeed) -> bool {
         if !self.proxy.compacting.may_be_elsewhere(&self.key(), self.max_failures(), due) {
             return false;
@@ -239,7 +238,7 @@ impl<'a> CompactionContext<'a> {
         is_done
     }
 
-    /// Who would write a summary of the request.
+    /// The job to write a summary of the request.
     async fn writer(&self, due: CompactionNeed) -> Result<SummaryJob, DecisionReason> {
         let choices = self.choices().await?;
         let measured = self.planned.measured.as_ref().ok_or(DecisionReason::NothingToCut)?;
@@ -268,8 +267,8 @@ impl<'a> CompactionContext<'a> {
         })
     }
 
-    /// The request as its provider's cache has it, where a summary is written before it is sent, by its own
-    /// model, and what would go fits the window so, too.
+    /// The request in the form that the provider has cached. Only if the summary is written before the
+    /// request is sent, by the request's own model, and the part to summarise fits the window in that form.
     async fn cached(
         &self,
         due: CompactionNeed,
@@ -290,7 +289,7 @@ impl<'a> CompactionContext<'a> {
         fits.then_some(cached)
     }
 
-    /// Who may write it, and where each would cut, the first choice first.
+    /// Who may write it, and where each one would cut, the first choice first.
     async fn choices(&self) -> Result<Vec<(SummaryAuthor, CutPoint)>, DecisionReason> {
         let measured = self.planned.measured.as_ref().ok_or(DecisionReason::NothingToCut)?;
         let refused = self.proxy.knows(&self.prepared.source(), Lesson::CompactionRefused);
@@ -309,7 +308,7 @@ impl<'a> CompactionContext<'a> {
         if choices.is_empty() { Err(DecisionReason::NothingToCut) } else { Ok(choices) }
     }
 
-    /// Takes a summary into use; answers whether it is.
+    /// Puts a summary into use; returns whether it is in use.
     async fn takes(&mut self, facts: Vec<Fact>) -> bool {
         let before = self.in_use();
         let suspended = self.planned.known.suspended;
@@ -321,7 +320,7 @@ impl<'a> CompactionContext<'a> {
         self.in_use() != before
     }
 
-    /// What others wrote meanwhile is known; answers whether anything new is.
+    /// Reads what others wrote meanwhile; returns whether anything is new.
     async fn look_again(&mut self) -> bool {
         let is_shadow = self.prepared.request().is_shadow();
         let mut known = self.opened.look_again(&self.prepared.conversation, is_shadow);
@@ -336,7 +335,7 @@ impl<'a> CompactionContext<'a> {
         is_new
     }
 
-    /// No summary is written yet, which is told where one should have been in use by now.
+    /// No summary is written yet. This is reported if one should have been in use by now.
     fn refuse_late(&mut self, due: CompactionNeed) -> Option<SummaryJob> {
         if due < CompactionNeed::Swap { None } else { self.refuse(DecisionReason::NotReady) }
     }
@@ -351,12 +350,12 @@ impl<'a> CompactionContext<'a> {
     }
 }
 
-/// What this process had claimed and will not write any more is free for others, and for its next start.
+/// Releases the claims of this process, so that other processes and its own next start can write.
 pub(crate) async fn finish(proxy: &Proxy) {
     let claims = std::mem::take(&mut *proxy.compacting.claims());
     let giving_back = async {
         for what in claims {
-            // What cannot be given back runs out in its time.
+            // A claim that cannot be released expires by itself.
             let _ = proxy.ledgers.claims().release(&what, proxy.run, now()).await;
         }
     };

@@ -1,4 +1,4 @@
-//! Histories that grow too long: when a summary is due, who writes it, and who waits for it.
+//! Compaction: when a summary is due, who writes it, and which requests wait for it.
 //!
 //! `docs/rewriting.md` "Compaction" has the rules.
 

@@ -1,6 +1,7 @@
-//! Which summaries are being written, and which threads rest from failing.
+//! Which summaries are being written, and which threads pause after failures.
 //!
-//! One at a time in a thread; who waits goes on when it is written, or given up. Knows nothing of requests.
+//! Only one per thread is written at a time. Waiting requests continue when it is written or has failed.
+//! Knows nothing about requests.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,16 +15,16 @@ use crate::context::{Millis, ThreadId};
 use crate::store::Scope;
 use crate::telemetry::clock::now;
 
-/// Most threads whose failures are remembered; past it all are forgotten.
+/// Most threads whose failures are remembered; past it, all are forgotten.
 const MOST_THREADS: usize = 10_000;
-/// Most summaries that are written at once: each holds a request, and asks for another one like it.
+/// Most summaries written at once: each holds a request in memory, and sends another one of that size.
 const AT_ONCE: usize = 16;
 
-/// Which summaries are being written, and which threads rest from failing.
+/// Which summaries are being written, and which threads pause after failures.
 #[derive(Default)]
 pub(crate) struct CompactionScheduler {
     threads: Mutex<HashMap<CompactionKey, SchedulerState>>,
-    /// What this process has claimed, by name.
+    /// The names of the claims of this process.
     claims: Mutex<HashSet<String>>,
 }
 
@@ -31,39 +32,39 @@ pub(crate) type CompactionKey = (Scope, ThreadId);
 
 #[derive(Default)]
 struct SchedulerState {
-    /// Ends when the summary is written, or is given up.
+    /// The channel closes when the summary is written or has failed.
     writing: Option<watch::Receiver<()>>,
-    /// Another replica writes it: the store hears of it first.
+    /// Another replica writes it, so it appears in the store first.
     elsewhere: bool,
-    /// Failures since a summary was last written.
+    /// Failures in a row.
     failures: u32,
-    /// Nothing is tried before then.
+    /// Nothing is tried before this time.
     rests_until: Millis,
 }
 
-/// Held while a summary is written; whoever waits goes on when it is dropped.
+/// Held while a summary is written; dropping it wakes the waiting requests.
 pub(crate) struct SummaryGuard {
     scheduler: Arc<CompactionScheduler>,
-    /// How long its thread rests where it fails.
+    /// How long the thread pauses if it fails, ms.
     cool_down_ms: Millis,
     key: CompactionKey,
-    /// Whether it was written; `None` where nothing can be said of that.
+    /// Whether it was written; `None` if neither success nor failure counts.
     succeeded: Option<bool>,
     _tells: watch::Sender<()>,
 }
 
 impl SummaryGuard {
-    /// The summary is asked for.
+    /// Records that the summary was requested: from now on, dropping it counts as a failure.
     pub(crate) fn begins(&mut self) {
         self.succeeded = Some(false);
     }
 
-    /// Another replica writes it.
+    /// Records that another replica writes it.
     pub(crate) fn is_elsewhere(&self) {
         self.scheduler.all().entry(self.key.clone()).or_default().elsewhere = true;
     }
 
-    /// Whether it was written; `None` where that is nobody's failure.
+    /// Records whether it was written; `None` if it is nobody's failure.
     pub(crate) fn ended(mut self, succeeded: Option<bool>) {
         self.succeeded = succeeded;
     }
@@ -92,22 +93,22 @@ impl CompactionScheduler {
         self.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// This process has claimed a summary.
+    /// Records that this process claimed a summary.
     pub(crate) fn has_claimed(&self, what: String) {
         self.claims().insert(what);
     }
 
-    /// It is written, or given up: the claim runs out by itself.
+    /// Records that a claimed summary is written or has failed; the claim expires by itself.
     pub(crate) fn is_done_with(&self, what: &str) {
         self.claims().remove(what);
     }
 
-    /// What is being written for a thread.
+    /// The summary that is being written for a thread.
     pub(super) fn writing(&self, key: &CompactionKey) -> Option<watch::Receiver<()>> {
         self.all().get(key)?.writing.clone()
     }
 
-    /// Begins to write for a thread; `None` where that is under way, or enough others are.
+    /// Begins a summary for a thread; `None` if one is being written, or too many others are.
     pub(crate) fn begin(
         self: &Arc<Self>,
         key: &CompactionKey,
@@ -135,15 +136,15 @@ impl CompactionScheduler {
         })
     }
 
-    /// Whether nothing is tried for a thread, because it failed.
+    /// Whether a thread pauses because summaries failed.
     pub(super) fn rests(&self, key: &CompactionKey, max_failures: u32) -> bool {
         let rests =
             |state: &SchedulerState| state.failures >= max_failures || now() < state.rests_until;
         self.all().get(key).is_some_and(rests)
     }
 
-    /// Whether the store may know of a summary that is not known here. One that is used elsewhere is
-    /// looked for whatever stands in the way here: a thread has one beginning, on every replica.
+    /// Whether the store may have a summary that is not known here. If one is due, the store is asked even
+    /// while this thread pauses: all replicas must use the same beginning of a thread.
     pub(super) fn may_be_elsewhere(
         &self,
         key: &CompactionKey,
@@ -158,7 +159,7 @@ impl CompactionScheduler {
         }
     }
 
-    /// A thread whose context is small again starts afresh.
+    /// Forgets the failures of a thread whose context is small again.
     pub(super) fn forgive(&self, key: impl FnOnce() -> CompactionKey) {
         let mut all = self.all();
         if all.is_empty() {
@@ -171,9 +172,9 @@ impl CompactionScheduler {
     }
 }
 
-/// Waits until what is being written is, or is given up; `false` where the time came first.
+/// Waits until a summary is written or has failed; `false` if the time ran out.
 pub(super) async fn waited(mut writing: watch::Receiver<()>, until: Instant) -> bool {
-    // Nothing is ever sent: the channel closes when the writer is done.
+    // Nothing is ever sent on the channel: it closes when the writer is done.
     let closed = async { while writing.changed().await.is_ok() {} };
     tokio::time::timeout_at(until, closed).await.is_ok()
 }

@@ -1,7 +1,8 @@
-//! Writes a summary: sends the request that asks for it, reads, checks and keeps it (`docs/rewriting.md` "Compaction").
+//! Writes a summary: sends the request for it, and reads, checks and stores the response (`docs/rewriting.md`
+//! "Compaction").
 //!
-//! Runs on a task of its own, with the client's credentials only as long as the call lasts; bounded in
-//! time and size. What fails costs the compaction, never the client: it sees nothing of any of this.
+//! Runs as a task of its own, limited in time and size, and holds the client's credentials only during the
+//! call. A failure costs the compaction only; the client notices nothing.
 
 mod provider;
 mod send;
@@ -36,53 +37,54 @@ use crate::wire::splice::{Edit, splice};
 use sums::add;
 pub(super) use sums::head_tokens;
 
-/// Output tokens that a summary needs at most.
+/// Output tokens that are reserved for a summary, at most.
 const OUTPUT: u64 = 8192;
-/// What a stream weighs beside the words it carries, at most, times.
+/// A stream has at most this many times the bytes of its text.
 const FRAMING: usize = 64;
-/// What stands around one message, tokens, roughly.
+/// The structure around one message, tokens, roughly.
 const STRUCTURE: u64 = 8;
-/// How often another replica's summary is looked for.
+/// How often the store is asked for another replica's summary.
 const ASK_AGAIN: Duration = Duration::from_millis(250);
 
 /// A summary that is to be written.
 pub(crate) struct SummaryJob {
     pub(crate) proxy: Arc<Proxy>,
     pub(crate) prepared: Arc<PreparedRequest>,
-    /// Where it goes.
+    /// The session that it is stored in.
     pub(crate) room: SessionRoom,
-    /// What is known of the request, as the question reads it: as it is sent, or as its provider's cache has it.
+    /// The decisions applied to the request that the summariser reads: as it is sent, or as the provider has
+    /// it cached.
     pub(crate) known: Arc<RecordedDecisions>,
-    /// What it consists of so.
+    /// The parts of the request in that form.
     pub(crate) parts: Vec<SketchPart>,
-    /// What it costs as it is sent.
+    /// The tokens of the request as it is sent.
     pub(crate) tokens: u64,
-    /// What is changed in it for the question.
+    /// The edits of the request for the summariser.
     pub(crate) edits: Vec<Edit>,
-    /// Its head, with its credentials.
+    /// The request's head, with its credentials.
     pub(crate) head: request::Parts,
-    /// Who may write it, and where each would cut, the first choice first.
+    /// Who may write it, and where each one would cut, the first choice first.
     pub(crate) choices: Vec<(SummaryAuthor, CutPoint)>,
     pub(crate) due: CompactionNeed,
-    /// Somebody asked for it. Where it is not written, that waits again.
+    /// The compaction that an operator requested. If no summary is written, it waits again.
     pub(crate) claim: Option<ClaimedCompaction>,
     pub(crate) writing: SummaryGuard,
 }
 
-/// A question for the summary of a piece.
+/// A request for the summary of a chunk.
 struct SummaryRequest<'a> {
     piece: HistoryChunk,
-    /// What the pieces before it came to.
+    /// The summary of the chunks before it.
     before: Option<&'a str>,
     /// The instruction.
     words: &'a str,
-    /// Output tokens that it may take.
+    /// Its output limit, tokens.
     output: u64,
-    /// Tokens that the question may have, where the piece is too large for it.
+    /// If the chunk is too large: the tokens that the request may have.
     room: Option<u64>,
 }
 
-/// What came of a call.
+/// The response to such a request.
 struct SummaryResponse {
     words: String,
     usage: Usage,
@@ -91,24 +93,24 @@ struct SummaryResponse {
 /// Why there is no summary.
 #[derive(Debug)]
 enum SummaryError {
-    /// The upstream refused, failed or could not be reached.
+    /// The upstream refused, failed or was unreachable.
     Upstream,
     /// It took too long.
     TimedOut,
-    /// It binds reasoning to what stood before it, and something else stands there now.
+    /// Reasoning is bound to its prefix, which differs in this request.
     Bound {
-        /// It said so in words that teach.
+        /// The provider's message is one that teaches a lesson.
         is_taught: bool,
     },
-    /// What it answered is no summary.
+    /// The response is not a usable summary.
     Rejected,
-    /// The provider does not compact by itself.
+    /// The provider has no compaction of its own.
     NotOffered,
-    /// It is no smaller than what it stands for, or leaves too much.
+    /// It is not smaller than what it replaces, or leaves too much.
     TooLarge,
-    /// Another replica writes one, or the store does not say.
+    /// Another replica writes one, or the store does not answer.
     NotOurs,
-    /// The store did not keep it.
+    /// The store did not save it.
     NotKept,
 }
 
@@ -137,13 +139,13 @@ impl SummaryJob {
                 self.writing.is_elsewhere();
                 self.others(deadline).await
             }
-            // Nobody knows whether somebody else writes: with the next request it is tried again.
+            // It is unknown whether another replica writes it: the next request tries again.
             Err(_) => Err(SummaryError::NotOurs),
         };
         if let (Err(SummaryError::NotOurs), Some((by, choice))) = (&kept, self.choices.first()) {
             self.tells(*by, choice, &kept, Usage::default(), began);
         }
-        // What others wrote is used first.
+        // A summary that another replica wrote is used first.
         if let (Ok(Some(_)) | Err(SummaryError::TooLarge), Some(claim)) = (&kept, &mut self.claim) {
             claim.is_over();
             if kept.is_err() {
@@ -156,13 +158,13 @@ impl SummaryJob {
         drop(self.claim);
         self.writing.ended(match kept {
             Ok(_) => Some(true),
-            // Nobody failed here.
+            // This is no failure of the thread.
             Err(SummaryError::NotOurs) => None,
             Err(_) => Some(false),
         });
     }
 
-    /// Has the summary written by the first of the choices that can, and keeps it.
+    /// Lets each choice try to write the summary, until one succeeds, and stores it.
     async fn first_that_can(
         &self,
         at: u64,
@@ -196,7 +198,7 @@ impl SummaryJob {
         kept
     }
 
-    /// Tells how one attempt ended, and what it cost.
+    /// Reports how one attempt ended, and what it cost.
     fn tells(
         &self,
         by: SummaryAuthor,
@@ -239,7 +241,8 @@ impl SummaryJob {
         }
     }
 
-    /// What is claimed: one at a time writes it, for all that grows from the same beginning.
+    /// The name of the claim: only one replica at a time writes a summary for conversations with the same
+    /// beginning.
     fn work(&self) -> String {
         let last = self.known.compact().map(|(_, compact)| compact.about).unwrap_or_default();
         let begins = self.prepared.conversation.chains().next().unwrap_or_default();
@@ -248,7 +251,7 @@ impl SummaryJob {
         format!("summary {:032x}", xxh3_128(what.as_bytes()))
     }
 
-    /// Waits for what another replica writes.
+    /// Waits for a summary that another replica writes.
     async fn others(
         &self,
         until: tokio::time::Instant,
@@ -269,7 +272,8 @@ impl SummaryJob {
         Err(SummaryError::NotOurs)
     }
 
-    /// The upstream and model that are asked, by name. What a provider writes is for its own model.
+    /// The names of the upstream and model that write it. A provider's own summary is for the request's
+    /// model.
     fn asked(&self, by: SummaryAuthor) -> (Option<&Upstream>, &str, &str) {
         if by == SummaryAuthor::Provider {
             return (None, &self.prepared.upstream, self.prepared.name());
@@ -282,7 +286,7 @@ impl SummaryJob {
         (other, upstream, policy.model.as_deref().unwrap_or(self.prepared.name()))
     }
 
-    /// Asks for the summary, in pieces where the history is too long for one request.
+    /// Requests the summary, in chunks if the history is too long for one request.
     async fn written(
         &self,
         choice: &CutPoint,
@@ -300,11 +304,11 @@ impl SummaryJob {
         let before = output.saturating_add(compact::most_quoted(&request));
         let history = room.saturating_sub(head).saturating_sub(before).max(room / 4);
         let pieces = match fits {
-            // As the provider has it in its cache.
+            // Unchanged, because the provider has it in its cache.
             true => vec![whole],
             false => compact::pieces(&request, &self.known, &self.parts, choice.cut, history),
         };
-        // Nothing is shortened where it fits: what was sent before is in the cache as it was.
+        // If everything fits, nothing is shortened: the provider has the unchanged prefix in its cache.
         let is_too_large =
             |piece| !fits && compact::weigh(&request, &self.known, &self.parts, piece) > history;
         let mut summary: Option<String> = None;
@@ -323,12 +327,12 @@ impl SummaryJob {
         self.judged(choice, written, tokens, None)
     }
 
-    /// Asks for a summary of a piece. Where its reasoning turns out to be bound to what stood before it, that
-    /// is learned, and it is asked for once more without.
+    /// Requests a summary of a chunk. If its reasoning turns out to be bound to the omitted prefix, that is
+    /// learned, and the request is repeated without the reasoning.
     async fn told(&self, asking: &SummaryRequest<'_>) -> Result<SummaryResponse, SummaryError> {
         let (_, upstream, model) = self.asked(SummaryAuthor::Summary);
         let source = LessonSource { upstream, model, ..self.prepared.source() };
-        // An earlier piece may have taught it.
+        // The request for an earlier chunk may have taught it.
         let is_bound =
             self.prepared.request().is_bound() || self.proxy.knows(&source, Lesson::ReasoningBound);
         let body = self.body(asking, is_bound).await.ok_or(SummaryError::Rejected)?;
@@ -343,7 +347,7 @@ impl SummaryJob {
         }
     }
 
-    /// What to look at above all.
+    /// What the summary should focus on.
     fn focuses(&self) -> impl Iterator<Item = &str> {
         let requested = self.claim.as_ref().and_then(ClaimedCompaction::focus);
         let focus = [self.prepared.policy.compact.focus.as_deref(), requested];
@@ -363,8 +367,8 @@ impl SummaryJob {
         u64::from(Tokenizer::now(self.prepared.model.family).reply().said(&part)) + STRUCTURE
     }
 
-    /// The body that asks for a summary of a piece, after what the pieces before it came to. `bound`: the
-    /// model binds its reasoning to what stood before it.
+    /// The body that requests a summary of a chunk, after the summary `before` of the chunks before it.
+    /// `bound`: the model binds its reasoning to its prefix.
     async fn body(&self, asking: &SummaryRequest<'_>, bound: bool) -> Option<Bytes> {
         let SummaryRequest { piece, before, words, output, room } = *asking;
         let edits = self.edits_of(piece, before, room)?;
@@ -389,7 +393,7 @@ impl SummaryJob {
         made.await.ok().flatten()
     }
 
-    /// Whether the model that is asked is the request's own, which has it in its cache.
+    /// Whether the summary is written by the request's own model, which has the request cached.
     fn is_of_its_model(&self) -> bool {
         let policy = &self.prepared.policy.compact;
         policy.model.is_none() && policy.upstream.is_none()
@@ -401,7 +405,7 @@ impl SummaryJob {
         target.map_or("/", |target| target.as_str()).to_owned()
     }
 
-    /// What is changed in the request's body so that it holds this piece alone.
+    /// The edits that leave only this chunk in the request's body.
     fn edits_of(
         &self,
         piece: HistoryChunk,
@@ -441,7 +445,7 @@ impl SummaryJob {
         Some(edits)
     }
 
-    /// The summary as a fact, if it is worth its place.
+    /// The summary as a fact, if it is accepted.
     fn judged(
         &self,
         choice: &CutPoint,
@@ -460,7 +464,7 @@ impl SummaryJob {
             near: choice.near.clone(),
             is_own: choice.is_own,
             at: now(),
-            request: self.prepared.id.clone(),
+            exchange: self.prepared.exchange.clone(),
             raw: written.raw.into(),
             was: choice.was,
             tokens: u32::try_from(tokens).unwrap_or(u32::MAX),
@@ -477,7 +481,7 @@ impl SummaryJob {
     }
 }
 
-/// What nobody can guess who wrote a summary before it was drawn.
+/// A random number, so that nobody could guess the summary's frame when they wrote its content.
 fn seed() -> Result<u32, SummaryError> {
     getrandom::u32().map_err(|_| SummaryError::Rejected)
 }

@@ -1,7 +1,7 @@
-//! What a client asked for: its request read, placed and measured, before it is forwarded.
+//! The client's request, read, placed and planned before it is forwarded.
 //!
-//! Works on a copy where the body is compressed; changes nothing. Whatever cannot be understood is
-//! left out and told: the request goes on as it is.
+//! A compressed body is read from a decompressed copy. Changes nothing itself. What cannot be understood is
+//! left out and reported: the request is then sent as it is.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use super::outbound::BodyChanges;
 use crate::config::{Mode, ProviderCounting, Tenants, Upstream};
 use crate::context::plan::{self, Overlay, RecordedDecisions};
 use crate::context::policy::EchoRule;
-use crate::context::{Turn, reasoning};
+use crate::context::{SessionId, TenantId, Turn, reasoning};
 use crate::dialect::credentials::{Tenant, gives_away};
 use crate::dialect::identity::{self, ANONYMOUS, Identity};
 use crate::dialect::lesson::Lesson;
@@ -50,43 +50,43 @@ use crate::wire::splice::Edit;
 /// A request as the client sent it, without its body.
 pub(crate) struct ClientRequest {
     target: Uri,
-    /// Kept only where a conversation is held.
+    /// Kept only if the path is one with a conversation.
     headers: HeaderMap,
-    /// The protocol that the path tells.
+    /// The protocol, as the path shows it.
     pub(crate) dialect: Option<Dialect>,
-    /// What the path says it is for.
+    /// The purpose, as the path shows it.
     pub(crate) purpose: Option<Purpose>,
     transport: Transport,
 }
 
-/// What was understood of a request.
+/// The result of reading a request.
 #[derive(Default)]
 pub(crate) struct AnalyzedRequest {
-    /// Makes a turn of the reply.
+    /// Makes a turn from the reply.
     pub(crate) pending: Option<PendingExchange>,
-    /// Writes a summary once the request is answered.
+    /// The summary to write after the response.
     pub(crate) writer: Option<SummaryJob>,
-    /// What is changed in its body.
+    /// The changes of its body.
     pub(crate) changes: BodyChanges,
-    /// Answers it where it counts tokens and nobody else does.
+    /// Answers a token count if the upstream does not.
     pub(crate) count: Option<CountFallback>,
 }
 
-/// A request that knows its place.
+/// A request with its place in a session.
 #[derive(Default)]
 pub(crate) struct PlacedRequest {
-    /// Makes a turn of the reply.
+    /// Makes a turn from the reply.
     pub(crate) pending: Option<PendingExchange>,
     writer: Option<SummaryJob>,
     edits: Vec<Edit>,
-    /// What the head has to list for them.
+    /// The beta that has to be added to the head for the edits.
     beta: Option<&'static str>,
     added: Vec<AddedOption>,
     count: Option<CountFallback>,
 }
 
 impl ClientRequest {
-    /// Reads method and path; the headers are kept for later.
+    /// Reads method and path. The headers are kept for later.
     pub(crate) fn new(head: &request::Parts) -> Self {
         let target = head.uri.path_and_query().map_or("/", |target| target.as_str());
         let endpoint = paths::endpoint(&head.method, target);
@@ -99,24 +99,23 @@ impl ClientRequest {
         }
     }
 
-    /// The dialect whose request is read, if it is one that has a body.
+    /// The dialect in which the body is read, if the request has one.
     pub(crate) fn read_as(&self) -> Option<Dialect> {
         self.dialect.filter(|_| self.transport != Transport::WebSocket)
     }
 
-    /// Whether requests and replies are frames, once the upgrade is granted.
+    /// Whether requests and replies are frames, once the upgrade is accepted.
     pub(crate) fn is_over_websocket(&self) -> bool {
         self.transport == Transport::WebSocket
     }
 
-    /// The dialect whose response is read.
+    /// The dialect in which the response is read.
     pub(crate) fn answered_in(&self) -> Option<Dialect> {
         self.dialect.filter(|_| self.transport == Transport::Http)
     }
 
-    /// Reads the body and opens the ledger. A panic in here costs us what would have been known,
-    /// nothing else.
-    /// `head`: the request's, as it goes out.
+    /// Reads the body and opens the ledger. A panic in here only costs the plan. `head`: the request's, as it
+    /// is sent.
     pub(crate) async fn understand(
         &self,
         body: &Bytes,
@@ -166,7 +165,7 @@ impl ClientRequest {
         Some(AnalyzedRequest { pending, writer, changes, count })
     }
 
-    /// How its body is read.
+    /// The reader for its body.
     pub(crate) fn reader(
         &self,
         dialect: Dialect,
@@ -181,8 +180,8 @@ impl ClientRequest {
         }
     }
 
-    /// Finds the request's place among the turns of its session, and what it will cost. `head`: as it goes
-    /// out, where the request can still be changed.
+    /// Finds the request's place among the turns of its session, and plans it. `head`: as it is sent, if the
+    /// request can still be changed.
     pub(crate) async fn placed(
         &self,
         analysis: RequestAnalysis,
@@ -194,24 +193,22 @@ impl ClientRequest {
         recorder.event.tenant = tenant.as_ref().ok().cloned();
         let reads = self.read_budget(&analysis.conversation, head.is_some(), recorder);
         let mut prepared = self.prepared(analysis, &who, recorder, &reads).await;
-        if let Err(why) = tenant {
-            recorder.stood_aside(why);
-            let prepared = Arc::new(prepared);
-            recorder.event.estimate = PlannedRequest::alone(&prepared).await;
-            return self.counted_alone(prepared, recorder);
-        }
+        let tenant = match tenant {
+            Ok(tenant) => tenant,
+            Err(why) => return self.of_nobody(prepared, why, recorder).await,
+        };
         if prepared.conversation.purpose == Purpose::Count {
-            let counted = self.counted(prepared, &who, recorder, &reads).await;
+            let counted = self.counted(prepared, &tenant, &who, recorder, &reads).await;
             waited(&reads, recorder);
             return counted;
         }
         let proxy = recorder.proxy.clone();
         let head = head.filter(|_| !self.is_signed());
-        let asked = asked(&prepared, &who, recorder, &reads);
+        let asked = asked(&prepared, &tenant, &who, recorder, &reads);
         let opened = proxy.ledgers.open(asked, &prepared.conversation).await;
         waited(&reads, recorder);
         let Some(mut opened) = opened else {
-            // It goes as it came, and is no turn: the next request finds the session.
+            // It is sent as it came, and stored as no turn: the next request finds the session.
             recorder.stood_aside(FailOpen::SessionLate);
             recorder.event.estimate = PlannedRequest::alone(&Arc::new(prepared)).await;
             return PlacedRequest::default();
@@ -264,11 +261,25 @@ impl ClientRequest {
         PlacedRequest { edits, beta, pending: Some(pending), writer, added, count: None }
     }
 
-    /// A call that counts tokens belongs to no thread, because nothing grows from it. It is asked for
-    /// what would be sent.
+    /// It is not known whose the request is: it takes no place, and is estimated from itself alone.
+    async fn of_nobody(
+        &self,
+        prepared: PreparedRequest,
+        why: FailOpen,
+        recorder: &mut ExchangeRecorder,
+    ) -> PlacedRequest {
+        recorder.stood_aside(why);
+        let prepared = Arc::new(prepared);
+        recorder.event.estimate = PlannedRequest::alone(&prepared).await;
+        self.counted_alone(prepared, recorder)
+    }
+
+    /// A call that counts tokens is on no thread, because no turn continues it. It is sent in the form in
+    /// which the counted request would be sent.
     async fn counted(
         &self,
         mut prepared: PreparedRequest,
+        tenant: &TenantId,
         who: &Identity,
         recorder: &mut ExchangeRecorder,
         reads: &ReadBudget,
@@ -278,14 +289,14 @@ impl ClientRequest {
             return self.counted_alone(Arc::new(prepared), recorder);
         }
         let is_shadow = prepared.mode == Mode::Shadow;
-        // A thread that was rewritten before is repeated, as its turns would be.
+        // Shadow mode would decide; but a thread that was rewritten before is repeated, as its turns are.
         prepared.mode = if is_shadow { Mode::Observe } else { prepared.mode };
-        let asks = asked(&prepared, who, recorder, reads);
+        let asks = asked(&prepared, tenant, who, recorder, reads);
         let mut peeked = proxy.ledgers.peek(asks, &prepared.conversation).await;
         let is_plain = matches!(&peeked, LookupOutcome::Found(it) if it.known.decides_nothing());
         if is_shadow && is_plain {
             prepared.mode = Mode::Shadow;
-            let asks = asked(&prepared, who, recorder, reads);
+            let asks = asked(&prepared, tenant, who, recorder, reads);
             peeked = proxy.ledgers.peek(asks, &prepared.conversation).await;
         }
         let known = match peeked {
@@ -314,7 +325,7 @@ impl ClientRequest {
         PlacedRequest { edits: planned.edits, beta, added, count, ..PlacedRequest::default() }
     }
 
-    /// A request that goes as it came, and that nothing is kept of.
+    /// A request that is sent as it came, and that is not stored.
     fn counted_alone(
         &self,
         prepared: Arc<PreparedRequest>,
@@ -325,7 +336,7 @@ impl ClientRequest {
         PlacedRequest { count, ..PlacedRequest::default() }
     }
 
-    /// What answers the request where it counts tokens and its upstream does not.
+    /// The fallback for a request that counts tokens, if its upstream does not.
     fn count_fallback(
         &self,
         prepared: Arc<PreparedRequest>,
@@ -338,14 +349,14 @@ impl ClientRequest {
         is_count.then(|| CountFallback::new(prepared, sent, self.target(), how))
     }
 
-    /// The provider's id of the request, from its answer's headers; one that gives a credential away is none.
+    /// The provider's id of the request, from the response's headers; `None` if it reveals a credential.
     pub(crate) fn provider_request_id(
         &self,
         answered: &HeaderMap,
         proxy: &Proxy,
         upstream: &Upstream,
     ) -> Option<Box<str>> {
-        // Of other paths the headers are not kept, and nobody could tell a credential in it.
+        // For other paths the headers are not kept, so a credential in the id could not be recognised.
         let id = self.dialect.and_then(|_| provider_request_id(answered))?;
         let own = upstream.credential.as_ref().map(|(_, secret)| secret.0.as_bytes());
         let is_told = own.is_some_and(|own| gives_away(id, own))
@@ -353,14 +364,14 @@ impl ClientRequest {
         (!is_told).then(|| id.into())
     }
 
-    /// Whether the client signed the body (AWS): not a byte of it can change (`docs/protocols.md` 1.1).
+    /// Whether the client signed the body (AWS), so that no byte of it may change (`docs/protocols.md` 1.1).
     fn is_signed(&self) -> bool {
         let scheme = self.headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
         scheme.is_some_and(|scheme| scheme.starts_with(b"AWS4-"))
     }
 
-    /// What is asked on our behalf, where the body can be changed as it is.
-    /// `parent`: the turn that it grew from.
+    /// What is requested on the client's behalf, if the body is not compressed. `parent`: the turn that it
+    /// continues.
     fn added(
         &self,
         prepared: &PreparedRequest,
@@ -373,7 +384,7 @@ impl ClientRequest {
         upstream.map_or_else(Vec::new, |it| AddedOption::to(prepared, &recorder.proxy, it, parent))
     }
 
-    /// A request with all that is known of model and upstream; its session is not known yet.
+    /// A request with everything that is known about its model and upstream, but not yet about its session.
     async fn prepared(
         &self,
         analysis: RequestAnalysis,
@@ -390,7 +401,7 @@ impl ClientRequest {
         let behind = recorder.event.upstream.clone().unwrap_or_default();
         let vouched = proxy.knows_apart(Some(&behind));
         let source =
-            LessonSource { tenant: tenant.as_deref(), upstream: &behind, model: name, vouched };
+            LessonSource { tenant: tenant.as_ref(), upstream: &behind, model: name, vouched };
         let lessons = proxy.ledgers.lessons();
         let taught = lessons.ready(reads, now()).await;
         let window = lessons.window(&source, model.window, now());
@@ -410,16 +421,16 @@ impl ClientRequest {
         if proxy.knows(&source, Lesson::ReasoningBound) {
             model.binding = ReasoningBinding::Prefix;
         }
-        let pupil = tenant.as_deref().filter(|_| !vouched);
+        let pupil = tenant.as_ref().filter(|_| !vouched);
         let counted = (&*behind, name, pupil);
         let learned = proxy.calibration.of(&proxy.ledgers, counted, model.family, reads);
         let (learned, counting) = learned.await;
-        let id = recorder.event.id.clone();
+        let exchange = recorder.event.id.clone();
         if taught != RecallOutcome::Known || counting != RecallOutcome::Known {
             recorder.stood_aside(FailOpen::Store);
         }
         PreparedRequest {
-            id,
+            exchange,
             tenant,
             vouched,
             upstream: behind,
@@ -442,7 +453,7 @@ impl ClientRequest {
         }
     }
 
-    /// What may be done to the request.
+    /// The mode of the request.
     fn mode(&self, recorder: &ExchangeRecorder) -> Mode {
         let proxy = &recorder.proxy;
         let upstream = proxy.upstream(recorder.event.upstream.as_deref());
@@ -450,9 +461,9 @@ impl ClientRequest {
         proxy.config.client_mode.mode(limit, headers::mode(&self.headers))
     }
 
-    /// How long the request may wait for the store. Where it was answered before, the cuts that its prefix was
-    /// sent with may be in the store alone: these are waited for longer than they would be missed, whatever the
-    /// mode is by now. `open`: it can still be changed.
+    /// How long the request may wait for the store. If it continues an answered request, the cuts in its
+    /// prefix may only be in the store. Without them the cache would break, so the wait is longer, whatever
+    /// the mode is now. `open`: the request can still be changed.
     fn read_budget(
         &self,
         conversation: &Conversation,
@@ -470,9 +481,9 @@ impl ClientRequest {
         reads.with_first_load(first, recorder.proxy.shutdown.subscribe())
     }
 
-    /// Whose memory the request may use, or why it has none: then nothing of it is kept, and nothing that was
-    /// kept is used for it.
-    fn tenant(&self, proxy: &Proxy) -> Result<Box<str>, FailOpen> {
+    /// The tenant of the request; an error if there is none. Then nothing of it is stored, and nothing stored
+    /// is used for it.
+    fn tenant(&self, proxy: &Proxy) -> Result<TenantId, FailOpen> {
         if proxy.config.tenants == Tenants::One {
             return Ok(ANONYMOUS.into());
         }
@@ -484,7 +495,7 @@ impl ClientRequest {
         }
     }
 
-    /// What the upstream does with reasoning that is sent back: as configured, as learned, as known.
+    /// The upstream's rule for reasoning that is sent back: configured, else learned, else known.
     fn echo(&self, proxy: &Proxy, upstream: &Upstream, source: &LessonSource<'_>) -> EchoRule {
         if let Some(rule) = upstream.reasoning_echo {
             return rule;
@@ -499,7 +510,7 @@ impl ClientRequest {
         }
     }
 
-    /// What is known about the model; one that is not known is named once in the log.
+    /// What is known about the model. An unknown model is logged once.
     fn model(&self, conversation: &Conversation, recorder: &ExchangeRecorder) -> Model {
         let proxy = &recorder.proxy;
         let name = conversation.model.as_deref().unwrap_or_default();
@@ -521,7 +532,7 @@ impl ClientRequest {
     }
 }
 
-/// Tells what is done to a request.
+/// Records what is done to a request.
 fn tell_plan(planned: &PlannedRequest, recorder: &mut ExchangeRecorder) {
     planned.stood_aside.into_iter().for_each(|why| recorder.stood_aside(why));
     recorder.event.done = planned.done.clone();
@@ -530,17 +541,17 @@ fn tell_plan(planned: &PlannedRequest, recorder: &mut ExchangeRecorder) {
     }
 }
 
-/// Tells that words that waited are said with the request.
+/// Announces that queued messages are sent with the request.
 fn announce_taken(taken: &[Box<str>], scope: &Scope, recorder: &ExchangeRecorder) {
     for id in taken {
         let Scope { tenant, session } = scope.clone();
-        let (id, request, at) = (id.clone(), Some(recorder.event.id.clone()), now());
+        let (id, exchange, at) = (id.clone(), Some(recorder.event.id.clone()), now());
         let news = MessageEvent {
             id,
             step: MessageStep::Taken,
             tenant,
             session,
-            request,
+            exchange,
             position: None,
             at,
         };
@@ -548,7 +559,7 @@ fn announce_taken(taken: &[Box<str>], scope: &Scope, recorder: &ExchangeRecorder
     }
 }
 
-/// Tells how long the request waited for the store, if at all.
+/// Records how long the request waited for the store, if it did.
 fn waited(reads: &ReadBudget, recorder: &mut ExchangeRecorder) {
     let waited = reads.spent();
     if waited.is_zero() {
@@ -559,26 +570,27 @@ fn waited(reads: &ReadBudget, recorder: &mut ExchangeRecorder) {
     recorder.event.session_load_us = is_long.then_some(waited.as_micros() as u64);
 }
 
-/// By what a request is placed.
+/// What a request is placed by.
 fn asked<'a>(
     prepared: &'a PreparedRequest,
+    tenant: &'a TenantId,
     who: &'a Identity,
     recorder: &'a ExchangeRecorder,
     reads: &'a ReadBudget,
 ) -> ledgers::SessionLookup<'a> {
     ledgers::SessionLookup {
-        tenant: recorder.event.tenant.as_deref().unwrap_or(ANONYMOUS),
-        session: who.session.as_deref(),
+        tenant,
+        session: who.session.as_ref(),
         client_thread: who.thread.as_deref(),
-        request: &prepared.id,
+        exchange: &prepared.exchange,
         shadow: prepared.mode == Mode::Shadow,
         timeout: Duration::from_millis(recorder.proxy.config.limits.settle_ms),
         reads,
     }
 }
 
-/// Whether a session is left untouched for comparison: a share of all, the same ones for ever.
-fn is_held_out(session: &str, mode: Mode, proxy: &Proxy) -> bool {
-    let drawn = (xxh3_64(session.as_bytes()) >> 11) as f64 / (1u64 << 53) as f64;
+/// Whether a session is held out for comparison: a fixed share of all sessions, chosen by hash.
+fn is_held_out(session: &SessionId, mode: Mode, proxy: &Proxy) -> bool {
+    let drawn = (xxh3_64(session.as_str().as_bytes()) >> 11) as f64 / (1u64 << 53) as f64;
     mode == Mode::Active && drawn < proxy.config.policy.prune.hold_out
 }

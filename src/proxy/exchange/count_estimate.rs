@@ -1,8 +1,9 @@
-//! A token count that its upstream does not make is answered with our estimate, in the provider's shape.
+//! Answers a request for a token count with our estimate, in the provider's shape, if the upstream has no
+//! such endpoint.
 //!
-//! Nothing is asked where the configuration or an earlier answer says that there is no such endpoint; else the
-//! upstream is asked, and its answer passes unless it says so now. `x-plimsoll-estimated` carries the band, so
-//! that nobody takes the number for the provider's.
+//! The upstream is not asked if the configuration or an earlier response says that it has none. Otherwise it
+//! is asked, and its response is forwarded unless it says so now. `x-plimsoll-estimated` has the estimate's
+//! range, so that nobody takes the number for the provider's.
 
 use std::sync::Arc;
 
@@ -21,21 +22,21 @@ use crate::proxy::plan::planned_request;
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::telemetry::CountEstimate;
 
-/// The band of an estimate that stands in place of a provider's count: `low-high`, tokens.
+/// The range of an estimate that replaces a provider's count: `low-high`, tokens.
 const ESTIMATED: HeaderName = HeaderName::from_static("x-plimsoll-estimated");
-/// Most bytes of an answer that says that there is no such endpoint.
+/// Most bytes that are read of a response saying that there is no such endpoint.
 const ANSWER_BYTES: usize = 16 * 1024;
 
-/// A count that can be answered here.
+/// A request for a count that can be answered here.
 pub(crate) struct CountFallback {
     prepared: Arc<PreparedRequest>,
     /// What would be sent.
     sent: Overlay,
     known: Arc<RecordedDecisions>,
-    /// Path and query, as the client asked.
+    /// Path and query of the client's request.
     target: Box<str>,
     wanted: CountTokens,
-    /// How far we may go.
+    /// The mode of the request.
     mode: Mode,
 }
 
@@ -49,7 +50,7 @@ impl CountFallback {
         Self { prepared, sent, known, target: target.into(), wanted, mode }
     }
 
-    /// The answer where the upstream need not be asked.
+    /// The response, if the upstream need not be asked.
     pub(crate) async fn answer_unasked(
         &self,
         recorder: &mut ExchangeRecorder,
@@ -65,8 +66,8 @@ impl CountFallback {
         self.answer(why, recorder).await
     }
 
-    /// The answer where the upstream has no such endpoint; else what it answered. `head`: the request's, as it
-    /// went out.
+    /// The response if the upstream has no such endpoint; else an error with the upstream's response. `head`:
+    /// the request's, as it was sent.
     pub(crate) async fn answer_missing(
         &self,
         response: Response<OutgoingBody>,
@@ -88,12 +89,12 @@ impl CountFallback {
         self.answer(CountEstimate::Missing, recorder).await.ok_or_else(|| begun.into_response())
     }
 
-    /// Whether an answer says that nothing counts there. A model that is not there is another fault, and its
-    /// provider says so.
+    /// Whether a response says that there is no such endpoint. A missing model is another fault, and is
+    /// reported by the provider itself.
     async fn is_missing(&self, begun: &StartedResponse, head: &request::Parts) -> bool {
         let status = begun.head.status;
         let kind = begun.head.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
-        // No provider answers with a page; what stands before it does, where it knows no such path.
+        // No provider responds with a web page; a gateway before it does, for an unknown path.
         if status != StatusCode::NOT_FOUND || kind.is_some_and(|kind| kind.starts_with("text/html"))
         {
             return true;

@@ -1,8 +1,8 @@
-//! The newest request of a session, kept for a while, so that somebody can look at what compacting it would
-//! do, have it done at once where a summariser has a credential of its own, or have it counted.
+//! The latest request of a session, kept in memory for a while. Operators can preview its compaction, start
+//! it at once if the summariser has a credential of its own, or have the request counted.
 //!
-//! Nothing is written down. A client's credential is held for the counting endpoint alone, for ten minutes,
-//! and only where the upstream has none of its own.
+//! Nothing is written to the store. A client's credential is held only for the counting endpoint, for ten
+//! minutes, and only if the upstream has none of its own.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -28,7 +28,7 @@ use crate::store::ledgers::{LatestRequest, OpenedSession, ProviderRecount, Recou
 use crate::telemetry::CountOutcome;
 use crate::wire::splice::{self, Edit};
 
-/// What a summary of it takes.
+/// A request, with everything that summarising it needs.
 struct SummaryContext {
     proxy: Weak<Proxy>,
     prepared: Arc<PreparedRequest>,
@@ -38,10 +38,10 @@ struct SummaryContext {
     parts: Vec<SketchPart>,
     tokens: u64,
     edits: Vec<Edit>,
-    /// Without its credentials; where a summary can be begun with it.
+    /// Without its credentials; only if a summary can be started with it.
     head: Option<request::Parts>,
-    /// For the counting endpoint: where the upstream has no credential of its own, with the client's, and
-    /// gone after [`CREDENTIAL_LASTS`].
+    /// The head for the counting endpoint. If the upstream has no credential of its own, it has the client's,
+    /// and is dropped after [`CREDENTIAL_LASTS`].
     counted_by: Arc<Mutex<Option<request::Parts>>>,
     forgets: Option<AbortHandle>,
 }
@@ -55,7 +55,7 @@ impl Drop for SummaryContext {
     }
 }
 
-/// Keeps a turn of a session's main conversation.
+/// Keeps the request, if it is on the session's main line.
 pub(crate) fn keep(
     proxy: &Arc<Proxy>,
     prepared: &Arc<PreparedRequest>,
@@ -71,7 +71,7 @@ pub(crate) fn keep(
     let head = may_begin.then(|| without_credentials(proxy, head_of_client));
     let upstream = proxy.upstream(Some(&prepared.upstream));
     let has_own = upstream.is_some_and(|upstream| upstream.credential.is_some());
-    // Where its protocol has no endpoint that counts there is nothing to hold.
+    // Without a counting endpoint in its protocol, no head is held.
     let has_endpoint = prepared.conversation.dialect != Dialect::OpenaiChat;
     let counted_by = has_endpoint.then(|| match has_own {
         true => without_credentials(proxy, head_of_client),
@@ -104,7 +104,7 @@ pub(crate) fn keep(
     proxy.ledgers.keep_latest_request(opened, one);
 }
 
-/// A client's head as far as it may be held for long.
+/// A client's head without what must not be held for long.
 fn without_credentials(proxy: &Proxy, head: &request::Parts) -> request::Parts {
     let mut head = head.clone();
     let headers = std::mem::take(&mut head.headers);
@@ -114,7 +114,7 @@ fn without_credentials(proxy: &Proxy, head: &request::Parts) -> request::Parts {
     head
 }
 
-/// Lets go of a client's credential in time. One task a session: it ends with what it is for.
+/// Drops a client's credential after its time. One task per session, which ends when the request is replaced.
 fn forgets_later(head: &Arc<Mutex<Option<request::Parts>>>, lasts: Duration) -> AbortHandle {
     let held = Arc::downgrade(head);
     let task = tokio::spawn(async move {
@@ -136,7 +136,7 @@ fn has_summariser(proxy: &Proxy, prepared: &PreparedRequest) -> bool {
 }
 
 impl SummaryContext {
-    /// Who would write it, and where it would be cut.
+    /// Who would write a summary, and where it would cut.
     fn choice(&self, writers: &[SummaryAuthor]) -> Option<(SummaryAuthor, CutPoint)> {
         let request = self.prepared.request();
         writers
@@ -150,7 +150,7 @@ impl SummaryContext {
         Some(compact::outlook(&request, by, &choice, self.tokens))
     }
 
-    /// Asks the provider how many tokens it is, as it was sent.
+    /// Asks the provider for the request's token count, in the form in which it was sent.
     async fn counted(self: Arc<Self>) -> Result<ProviderRecount, RecountError> {
         if self.prepared.conversation.dialect == Dialect::OpenaiChat {
             return Err(RecountError::NoEndpoint);
@@ -168,10 +168,14 @@ impl SummaryContext {
                 RecountError::Failed
             }
         })?;
-        Ok(ProviderRecount { request: self.prepared.id.clone(), tokens, estimated: self.tokens })
+        Ok(ProviderRecount {
+            exchange: self.prepared.exchange.clone(),
+            tokens,
+            estimated: self.tokens,
+        })
     }
 
-    /// Begins a summary by the summariser; `false` where one is being written, or nothing can be cut.
+    /// Begins a summary by the configured upstream; `false` if one is being written, or nothing can be cut.
     fn begin(&self, focus: Option<Box<str>>) -> bool {
         let (Some(proxy), Some(head)) = (self.proxy.upgrade(), &self.head) else { return false };
         let Some(choice) = self.choice(&[SummaryAuthor::Summary]) else { return false };

@@ -1,7 +1,7 @@
 //! One request, top to bottom (`docs/architecture.md` "Life of a request").
 //!
-//! Reads like the list it implements. Nothing in here may cost the client an answer: what fails on
-//! the way is left out, and the original goes on.
+//! Reads like that list. Nothing in here may cost the client its response: a step that fails is left out, and
+//! the original is sent.
 
 mod client_request;
 mod count_estimate;
@@ -52,7 +52,7 @@ use crate::proxy::upstream::route;
 use crate::telemetry::clock::now;
 use crate::telemetry::{ClientTimeout, Exchange, FailOpen};
 
-/// Answers one request.
+/// Handles one request.
 pub(crate) async fn run(
     proxy: Arc<Proxy>,
     request: Request<Incoming>,
@@ -91,7 +91,7 @@ pub(crate) async fn run(
     Box::pin(answered(&proxy, &asked, routed, body, recorder)).await
 }
 
-/// The answer where there is no room for another connection.
+/// The response if there is no room for another connection.
 pub(crate) fn turned(
     proxy: &Arc<Proxy>,
     request: &Request<Incoming>,
@@ -106,7 +106,7 @@ pub(crate) fn turned(
     response
 }
 
-/// Tells of what came and was no request.
+/// Records data that is not an HTTP request.
 pub(crate) fn unread(proxy: &Proxy, fault: &ProxyError) {
     let mut event = Exchange::begun(proxy.next_id(), now(), "none", "");
     event.status = Some(fault.status().as_u16());
@@ -114,7 +114,7 @@ pub(crate) fn unread(proxy: &Proxy, fault: &ProxyError) {
     proxy.telemetry.tell(event);
 }
 
-/// A request that knows where it goes; its head is as the upstream gets it.
+/// A request with its upstream; its head is as the upstream gets it.
 struct RoutedRequest<'p> {
     upstream: &'p Upstream,
     head: request::Parts,
@@ -141,13 +141,13 @@ impl<'p> RoutedRequest<'p> {
         head.uri = address.ok_or_else(|| no_upstream(upstreams, &asked))?;
         let headers = std::mem::take(&mut head.headers);
         head.headers = outgoing_headers(headers, proxy, upstream, head.version, upgrade);
-        // Which version the upstream speaks is found out when connecting.
+        // The upstream's HTTP version is only known after connecting.
         head.version = Version::HTTP_11;
         Ok(Self { upstream, head, upgrade })
     }
 }
 
-/// What is said of a request that no upstream takes.
+/// The error for a request that no upstream takes.
 fn no_upstream(upstreams: &[Upstream], asked: &Uri) -> ProxyError {
     ProxyError::NoUpstream {
         known: upstreams.iter().map(|upstream| upstream.name.clone()).collect(),
@@ -155,8 +155,8 @@ fn no_upstream(upstreams: &[Upstream], asked: &Uri) -> ProxyError {
     }
 }
 
-/// Whether a connection may leave HTTP for a protocol. With the operator's credential only for the one that
-/// models are asked over.
+/// Whether a connection may switch to this protocol. With the operator's credential, only WebSocket is
+/// allowed.
 fn is_wanted(upstream: &Upstream, protocol: &str) -> bool {
     !headers::is_http2(protocol)
         && (upstream.credential.is_none() || protocol.eq_ignore_ascii_case("websocket"))
@@ -193,8 +193,8 @@ fn outgoing_headers(
     headers::set_host(headers, &upstream.base)
 }
 
-/// An upstream's headers as the client gets them. What is asked with the operator's credential is no page's
-/// business, whatever the upstream allows.
+/// The upstream's headers as the client gets them. If the operator's credential was used, no web page may
+/// read the response, whatever the upstream allows.
 fn answered_headers(
     headers: HeaderMap,
     recorder: &ExchangeRecorder,
@@ -221,7 +221,7 @@ async fn answered(
         Ok(read) => read,
         Err(fault) => return ours(&fault, recorder),
     };
-    // What a summary was waited for is told by itself.
+    // The wait for a summary is reported separately.
     let waited = recorder.event.compaction_wait_us.unwrap_or(0);
     recorder.event.request_side_us = (here.elapsed().as_micros() as u64).saturating_sub(waited);
     if let Some(pending) = &mut pending {
@@ -279,13 +279,13 @@ async fn answered(
     tapped(response, recorder, actions, asked_usage, unpruned).await
 }
 
-/// A request whose body is here, or on its way unread.
+/// A request whose body is collected, or streams through unread.
 struct CollectedRequest {
     outbound: OutboundRequest,
     pending: Option<PendingExchange>,
     writer: Option<SummaryJob>,
     count: Option<CountFallback>,
-    /// When its body was here.
+    /// When its body was complete.
     here: Instant,
 }
 
@@ -332,8 +332,8 @@ async fn read_request(
     Ok(CollectedRequest { outbound, pending, writer, count, here })
 }
 
-/// An upstream's answer, on its way to the client. `asked_usage`: it answers a body that asked for
-/// usage on our behalf. `unpruned`: what its usage is to be told with.
+/// Forwards an upstream's response. `asked_usage`: the request asked for usage on the client's behalf.
+/// `unpruned`: tokens that are added to the usage.
 async fn tapped(
     response: Response<OutgoingBody>,
     mut recorder: ExchangeRecorder,
@@ -350,7 +350,7 @@ async fn tapped(
     let host = upstream.and_then(|upstream| upstream.base.host()).unwrap_or_default();
     actions.altering = match unpruned {
         _ if asked_usage => altering(&mut parts, |kind, headers| {
-            // What is no stream says nothing that was not asked.
+            // A response that is not a stream has usage anyway.
             let is_whole = kind.starts_with("application/json");
             let hiding =
                 UsageStrip::new(host, headers::codings(headers), memory).filter(|_| !is_whole);
@@ -377,7 +377,7 @@ async fn tapped(
     Response::from_parts(parts, ResponseBody::Tapped(tap, pieces))
 }
 
-/// What sees to a stream on which nothing comes. `headers`: as the client gets them.
+/// Watches for silence in a stream. `headers`: as the client gets them.
 fn silence(headers: &HeaderMap, recorder: &ExchangeRecorder) -> Option<StreamSilence> {
     let (event, limits) = (&recorder.event, &recorder.proxy.config.limits);
     let seconds = |wanted: u64| (wanted > 0).then(|| Duration::from_secs(wanted));
@@ -391,8 +391,8 @@ fn silence(headers: &HeaderMap, recorder: &ExchangeRecorder) -> Option<StreamSil
     StreamSilence::new(event.dialect, upstream, headers, limits, before)
 }
 
-/// What changes a response on its way, where it can be: hides what we asked for in a stream, or tells
-/// another usage. Its length then changes, and it has no encoding any more.
+/// The edits of a response, if it can be edited: removes the usage that we asked for from a stream, or
+/// changes the usage. The response then loses its length and its encoding.
 fn altering(
     parts: &mut response::Parts,
     with: impl FnOnce(&str, &HeaderMap) -> Option<ResponseEdits>,
@@ -408,7 +408,7 @@ fn altering(
     Some(Box::new(altering))
 }
 
-/// Says what this is.
+/// Responds with a greeting that says what Plimsoll is.
 fn greeted(mut recorder: ExchangeRecorder) -> Response<ResponseBody> {
     let mut response = answer::greeting();
     recorder.stamp(response.headers_mut());
@@ -417,7 +417,7 @@ fn greeted(mut recorder: ExchangeRecorder) -> Response<ResponseBody> {
     response.map(|body| ResponseBody::Ours(Some(body)))
 }
 
-/// A count of our own, in place of the upstream's.
+/// Responds with an estimated count, instead of the upstream's.
 fn estimated(
     mut response: Response<Bytes>,
     mut recorder: ExchangeRecorder,
@@ -429,7 +429,7 @@ fn estimated(
     response.map(|body| ResponseBody::Ours(Some(body)))
 }
 
-/// An answer of our own.
+/// Responds with an error of our own.
 fn ours(fault: &ProxyError, mut recorder: ExchangeRecorder) -> Response<ResponseBody> {
     let mut response = fault.answer(recorder.event.dialect);
     recorder.stamp(response.headers_mut());
@@ -450,7 +450,7 @@ fn fault(upstream: &Upstream, error: UpstreamError) -> ProxyError {
     }
 }
 
-/// Leaves HTTP: tunnelled byte for byte, or refused where policy says so.
+/// Switches protocols: tunnels bytes unchanged, or refuses if policy says so.
 async fn upgraded(
     proxy: &Proxy,
     asked: ClientRequest,

@@ -1,6 +1,6 @@
-//! A request as its client sent it, with what it takes to send it again, untouched or changed.
+//! A request as its client sent it, kept so that it can be sent again, with or without changes.
 //!
-//! Without a change it is the same allocation that came: not one byte differs.
+//! Without changes it is the same allocation that was received, byte for byte.
 
 use bytes::Bytes;
 use http::header::CONTENT_ENCODING;
@@ -28,8 +28,7 @@ impl OriginalRequest {
         (self.head.clone(), body)
     }
 
-    /// Head and body as they are with these changes; `None` where there are none, or they do not fit
-    /// the body.
+    /// Head and body with these changes; `None` if there are none, or if they do not fit the body.
     pub(super) fn changed(
         &self,
         rewrite: Option<PlannedRewrite>,
@@ -55,7 +54,7 @@ impl OriginalRequest {
     }
 }
 
-/// Sends head and body to their upstream.
+/// Sends head and body to the upstream.
 pub(super) async fn sent(
     recorder: &ExchangeRecorder,
     head: request::Parts,

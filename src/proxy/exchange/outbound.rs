@@ -1,8 +1,8 @@
-//! A request on its way out, and what is done where its provider refuses it (`docs/rewriting.md` "Rules for
-//! every rewrite").
+//! Sends a request, and retries it if its provider refuses it (`docs/rewriting.md` "Rules for every
+//! rewrite").
 //!
-//! A refusal that may be mended is read before any byte of it goes to the client (`retry`). Any other goes
-//! through as the provider wrote it.
+//! A refusal that may lead to a retry is read before any byte of it is forwarded (`retry`). Any other is
+//! forwarded as the provider wrote it.
 
 use bytes::Bytes;
 use http::{HeaderMap, Response, StatusCode, request};
@@ -18,44 +18,44 @@ use crate::proxy::response::status::{blames_request, may_not_fit};
 use crate::proxy::turn::pending::PendingExchange;
 use crate::proxy::upstream::error::UpstreamError;
 
-/// A request on its way out.
+/// A request to be sent.
 pub(crate) struct OutboundRequest {
     head: request::Parts,
     body: OutgoingBody,
-    /// As it came, where it may have to be sent again.
+    /// The original, if it may have to be sent again.
     original: Option<Box<OriginalRequest>>,
-    /// What it asks for on our behalf.
+    /// What it requests on the client's behalf.
     adds: Vec<AddedOptionKind>,
-    /// It is rewritten.
+    /// Whether it is rewritten.
     rewritten: bool,
 }
 
-/// What is changed in a body.
+/// The changes of a body.
 #[derive(Default)]
 pub(crate) struct BodyChanges {
-    /// What the plan changes in the body.
+    /// The edits of the plan.
     pub(crate) rewrite: Option<PlannedRewrite>,
-    /// What is asked on our behalf; only where the body has no encoding.
+    /// What is requested on the client's behalf; only if the body is not compressed.
     pub(crate) added: Vec<AddedOption>,
-    /// It may be sent again, changed, should it be refused: however small it is.
+    /// It may be repaired if it is refused, however small it is.
     pub(crate) may_repair: bool,
 }
 
-/// A body of fewer bytes holds nothing that could be left out.
+/// A smaller body has nothing that could be cut to make room, bytes.
 const WORTH_BYTES: usize = 2048;
 
 impl OutboundRequest {
-    /// What goes out: head and body.
+    /// What is sent: head and body.
     pub(crate) fn going(&self) -> (&request::Parts, &OutgoingBody) {
         (&self.head, &self.body)
     }
 
-    /// A body that nobody has read.
+    /// A request whose body was not read.
     pub(crate) fn plain(head: request::Parts, body: OutgoingBody) -> Self {
         Self { head, body, original: None, adds: Vec::new(), rewritten: false }
     }
 
-    /// A body that was read, with `changes`.
+    /// A request whose body was read, with `changes`.
     pub(crate) fn edited(
         head: request::Parts,
         bytes: Bytes,
@@ -84,7 +84,7 @@ impl OutboundRequest {
         }
     }
 
-    /// Sends it; answers whether what was answered was asked for usage on our behalf.
+    /// Sends it. Returns the response, and whether its request asked for usage on the client's behalf.
     pub(crate) async fn send(
         self,
         pending: &mut Option<PendingExchange>,
@@ -95,7 +95,7 @@ impl OutboundRequest {
         let status = response.status();
         let asks_usage = adds.contains(&AddedOptionKind::Usage);
         let blames_us = (rewritten || !adds.is_empty()) && blames_request(status);
-        // Where no room may be made there is nothing to wait for: what is said of the window is read as it passes.
+        // If no room may be made, a message about the window is read as it passes, without waiting for it.
         let mendable = pending.as_ref().filter(|pending| pending.may_make_room());
         let is_judged = blames_us && pending.is_some() || mendable.is_some();
         let may_not_fit = is_judged && (may_not_fit(status) || blames_request(status));
@@ -107,7 +107,7 @@ impl OutboundRequest {
         let suspicion = Suspicion { blames_us, may_not_fit, may_overflow };
         let (is_rewritten, pending) = (rewritten, pending.as_mut());
         let retry = Retry { original, adds, is_rewritten, suspicion, pending, recorder };
-        // Few get here: the others' way is not made longer by it.
+        // Boxed, because few requests get here and the future is large.
         let (response, form) = Box::pin(retry.run(response)).await?;
         Ok((response, asks_usage && form != RequestForm::Original))
     }

@@ -1,8 +1,8 @@
-//! An accepted answer that says at its start that the request does not fit: an error event before any
-//! word, a 200 that holds an error (`docs/protocols.md` 3.6, 4.3; gateways, MiniMax).
+//! Detects an accepted response that says at its start that the request does not fit: an error event before
+//! any content, or a 200 with an error (`docs/protocols.md` 3.6, 4.3; gateways, MiniMax).
 //!
-//! Only answers to requests that are large enough to be suspected are read here, before their head goes
-//! to the client. What waits is never a word of the reply, and not long.
+//! Only responses to large requests are read here before their head is forwarded. What is delayed is never
+//! content of the reply, and the delay is short.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,13 +21,13 @@ use crate::proxy::learning::lessons;
 use crate::proxy::response::observe::ResponseObserver;
 use crate::proxy::turn::pending::PendingExchange;
 
-/// Most bytes that are read of a start: an error is shorter.
+/// Most bytes that are read of the start: an error is shorter.
 const BYTES: usize = 16 * 1024;
-/// How long the start of an answer that holds no word yet may be kept from the client, accepted or refused.
+/// How long the start of a response without content may be delayed, accepted or refused.
 pub(super) const TIMEOUT: Duration = Duration::from_millis(250);
 
-/// Reads the start of an accepted answer: the answer, whole, and what it says of the window where it is an
-/// error in place of a reply.
+/// Reads the start of an accepted response. Returns the whole response, and what it says about the window if
+/// it is an error instead of a reply.
 pub(super) async fn read(
     response: Response<OutgoingBody>,
     pending: &PendingExchange,
@@ -58,7 +58,7 @@ pub(super) async fn read(
     (begun, Some((said, taught)))
 }
 
-/// What the start of an answer holds of a reply.
+/// The reply in the start of a response.
 fn reply(dialect: Dialect, head: &Parts, start: &[u8], memory: &Arc<MemoryShare>) -> Reply {
     let status = StatusCode::OK.as_u16();
     let mut reading = ResponseObserver::new(dialect, status, &head.headers, BYTES * 2, memory);

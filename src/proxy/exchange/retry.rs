@@ -1,8 +1,8 @@
-//! Sends a request again where its answer may not be the last word (`docs/rewriting.md` "Rules for
-//! every rewrite"): performs what [`context::attempt`](crate::context::attempt) decides.
+//! Sends a request again after a response that may lead to a retry (`docs/rewriting.md` "Rules for every
+//! rewrite"): performs what [`context::attempt`](crate::context::attempt) decides.
 //!
-//! Judges answers by their status and their first words, keeps those that may yet be the client's, and
-//! remembers what was found out, which spares the next request the refusal. Decides nothing itself.
+//! Judges responses by their status and their start, holds those that may still be forwarded, and remembers
+//! the findings, so that the next request is not refused for the same. Decides nothing itself.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,18 +38,18 @@ use crate::wire::json::Document;
 /// Most bytes of a refusal that are read for its cause.
 const CAUSE_BYTES: usize = 64 * 1024;
 
-/// Which part of a first answer may change what is sent.
+/// What in a first response may lead to a retry.
 #[derive(Clone, Copy)]
 pub(super) struct Suspicion {
-    /// The refusal may be due to what we changed.
+    /// The refusal may be due to our changes.
     pub(super) blames_us: bool,
     /// It may say that the request does not fit.
     pub(super) may_not_fit: bool,
-    /// It is accepted, and may tell of an overflow all the same.
+    /// It is accepted, but may have an overflow error in its body.
     pub(super) may_overflow: bool,
 }
 
-/// A request whose answer may not be the last word.
+/// A request whose response may lead to a retry.
 pub(super) struct Retry<'a> {
     pub(super) original: Box<OriginalRequest>,
     pub(super) adds: Vec<AddedOptionKind>,
@@ -59,35 +59,35 @@ pub(super) struct Retry<'a> {
     pub(super) recorder: &'a mut ExchangeRecorder,
 }
 
-/// What was answered so far, and what was found out by it.
+/// The responses so far, and what they showed.
 #[derive(Default)]
 struct AnswerHistory {
-    /// Those that may yet be the client's.
+    /// Those that may still be forwarded to the client.
     held: Vec<(RequestForm, StartedResponse)>,
-    /// How the first one says that the request does not fit, and what it says of the window.
+    /// How the first one shows an overflow, and what it says about the window.
     overflow: Option<(OverflowSign, Overflow)>,
-    /// What the words of the first one teach.
+    /// The lessons of the first one.
     taught: LessonMatch,
-    /// What an edit can answer of the newest refusal.
+    /// The newest refusal, if an edit can fix it.
     refusal: Option<Refusal>,
-    /// The request as it is repaired, what the newest repair decided, and what all of them answer.
+    /// The repaired request, the decisions of the newest repair, and the causes of all repairs.
     repaired: Option<RevisedRequest>,
     repair_decisions: Vec<PartKey>,
     repair_causes: Vec<RepairCause>,
-    /// What a refusal of the output that is asked for teaches.
+    /// The lessons of a refusal of the output limit.
     output_taught: LessonMatch,
-    /// The request with room in it, and what the words of its refusal teach.
+    /// The request with room, and the lessons of its refusal.
     room: Option<RevisedRequest>,
     room_taught: LessonMatch,
-    /// The request as the last accepted one.
+    /// The request in the form of the last accepted one.
     last_accepted: Option<RevisedRequest>,
 }
 
 impl Retry<'_> {
-    /// The last word on the request, and the form that it answers. The client waits for it.
+    /// Returns the final response and the form that it belongs to. The client waits for it.
     ///
     /// # Errors
-    /// Where nothing answered the request as its client sent it.
+    /// If there was no response to the request as its client sent it.
     pub(super) async fn run(
         mut self,
         first: Response<OutgoingBody>,
@@ -168,7 +168,7 @@ impl Retry<'_> {
         }
     }
 
-    /// An answer that was accepted, and may begin with an error that says that the request does not fit.
+    /// Judges an accepted response, which may begin with an error that says that the request does not fit.
     async fn judge_accepted(
         &self,
         form: RequestForm,
@@ -192,7 +192,7 @@ impl Retry<'_> {
         }
     }
 
-    /// An answer to another form than the first; `is_refused`: its status blames what was sent.
+    /// Judges the response to any form but the first; `is_refused`: its status blames the request.
     async fn judge(
         &self,
         form: RequestForm,
@@ -212,7 +212,7 @@ impl Retry<'_> {
         if overflows { Verdict::DoesNotFit(Some(cause)) } else { Verdict::Refused(cause) }
     }
 
-    /// What an edit can answer of a refusal, where one may be made.
+    /// The refusal as one that an edit can fix, if a repair is allowed.
     fn repairable(&self, refused: &StartedResponse) -> Option<Refusal> {
         let pending = self.pending.as_ref().filter(|pending| pending.may_repair())?;
         let (status, body) = (refused.head.status.as_u16(), &*refused.start);
@@ -220,7 +220,7 @@ impl Retry<'_> {
         pending.repairs(refusal.cause).then_some(refusal)
     }
 
-    /// With the smallest change that answers the newest refusal.
+    /// Sends the request with the smallest change that fixes the newest refusal.
     async fn send_repaired(&mut self, round: u8, answers: &mut AnswerHistory) -> Verdict {
         let (Some(pending), Some(refusal)) = (&mut self.pending, answers.refusal.take()) else {
             return Verdict::Unavailable;
@@ -260,7 +260,7 @@ impl Retry<'_> {
         }
     }
 
-    /// By cutting what can be cut, or by a summary.
+    /// Sends the request with room made by cuts or a summary.
     async fn send_with_room(&mut self, answers: &mut AnswerHistory) -> Verdict {
         let (Some(pending), Some((_, said))) = (&mut self.pending, answers.overflow) else {
             return Verdict::Unavailable;
@@ -282,7 +282,7 @@ impl Retry<'_> {
         verdict
     }
 
-    /// Reasoning may rest on what was changed before.
+    /// Sends the request with the changes of the last accepted one, because reasoning may depend on them.
     async fn send_last_accepted(
         &mut self,
         cause: RefusalCause,
@@ -298,7 +298,7 @@ impl Retry<'_> {
         self.judge(RequestForm::LastAccepted, response, is_refused, answers).await
     }
 
-    /// `None` where there is nothing else to send, or nobody answered it.
+    /// `None` if there is nothing else to send, or if it got no response.
     async fn send_revised(
         &self,
         revised: Option<RevisedRequest>,
@@ -315,16 +315,16 @@ impl Retry<'_> {
         !self.pending.as_ref().is_some_and(disbelieves)
     }
 
-    /// What a refusal teaches, whole and not quoted from what was sent.
+    /// The lessons of a refusal whose message is complete and not quoted from the request.
     async fn taught(&self, refused: &StartedResponse) -> LessonMatch {
-        // What counts tokens has no measure, and teaches nothing.
+        // A request without a pending exchange (a token count) teaches nothing.
         let Some(pending) = &self.pending else { return LessonMatch::default() };
         let (status, body) = (refused.head.status.as_u16(), &*refused.start);
         let error = lessons::RefusalResponse::Refused { status, body };
         lessons::taught(error, pending.prepared().quotable(), Some(&self.original.head)).await
     }
 
-    /// Tells of a finding, and keeps what follows from it.
+    /// Reports a finding, and stores its consequences.
     async fn remember(&mut self, finding: AttemptFinding, answers: &mut AnswerHistory) {
         let mut void = Vec::new();
         if let AttemptFinding::ChangeRefused(cause) | AttemptFinding::AllRefused { cause, .. } =
@@ -353,7 +353,7 @@ impl Retry<'_> {
                     self.recorder.report_refusal(causes, RefusalOutcome::RefusedAgain);
                 }
                 (AttemptFinding::Overflow, Some(overflow)) => {
-                    // Room is made beside what was repaired.
+                    // The repairs are kept, too.
                     if let Some(repaired) = answers.repaired.take() {
                         pending.set_repaired(repaired, &[], self.recorder);
                     }
@@ -389,7 +389,7 @@ impl Retry<'_> {
         learned.keep(self.recorder.proxy.clone(), self.recorder.about()).await;
     }
 
-    /// What is known of it is of the original.
+    /// Records that the original was sent.
     async fn record_original_sent(&mut self, cause: RefusalCause) {
         self.recorder.event.done.resent = self.is_rewritten.then_some(cause);
         self.recorder.was_not_spared();
@@ -400,7 +400,8 @@ impl Retry<'_> {
         }
     }
 
-    /// The fact that decisions no longer hold. `own`: those beyond the last accepted request, or of the last repair.
+    /// The fact that decisions no longer apply. `own`: those that the last accepted request did not have, or
+    /// those of the last repair.
     fn void(
         &mut self,
         void: RevocationScope,
@@ -422,28 +423,28 @@ impl Retry<'_> {
 }
 
 impl AnswerHistory {
-    /// Whether the newest refusal is of the output that is asked for.
+    /// Whether the newest refusal is about the output limit.
     fn is_of_output(&self) -> bool {
         self.refusal.as_ref().is_some_and(|refusal| refusal.cause == RepairCause::MaxTokens)
     }
 
-    /// The kind of the newest refusal, which an edit can answer.
+    /// The details of the newest refusal, which an edit can fix.
     fn kind(&self, cause: Option<RefusalCause>, overflows: bool) -> RefusalKind {
         let of = self.refusal.as_ref().map(|refusal| refusal.cause);
         RefusalKind { cause, overflows, is_of_reasoning: of == Some(RepairCause::Reasoning) }
     }
 
-    /// What was answered to a form.
+    /// The response to a form.
     fn take(mut self, form: RequestForm) -> Result<Response<OutgoingBody>, UpstreamError> {
         let place = self.held.iter().position(|(held, _)| *held == form);
         let answer = place.map(|place| self.held.swap_remove(place).1.into_response());
-        // The table answers what is held (`every_path_ends_with_an_answer_that_is_held`).
+        // The table only returns forms that are held (`every_path_ends_with_an_answer_that_is_held`).
         answer.ok_or_else(|| UpstreamError::Failed("its response was not stored".into()))
     }
 }
 
-/// Reads the start of a refusal: no longer than the start of an accepted answer is waited for, and no longer
-/// than until it is whole.
+/// Reads the start of a refusal: until it is complete, and for no longer than an accepted response is
+/// delayed.
 async fn read_refusal(
     response: Response<OutgoingBody>,
     recorder: &ExchangeRecorder,
@@ -460,7 +461,7 @@ async fn read_refusal(
     .await
 }
 
-/// What a refusal says of the window.
+/// What a refusal says about the window.
 fn window_of(refused: &StartedResponse, recorder: &ExchangeRecorder) -> Option<Overflow> {
     let host = recorder.upstream_host().unwrap_or_default();
     let status = refused.head.status.as_u16();
@@ -469,15 +470,15 @@ fn window_of(refused: &StartedResponse, recorder: &ExchangeRecorder) -> Option<O
 
 /// What a refusal taught.
 struct RefusalLessons {
-    /// What its blame points at. It is learned where the words teach it.
+    /// The lesson that its cause points to. It is learned if the message teaches it.
     lesson: Option<Lesson>,
     taught: LessonMatch,
-    /// What it says of decisions.
+    /// The fact about decisions.
     fact: Option<(SessionRoom, Fact)>,
 }
 
 impl RefusalLessons {
-    /// Remembers it, across restarts. A store that cannot keep it costs one more refusal.
+    /// Stores it, so that it survives restarts. If the store cannot, another request will be refused.
     async fn keep(self, proxy: Arc<Proxy>, about: LearningSubject) {
         if self.lesson.is_none() && self.fact.is_none() {
             return;

@@ -1,7 +1,7 @@
-//! Answers of our own: when nothing can be had from an upstream, whose fault it is and what to do.
+//! Responses of our own: if there is none from an upstream, they say whose fault it is and what to do.
 //!
-//! Every one carries `x-plimsoll-error` and a JSON body in the error shape of the dialect, so that
-//! a client reports it as it would a provider's error. The one place where faults become statuses.
+//! Each has the header `x-plimsoll-error`, and a JSON body in the dialect's error shape, so that a client
+//! reports it like a provider's error. Only this file maps faults to statuses.
 
 use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
@@ -11,13 +11,13 @@ use crate::context::Outcome;
 use crate::dialect::Dialect;
 use crate::wire::sse::write_event;
 
-/// Marks an answer as ours; its value is [`ProxyError::code`].
+/// Marks a response as ours; its value is [`ProxyError::code`].
 pub(crate) const ERROR: &str = "x-plimsoll-error";
 
-/// What `GET /` and `HEAD /` hear: clients probe it before they send anything.
+/// The response to `GET /` and `HEAD /`, which clients use as a probe.
 const GREETING: &str = "Plimsoll, an LLM proxy: set a client's base URL to this address.\n";
 
-/// The answer to who asks what this is.
+/// The response to a request for the root path.
 pub(crate) fn greeting() -> Response<Bytes> {
     let mut response = Response::new(Bytes::from_static(GREETING.as_bytes()));
     let headers = response.headers_mut();
@@ -25,47 +25,47 @@ pub(crate) fn greeting() -> Response<Bytes> {
     response
 }
 
-/// Why we answer ourselves.
+/// Why Plimsoll responds itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ProxyError {
-    /// No configured upstream takes this request: their names, and the one that may have been meant.
+    /// No upstream takes this request: the names of all, and the one that may have been meant.
     NoUpstream { known: Box<[Box<str>]>, nearest: Option<Box<str>> },
-    /// `CONNECT`: the client takes us for a forward proxy.
+    /// `CONNECT`: the client uses Plimsoll as a forward proxy.
     NoForwardProxy,
-    /// A listener on loopback is asked under a name that is not loopback's.
+    /// A listener on loopback was addressed by a name that is not a loopback name.
     ForeignHost,
-    /// A page of another site asks.
+    /// The request comes from a web page of another site.
     ForeignOrigin,
     /// The client token is missing or wrong.
     NoToken,
-    /// The upstream has the operator's credential, and this is no path that may be asked with it.
+    /// The upstream has the operator's credential, and it may not be used for this path.
     PathRefused,
     /// All connections are in use.
     Full,
-    /// There is no memory for another request.
+    /// There is no memory for the request.
     Crowded,
-    /// What came is no request.
+    /// The data is not an HTTP request.
     Malformed,
-    /// The request's target is longer than can be read.
+    /// The request's target is too long.
     TargetTooLong,
     /// The request's headers are larger than the limit.
     HeadersTooLarge,
-    /// Policy: no WebSockets here.
+    /// Policy forbids WebSockets.
     UpgradeRefused,
-    /// The client broke off its request body.
+    /// The client aborted its request body.
     RequestBroken,
-    /// Nothing came of the request's body for too long.
+    /// The request's body stalled for too long.
     BodyTooSlow,
-    /// The upstream (first) could not be reached, or broke off before its headers: why (second).
+    /// The upstream (first) was unreachable, or failed before its headers; the reason (second).
     UpstreamFailed(Box<str>, String),
-    /// The upstream accepted no connection in time.
+    /// The upstream did not accept a connection in time.
     UpstreamTooSlow(Box<str>, String),
-    /// The upstream (first) said nothing in a stream for so many seconds.
+    /// The upstream (first) sent nothing in a stream for this many seconds.
     UpstreamSilent(Box<str>, u64),
 }
 
 impl ProxyError {
-    /// One word for machines.
+    /// The error code, for machines.
     pub(crate) fn code(&self) -> &'static str {
         match self {
             ProxyError::NoUpstream { .. } => "no_upstream",
@@ -88,7 +88,7 @@ impl ProxyError {
         }
     }
 
-    /// The status that goes with it.
+    /// Its HTTP status.
     pub(crate) fn status(&self) -> StatusCode {
         match self {
             ProxyError::NoUpstream { .. } => StatusCode::NOT_FOUND,
@@ -109,7 +109,7 @@ impl ProxyError {
         }
     }
 
-    /// What it is told as.
+    /// The outcome that is recorded for it.
     pub(crate) fn outcome(&self) -> Outcome {
         match self {
             ProxyError::NoUpstream { .. }
@@ -132,7 +132,7 @@ impl ProxyError {
         }
     }
 
-    /// Whose fault, and what to do.
+    /// The message: whose fault it is, and what to do.
     fn words(&self) -> String {
         match self {
             ProxyError::NoUpstream { known, nearest } => {
@@ -213,7 +213,7 @@ impl ProxyError {
         }
     }
 
-    /// The whole answer, in the error shape of `dialect`.
+    /// The whole response, in the error shape of `dialect`.
     pub(crate) fn answer(&self, dialect: Option<Dialect>) -> Response<Bytes> {
         let mut response = Response::new(Bytes::from(self.body(dialect)));
         *response.status_mut() = self.status();
@@ -233,10 +233,10 @@ impl ProxyError {
         response
     }
 
-    /// The same in the middle of a stream of events.
+    /// The same as an event in a stream.
     pub(crate) fn event(&self, dialect: Dialect) -> String {
         let data = match dialect {
-            // The words stand where its own error event has them, and where the SDKs look.
+            // The message is in the members of the dialect's own error event, and where the SDKs look for it.
             Dialect::OpenaiResponses => serde_json::json!({
                 "type": "error", "code": self.code(), "message": self.words(), "param": null,
                 "error": {"type": "plimsoll", "code": self.code(), "message": self.words(), "param": null}

@@ -1,7 +1,7 @@
-//! Bodies on their way out: what was collected, then what still comes.
+//! Bodies that are forwarded: the part that was collected, then the part still to come.
 //!
-//! Collected bytes leave as the allocations they came in (invariant 1); a body that outgrew the
-//! limit leaves as what was read of it, chained with the rest. Trailers follow.
+//! Collected bytes are sent as the allocations in which they were received (invariant 1). If a body exceeds
+//! the limit, the part that was read is sent, followed by the rest. Trailers come last.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -28,25 +28,25 @@ use crate::telemetry::MemoryKind;
 use crate::wire::encoding::Decoder;
 use crate::wire::memory::Memory as _;
 
-/// Held while a body goes on, so that its stream is counted.
+/// Held while a body streams, so that its HTTP/2 stream is counted.
 pub(crate) type CountedBody = Arc<dyn std::fmt::Debug + Send + Sync>;
 
-/// What any part of a connection can fail with.
+/// The error of any part of a connection.
 pub(crate) type ConnectionError = Box<dyn std::error::Error + Send + Sync>;
 
-/// A body as it is passed on: a request's, or an answer's of which the start may have been read.
+/// A body to be forwarded: a request's, or a response's, whose start may have been read.
 #[derive(Debug, Default)]
 pub(crate) struct OutgoingBody {
     front: VecDeque<Bytes>,
     rest: Option<Incoming>,
-    /// It broke while it was read.
+    /// The error that occurred while it was read.
     broken: Option<ConnectionError>,
     trailers: Option<HeaderMap>,
-    /// Of a request: how much came, and how long nothing may come.
+    /// For a request: counts its bytes, and limits how long it may stall.
     upload: Option<UploadTimeout>,
-    /// Of a request: how what streams through goes out.
+    /// For a request that streams through: how its bytes are sent.
     streaming: Option<StreamingBody>,
-    /// The HTTP/2 stream to the upstream that carries it, counted until the body ends.
+    /// The HTTP/2 stream to the upstream, counted until the body ends.
     stream: Option<CountedBody>,
 }
 
@@ -62,7 +62,7 @@ impl std::fmt::Debug for StreamingBody {
     }
 }
 
-/// Says that a request's body has not ended.
+/// Marks that a request's body has not ended.
 struct BodyUnderway(Arc<MemoryShare>);
 
 impl BodyUnderway {
@@ -78,17 +78,17 @@ impl Drop for BodyUnderway {
     }
 }
 
-/// How long the body of a request that streams through may bring nothing.
+/// Limits how long the body of a request may stall while it streams through.
 #[derive(Debug)]
 struct UploadTimeout {
     progress: Arc<UploadProgress>,
-    /// How long it may bring nothing.
+    /// How long it may stall.
     timeout: Duration,
-    /// Runs while it brings nothing.
+    /// The timer that runs while it stalls.
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
-/// How far the body of a request has come that streams through.
+/// The progress of a request's body that streams through.
 #[derive(Debug, Default)]
 pub(crate) struct UploadProgress {
     bytes: AtomicU64,
@@ -96,19 +96,19 @@ pub(crate) struct UploadProgress {
 }
 
 impl UploadProgress {
-    /// Bytes that came.
+    /// Bytes received.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Whether it brought nothing for too long, and was given up.
+    /// Whether it stalled for too long and was aborted.
     pub(crate) fn has_timed_out(&self) -> bool {
         self.timed_out.load(Ordering::Relaxed)
     }
 }
 
 impl UploadTimeout {
-    /// What came of it, or an error where nothing came for too long.
+    /// Passes on a frame; an error if the body stalled for too long.
     fn poll(
         &mut self,
         came: Poll<Option<Result<Frame<Bytes>, hyper::Error>>>,
@@ -130,7 +130,7 @@ impl UploadTimeout {
 }
 
 impl OutgoingBody {
-    /// The same body of a request, counted as it goes, and given up where it brings nothing for so long.
+    /// Counts a request's body as it is sent, and aborts it if it stalls for `timeout`.
     pub(crate) fn upload(mut self, progress: &Arc<UploadProgress>, timeout: Duration) -> Self {
         let front = self.front.iter().map(|slice| slice.len() as u64).sum();
         progress.bytes.store(front, Ordering::Relaxed);
@@ -144,24 +144,24 @@ impl OutgoingBody {
         self
     }
 
-    /// A body that streams through as it comes.
+    /// A body that streams through as it arrives.
     pub(crate) fn through(rest: Incoming) -> Self {
         Self { rest: Some(rest), ..Self::default() }
     }
 
-    /// A request's body that streams through as it comes.
+    /// A request's body that streams through as it arrives.
     pub(crate) fn request(rest: Incoming, memory: &Arc<MemoryShare>) -> Self {
         Self::through(rest).streaming(memory)
     }
 
-    /// The same, counted by the memory of the client's connection.
+    /// The same, in the memory of the client's connection.
     fn streaming(mut self, memory: &Arc<MemoryShare>) -> Self {
         let pieces = CoalescedBody::to_upstream(memory);
         self.streaming = Some(StreamingBody { pieces, _underway: BodyUnderway::new(memory) });
         self
     }
 
-    /// The same body once more, where all of it is here.
+    /// A copy of the body, if all of it has been received.
     pub(crate) fn copy(&self) -> Option<Self> {
         let (front, trailers) = (self.front.clone(), self.trailers.clone());
         let has_ended = self.rest.as_ref().is_none_or(Body::is_end_stream);
@@ -169,7 +169,7 @@ impl OutgoingBody {
         is_here.then_some(Self { front, trailers, ..Self::default() })
     }
 
-    /// All of it as one, where all of it is here.
+    /// The whole body as one allocation, if all of it has been received.
     pub(crate) fn whole(&self) -> Option<Bytes> {
         let slices = || self.front.iter();
         let join = || slices().flatten().copied().collect();
@@ -180,7 +180,7 @@ impl OutgoingBody {
         }
     }
 
-    /// A body of these slices, in order.
+    /// A body that consists of these slices.
     pub(crate) fn slices(slices: Vec<Bytes>, trailers: Option<HeaderMap>) -> Self {
         let front = slices.into_iter().filter(|slice| !slice.is_empty()).collect();
         Self { front, trailers, ..Self::default() }
@@ -242,38 +242,38 @@ impl Body for OutgoingBody {
     }
 }
 
-/// What became of collecting a body.
+/// The result of collecting a body.
 pub(crate) enum CollectOutcome {
-    /// All of it.
+    /// It was received whole.
     Whole {
-        /// The body: the client's own allocation where it came in one piece.
+        /// The body: the client's own allocation, if it arrived in one piece.
         bytes: Bytes,
-        /// What followed it.
+        /// Its trailers.
         trailers: Option<HeaderMap>,
     },
-    /// It is larger than the limit: as much as was read, to be sent ahead of the rest.
+    /// It exceeds the limit: the part that was read, followed by the rest.
     TooLarge(OutgoingBody),
-    /// There is no memory for the rest of it, or others need what it takes: as [`CollectOutcome::TooLarge`].
+    /// There is no memory for the rest, or others need its memory; as [`CollectOutcome::TooLarge`].
     NoMemory(OutgoingBody),
-    /// Nobody wants to read it.
+    /// It does not have to be read.
     Unread(OutgoingBody),
-    /// The client broke off.
+    /// The client aborted it.
     Broken,
-    /// Nothing came of it for too long.
+    /// It stalled for too long.
     TimedOut,
 }
 
-/// An answer of which the start was read, and which can still be passed on whole.
+/// A response whose start was read, and which can still be forwarded whole.
 pub(crate) struct StartedResponse {
     pub(crate) head: response::Parts,
-    /// Its first bytes, without their encoding.
+    /// Its first bytes, decompressed.
     pub(crate) start: Vec<u8>,
     body: OutgoingBody,
     _held: HeldMemory,
 }
 
 impl StartedResponse {
-    /// Reads `limit` bytes at most, and waits no longer than [`START`].
+    /// Reads at most `limit` bytes, for at most [`START`].
     pub(crate) async fn read(
         response: Response<OutgoingBody>,
         limit: usize,
@@ -282,8 +282,8 @@ impl StartedResponse {
         Self::until(response, (limit, START), memory, |_, _| false).await
     }
 
-    /// Reads until head and first bytes, as they came, are `enough`; `limit` bytes at most, and no longer
-    /// than `timeout`. Nothing is read where there is no memory for it.
+    /// Reads until head and first bytes (as received) are `enough`, at most `limit` bytes, and for at most
+    /// `timeout`. Reads nothing if there is no memory for it.
     pub(crate) async fn until(
         response: Response<OutgoingBody>,
         (limit, timeout): (usize, Duration),
@@ -293,7 +293,7 @@ impl StartedResponse {
         let (head, mut body) = response.into_parts();
         let (mut start, mut enough) = (Vec::new(), enough);
         let mut held = memory.guard(MemoryKind::Reply);
-        // As it came, as a copy, and decoded.
+        // Three copies: as received, copied, and decompressed.
         if !held.hold(3 * limit) {
             return Self { head, start, body, _held: held };
         }
@@ -306,20 +306,20 @@ impl StartedResponse {
         Self { head, start: plain.unwrap_or(start), body, _held: held }
     }
 
-    /// An answer of which nothing has to be read.
+    /// A response whose start need not be read.
     pub(crate) fn unread(response: Response<OutgoingBody>, memory: &Arc<MemoryShare>) -> Self {
         let (head, body) = response.into_parts();
         Self { head, start: Vec::new(), body, _held: memory.guard(MemoryKind::Reply) }
     }
 
-    /// The whole answer, as it came.
+    /// The whole response, as received.
     pub(crate) fn into_response(self) -> Response<OutgoingBody> {
         Response::from_parts(self.head, self.body)
     }
 }
 
 impl OutgoingBody {
-    /// Takes in what still comes, until it is `enough` or `limit` bytes, and copies it to `start`.
+    /// Receives more until it is `enough` or `limit` bytes, and copies it to `start`.
     async fn begin(
         &mut self,
         start: &mut Vec<u8>,
@@ -331,8 +331,8 @@ impl OutgoingBody {
             is_enough = is_enough || enough(start);
             let Some(rest) = &mut self.rest else { return };
             let next = std::future::poll_fn(|cx| Pin::new(&mut *rest).poll_frame(cx));
-            // Past what is enough, only what is here already: often the end, after which the connection
-            // can be used again.
+            // Once it is enough, only what has already arrived is read. Often that is the end, and the
+            // connection can be used again.
             let next = match is_enough {
                 true => next.now_or_never(),
                 false => Some(next.await),
@@ -356,21 +356,21 @@ impl OutgoingBody {
 /// How long the start of a body is waited for.
 const START: Duration = Duration::from_secs(2);
 
-/// A body that brings nothing for this long gives way where memory is short: it streams through.
+/// If memory is short, a body that stalls for this long releases its memory and streams through.
 const STALL: Duration = Duration::from_millis(500);
 
-/// A body that has no more than this waits for memory, because others will have been sent before long.
+/// A body of at most this many bytes waits for memory, because others will soon have been sent.
 const SMALL: usize = 1 << 20;
-/// How long it waits, at most. Past it: it streams through.
+/// How long it waits at most; then it streams through.
 const WAIT: Duration = Duration::from_secs(1);
 
-/// Most of a body that nobody reads and that announces its length, to be collected.
+/// A body that need not be read is collected if it declares at most this many bytes.
 const UNREAD: usize = 64 * 1024;
-/// How long it may take to come. Past it: it streams through.
+/// How long it may take to arrive; then it streams through.
 const AT_HAND: Duration = Duration::from_millis(10);
 
-/// Collects a body of at most `limit` bytes, as far as there is memory. One that stalls holds no memory
-/// that others want.
+/// Collects a body of at most `limit` bytes, if there is memory. While a body stalls, it holds no memory that
+/// others need.
 pub(crate) async fn collect(
     body: Incoming,
     (limit, timeout): (usize, Duration),
@@ -432,8 +432,8 @@ async fn collect_within(
     CollectOutcome::Whole { bytes, trailers }
 }
 
-/// Collects a body that nobody reads where it is no more than [`UNREAD`] and all here within [`AT_HAND`], so that
-/// it can be sent again where a connection turns out closed. Any other streams through.
+/// Collects a body that need not be read, if it has at most [`UNREAD`] bytes and arrives within [`AT_HAND`],
+/// so that it can be sent again if the connection turns out to be closed. Any other streams through.
 pub(crate) async fn collect_unread(body: Incoming, memory: &Arc<MemoryShare>) -> CollectOutcome {
     let length = body.size_hint().exact().unwrap_or(u64::MAX);
     if body.is_end_stream() || length > UNREAD as u64 {
@@ -454,21 +454,21 @@ pub(crate) async fn collect_unread(body: Incoming, memory: &Arc<MemoryShare>) ->
 /// How long a body is waited for.
 #[derive(Clone, Copy)]
 enum BodyTimeout {
-    /// What brings nothing for so long is given up.
+    /// It is aborted if it stalls for this long.
     GiveUp(Duration),
-    /// What is not here by then streams through.
+    /// It streams through if it is not complete by then.
     PassOn(Instant),
 }
 
-/// What comes next of a body.
+/// The next step of a body.
 enum NextFrame {
-    /// A frame, or its end.
+    /// A frame, or the end.
     Came(Option<Result<Frame<Bytes>, hyper::Error>>),
     /// It stalls, and memory is short.
     NoMemory,
-    /// Nothing came for too long.
+    /// It stalled for too long.
     TimedOut,
-    /// It did not come in the time that it had.
+    /// It did not arrive in time.
     Slow,
 }
 
@@ -493,25 +493,25 @@ async fn next(body: &mut Incoming, timeout: BodyTimeout, memory: &MemoryShare) -
     }
 }
 
-/// A body as far as it has come, and the memory that it takes.
+/// The part of a body that has arrived, with its memory.
 struct BodyCollector {
     memory: Arc<MemoryShare>,
-    /// As many bytes were announced.
+    /// The declared length, bytes.
     expected: usize,
-    /// All of it, as long as it came in one piece.
+    /// The whole body, as long as it arrived in one piece.
     first: Bytes,
     joined: BytesMut,
     trailers: Option<HeaderMap>,
     held: HeldMemory,
-    /// Bytes of that which go back once it is here.
+    /// The share of the memory that is released once the body is complete.
     beside: usize,
-    /// It waited for memory once, which is enough.
+    /// It has waited for memory, which it may do once.
     waited: bool,
 }
 
-/// What is held of a body beside what has come of it, as long as more comes in pieces: the buffers of its pieces.
+/// Memory beside the body while it arrives in pieces: the buffers of the pieces.
 const BUFFERS: usize = 32 * 1024;
-/// An allocation of more bytes than this takes so many by itself.
+/// An allocation with more bytes than the first number has an overhead of the second.
 const LARGE: (usize, usize) = (8 << 20, 32 * 1024);
 
 impl BodyCollector {
@@ -519,7 +519,7 @@ impl BodyCollector {
         self.first.len() + self.joined.len()
     }
 
-    /// Adds what came; gives it back where there is no memory for it.
+    /// Adds data; returns it if there is no memory.
     async fn add(&mut self, data: Bytes) -> Result<(), Bytes> {
         if self.length() == 0 {
             if !self.hold(data.len()).await {
@@ -531,7 +531,7 @@ impl BodyCollector {
         let length = self.length() + data.len();
         self.beside = BUFFERS + if self.expected > LARGE.0 { LARGE.1 } else { 0 };
         if length > self.joined.capacity() {
-            // Memory that was announced and not written to is not taken; what grows is, at once.
+            // Reserved memory is only used when it is written; memory that grows is used at once.
             let room = length.max(length + length / 2).max(self.expected);
             let taken = if room == self.expected { length } else { room };
             if !self.hold(taken).await {
@@ -548,7 +548,7 @@ impl BodyCollector {
         Ok(())
     }
 
-    /// Holds so many bytes, and what is held beside them.
+    /// Holds this many bytes, and the memory beside them.
     async fn hold(&mut self, bytes: usize) -> bool {
         let bytes = bytes + self.beside;
         if self.held.hold(bytes) {
@@ -558,15 +558,15 @@ impl BodyCollector {
         may_wait && self.held.hold_within(bytes, WAIT).await
     }
 
-    /// What came, as one, with the memory that it takes.
+    /// The body as one allocation, which holds its memory.
     fn bytes(mut self) -> (Bytes, Option<HeaderMap>) {
-        // Less than before is never refused.
+        // Reducing what is held never fails.
         let _ = self.held.hold(self.held.bytes().saturating_sub(self.beside));
         let bytes = if self.joined.is_empty() { self.first } else { self.joined.freeze() };
         (self.held.with(bytes), self.trailers)
     }
 
-    /// What came ahead of the rest.
+    /// The part that has arrived, followed by the rest.
     fn through(self, rest: Incoming) -> OutgoingBody {
         let memory = self.memory.clone();
         let (bytes, trailers) = self.bytes();

@@ -1,8 +1,9 @@
-//! When a kept HTTP/1.1 connection closes: before its upstream read a request, or after.
+//! Whether a kept HTTP/1.1 connection closed before or after its upstream read a request.
 //!
-//! An upstream that closed a connection while it was idle tells so within a round trip after a request was
-//! sent on it, and without a byte of an answer. Whatever is later, or says anything, may have been read. Time
-//! passes for the connection's own task: one that had no turn has not seen the bound pass.
+//! If an upstream closed an idle connection, this shows within a round trip after a request was sent on it,
+//! and without a byte of a response. If it shows later, or after any byte, the request may have been read.
+//! The time is measured by the connection's own task, so if the task was not scheduled, the limit has not
+//! passed.
 
 use std::future::Future as _;
 use std::pin::Pin;
@@ -13,37 +14,37 @@ use std::time::{Duration, Instant};
 
 use tokio::time::{Sleep, sleep};
 
-/// The shortest and longest time for which a close is believed to have crossed a request on its way.
+/// The shortest and longest time after a request within which a close is taken to have crossed it.
 const BOUNDS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(250));
 
-/// For how long after a request was sent a close says that it was not read: two round trips, within
-/// [`BOUNDS`], for machines have other things to do.
+/// How long after a request was sent a close means that the request was not read: two round trips, within
+/// [`BOUNDS`], because machines may be busy.
 pub(crate) fn crossing_time(round_trip: Duration) -> Duration {
     (round_trip * 2).clamp(BOUNDS.0, BOUNDS.1)
 }
 
-/// Whether a request was sent so recently that a close may still have crossed it, however late we are.
+/// Whether a request was sent so recently that a close may still have crossed it, allowing for delays here.
 pub(crate) fn may_have_crossed(sent: Instant) -> bool {
     sent.elapsed() < BOUNDS.1
 }
 
-/// What is seen on a connection since the newest request was sent on it.
+/// What was seen on a connection since the last request was sent on it.
 #[derive(Debug, Default)]
 pub(crate) struct CloseWatch {
-    /// A request is on its way, and no byte came back.
+    /// A request was sent, and no byte has come back.
     is_silent: AtomicBool,
-    /// It has been silent for longer than a close takes to come.
+    /// The connection has been silent for longer than a crossing close takes.
     is_late: AtomicBool,
 }
 
 impl CloseWatch {
-    /// A request goes out on a connection on which nothing is under way.
+    /// A request is sent on an idle connection.
     pub(crate) fn begin(&self) {
         self.is_late.store(false, Ordering::Release);
         self.is_silent.store(true, Ordering::Release);
     }
 
-    /// Whether the connection, if it closed, did so before the request was read.
+    /// Whether the connection, if it closed, closed before the request was read.
     pub(crate) fn is_unread(&self) -> bool {
         self.is_silent.load(Ordering::Acquire) && !self.is_late.load(Ordering::Acquire)
     }
@@ -53,7 +54,7 @@ impl CloseWatch {
 pub(crate) struct CloseTimer {
     watch: Arc<CloseWatch>,
     crossing_time: Duration,
-    /// Runs from a request's first byte to the first byte of its answer.
+    /// Runs from the first byte of a request to the first byte of its response.
     crossing: Option<Pin<Box<Sleep>>>,
 }
 
@@ -62,7 +63,7 @@ impl CloseTimer {
         Self { watch, crossing_time, crossing: None }
     }
 
-    /// Bytes are written.
+    /// Called when bytes are written.
     pub(crate) fn wrote(&mut self, cx: &mut Context<'_>) {
         if self.crossing.is_none() && self.watch.is_unread() {
             self.crossing = Some(Box::pin(sleep(self.crossing_time)));
@@ -70,7 +71,7 @@ impl CloseTimer {
         }
     }
 
-    /// There is nothing to read yet.
+    /// Called when there is nothing to read yet.
     pub(crate) fn waits(&mut self, cx: &mut Context<'_>) {
         let Some(crossing) = &mut self.crossing else { return };
         if crossing.as_mut().poll(cx).is_ready() {
@@ -79,7 +80,7 @@ impl CloseTimer {
         }
     }
 
-    /// Bytes were read.
+    /// Called when bytes were read.
     pub(crate) fn read(&mut self) {
         self.watch.is_silent.store(false, Ordering::Release);
         self.crossing = None;

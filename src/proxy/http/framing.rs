@@ -1,7 +1,8 @@
-//! What hyper says of messages in its own way, put as it has to be.
+//! Corrects messages that hyper writes in its own way.
 //!
-//! What is no request hyper answers by itself, with a bare status; here that answer gets our mark, and is
-//! counted. A 304 keeps the length that it names. Must not change a byte of anybody else's.
+//! To data that is not a request, hyper responds by itself with a bare status: here that response gets our
+//! error header, and is counted. A 304 keeps its declared length. Must not change a byte of any other
+//! message.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -17,7 +18,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::answer::{ERROR, ProxyError};
 
-/// The answers that hyper gives by itself: their first lines, and what follows each.
+/// The responses that hyper makes itself: their first lines; [`BARE_REST`] follows each.
 const BARE: [(&[u8], ProxyError); 3] = [
     (b"HTTP/1.1 400 Bad Request\r\n", ProxyError::Malformed),
     (b"HTTP/1.1 414 URI Too Long\r\n", ProxyError::TargetTooLong),
@@ -25,12 +26,12 @@ const BARE: [(&[u8], ProxyError); 3] = [
 ];
 const BARE_REST: &[u8] = b"connection: close\r\ncontent-length: 0\r\n\r\n";
 
-/// Whether the last answer of a connection looks like one of hyper's own, though it is an upstream's.
+/// Whether the last response on a connection looks like one of hyper's own, although it is an upstream's.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LookAlike(Arc<AtomicBool>);
 
 impl LookAlike {
-    /// An answer is on its way.
+    /// Records a response that is being sent.
     pub(crate) fn saw<B>(&self, response: &Response<B>) {
         let (status, headers) = (response.status(), response.headers());
         let is_alike = BARE.iter().any(|(_, fault)| fault.status() == status);
@@ -38,12 +39,12 @@ impl LookAlike {
     }
 }
 
-/// A client's connection on which hyper's own refusals are marked as ours; `refused` hears of each.
+/// A client's connection on which hyper's own refusals are replaced by ours; `refused` is called for each.
 pub(crate) struct MarkedTransport<S, F> {
     stream: S,
     look_alike: LookAlike,
     refused: F,
-    /// What is written in place of what hyper wrote.
+    /// What is written instead of hyper's bytes.
     instead: Bytes,
 }
 
@@ -52,7 +53,7 @@ impl<S, F: FnMut(&ProxyError)> MarkedTransport<S, F> {
         Self { stream, look_alike, refused, instead: Bytes::new() }
     }
 
-    /// Our answer in place of hyper's, where `bytes` are one.
+    /// Replaces `bytes` by our response if they are one of hyper's.
     fn replace(&mut self, bytes: &[u8]) -> bool {
         let line = bytes.strip_suffix(BARE_REST);
         let found = BARE.iter().find(|(bare, _)| line == Some(*bare));
@@ -65,7 +66,7 @@ impl<S, F: FnMut(&ProxyError)> MarkedTransport<S, F> {
     }
 }
 
-/// An answer of ours, as it stands on an HTTP/1.1 connection that ends with it.
+/// A response of ours, as HTTP/1.1 text. The connection ends with it.
 fn written(fault: &ProxyError) -> Bytes {
     let answer = fault.answer(None);
     let status = answer.status();
@@ -152,14 +153,14 @@ impl<S: AsyncWrite + Unpin, F: FnMut(&ProxyError) + Unpin> AsyncWrite for Marked
     }
 }
 
-/// An answer's body, which may say nothing of its own length.
+/// A response's body that can hide its length from hyper.
 pub(crate) struct FramedBody<B> {
     body: B,
     keeps_length: bool,
 }
 
-/// An answer as it goes to a client of HTTP/1: hyper takes the length out of a 304, unless the body's own
-/// is unknown, and sends no body of it either way.
+/// A response to an HTTP/1 client. Hyper removes the length from a 304 unless the body's own length is
+/// unknown, and never sends a body with it.
 pub(crate) fn framed<B>(response: Response<B>, version: Version) -> Response<FramedBody<B>> {
     let has_length = |headers: &HeaderMap| headers.contains_key(CONTENT_LENGTH);
     let keeps_length = version <= Version::HTTP_11

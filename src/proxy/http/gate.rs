@@ -1,9 +1,9 @@
-//! Who may ask at the client port: whoever has the token, where one is configured, and no web page of
-//! somebody else's.
+//! Who may use the client port: clients with the token, if one is configured, and no web pages of other
+//! sites.
 //!
-//! A page on any site can make a browser send requests to loopback, also under a name of its own that it
-//! points there (DNS rebinding). So a listener on loopback answers to names of loopback, and pages that were
-//! loaded from there; others are configured. A listener that others can reach is known by any name.
+//! A page of any site can make a browser send requests to loopback, even under a name of its own that it
+//! points there (DNS rebinding). So a listener on loopback only accepts loopback names, and only pages loaded
+//! from loopback; others can be configured. A listener that others can reach accepts any name.
 
 use http::header::{HOST, ORIGIN};
 use http::uri::Authority;
@@ -16,15 +16,15 @@ use crate::dialect::credentials::CredentialRules;
 
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// Names by which containers reach the loopback of the machine they run on. Nobody can register them.
+/// Names by which containers reach the loopback of their host. Nobody can register them.
 const OF_CONTAINERS: &[&str] = &["host.docker.internal", "host.containers.internal"];
 
-/// What may ask.
+/// Which requests are accepted.
 pub(crate) struct ClientAccess {
     on_loopback: bool,
-    /// Names beside those of loopback.
+    /// Accepted names besides those of loopback.
     hosts: Vec<Box<str>>,
-    /// Pages beside those of loopback.
+    /// Accepted origins of pages besides those of loopback.
     origins: Vec<Box<str>>,
 }
 
@@ -40,7 +40,7 @@ impl ClientAccess {
         }
     }
 
-    /// Whether others than this machine's own can reach the listener.
+    /// Whether other machines can reach the listener.
     pub(crate) fn is_open(&self) -> bool {
         !self.on_loopback
     }
@@ -48,7 +48,7 @@ impl ClientAccess {
     /// Judges a request by its address and headers.
     ///
     /// # Errors
-    /// Why it may not ask.
+    /// The reason why it is not accepted.
     pub(crate) fn judge(
         &self,
         uri: &Uri,
@@ -70,8 +70,8 @@ impl ClientAccess {
         Ok(())
     }
 
-    /// Every name that the request says it is for has to be known: one is there at least, in `host` or in the
-    /// address.
+    /// Whether every name that the request addresses is known. There must be at least one, in `host` or in
+    /// the address.
     fn is_known_host(&self, uri: &Uri, headers: &HeaderMap) -> bool {
         let mut lines = headers.get_all(HOST).iter();
         let (line, more) = (lines.next(), lines.next());
@@ -89,8 +89,8 @@ impl ClientAccess {
         is_loopback(name) || self.hosts.iter().any(|known| is(known))
     }
 
-    /// A page says where it was loaded from, and browsers say for whom they ask. Between two names of loopback
-    /// that is cross-site, so a known origin is enough.
+    /// Whether the request's page is known: its `origin`, or else whether the browser calls it cross-site.
+    /// Requests between two loopback names are cross-site, so a known origin is enough.
     fn is_known_page(&self, headers: &HeaderMap) -> bool {
         let mut origins = headers.get_all(ORIGIN).iter().peekable();
         if origins.peek().is_some() {

@@ -1,7 +1,7 @@
-//! Headers on their way through: order and case kept, the ones that belong to one hop taken out.
+//! Forwards headers: keeps their order and case, and removes those that apply to one hop.
 //!
-//! A header map that loses an entry moves its last one into the gap, so maps are built anew where
-//! something has to go. Case travels in the message's extensions, which stay with it.
+//! A header map that loses an entry moves its last one into the gap, so maps are rebuilt if something is
+//! removed. The case is stored in the message's extensions, which stay with it.
 
 use http::header::{
     CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, COOKIE, Entry, HOST, PROXY_AUTHENTICATE,
@@ -12,33 +12,33 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::config::Mode;
 
-/// Set by clients for us alone: how far we may go with this request.
+/// A client's header for Plimsoll only: the mode for this request.
 const MODE: &str = "x-plimsoll-mode";
-/// Set by clients for us alone: the session.
+/// A client's header for Plimsoll only: the session.
 const SESSION: &str = "x-plimsoll-session";
-/// Set by clients for us alone: the client token.
+/// A client's header for Plimsoll only: the client token.
 const TOKEN: &str = "x-plimsoll-token";
 
-/// What Anthropic's clients list betas in.
+/// The header in which Anthropic's clients list betas.
 const BETA: HeaderName = HeaderName::from_static("anthropic-beta");
 
-/// What a header map is cleaned for.
+/// How headers are filtered.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct HeaderDirection {
-    /// An upgrade: `connection` and `upgrade` are its substance.
+    /// It is an upgrade: `connection` and `upgrade` are kept.
     pub(crate) upgrade: bool,
-    /// The other side speaks HTTP/1.1, so chunked framing can be kept as it was announced.
+    /// The other side speaks HTTP/1.1, so declared chunked framing can be kept.
     pub(crate) keep_chunked: bool,
 }
 
-/// What the `content-encoding` lines say, all of them; one that is no text is a coding that nobody knows.
+/// All `content-encoding` lines. A line that is not text becomes an unknown coding.
 pub(crate) fn codings(headers: &HeaderMap) -> impl Iterator<Item = &str> {
     headers.get_all(CONTENT_ENCODING).iter().map(|line| line.to_str().unwrap_or("?"))
 }
 
-/// The headers that go on, in their order.
+/// The headers that are forwarded, in their order.
 pub(crate) fn pass(headers: HeaderMap, passing: HeaderDirection) -> HeaderMap {
-    // As most have it: what `connection` lists would come with `connection`.
+    // The common case. Headers listed by `connection` only exist together with `connection`.
     if !headers.keys().any(is_one_hop) {
         return headers;
     }
@@ -50,7 +50,7 @@ pub(crate) fn pass(headers: HeaderMap, passing: HeaderDirection) -> HeaderMap {
         CONNECTION | UPGRADE => passing.upgrade,
         TRANSFER_ENCODING => chunked,
         TE => trailers,
-        // Nobody may take the length out of a message; but where it is chunked, that alone counts
+        // The length of a message may not be removed, unless it is chunked, because then only that counts
         // (RFC 9112, Message Body Length).
         CONTENT_LENGTH => !has_coding,
         _ => !is_one_hop(name) && !listed.contains(name),
@@ -71,12 +71,12 @@ pub(crate) fn pass(headers: HeaderMap, passing: HeaderDirection) -> HeaderMap {
     kept
 }
 
-/// Takes the named headers out; the rest keep their order.
+/// Removes the named headers; the others keep their order.
 pub(crate) fn without(headers: HeaderMap, unwanted: impl Fn(&HeaderName) -> bool) -> HeaderMap {
     without_lines(headers, |name, _| unwanted(name))
 }
 
-/// Takes lines out by name and value; the rest keep their order.
+/// Removes lines by name and value; the others keep their order.
 pub(crate) fn without_lines(
     headers: HeaderMap,
     unwanted: impl Fn(&HeaderName, &HeaderValue) -> bool,
@@ -100,7 +100,7 @@ pub(crate) fn size(headers: &HeaderMap) -> usize {
     headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum()
 }
 
-/// One `cookie` line, as HTTP/1.1 wants it; HTTP/2 clients may send several (RFC 9113 §8.2.3).
+/// Joins `cookie` lines, as HTTP/1.1 requires; HTTP/2 clients may send several (RFC 9113 §8.2.3).
 pub(crate) fn join_cookies(headers: &mut HeaderMap) {
     let lines: Vec<&[u8]> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
     if lines.len() < 2 {
@@ -111,20 +111,20 @@ pub(crate) fn join_cookies(headers: &mut HeaderMap) {
     }
 }
 
-/// Whether a request asks to leave HTTP for a protocol that is `wanted`. An offer may be passed over, and some
+/// Whether a request asks for an upgrade to a protocol that is `wanted`. An offer may be ignored, and some
 /// clients (Java's) offer `h2c` with every first request.
 pub(crate) fn is_upgrade(headers: &HeaderMap, wanted: impl Fn(&str) -> bool) -> bool {
     tokens(headers, &UPGRADE).any(wanted) && lists(headers, &CONNECTION, "upgrade")
 }
 
-/// Whether an upgrade to `protocol` would be HTTP/2 on the same connection: with an upstream that takes it,
-/// what follows would be requests that nobody here has seen.
+/// Whether an upgrade to `protocol` would be HTTP/2 on the same connection. If the upstream accepted, later
+/// requests would pass unseen.
 pub(crate) fn is_http2(protocol: &str) -> bool {
     let name = protocol.split('/').next().unwrap_or_default().trim();
     ["h2c", "h2", "http"].iter().any(|it| name.eq_ignore_ascii_case(it))
 }
 
-/// Leaves of an upgrade's offer what is `wanted`; one that holds nothing else passes as it is.
+/// Reduces an upgrade's offer to what is `wanted`. An offer of nothing else is left unchanged.
 pub(crate) fn narrow_upgrade(headers: &mut HeaderMap, wanted: impl Fn(&str) -> bool) {
     let is_wanted = |value: &HeaderValue| {
         value.to_str().is_ok_and(|line| line.split(',').all(|it| wanted(it.trim())))
@@ -139,12 +139,12 @@ pub(crate) fn narrow_upgrade(headers: &mut HeaderMap, wanted: impl Fn(&str) -> b
     }
 }
 
-/// Whether a header is addressed to us, and to nobody behind us.
+/// Whether a header is for Plimsoll only.
 pub(crate) fn is_for_us(name: &HeaderName) -> bool {
     name == MODE || name == SESSION || name == TOKEN
 }
 
-/// Whether a header would make a server or gateway do something else than path and method say, or send its
+/// Whether a header could make a server or gateway do something other than path and method say, or send its
 /// caller's key elsewhere.
 pub(crate) fn steers(name: &HeaderName) -> bool {
     STEER.contains(&name.as_str())
@@ -164,12 +164,12 @@ const STEER: &[&str] = &[
     "x-litellm-api-base",
 ];
 
-/// Whether a response's header opens it to pages of other sites.
+/// Whether a response header allows pages of other sites to read the response.
 pub(crate) fn opens_to_pages(name: &HeaderName) -> bool {
     name.as_str().starts_with("access-control-") || name == "timing-allow-origin"
 }
 
-/// How far the client lets us go with this request; `None` where it does not say.
+/// The mode that the client asks for with this request; `None` if it asks for none.
 pub(crate) fn mode(headers: &HeaderMap) -> Option<Mode> {
     match headers.get(MODE)?.to_str().ok()?.trim() {
         "observe" => Some(Mode::Observe),
@@ -179,8 +179,8 @@ pub(crate) fn mode(headers: &HeaderMap) -> Option<Mode> {
     }
 }
 
-/// Sets `host` for a plain HTTP/1.1 upstream in its place; over TLS the protocol is not known yet,
-/// and HTTP/2 wants none, so the client sets it where it is needed.
+/// Sets `host` for an upstream with plain HTTP/1.1. With TLS the protocol is not known yet, and HTTP/2 has no
+/// `host`, so the HTTP client sets it if needed.
 pub(crate) fn set_host(headers: HeaderMap, upstream: &http::Uri) -> HeaderMap {
     let plain = upstream.scheme_str() == Some("http");
     let authority = upstream.authority().map(Authority::as_str);
@@ -195,15 +195,14 @@ pub(crate) fn set_host(headers: HeaderMap, upstream: &http::Uri) -> HeaderMap {
     }
 }
 
-/// Says the new length of an edited body, where a length was said.
+/// Sets the new length of an edited body, if a length was declared.
 pub(crate) fn set_length(headers: &mut HeaderMap, length: usize) {
     if headers.contains_key(CONTENT_LENGTH) {
         headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
     }
 }
 
-/// Lists a beta that the request needs: behind those that are there, in the line that lists the last
-/// of them.
+/// Adds a beta that the request needs: at the end of the last line that lists betas.
 pub(crate) fn list_beta(headers: &mut HeaderMap, beta: &'static str) {
     if lists(headers, &BETA, beta) {
         return;
@@ -225,7 +224,7 @@ pub(crate) fn list_beta(headers: &mut HeaderMap, beta: &'static str) {
     }
 }
 
-/// Whether the body's framing was announced as chunked, and as nothing else.
+/// Whether the body's framing is declared as chunked only.
 fn is_chunked(headers: &HeaderMap) -> bool {
     let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
     codings.next().is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"chunked"))

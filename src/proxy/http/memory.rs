@@ -1,10 +1,9 @@
-//! One budget of memory for what traffic makes us hold, in two parts: what is collected and read, and what
-//! connections take by themselves.
+//! The memory budget for traffic, in two parts: for bodies and what is parsed of them, and for connections.
 //!
-//! Whoever collects, unfolds or reads asks first, and at a no stands aside: the bytes pass unread. At a no
-//! to a connection less is read from sockets, and nothing new begins. What is held goes back when its guard
-//! is dropped. No connection gets more than half of a part, so that one client cannot take it from all. Must
-//! not know what is held; who waits for it says how long.
+//! Whoever collects, decompresses or parses reserves memory first. If there is none, the bytes pass unread;
+//! connections read less from their sockets, and new ones are refused. Memory is released when its guard is
+//! dropped. A connection gets at most half of a part, so that one client cannot use it all up. Must not know
+//! what the memory is used for; callers decide how long to wait for it.
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,12 +17,12 @@ use super::progress::ConnectionProgress;
 use crate::telemetry::{MemoryKind, Telemetry};
 use crate::wire::memory::Memory;
 
-/// Memory is counted in pieces of so many bytes, so that a stream of small frames seldom counts.
+/// Memory is counted in units of this many bytes, so that a stream of small frames rarely changes the count.
 pub(super) const PIECE: usize = 4096;
 
-/// The budget of the process.
+/// The memory budget of the process.
 pub(crate) struct MemoryBudget {
-    /// For bodies, replies, messages, and what is read of them.
+    /// For bodies, replies, messages, and what is parsed of them.
     traffic: MemoryPart,
     /// For connections and their buffers.
     connections: MemoryPart,
@@ -35,15 +34,15 @@ pub(crate) struct MemoryBudget {
 struct MemoryPart {
     /// Most bytes held at once.
     limit: usize,
-    /// Most of them by the kind that has to leave room for others.
+    /// Most bytes for the kind of memory that has to leave room for others.
     limit_of_some: usize,
     held: AtomicUsize,
     held_by_some: AtomicUsize,
-    /// Somebody was refused, and nothing has been given back since.
+    /// A request for memory was refused, and nothing has been released since.
     is_short: AtomicBool,
-    /// Told when somebody is refused.
+    /// Notified when a request is refused.
     refused: Notify,
-    /// Told when something is given back.
+    /// Notified when memory is released.
     given_back: Notify,
 }
 
@@ -62,8 +61,8 @@ impl MemoryPart {
 }
 
 impl MemoryBudget {
-    /// A budget of `limit` bytes, of which what is read of requests may take `analysis`; and of `connections`
-    /// bytes, of which buffers may take half.
+    /// A budget of `limit` bytes, of which parsed requests may use `analysis`; and of `connections` bytes, of
+    /// which buffers may use half.
     pub(crate) fn new(
         limit: usize,
         analysis: usize,
@@ -80,13 +79,13 @@ impl MemoryBudget {
         })
     }
 
-    /// One connection's share of it.
+    /// The share of one connection.
     pub(crate) fn share(self: &Arc<Self>) -> Arc<MemoryShare> {
         self.share_of(Weak::new())
     }
 
-    /// The share of a client's connection that has this place. What is kept of a request holds the share for
-    /// longer than its connection lasts, so the place is its connection's to hold.
+    /// The share of a client's connection with this permit. Stored requests hold the share for longer than
+    /// the connection lasts, so only the connection itself owns the permit.
     pub(crate) fn share_of(
         self: &Arc<Self>,
         place: Weak<OwnedSemaphorePermit>,
@@ -99,17 +98,17 @@ impl MemoryBudget {
         })
     }
 
-    /// Ready when somebody is refused memory for traffic, and at once where nothing was given back since.
+    /// Ready when memory for traffic is refused; at once if none was released since the last refusal.
     pub(crate) async fn short(&self) {
         self.traffic.short().await;
     }
 
-    /// The same of memory for connections.
+    /// The same for the memory of connections.
     pub(crate) async fn short_of_connections(&self) {
         self.connections.short().await;
     }
 
-    /// Whether somebody was refused that, and nothing has been given back since.
+    /// Whether memory for connections was refused, and none has been released since.
     pub(crate) fn is_short_of_connections(&self) -> bool {
         self.connections.is_short.load(Ordering::Relaxed)
     }
@@ -123,23 +122,23 @@ fn is_of_connections(kind: MemoryKind) -> bool {
     matches!(kind, MemoryKind::Connection | MemoryKind::Buffer)
 }
 
-/// Whether this kind has to leave room for the others of its part.
+/// Whether this kind of memory has to leave room for others in its part.
 fn leaves_room(kind: MemoryKind) -> bool {
     matches!(kind, MemoryKind::Analysis | MemoryKind::Buffer)
 }
 
-/// What one connection may hold: no more than half of each part of the budget.
+/// The memory that one connection may hold: at most half of each part of the budget.
 pub(crate) struct MemoryShare {
     budget: Arc<MemoryBudget>,
-    /// For traffic, and for connections.
+    /// Held for traffic, and for connections.
     held: [AtomicUsize; 2],
     progress: ConnectionProgress,
-    /// One of `limits.connections`.
+    /// Its permit, of which there are `limits.connections`.
     place: Weak<OwnedSemaphorePermit>,
 }
 
 impl MemoryShare {
-    /// The connection's place, for what goes on after it has left HTTP.
+    /// The connection's permit, for a tunnel that continues after an upgrade.
     pub(crate) fn place(&self) -> Option<Arc<OwnedSemaphorePermit>> {
         self.place.upgrade()
     }
@@ -149,23 +148,23 @@ impl MemoryShare {
         HeldMemory { share: self.clone(), kind, bytes: 0 }
     }
 
-    /// [`MemoryShare::guard`] for who may not know what stands behind it.
+    /// [`MemoryShare::guard`] as a trait object, for code that must not know this type.
     pub(crate) fn boxed(self: &Arc<Self>, kind: MemoryKind) -> Box<dyn Memory> {
         Box::new(self.guard(kind))
     }
 
-    /// A guard for what must be held whatever is left, because a stream depends on it: counted as far as it
-    /// fits, never refused.
+    /// A guard for memory that a stream cannot do without: counted as far as the budget allows, and never
+    /// refused.
     pub(crate) fn counting(self: &Arc<Self>, kind: MemoryKind) -> Box<dyn Memory> {
         Box::new(CountedMemory(self.guard(kind)))
     }
 
-    /// The budget that it is a share of.
+    /// The budget that this is a share of.
     pub(crate) fn budget(&self) -> &MemoryBudget {
         &self.budget
     }
 
-    /// How its connection goes on.
+    /// The progress of its connection.
     pub(crate) fn progress(&self) -> &ConnectionProgress {
         &self.progress
     }
@@ -206,7 +205,7 @@ impl Memory for CountedMemory {
 }
 
 impl HeldMemory {
-    /// [`Memory::hold`], tried again as memory is given back, for no longer than `timeout`.
+    /// [`Memory::hold`], tried again whenever memory is released, for at most `timeout`.
     pub(crate) async fn hold_within(&mut self, bytes: usize, timeout: Duration) -> bool {
         let budget = self.share.budget.clone();
         let holding = async {
@@ -222,12 +221,12 @@ impl HeldMemory {
         tokio::time::timeout(timeout, holding).await.is_ok()
     }
 
-    /// Bytes that it holds.
+    /// The bytes that it holds.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// `bytes`, with this guard held as long as any part of them: the same allocation.
+    /// Attaches this guard to `bytes`, for as long as any part of them lives: the same allocation.
     pub(crate) fn with(self, bytes: Bytes) -> Bytes {
         if self.bytes == 0 { bytes } else { Bytes::from_owner(HeldBytes { bytes, _held: self }) }
     }
@@ -266,7 +265,7 @@ impl HeldMemory {
     }
 }
 
-/// Adds, where the sum stays within `limit`.
+/// Adds, if the sum stays within `limit`.
 fn add(sum: &AtomicUsize, more: usize, limit: usize) -> bool {
     let add = |now: usize| now.checked_add(more).filter(|sum| *sum <= limit);
     sum.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
@@ -280,7 +279,7 @@ impl Drop for HeldMemory {
     }
 }
 
-/// Bytes, and the memory that they take.
+/// Bytes with the memory that they hold.
 struct HeldBytes {
     bytes: Bytes,
     _held: HeldMemory,

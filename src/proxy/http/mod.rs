@@ -1,6 +1,6 @@
-//! Connections and bodies as HTTP has them, and the memory that they may take.
+//! HTTP connections and bodies, and the memory that they may use.
 //!
-//! Knows nothing of upstreams, sessions or models.
+//! Knows nothing about upstreams, sessions or models.
 
 pub(super) mod answer;
 pub(super) mod body;

@@ -1,26 +1,26 @@
-//! The first bytes of a client's connection: whether they open HTTP/2.
+//! The first bytes of a client's connection: whether it speaks HTTP/2.
 //!
-//! How much a connection may take depends on it, and has to be known before hyper sees it. What was read is
-//! given on.
+//! The connection's memory depends on it, and has to be reserved before hyper reads. The bytes that were read
+//! are passed on.
 
 use std::io;
 
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 
-/// What opens HTTP/2 (RFC 9113, HTTP/2 Connection Preface).
+/// The first bytes of HTTP/2 (RFC 9113, HTTP/2 Connection Preface).
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// What came first.
+/// The first bytes of a connection.
 pub(crate) struct ConnectionOpening {
     pub(crate) bytes: Bytes,
     pub(crate) is_http2: bool,
 }
 
-/// Reads until it is known.
+/// Reads until the protocol is known.
 ///
 /// # Errors
-/// Those of the stream, and its end before any byte.
+/// Those of the stream, or if it ends before any byte.
 pub(crate) async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<ConnectionOpening> {
     let mut first = [0; PREFACE.len()];
     let mut length = 0;

@@ -1,7 +1,7 @@
-//! Pieces of a body on their way out: each holds its memory until it has left.
+//! Pieces of a body that are being sent: each holds its memory until it has been written to the socket.
 //!
-//! One piece may always go. More go while there is memory for them; else they wait, and what is behind them
-//! stays with whoever sends it.
+//! One piece may always be sent. More are sent if there is memory; else they wait, which slows the sender
+//! down.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,28 +17,28 @@ use super::progress::InFlightGuard;
 use crate::telemetry::MemoryKind;
 use crate::wire::memory::Memory as _;
 
-/// How long until memory is asked for again, where no piece has left since.
+/// How long until memory is requested again, if no piece was written meanwhile.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// Where pieces of one body go out.
+/// Sends the pieces of one body.
 pub(crate) struct CoalescedBody {
     share: Arc<MemoryShare>,
-    /// Bytes that have not left.
+    /// Bytes that are not written yet.
     unsent: Arc<AtomicUsize>,
-    /// Memory for the next one.
+    /// Memory for the next piece.
     next: HeldMemory,
-    /// Whether a client is to take them.
+    /// Whether they go to a client.
     to_client: bool,
     again: Option<Pin<Box<Sleep>>>,
 }
 
 impl CoalescedBody {
-    /// Pieces of an answer.
+    /// For the pieces of a response.
     pub(crate) fn to_client(share: &Arc<MemoryShare>) -> Self {
         Self::new(share, true)
     }
 
-    /// Pieces of a request.
+    /// For the pieces of a request.
     pub(crate) fn to_upstream(share: &Arc<MemoryShare>) -> Self {
         Self::new(share, false)
     }
@@ -48,7 +48,7 @@ impl CoalescedBody {
         Self { share: share.clone(), unsent: Arc::default(), next, to_client, again: None }
     }
 
-    /// Ready where another piece may go.
+    /// Ready if another piece may be sent.
     pub(crate) fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         while self.unsent.load(Ordering::Relaxed) > 0 && !self.next.hold(PIECE) {
             let again = self.again.get_or_insert_with(|| Box::pin(sleep(AGAIN)));
@@ -59,14 +59,14 @@ impl CoalescedBody {
         Poll::Ready(())
     }
 
-    /// The same bytes, which hold their memory until they have left.
+    /// The same bytes, holding their memory until they are written.
     pub(crate) fn pass(&mut self, bytes: Bytes) -> Bytes {
         if bytes.is_empty() {
             return bytes;
         }
         let mut held = self.share.guard(MemoryKind::Buffer);
         std::mem::swap(&mut held, &mut self.next);
-        // One piece goes whatever is left. A short one keeps more alive than itself.
+        // One piece is sent even without memory. A short piece keeps a larger buffer alive.
         let _ = held.hold(bytes.len() + PIECE);
         self.unsent.fetch_add(bytes.len(), Ordering::Relaxed);
         if self.to_client {
@@ -83,7 +83,7 @@ impl CoalescedBody {
     }
 }
 
-/// A piece that has not left.
+/// A piece that is not written yet.
 struct UnsentPiece {
     bytes: Bytes,
     share: Arc<MemoryShare>,

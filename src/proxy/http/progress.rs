@@ -1,8 +1,7 @@
-//! Whether a client's connection goes on, and who has to do something for it: the client, or we and the
-//! upstream.
+//! The progress of a client's connection, and whether it waits for the client or for the upstream.
 //!
-//! Where memory for connections is short, those go that wait for a client which brings and takes nothing. A
-//! connection that waits for a model is never one of them.
+//! If memory for connections is short, connections are closed that wait for a client which neither sends nor
+//! reads. A connection that waits for a model is never closed for that.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -10,55 +9,55 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// A client that brings and takes nothing for this long loses its connection where others need the memory.
+/// If others need the memory, a client that neither sends nor reads for this long loses its connection.
 const STALL: Duration = Duration::from_secs(5);
 
-/// What is under way on one connection.
+/// What is in progress on one connection.
 #[derive(Default)]
 pub(crate) struct ConnectionProgress {
     exchanges: AtomicUsize,
     /// Request bodies that have not ended.
     bodies: AtomicUsize,
-    /// Pieces of answers that have not left.
+    /// Pieces of responses that are not written yet.
     unsent: AtomicUsize,
-    /// When the client last brought or took something, ms of [`clock`].
+    /// When the client last sent or read something, ms of [`clock`].
     moved: AtomicU64,
 }
 
-/// What is counted, until its guard is dropped.
+/// What is counted until its guard is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum InFlightGuard {
     /// An exchange.
     Exchange,
-    /// A request's body.
+    /// The body of a request.
     Body,
-    /// A piece of an answer.
+    /// A piece of a response.
     Piece,
 }
 
 impl ConnectionProgress {
-    /// One more.
+    /// Counts one more.
     pub(crate) fn begin(&self, what: InFlightGuard) {
         self.counter(what).fetch_add(1, Ordering::Relaxed);
     }
 
-    /// One less.
+    /// Counts one less.
     pub(crate) fn end(&self, what: InFlightGuard) {
         self.counter(what).fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// The client brought or took bytes.
+    /// Records that the client sent or read bytes.
     pub(crate) fn moved(&self) {
         self.moved.store(clock(), Ordering::Relaxed);
     }
 
-    /// No exchange is under way: what comes now is headers.
+    /// Whether no exchange is in progress, so that the next bytes are headers.
     pub(crate) fn is_between(&self) -> bool {
         self.exchanges.load(Ordering::Relaxed) == 0
     }
 
-    /// How much longer the client may bring and take nothing; zero where its time is over. The whole time
-    /// where it is not the client that is waited for.
+    /// How much longer the client may be idle; zero if its time is over. The whole time if the connection
+    /// does not wait for the client.
     pub(crate) fn timeout(&self) -> Duration {
         let count = |what| self.counter(what).load(Ordering::Relaxed);
         let waits_for_client =
@@ -69,7 +68,7 @@ impl ConnectionProgress {
         STALL.saturating_sub(self.still())
     }
 
-    /// Since when the client has brought and taken nothing.
+    /// How long the client has neither sent nor read.
     pub(crate) fn still(&self) -> Duration {
         Duration::from_millis(clock().saturating_sub(self.moved.load(Ordering::Relaxed)))
     }
@@ -83,7 +82,7 @@ impl ConnectionProgress {
     }
 }
 
-/// Ms since it was first asked for.
+/// Milliseconds since the first call.
 fn clock() -> u64 {
     static BEGAN: OnceLock<Instant> = OnceLock::new();
     BEGAN.get_or_init(Instant::now).elapsed().as_millis() as u64

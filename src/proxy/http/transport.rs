@@ -1,8 +1,8 @@
-//! A connection's socket, client's or upstream's: what is read from it is bounded by the memory that is left.
+//! The socket of a connection, client's or upstream's: how much is read from it depends on the memory left.
 //!
-//! Reads begin small and grow as memory is granted. Headers that grow past a small piece wait for it. How
-//! much hyper holds of what was read is known from its rules: headers until they end, and of a body no more
-//! than a few reads. Must not know what passes, beside where headers end.
+//! Reads start small and grow as memory is granted. Headers that outgrow a small buffer wait for memory. How
+//! much of it hyper holds follows from its rules: headers until they end, and of a body a few reads at most.
+//! Must not know the content, except where headers end.
 
 use std::cell::RefCell;
 use std::io::{self, IoSlice};
@@ -21,75 +21,75 @@ use super::memory::{HeldMemory, MemoryShare};
 use crate::telemetry::MemoryKind;
 use crate::wire::memory::Memory as _;
 
-/// Most bytes that hyper buffers of one connection, each way; its own default is 408 KiB. Headers past
-/// `limits.header_bytes` must fit, so that we can refuse them in our own words.
+/// Most bytes that hyper buffers per connection and direction; its default is 408 KiB. Headers above
+/// `limits.header_bytes` must fit, so that the refusal can be our own.
 pub(crate) const BUFFER: usize = 128 * 1024;
-/// Bytes of a short header: as many headers as of these fit the limit are read over HTTP/1.
+/// The bytes of a short header: over HTTP/1, as many headers are read as of these fit the limit.
 pub(crate) const LEAST_HEADER: usize = 16;
-/// What is taken for a connection: its task, a small buffer each way.
+/// The memory reserved for a connection: its task, and a small buffer each way.
 const OPEN: usize = 16 * 1024;
-/// What TLS takes more: a record each way, and its state.
+/// Additional memory for TLS: a record each way, and its state.
 const TLS: usize = 40 * 1024;
-/// What every connection may read at once, bytes. What [`OPEN`] stands for has room for it.
+/// What every connection may read at once, bytes. [`OPEN`] includes it.
 const LEAST: usize = 8 * 1024;
 /// Most bytes of one read.
 const MOST: usize = BUFFER;
-/// How much of reads of one size is held at once: what is read, what was read, and what is on its way.
+/// How many reads are held at once: the current one, the previous one, and one being forwarded.
 const READS: usize = 3;
-/// Headers are held in a buffer that doubles.
+/// Headers are held in a buffer that grows by doubling.
 const DOUBLED: usize = 2;
-/// How long until memory is asked for again.
+/// How long until memory is requested again.
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// Which end of the exchange speaks.
+/// The other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TransportPeer {
-    /// A client, over HTTP/1: its headers come while no exchange is under way.
+    /// A client over HTTP/1: its headers arrive while no exchange is in progress.
     Client,
-    /// An upstream: its headers come after a request, and end with an empty line.
+    /// An upstream over HTTP/1: its headers arrive after a request, and end with an empty line.
     Upstream,
-    /// Either over HTTP/2, where headers have a bound of their own.
+    /// Either one over HTTP/2, where headers have a limit of their own.
     Framed,
 }
 
-/// A socket, and the memory that its buffers take.
+/// A socket, and the memory of its buffers.
 pub(crate) struct MeteredSocket<S> {
     inner: S,
     peer: TransportPeer,
     share: Arc<MemoryShare>,
-    /// Bytes that were read before, and are given first.
+    /// Bytes that were read before; they are returned first.
     first: Bytes,
     /// Most bytes of the next read.
     most: usize,
     reads: HeldMemory,
-    /// Headers so far, bytes.
+    /// Bytes of headers so far.
     head: usize,
-    /// How much of the empty line at the end of headers was seen; all of it: they have ended.
+    /// How many bytes of the empty line after headers were seen; if all, the headers have ended.
     ended: usize,
     heads: HeldMemory,
     /// The largest head that was written: hyper keeps its buffer.
     written: usize,
     writes: HeldMemory,
     again: Option<Pin<Box<Sleep>>>,
-    /// What was taken for the connection.
+    /// The memory reserved for the connection.
     open: Option<HeldMemory>,
-    /// Of an upstream's over HTTP/1: tells what it read when it closes.
+    /// For an upstream over HTTP/1: whether it had read the request when it closes.
     close: Option<CloseTimer>,
 }
 
-/// Takes memory for a connection; `None` where there is none.
+/// Reserves memory for a connection; `None` if there is none.
 pub(crate) fn open(share: &Arc<MemoryShare>, is_tls: bool) -> Option<HeldMemory> {
     let mut held = share.guard(MemoryKind::Connection);
     held.hold(OPEN + if is_tls { TLS } else { 0 }).then_some(held)
 }
 
 thread_local! {
-    /// Where a read goes that may not fill the whole buffer.
+    /// A buffer for reads that may not fill the caller's whole buffer.
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 impl<S> MeteredSocket<S> {
-    /// A socket from which `first` was read already.
+    /// A socket from which `first` has already been read.
     pub(crate) fn new(
         inner: S,
         peer: TransportPeer,
@@ -115,19 +115,19 @@ impl<S> MeteredSocket<S> {
         }
     }
 
-    /// The same, with what was taken for the connection.
+    /// Attaches the memory reserved for the connection.
     pub(crate) fn holding(mut self, held: HeldMemory) -> Self {
         self.open = Some(held);
         self
     }
 
-    /// The same, watched for when it closes.
+    /// Attaches the timer that judges a close.
     pub(crate) fn watched(mut self, close: CloseTimer) -> Self {
         self.close = Some(close);
         self
     }
 
-    /// Whether what comes now is headers, which are held until they end.
+    /// Whether the next bytes are headers, which are held until they end.
     fn is_in_head(&self) -> bool {
         match self.peer {
             TransportPeer::Client => self.share.progress().is_between(),
@@ -136,7 +136,7 @@ impl<S> MeteredSocket<S> {
         }
     }
 
-    /// Ready where there is memory for what is read next.
+    /// Ready if there is memory for the next read.
     fn poll_memory(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if !self.is_in_head() {
             if self.head > 0 {
@@ -157,7 +157,7 @@ impl<S> MeteredSocket<S> {
         }
     }
 
-    /// Bytes were read.
+    /// Records bytes that were read.
     fn came(&mut self, bytes: &[u8]) {
         let length = bytes.len();
         self.share.progress().moved();
@@ -180,7 +180,7 @@ impl<S> MeteredSocket<S> {
         }
     }
 
-    /// Bytes are written, `head` of them as one piece.
+    /// Records bytes that were written, `head` of them as one piece.
     fn went(&mut self, head: usize, cx: &mut Context<'_>) {
         if let Some(close) = &mut self.close {
             close.wrote(cx);
@@ -197,7 +197,7 @@ impl<S> MeteredSocket<S> {
 /// The end of headers.
 const END: &[u8] = b"\r\n\r\n";
 
-/// How much of [`END`] was seen after `bytes`, where `seen` of it was before.
+/// How many bytes of [`END`] have been seen after `bytes`, if `seen` were before.
 fn end(mut seen: usize, bytes: &[u8]) -> usize {
     for byte in bytes {
         if seen == END.len() {
@@ -206,7 +206,7 @@ fn end(mut seen: usize, bytes: &[u8]) -> usize {
         seen = match *byte {
             b'\r' if seen == 2 => 3,
             b'\r' => 1,
-            // A lone line feed ends a line, too.
+            // A single line feed ends a line, too.
             b'\n' if seen == 1 || seen == 3 => seen + 1,
             b'\n' if seen == 2 => END.len(),
             b'\n' => 2,

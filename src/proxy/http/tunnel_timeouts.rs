@@ -1,19 +1,19 @@
-//! How long a connection that was upgraded may be quiet.
+//! How long an upgraded connection may be idle.
 //!
-//! Long while both sides are open, short where others need its memory.
+//! Long while both sides are open, short if others need its memory.
 
 use std::time::Duration;
 
-/// How long nothing may pass in a tunnel before it ends.
+/// How long a tunnel may be idle before it is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TunnelTimeouts {
-    /// While both sides are open: longer than people think between two turns.
+    /// While both sides are open: longer than people pause between two turns.
     pub idle: Duration,
     /// Once one side has ended.
     pub half_closed: Duration,
-    /// Where others need its memory.
+    /// If others need its memory.
     pub short: Duration,
-    /// How often it is looked at.
+    /// How often this is checked.
     pub check: Duration,
 }
 
@@ -29,7 +29,8 @@ impl Default for TunnelTimeouts {
 }
 
 impl TunnelTimeouts {
-    /// How long one may be quiet that is half closed, or whose memory others need.
+    /// How long a tunnel may be idle, depending on whether it is half closed and whether others need its
+    /// memory.
     pub(crate) fn timeout(&self, half_closed: bool, is_short: bool) -> Duration {
         match (half_closed, is_short) {
             (true, true) => self.half_closed.min(self.short),

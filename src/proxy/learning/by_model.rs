@@ -1,15 +1,15 @@
-//! What is kept in memory by upstream and, there, by model.
+//! A map by upstream and model, in memory.
 //!
-//! Found by both names as they are, because each request asks several times. Clients choose the names
-//! of models: past [`MODELS`] of an upstream the one unused longest is forgotten, and whoever keeps them
-//! asks the store again.
+//! Looked up by both names without allocation, because each request does so several times. Clients choose the
+//! names of models: if an upstream has more than [`MODELS`], the least recently used is dropped, and the
+//! caller asks the store again.
 
 use foldhash::HashMap;
 
-/// Most models of an upstream.
+/// Most models of one upstream.
 pub(super) const MODELS: usize = 512;
 
-/// Something for each model.
+/// A value for each model.
 pub(super) struct ModelMap<V> {
     upstreams: HashMap<Box<str>, HashMap<Box<str>, RecentlyUsed<V>>>,
     /// Counts uses.
@@ -18,7 +18,7 @@ pub(super) struct ModelMap<V> {
 
 struct RecentlyUsed<V> {
     value: V,
-    /// The smaller, the longer ago.
+    /// The use counter at its last use.
     last: u64,
 }
 

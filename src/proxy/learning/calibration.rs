@@ -1,10 +1,11 @@
-//! What answers taught about counting, by upstream and model: kept in memory, saved now and then.
+//! What responses taught about counting tokens, by upstream and model: kept in memory, and saved now and
+//! then.
 //!
-//! Numbers only: no words, and names of tools as hashes. Shared by all who use an upstream, so that one
-//! who sends more than all others together teaches less by each answer. Where all ask with the operator's
-//! credential anybody can make tenants up: there each tenant has its own. What is lost with a crash is
-//! learned again in a few calls; what a store gives that cannot be right is forgotten. What fewer answers
-//! taught never stands in for what more did, here or in the store.
+//! Holds only numbers, and hashes of the names of tools. Shared by all users of an upstream; a tenant that
+//! sends more than all others together therefore teaches less with each response. If clients use the
+//! operator's credential, anybody could make up tenants, so there each tenant has its own state. What a crash
+//! loses is learned again in a few calls. Invalid data from the store is dropped. A state from fewer
+//! responses never replaces one from more, here or in the store.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,7 +14,7 @@ use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::by_model::ModelMap;
-use crate::context::Millis;
+use crate::context::{Millis, TenantId};
 use crate::dialect::models::Family;
 use crate::store::StoreError;
 use crate::store::ledgers::Ledgers;
@@ -23,19 +24,19 @@ use crate::telemetry::Telemetry;
 use crate::telemetry::clock::now;
 use crate::tokens::learn::{CostPrediction, EstimatorState, Observation};
 
-/// It is saved at every power of two but the first, and then after so many answers: one answer is
-/// learned again sooner than it is written.
+/// It is saved at every power of two but the first, and then after this many responses: a single response is
+/// learned again faster than it is saved.
 const SAVED_EVERY: u64 = 64;
-/// What is older is doubted, ms: a week.
+/// Older states are trusted less, ms: a week.
 const OLD: u64 = 7 * 24 * 3600 * 1000;
 
-/// Of so many answers it is known whose they were.
+/// The tenants of this many responses are remembered.
 const TEACHERS: usize = 32;
-/// Past this many of them, one tenant among others teaches by every [`SLOWER`]th answer alone.
+/// If one tenant has more than this many of them, only every [`SLOWER`]th of its responses teaches.
 const MOST_OF_ONE: usize = 16;
 const SLOWER: u8 = 4;
 
-/// States by upstream and model.
+/// The states by upstream and model.
 pub(crate) struct Calibration(Arc<CalibrationState>);
 
 struct CalibrationState {
@@ -43,11 +44,11 @@ struct CalibrationState {
     telemetry: Arc<Telemetry>,
 }
 
-/// What is known of a model.
+/// The state of one model.
 struct ModelCalibration {
     learned: Arc<EstimatorState>,
     teachers: RecentTeachers,
-    /// What the store holds of it. Until that is known nothing is saved.
+    /// Whether the store was asked for it. Until then nothing is saved.
     recall: Recall,
 }
 
@@ -58,7 +59,7 @@ impl ModelCalibration {
     }
 }
 
-/// Who taught last, by hash.
+/// The tenants of the last responses, as hashes.
 #[derive(Default)]
 struct RecentTeachers {
     last: VecDeque<u64>,
@@ -66,7 +67,7 @@ struct RecentTeachers {
 }
 
 impl RecentTeachers {
-    /// Whether an answer to this tenant teaches.
+    /// Whether a response to this tenant teaches.
     fn hear(&mut self, tenant: u64) -> bool {
         let own = self.last.iter().filter(|teacher| **teacher == tenant).count();
         if own >= MOST_OF_ONE && own < self.last.len() {
@@ -83,30 +84,30 @@ impl RecentTeachers {
     }
 }
 
-/// An answer that teaches.
+/// A response that teaches.
 pub(crate) struct CalibrationSample {
     pub(crate) seen: Observation,
     pub(crate) guess: CostPrediction,
-    /// Input tokens that were reported.
+    /// The reported input tokens.
     pub(crate) actual: u64,
 }
 
-/// A model behind an upstream, for everybody or for one alone.
+/// A model behind an upstream, for all tenants or for one.
 #[derive(Clone)]
 struct CalibrationKey {
     upstream: Box<str>,
     model: Box<str>,
-    /// The name under which it is known what was learned: the model's, and whom it was learned of alone.
+    /// The name of the state: the model, and the tenant if the state is only for one.
     name: Box<str>,
 }
 
 impl CalibrationSample {
-    /// What is known after it.
+    /// The state after it.
     pub(crate) fn taught(&self, learned: &EstimatorState) -> EstimatorState {
         learned.clone().after(&self.seen, &self.guess, self.actual)
     }
 
-    /// What is known after an answer, whether it teaches or not.
+    /// The state after a response, whether it teaches or not.
     pub(crate) fn after(
         lesson: Option<&Self>,
         learned: &Arc<EstimatorState>,
@@ -116,17 +117,17 @@ impl CalibrationSample {
 }
 
 impl Calibration {
-    /// Knows nothing yet; tells `telemetry` what it learns.
+    /// Starts empty; reports to `telemetry` what it learns.
     pub(crate) fn new(telemetry: Arc<Telemetry>) -> Self {
         Self(Arc::new(CalibrationState { all: Mutex::default(), telemetry }))
     }
 
-    /// What is known of a model behind an upstream, by everybody's answers or those to one `pupil` alone. The
-    /// store is asked once, and waited for within the budget; what it says later joins then.
+    /// The state of a model behind an upstream, from all tenants or for one `pupil`. The store is asked once,
+    /// and waited for within the budget; a later answer is merged when it arrives.
     pub(crate) async fn of(
         &self,
         ledgers: &Arc<Ledgers>,
-        (upstream, model, pupil): (&str, &str, Option<&str>),
+        (upstream, model, pupil): (&str, &str, Option<&TenantId>),
         family: Family,
         budget: &ReadBudget,
     ) -> (Arc<EstimatorState>, RecallOutcome) {
@@ -147,7 +148,7 @@ impl Calibration {
         (self.0.known(&place, family).0, recalled)
     }
 
-    /// Learns from an answer to a request; it is saved on a task of its own.
+    /// Learns from a response; saving runs as a task of its own.
     pub(crate) fn learn(
         &self,
         ledgers: &Arc<Ledgers>,
@@ -155,12 +156,12 @@ impl Calibration {
         lesson: &CalibrationSample,
     ) {
         let LessonSource { tenant, upstream, model, vouched } = *source;
-        // Whose answers alone teach; everybody's do where credentials are vouched for.
+        // With vouched credentials, all tenants share a state; otherwise each has its own.
         let place = CalibrationKey::of(upstream, model, tenant.filter(|_| !vouched));
         let (learned, may_save) = {
             let mut all = self.0.all();
             let Some(known) = all.get_mut(&place.upstream, &place.name) else { return };
-            let tenant = tenant.map(|tenant| xxh3_64(tenant.as_bytes()));
+            let tenant = tenant.map(|tenant| xxh3_64(tenant.as_str().as_bytes()));
             if !tenant.is_some_and(|tenant| known.teachers.hear(tenant)) {
                 return;
             }
@@ -176,14 +177,14 @@ impl Calibration {
         let is_due = lessons.is_power_of_two() || lessons.is_multiple_of(SAVED_EVERY);
         if lessons > 1 && is_due && may_save {
             let (ledgers, shared) = (ledgers.clone(), self.0.clone());
-            // One that is not saved is learned again.
+            // If saving fails, it is learned again.
             tokio::spawn(async move { shared.save(&ledgers, &place, &learned).await.ok() });
         }
     }
 }
 
 impl CalibrationState {
-    /// What is known of a model, and whether the store was heard.
+    /// The state of a model, and whether the store has answered.
     fn known(&self, place: &CalibrationKey, family: Family) -> (Arc<EstimatorState>, Recall) {
         let mut all = self.all();
         if let Some(known) = all.get_mut(&place.upstream, &place.name)
@@ -197,7 +198,7 @@ impl CalibrationState {
         both
     }
 
-    /// What was saved counts where more answers taught it.
+    /// Uses the saved state if it is from more responses.
     fn join(&self, place: &CalibrationKey, saved: EstimatorState) {
         let mut all = self.all();
         let known = all.get_mut(&place.upstream, &place.name);
@@ -206,7 +207,7 @@ impl CalibrationState {
         known.learned = Arc::new(saved);
     }
 
-    /// Saves it, unless another process saved what more answers taught: then that counts.
+    /// Saves the state, unless another process saved one from more responses, which is then used.
     async fn save(
         &self,
         ledgers: &Ledgers,
@@ -227,13 +228,13 @@ impl CalibrationState {
     }
 }
 
-/// Whether more answers taught one than the other, of the same kind.
+/// Whether one state is from more responses than the other, of the same family.
 fn is_more(one: &EstimatorState, other: &EstimatorState) -> bool {
     other.is_of(one.family()) && one.lessons() > other.lessons()
 }
 
 impl CalibrationKey {
-    fn of(upstream: &str, model: &str, pupil: Option<&str>) -> Self {
+    fn of(upstream: &str, model: &str, pupil: Option<&TenantId>) -> Self {
         let name = match pupil {
             Some(pupil) => format!("{model} for {pupil}").into(),
             None => model.into(),
@@ -241,7 +242,7 @@ impl CalibrationKey {
         Self { upstream: upstream.into(), model: model.into(), name }
     }
 
-    /// Of what was saved, what the most answers taught.
+    /// The saved state, if valid.
     async fn saved(
         &self,
         ledgers: &Ledgers,
@@ -258,7 +259,7 @@ impl CalibrationKey {
         Ok(saved.max_by_key(EstimatorState::lessons))
     }
 
-    /// Names are kept in stores: they may not change.
+    /// The key in the store: it must never change.
     fn key(&self) -> String {
         format!("counting {} behind {}", self.name, self.upstream)
     }

@@ -1,6 +1,7 @@
-//! What is known of endpoints that count: answers by content, and upstreams that are left alone for now.
+//! What is known about counting endpoints: counts by content, and upstreams that are paused.
 //!
-//! Bounded; forgets all where it is full. A pause is its tenant's: what one was refused says nothing of others.
+//! Bounded: if it is full, everything is dropped. A pause applies to one tenant, because a refusal says
+//! nothing about others.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -9,21 +10,23 @@ use foldhash::{HashMap, HashSet};
 use tokio::sync::Semaphore;
 use xxhash_rust::xxh3::xxh3_128;
 
+use crate::context::TenantId;
 use crate::store::lessons::LessonSource;
 
-/// Questions under way at once; more are not asked.
+/// Most count requests in flight; further ones are not sent.
 const AT_ONCE: usize = 2;
-/// Answers kept in memory, and pauses.
+/// Most counts, and most pauses, in memory.
 const MOST: usize = 1024;
-/// What is known of counting endpoints.
+/// What is known about counting endpoints.
 pub(crate) struct CountingEndpoints {
     pub(super) permits: Arc<Semaphore>,
-    /// By content.
+    /// Counts, by hash of the content.
     answers: Mutex<HashMap<u128, u64>>,
-    /// Upstreams that are left alone for now by a tenant: what one was refused says nothing of others.
+    /// Pauses by tenant and upstream: a refusal to one tenant says nothing about others.
     pauses: Mutex<HashMap<Box<str>, Instant>>,
-    /// Where a client was told that nothing counts, by tenant, upstream and model: learned once the upstream has
-    /// answered a turn there, because a path that does not exist has no count either.
+    /// Tenant, upstream and model for which a client was told that there is no counting endpoint. It is
+    /// learned once the upstream has answered a turn there, because a path that does not exist has no
+    /// counting endpoint either.
     missing: Mutex<HashSet<u128>>,
 }
 
@@ -49,7 +52,7 @@ impl CountingEndpoints {
         pauses.insert(whose, Instant::now() + how_long);
     }
 
-    /// Nothing counts for this tenant, upstream and model.
+    /// Records that there is no counting endpoint for this tenant, upstream and model.
     pub(crate) fn set_missing(&self, source: &LessonSource<'_>) {
         let mut missing = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
         if missing.len() >= MOST {
@@ -58,7 +61,7 @@ impl CountingEndpoints {
         missing.insert(key(source));
     }
 
-    /// Whether nothing counts there; answered once.
+    /// Whether that was recorded; removes it.
     pub(crate) fn take_missing(&self, source: &LessonSource<'_>) -> bool {
         let mut missing = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
         !missing.is_empty() && missing.remove(&key(source))
@@ -79,5 +82,6 @@ impl CountingEndpoints {
 
 fn key(source: &LessonSource<'_>) -> u128 {
     let LessonSource { tenant, upstream, model, .. } = source;
-    xxh3_128([tenant.unwrap_or_default(), upstream, model].join("\0").as_bytes())
+    let tenant = tenant.map(TenantId::as_str).unwrap_or_default();
+    xxh3_128([tenant, upstream, model].join("\0").as_bytes())
 }

@@ -1,8 +1,8 @@
-//! A provider's own count of a prompt, where policy asks for it: beside the request, never before it.
+//! The provider's own count of a prompt, if policy asks for it. The request never waits for it.
 //!
-//! Asked with the client's credentials, and no other header of its own that is not needed, at the endpoint that counts. Its answer is there for the turn if
-//! it comes before the reply ends; one that is late, refused or too much to ask costs nothing but
-//! itself.
+//! Sent to the counting endpoint with the client's credentials, and with no other header of the client that
+//! is not needed. A count that arrives before the reply ends is stored with the turn. If it is late or
+//! refused, or too many are in flight, only the count is lost.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 use super::questions;
 use crate::context::policy::CountSchedule;
-use crate::context::{Estimate, EstimateMethod, ProviderCount};
+use crate::context::{Estimate, EstimateMethod, ExchangeId, ProviderCount, TenantId};
 use crate::dialect::counting::{CountQuestion, answer};
 use crate::dialect::lesson::{Lesson, QuotableText, RefusalBody, taught};
 use crate::dialect::{Dialect, PartKind, Purpose};
@@ -26,24 +26,24 @@ use crate::proxy::state::Proxy;
 use crate::store::lessons::LessonSource;
 use crate::telemetry::CountOutcome;
 
-/// How long an answer is waited for.
+/// How long a response is waited for.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// How long an upstream is left alone that answered with anything else, unless it says how long.
+/// How long an upstream is not asked after any other response, unless the response says how long.
 const PAUSE: Duration = Duration::from_secs(60);
-/// The longest pause that an upstream may ask for.
+/// The longest pause that an upstream can ask for.
 const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
-/// Most bytes of an answer.
+/// Most bytes of a response.
 const ANSWER_BYTES: usize = 64 * 1024;
-/// The share of the usable window past which a request is near its threshold.
+/// The share of the usable window above which a request is near its threshold.
 const NEAR: f64 = 0.8;
 
-/// A count on its way; empty until it is here.
+/// A count in flight; empty until it has arrived.
 pub(crate) struct PendingCount {
     as_it_came: bool,
     found: Arc<CountResult>,
 }
 
-/// What was found out by asking.
+/// The result of a count request.
 #[derive(Default)]
 struct CountResult {
     tokens: OnceLock<u64>,
@@ -52,19 +52,20 @@ struct CountResult {
 }
 
 impl PendingCount {
-    /// The count, if it has come.
+    /// The count, if it has arrived.
     pub(crate) fn here(&self) -> Option<ProviderCount> {
         Some(ProviderCount { as_it_came: self.as_it_came, tokens: *self.found.tokens.get()? })
     }
 
-    /// Whether it turned out that nothing counts there. Only where the request itself was answered does
-    /// that teach: a path or a model that does not exist has no count either.
+    /// Whether there is no counting endpoint. That is a lesson only if the request itself was answered: a
+    /// path or model that does not exist has no counting endpoint either.
     pub(crate) fn is_missing(&self) -> bool {
         self.found.missing.get().is_some()
     }
 }
 
-/// Asks for a count of a request, where policy wants one. `estimate`: of what goes out, which is this head and body.
+/// Asks for a count of a request, if policy wants one. `estimate`: that of the request with this head and
+/// body.
 pub(crate) fn ask(
     proxy: &Arc<Proxy>,
     prepared: &PreparedRequest,
@@ -78,12 +79,12 @@ pub(crate) fn ask(
         CountSchedule::Cold => estimate.method == EstimateMethod::Estimated,
         CountSchedule::NearThreshold => estimate.tokens as f64 > near,
         CountSchedule::Media => prepared.conversation.parts().any(|part| is_media(part.kind)),
-        CountSchedule::Sample(share) => is_rewritten && drawn(&prepared.id) < share,
+        CountSchedule::Sample(share) => is_rewritten && drawn(&prepared.exchange) < share,
     };
     if !wanted || prepared.conversation.purpose != Purpose::Turn {
         return None;
     }
-    // A sample checks what is claimed to be saved: what it would have cost without us.
+    // A sample checks the claimed savings, so the client's original is counted.
     let as_it_came = matches!(count, CountSchedule::Sample(_)) || !is_rewritten;
     let prompt = if as_it_came { prepared.body.clone() } else { sent.whole()? };
     let errand = CountRequest::of(proxy, prepared, head, prompt);
@@ -92,10 +93,10 @@ pub(crate) fn ask(
     Some(PendingCount { as_it_came, found })
 }
 
-/// Asks now, because somebody wants to know, and waits for the answer.
+/// Asks now, because an operator wants to know, and waits for the response.
 ///
 /// # Errors
-/// Why there is none.
+/// The reason why there is no count.
 pub(crate) async fn count_now(errand: CountRequest) -> Result<u64, CountOutcome> {
     let (proxy, upstream, whose) = (errand.proxy.clone(), errand.upstream.clone(), errand.whose());
     let permit = proxy.counting.permits.clone().try_acquire_owned();
@@ -117,26 +118,26 @@ fn is_media(kind: PartKind) -> bool {
     matches!(kind, PartKind::Image | PartKind::Document)
 }
 
-/// Where an exchange is drawn, between 0 and 1.
-fn drawn(id: &str) -> f64 {
-    (xxh3_64(id.as_bytes()) >> 11) as f64 / (1u64 << 53) as f64
+/// A number between 0 and 1 for an exchange, from its id.
+fn drawn(exchange: &ExchangeId) -> f64 {
+    (xxh3_64(exchange.as_str().as_bytes()) >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// A question with all that it takes to ask it.
+/// A count request with everything needed to send it.
 pub(crate) struct CountRequest {
     proxy: Arc<Proxy>,
-    tenant: Option<Box<str>>,
+    tenant: Option<TenantId>,
     upstream: Box<str>,
     model: Box<str>,
     dialect: Dialect,
     uri: Uri,
     headers: HeaderMap,
-    /// The JSON body whose prompt is counted.
+    /// The JSON body that is counted.
     prompt: Bytes,
 }
 
 impl CountRequest {
-    /// To count `prompt`, what `prepared` was sent as with this head.
+    /// For a count of `prompt`, which `prepared` was sent as, with this head.
     pub(crate) fn of(
         proxy: &Arc<Proxy>,
         prepared: &PreparedRequest,
@@ -155,7 +156,7 @@ impl CountRequest {
         }
     }
 
-    /// Asks on a task of its own, or says why it does not.
+    /// Sends it in a task of its own, or reports why not.
     fn begin(self, found: Arc<CountResult>) {
         let endpoints = &self.proxy.counting;
         let outcome = if endpoints.is_paused(&self.whose()) {
@@ -169,9 +170,10 @@ impl CountRequest {
         self.proxy.telemetry.asked_to_count(&self.upstream, outcome);
     }
 
-    /// By whom an upstream is left alone.
+    /// Tenant and upstream, to which a pause applies.
     fn whose(&self) -> Box<str> {
-        format!("{} {}", self.tenant.as_deref().unwrap_or_default(), self.upstream).into()
+        let tenant = self.tenant.as_ref().map(TenantId::as_str).unwrap_or_default();
+        format!("{tenant} {}", self.upstream).into()
     }
 
     async fn run(self, found: Arc<CountResult>, _permit: OwnedSemaphorePermit) {
@@ -194,7 +196,7 @@ impl CountRequest {
         let whose = self.whose();
         let Self { proxy, tenant, upstream, model, dialect, uri, headers, prompt } = self;
         let source = LessonSource {
-            tenant: tenant.as_deref(),
+            tenant: tenant.as_ref(),
             upstream: &upstream,
             model: &model,
             vouched: proxy.knows_apart(Some(&upstream)),
@@ -202,7 +204,7 @@ impl CountRequest {
         if proxy.knows(&source, Lesson::CountMissing) {
             return Err(CountOutcome::Missing);
         }
-        // Reading a large body takes milliseconds, and other streams must not wait meanwhile.
+        // Reading a large body takes milliseconds, and other streams must not wait for it.
         let target = uri.path_and_query().map_or("/", |target| target.as_str()).to_owned();
         let making = move || CountQuestion::of(dialect, &target, &prompt);
         let question = long_work(making).await.ok().flatten();
@@ -243,7 +245,7 @@ impl CountRequest {
     }
 }
 
-/// How long a refusal asks to be left alone.
+/// How long a refusal asks for a pause.
 fn pause(headers: &HeaderMap) -> Duration {
     let said = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
     said.map_or(PAUSE, |seconds| Duration::from_secs(seconds).min(LONGEST_PAUSE))

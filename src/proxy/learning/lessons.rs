@@ -1,7 +1,7 @@
-//! What the proxy learns from refusals: judged by whole messages, kept for its tenant, counted.
+//! What Plimsoll learns from refusals: judged by complete messages, stored per tenant, and counted.
 //!
-//! A refusal is judged against the request that it answers, so that no client can put words into a
-//! provider's mouth. What is asked of every request is asked of memory.
+//! A refusal is compared with its request, so that no client can make up a provider's message. What every
+//! request needs to know is in memory.
 
 use bytes::Bytes;
 use http::request;
@@ -14,17 +14,17 @@ use crate::store::lessons::{LessonOffer, LessonSource};
 use crate::telemetry::LessonOutcome;
 use crate::telemetry::clock::now;
 
-/// What a provider answered in place of a reply.
+/// A provider's response instead of a reply.
 #[derive(Clone, Copy)]
 pub(crate) enum RefusalResponse<'a> {
     /// A refusal.
     Refused { status: u16, body: &'a [u8] },
-    /// What a reply holds.
+    /// An error inside a reply.
     InReply { status: u16, error: &'a ProviderError },
 }
 
-/// What an error teaches, told from the request's body and the name of its model. `head`: the request's, as
-/// it went out, where it is known.
+/// The lessons of an error that are not quoted from the request's body or the name of its model. `head`: the
+/// request's, as it was sent, if known.
 pub(crate) async fn taught(
     error: RefusalResponse<'_>,
     (body, model): (&Bytes, &str),
@@ -47,7 +47,7 @@ pub(crate) async fn taught(
     if body.len() <= OFF_THREAD {
         return read(error, &body, &words);
     }
-    // A large request is looked through for what was quoted of it: other streams must not wait.
+    // Searching a large request for quotes takes time, and other streams must not wait for it.
     let judged = match error {
         RefusalResponse::Refused { status, body: refusal } => {
             let refusal = refusal.to_vec();
@@ -65,7 +65,7 @@ pub(crate) async fn taught(
     judged.unwrap_or_default()
 }
 
-/// What the provider was sent beside the body.
+/// The texts that the provider was sent besides the body.
 fn words(model: &str, head: Option<&request::Parts>) -> Vec<String> {
     let mut words = vec![model.to_owned()];
     if let Some(head) = head {
@@ -77,12 +77,12 @@ fn words(model: &str, head: Option<&request::Parts>) -> Vec<String> {
 }
 
 impl Proxy {
-    /// Whether this is known of an upstream or model.
+    /// Whether this lesson is known for an upstream or model.
     pub(crate) fn knows(&self, source: &LessonSource<'_>, lesson: Lesson) -> bool {
         self.ledgers.lessons().holds(source, lesson, now())
     }
 
-    /// Keeps a lesson for its tenant. `believed`: the window that a window puts right.
+    /// Stores a lesson for its tenant. `believed`: for a lesson about the window, the window assumed so far.
     pub(crate) async fn learn(
         &self,
         source: &LessonSource<'_>,
@@ -107,7 +107,7 @@ impl Proxy {
         }
     }
 
-    /// Counts what was not learned because the request holds its words.
+    /// Counts lessons that were not learned because the request contains their text.
     pub(crate) fn count_quoted(&self, upstream: &str, taught: &LessonMatch) {
         for _ in &taught.quoted {
             self.telemetry.lesson(upstream, LessonOutcome::Quoted);
@@ -115,7 +115,7 @@ impl Proxy {
     }
 }
 
-/// A lesson in the log's words.
+/// A lesson as text for the log.
 struct LessonNotice(Lesson);
 
 impl std::fmt::Display for LessonNotice {

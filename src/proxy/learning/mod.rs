@@ -1,6 +1,6 @@
-//! What answers teach, and what is asked of providers so as to know more: counts, lessons, calibration.
+//! What responses teach, and the requests made to learn more: counts, lessons, calibration.
 //!
-//! Never in a request's way: what is late or fails costs nothing but itself.
+//! Never delays a client's request: if it is late or fails, only the knowledge is lost.
 
 pub(super) mod by_model;
 pub(super) mod calibration;

@@ -1,8 +1,8 @@
-//! The headers of requests of our own: for a summary, for a count.
+//! The headers of Plimsoll's own requests: for a summary or a count.
 //!
-//! Built from what is known to be needed where they go, not from what the client sent: its own provider gets
-//! its credentials again and what they need beside them; anybody else gets the protocol's own headers and the
-//! credential that is configured there.
+//! Only headers that the receiver is known to need are sent, not all those of the client. The client's own
+//! provider gets the client's credentials and what belongs to them. Any other upstream gets the protocol's
+//! headers and its configured credential.
 
 use http::header::{CONTENT_TYPE, COOKIE, USER_AGENT};
 use http::uri::Authority;
@@ -12,10 +12,10 @@ use crate::config::Upstream;
 use crate::dialect::credentials::CredentialRules;
 use crate::proxy::http::headers;
 
-/// What the protocols themselves ask for; says nothing of who is asking.
+/// Headers that the protocols require; they say nothing about the client.
 const PROTOCOL: &[&str] = &["anthropic-version", "anthropic-beta"];
 
-/// What a provider or gateway may need beside a credential, by how it begins.
+/// Prefixes of headers that a provider or gateway may need beside a credential.
 const OF_PROVIDERS: &[&str] = &[
     "anthropic-",
     "openai-",
@@ -33,7 +33,7 @@ const OF_PROVIDERS: &[&str] = &[
     "x-app",
     "originator",
     "version",
-    // By these a provider finds the cache that it keeps of a conversation.
+    // The providers' caches are found by these.
     "session-id",
     "session_id",
     "thread-id",
@@ -43,7 +43,7 @@ const OF_PROVIDERS: &[&str] = &[
     "x-grok-conv-id",
 ];
 
-/// The headers of a request of ours to `to`, for a client whose request went to `from` with these headers.
+/// The headers of our request to `to`, for a client that sent these headers in a request to `from`.
 pub(crate) fn headers(
     client: &HeaderMap,
     from: &Upstream,
@@ -58,7 +58,7 @@ pub(crate) fn headers(
     let goes = |name: &HeaderName| match *name {
         CONTENT_TYPE => true,
         USER_AGENT => is_same_host,
-        // A cookie is a credential where there is no other.
+        // Without another credential, the cookie is one.
         COOKIE => is_with_client && !has_credential,
         _ if credentials.is_header(name) => is_with_client,
         _ => {
@@ -78,7 +78,7 @@ pub(crate) fn headers(
     sent
 }
 
-/// Whether the same server answers at both.
+/// Whether two addresses are the same server.
 fn is_same_host(one: &Uri, other: &Uri) -> bool {
     let at = |uri: &Uri| {
         let scheme = uri.scheme_str().unwrap_or_default().to_owned();

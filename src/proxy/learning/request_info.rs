@@ -1,12 +1,12 @@
-//! What is known of a request beside its words: whose it is, which model is asked, and for what.
+//! What is known about a request besides its content: its tenant, model and purpose.
 //!
-//! Small, so that it can stay as long as an answer takes. Must not hold the body, nor anything that grows
+//! Small, so that it can be held as long as a response takes. Must not hold the body, nor anything that grows
 //! with it.
 
 use std::sync::Arc;
 
-use crate::context::EstimateMethod;
 use crate::context::policy::Policy;
+use crate::context::{EstimateMethod, TenantId};
 use crate::dialect::lesson::LessonMatch;
 use crate::dialect::models::Model;
 use crate::dialect::{Dialect, ProviderError, Purpose, repair};
@@ -15,24 +15,24 @@ use crate::proxy::state::Proxy;
 use crate::store::lessons::LessonSource;
 use crate::telemetry::{LessonOutcome, RefusalOutcome, RefusalReport};
 
-/// An estimate may be off by so much before a window that it disproves is not believed.
+/// A window is not believed if it contradicts an estimate by more than this factor.
 const DOUBT: u64 = 3;
 
-/// A request without its words.
+/// A request without its content.
 pub(crate) struct RequestInfo {
-    /// Whose it is; `None` where that is not known.
-    tenant: Option<Box<str>>,
+    /// Its tenant; `None` if unknown.
+    tenant: Option<TenantId>,
     /// See [`LessonSource::vouched`].
     vouched: bool,
     upstream: Box<str>,
-    /// The model, as the client named it; empty where it named none.
+    /// The model, as the client named it; empty if it named none.
     pub(crate) name: Box<str>,
     pub(crate) model: Model,
     pub(crate) dialect: Dialect,
     pub(crate) purpose: Purpose,
-    /// Output tokens held free.
+    /// Output tokens that are reserved.
     pub(crate) reserve: u64,
-    /// Output tokens that were asked for.
+    /// The requested output limit, tokens.
     pub(crate) max_output: Option<u64>,
     /// The provider holds earlier history.
     pub(crate) is_held: bool,
@@ -57,8 +57,8 @@ impl RequestInfo {
         }
     }
 
-    /// What a refusal that passed unread says that could have been changed.
-    /// `error`: none where it is not in the protocol's form, as a gateway's page.
+    /// What a refusal that was forwarded unread says could have been repaired. `error`: none if it is not in
+    /// the protocol's form, such as a gateway's page.
     pub(crate) fn refusal(
         &self,
         status: u16,
@@ -81,13 +81,13 @@ impl RequestInfo {
         })
     }
 
-    /// Where a lesson comes from.
+    /// The source of a lesson.
     pub(crate) fn source(&self) -> LessonSource<'_> {
         let Self { tenant, upstream, name, vouched, .. } = self;
-        LessonSource { tenant: tenant.as_deref(), upstream, model: name, vouched: *vouched }
+        LessonSource { tenant: tenant.as_ref(), upstream, model: name, vouched: *vouched }
     }
 
-    /// The window that a message teaches, where it agrees with what was sent. `estimate`: of what was sent.
+    /// The window that a message teaches, if it is plausible. `estimate`: that of the request as sent.
     pub(crate) fn believes(
         &self,
         taught: &LessonMatch,
@@ -104,8 +104,8 @@ impl RequestInfo {
     }
 }
 
-/// Whether a window agrees with what was sent: so much was sent, or asked for as output, that it could
-/// have been too small. Of a conversation that the provider holds nobody here knows the size.
+/// Whether a window is plausible: the tokens sent and the output requested could have been too large for it.
+/// If the provider holds the history, its size is unknown here, so any window is.
 fn is_plausible(
     window: u64,
     request: &RequestInfo,

@@ -1,6 +1,6 @@
-//! What a request asks of its provider on our behalf, as an edit of its body or a line of its head.
+//! What is requested from a provider on the client's behalf, as an edit of the body or a line of the head.
 //!
-//! None of it is a fact, and none of it stands in the prompt. One that is refused is a lesson.
+//! It is not stored as a fact, and is not part of the prompt. A refusal of it is a lesson.
 
 use http::HeaderMap;
 use http::header::{ACCEPT_ENCODING, HeaderValue};
@@ -11,30 +11,30 @@ use crate::dialect::refusal::RefusalCause;
 use crate::proxy::http::headers;
 use crate::wire::splice::Edit;
 
-/// Something that is asked on our behalf.
+/// Something that is requested on the client's behalf.
 #[derive(Clone, Debug)]
 pub(crate) struct AddedOption {
-    /// What.
+    /// What is requested.
     pub(crate) what: AddedOptionKind,
-    /// The change of the body that asks for it.
+    /// The edit of the body that requests it.
     pub(crate) edit: Edit,
 }
 
-/// What is asked; each dialect has one, and may ask for summaries of thinking too.
+/// What can be requested: one kind per dialect, and visible thinking in addition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AddedOptionKind {
-    /// Chat Completions: the usage of a stream; the answer is hidden from the client.
+    /// Chat Completions: the usage of a stream, which is hidden from the client.
     Usage,
-    /// Anthropic: that old results are cleared, past so many input tokens.
+    /// Anthropic: clearing old tool results, past this many input tokens.
     Editing { trigger: u64 },
-    /// Responses: reasoning's encrypted content, for the client that holds its history itself.
+    /// Responses: encrypted reasoning, for a client that holds its history itself.
     Reasoning,
     /// A summary of the model's thinking, in addition to one of the others.
     Display,
 }
 
 impl AddedOptionKind {
-    /// What a refusal of it teaches.
+    /// The lesson from a refusal of it.
     pub(crate) fn lesson(self) -> Lesson {
         match self {
             AddedOptionKind::Usage => Lesson::UsageRefused,
@@ -44,7 +44,7 @@ impl AddedOptionKind {
         }
     }
 
-    /// How a refusal names it.
+    /// The cause that a refusal of it names.
     pub(crate) fn cause(self) -> RefusalCause {
         match self {
             AddedOptionKind::Usage => RefusalCause::Usage,
@@ -54,10 +54,10 @@ impl AddedOptionKind {
         }
     }
 
-    /// What the head says of it.
+    /// Adds its header, if it has one.
     pub(crate) fn in_head(self, head: &mut HeaderMap) {
         match self {
-            // What is hidden from the client has to be read: it is asked for plain.
+            // To hide the usage, the response must be read: it is requested uncompressed.
             AddedOptionKind::Usage => {
                 head.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
             }

@@ -1,7 +1,7 @@
-//! Reading a request's body within its budget: decoded, its values found, its parts made.
+//! Reads a request's body within its memory budget: decompresses it, finds its values, and makes its parts.
 //!
-//! Memory is asked for before each step, by what the step before it found. Large bodies are read off the
-//! async threads, and no more of them at once than half of the cores. What does not fit passes unread.
+//! Memory is reserved before each step, based on the result of the previous step. Large bodies are read off
+//! the async threads, at most as many at once as half of the cores. A body without memory passes unread.
 
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -20,18 +20,18 @@ use crate::wire::encoding::{DecodeError, Decoder, UnsupportedEncoding};
 use crate::wire::json::{self, Document, most_values};
 use crate::wire::memory::Memory as _;
 
-/// Analysis of any body may take so much, bytes; of a large one [`TIMES`] its length.
+/// The analysis of any body may use this many bytes; that of a large one, [`TIMES`] its length.
 const SMALL: usize = 16 << 20;
 /// See [`SMALL`].
 const TIMES: usize = 6;
 /// A request that was read.
 pub(crate) struct RequestAnalysis {
-    /// The body without its encoding.
+    /// The body, decompressed.
     pub(crate) plain: Bytes,
     pub(crate) conversation: Conversation,
     /// See [`repeated_calls`].
     pub(crate) repeated_calls: Option<u32>,
-    /// What the conversation, and what is made of it, takes.
+    /// The memory of the conversation and what is derived from it.
     pub(crate) memory: HeldMemory,
 }
 
@@ -41,16 +41,16 @@ pub(crate) struct BodyReader {
     pub(crate) dialect: Dialect,
     /// Path and query.
     pub(crate) target: Box<str>,
-    /// Most bytes of it, decoded.
+    /// Most bytes of the decompressed body.
     pub(crate) limit: usize,
     pub(crate) memory: Arc<MemoryShare>,
 }
 
 impl BodyReader {
-    /// Reads a body that came with these headers. A panic of reading goes on.
+    /// Reads a body that came with these headers. A panic while reading is passed on.
     ///
     /// # Errors
-    /// Why it is passed on unread.
+    /// The reason why it is forwarded unread.
     pub(crate) async fn read(
         self,
         headers: &HeaderMap,
@@ -90,7 +90,7 @@ impl BodyReader {
         }
     }
 
-    /// Reads a body without encoding, at once.
+    /// Reads an uncompressed body, on this thread.
     pub(crate) fn analyse(&self, plain: Bytes) -> Result<RequestAnalysis, FailOpen> {
         let mut memory = self.memory.guard(MemoryKind::Analysis);
         let document = values(&plain, &mut memory)?;
@@ -108,8 +108,8 @@ impl BodyReader {
     }
 }
 
-/// The values of a body, none where it is no JSON. Most bodies have one every sixteen bytes and fewer: only
-/// where that does not do is memory for more asked for.
+/// The values of a body; none if it is not JSON. Most bodies have at most one value per sixteen bytes, so
+/// memory for more is only reserved if that is not enough.
 fn values(plain: &Bytes, memory: &mut HeldMemory) -> Result<Document, FailOpen> {
     let all = most_values(plain.len());
     for most in [all.min((plain.len() / 16).max(4096)), all] {

@@ -1,7 +1,7 @@
-//! Whether a request asks for something on our behalf, and for what: usage, context editing, reasoning in a
-//! form that can be sent back, thinking that is shown.
+//! Decides what is requested on the client's behalf: usage, context editing, reasoning that can be sent back,
+//! visible thinking.
 //!
-//! Chosen anew for each request from policy and model. What was refused once is not asked for again.
+//! Decided for each request, from policy and model. What was refused once is not requested again.
 
 use crate::config::{IncludeUsage, Mode, Upstream};
 use crate::context::policy::{EchoRule, ReinjectPolicy, ThinkingDisplay};
@@ -14,8 +14,8 @@ use crate::proxy::response::usage_strip;
 use crate::proxy::state::Proxy;
 
 impl AddedOption {
-    /// What is asked for with this request, which grew from `parent`. Its body must not be encoded: what changes in it
-    /// is what is sent.
+    /// What is requested with this request, whose parent turn is `parent`. Its body must not be compressed,
+    /// because it is edited.
     pub(crate) fn to(
         prepared: &PreparedRequest,
         proxy: &Proxy,
@@ -33,7 +33,7 @@ impl AddedOption {
     }
 }
 
-/// Where a streamed answer would not report usage unless it is asked for.
+/// Usage, if the stream would not report it otherwise.
 fn usage(prepared: &PreparedRequest, upstream: &Upstream) -> Option<AddedOption> {
     let conversation = &prepared.conversation;
     let wanted = conversation.stream && conversation.include_usage != Some(true);
@@ -43,8 +43,8 @@ fn usage(prepared: &PreparedRequest, upstream: &Upstream) -> Option<AddedOption>
     Some(AddedOption { what: AddedOptionKind::Usage, edit: usage_strip::ask(&prepared.body)? })
 }
 
-/// Where policy leaves old results to the provider. A count asks for it only where it could matter:
-/// a body of fewer bytes than that is not of as many tokens.
+/// Context editing, if policy leaves old results to the provider. A count only asks for it if it could
+/// matter: a body with fewer bytes than the trigger has fewer tokens, too.
 fn editing(prepared: &PreparedRequest) -> Option<AddedOption> {
     let editing = editing::wanted(&prepared.request()).filter(|_| !prepared.held_out)?;
     let trigger = editing.trigger;
@@ -58,8 +58,9 @@ fn editing(prepared: &PreparedRequest) -> Option<AddedOption> {
     })
 }
 
-/// Where policy wants thinking shown that the model leaves out, and its client asked for thinking. A thread keeps what
-/// its first request did: nobody says what a change in the middle does to its cache (`docs/protocols.md` 1.5).
+/// Visible thinking, if policy wants it, the model omits it by default, and the client asked for thinking. A
+/// thread keeps the choice of its first request, because the effect of a change on the cache is not
+/// documented (`docs/protocols.md` 1.5).
 fn display(prepared: &PreparedRequest, parent: Option<&Turn>) -> Option<AddedOption> {
     let conversation = &prepared.conversation;
     let wanted = match parent {
@@ -80,8 +81,8 @@ fn display(prepared: &PreparedRequest, parent: Option<&Turn>) -> Option<AddedOpt
     Some(AddedOption { what: AddedOptionKind::Display, edit })
 }
 
-/// Where the client holds its history and its reasoning would be lost: the provider keeps nothing, and
-/// what it gives out cannot be sent back (`docs/protocols.md` 3.5).
+/// Encrypted reasoning, if the client holds its history and its reasoning would be lost: the provider stores
+/// nothing, and its plain reasoning cannot be sent back (`docs/protocols.md` 3.5).
 fn reasoning(prepared: &PreparedRequest) -> Option<AddedOption> {
     let conversation = &prepared.conversation;
     let is_alone = conversation.stored == Some(false) && conversation.held.is_none();

@@ -1,6 +1,6 @@
-//! From a body to what is sent in its place: read, prepared, planned.
+//! From the client's body to the body that is sent: read, prepared, planned.
 //!
-//! Nothing is on the wire that is not saved. Nobody is asked in here but the store.
+//! Nothing is sent that is not saved. Only the store is asked in here.
 
 pub(super) mod added_option;
 pub(super) mod body_reader;

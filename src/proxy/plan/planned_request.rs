@@ -1,8 +1,8 @@
-//! What is done to one request: recorded decisions replayed, new ones proposed and saved
+//! The plan of one request: recorded decisions are replayed, new ones proposed and saved
 //! (`docs/architecture.md` "Life of a request").
 //!
-//! Nothing is on the wire that is not saved; a store that fails or is slow costs the new decisions,
-//! never the request. Large bodies are planned off the async threads.
+//! Nothing is sent that is not saved. If the store fails or is slow, only the new decisions are lost. Large
+//! bodies are planned off the async threads.
 
 mod repaired;
 
@@ -20,7 +20,7 @@ use crate::context::plan::{
     self, MOST_TOLD, Overlay, Plan, PlanStep, RecordedDecisions, RewriteSummary,
 };
 use crate::context::policy::SummaryAuthor;
-use crate::context::{Estimate, Fact, Millis, inject, prune, reasoning, repair};
+use crate::context::{Estimate, ExchangeId, Fact, Millis, inject, prune, reasoning, repair};
 use crate::dialect::models::Family;
 use crate::dialect::overflow::Overflow;
 use crate::dialect::refusal::RefusalCause;
@@ -34,51 +34,51 @@ use crate::telemetry::FailOpen;
 use crate::tokens::bpe;
 use crate::wire::splice::Edit;
 
-/// What is done, and what it costs.
+/// A request with its plan and what it costs.
 #[derive(Clone, Default)]
 pub(crate) struct PlannedRequest {
-    /// The changes of bytes; none in shadow mode.
+    /// The edits of the body; none in shadow mode.
     pub(crate) edits: Vec<Edit>,
-    /// As it is sent. Absent where measuring panicked.
+    /// The estimate of what is sent; `None` if measuring panicked.
     pub(crate) measured: Option<Box<MeasuredEstimate>>,
-    /// What is sent in place of what came.
+    /// What is sent in place of what the client sent.
     pub(crate) sent: Overlay,
-    /// What is known of its parts.
+    /// The recorded decisions, including new ones.
     pub(crate) known: Arc<RecordedDecisions>,
-    /// What was known before anything was decided for it.
+    /// The recorded decisions before new ones were made.
     before: Arc<RecordedDecisions>,
     /// Who wrote the summary that is sent.
     summary: Option<SummaryAuthor>,
     /// What was decided against.
     refused: Vec<PlanStep>,
-    /// What it was measured from.
+    /// The turn that the estimate is based on.
     anchor: Option<Arc<Grown>>,
     pub(crate) done: RewriteSummary,
-    /// Queued words that it took.
+    /// The ids of the queued messages that it took.
     pub(crate) taken: Vec<Box<str>>,
-    /// Where we stood aside.
+    /// Why part of the plan was left out.
     pub(crate) stood_aside: Option<FailOpen>,
-    /// Less output is asked for, because another request was refused.
+    /// The output limit is lowered, because another request was refused for it.
     pub(crate) is_spared: bool,
 }
 
-/// What a plan changes.
+/// The changes of a plan.
 pub(crate) struct PlannedRewrite {
-    /// The body without its encoding.
+    /// The body, decompressed.
     pub(crate) plain: Bytes,
-    /// The changes of its bytes.
+    /// The edits.
     pub(crate) edits: Vec<Edit>,
-    /// What the head has to list for it.
+    /// The beta that the head has to list.
     pub(crate) beta: Option<&'static str>,
 }
 
-/// A first look: what is known makes a plan, and may call for more.
+/// The first plan, made from recorded decisions, and the new decisions that it proposes.
 struct PlanOutcome {
     plan: Plan,
     measured: Box<MeasuredEstimate>,
     new: Vec<Fact>,
     refused: Vec<PlanStep>,
-    /// Less output is asked for, because another request was refused.
+    /// The output limit is lowered, because another request was refused for it.
     is_spared: bool,
 }
 
@@ -113,15 +113,15 @@ fn look(
     PlanOutcome { plan, measured, new, refused, is_spared }
 }
 
-/// Has the vocabulary loaded, some 30 ms; until it is there, counting goes by length.
+/// Starts loading the vocabulary, which takes about 30 ms; until then, counting is by length.
 fn want_vocabulary(family: Family) {
     if bpe::is_wanted(family) {
         drop(tokio::task::spawn_blocking(move || bpe::load(family)));
     }
 }
 
-/// Plans a request: replay, propose, save, replay again what is new. Answers what it says beside, which waits
-/// again where nobody hears it.
+/// Plans a request: replays, proposes, saves, and replays again with the new decisions. Also returns the
+/// messages that it injects, which are queued again if they are not delivered.
 pub(crate) async fn plan(
     proxy: &Arc<Proxy>,
     prepared: Arc<PreparedRequest>,
@@ -146,9 +146,9 @@ pub(crate) async fn plan(
     let PlanOutcome { mut plan, mut measured, new, refused, mut is_spared } = looked;
     let before = known.clone();
     let (mut stood_aside, mut known, mut taken) = (None, known, Vec::new());
-    let mut undelivered = UndeliveredMessage::of(proxy, opened, &known, &prepared.id);
+    let mut undelivered = UndeliveredMessage::of(proxy, opened, &known, &prepared.exchange);
     if !new.is_empty() {
-        // Few decide anything: the others' way is not made longer by it.
+        // Boxed, because few requests decide anything and the future is large.
         let saved = Box::pin(save(proxy, opened, new, known.suspended)).await;
         let saved = saved.unwrap_or_else(|error| {
             stood_aside = Some(match error {
@@ -158,9 +158,9 @@ pub(crate) async fn plan(
             is_spared = false;
             Vec::new()
         });
-        taken = inject::taken(&saved, &prepared.id);
+        taken = inject::taken(&saved, &prepared.exchange);
         Arc::make_mut(&mut known).add(saved);
-        let with_taken = UndeliveredMessage::of(proxy, opened, &known, &prepared.id);
+        let with_taken = UndeliveredMessage::of(proxy, opened, &known, &prepared.exchange);
         std::mem::replace(&mut undelivered, with_taken)
             .into_iter()
             .for_each(UndeliveredMessage::end);
@@ -197,7 +197,7 @@ pub(crate) async fn plan(
     (planned, undelivered)
 }
 
-/// Keeps decisions before they reach the wire, of a thread that was `suspended` then.
+/// Saves decisions before they are sent, for a branch that was last suspended at `suspended`.
 pub(crate) async fn save(
     proxy: &Proxy,
     opened: &OpenedSession,
@@ -208,7 +208,7 @@ pub(crate) async fn save(
     proxy.ledgers.decide(opened, opened.after_suspension(new, suspended), timeout).await
 }
 
-/// Replays once more, with what is known by now.
+/// Replays with the decisions that are known now.
 async fn again(
     prepared: &Arc<PreparedRequest>,
     known: &Arc<RecordedDecisions>,
@@ -226,9 +226,9 @@ async fn again(
 }
 
 impl PlannedRequest {
-    /// The same request with room made in it, after its provider said that it does not fit: decided,
-    /// saved, and replayed with what was decided before. `None` where there is nothing to cut, or it
-    /// could not be saved.
+    /// The same request with room made in it, after its provider said that it does not fit: cuts are decided,
+    /// saved, and replayed with the earlier decisions. `None` if nothing can be cut, or it could not be
+    /// saved.
     pub(crate) async fn with_room(
         &self,
         proxy: &Proxy,
@@ -280,22 +280,22 @@ impl PlannedRequest {
         self.summary = plan.summary;
     }
 
-    /// What the head has to list for what is sent.
+    /// The beta that the head has to list for what is sent.
     pub(crate) fn beta(&self, prepared: &PreparedRequest) -> Option<&'static str> {
         let is_anthropic = prepared.conversation.dialect == Dialect::Anthropic;
         let is_block = self.summary == Some(SummaryAuthor::Provider);
         (is_anthropic && is_block && !self.edits.is_empty()).then_some(provider::BETA)
     }
 
-    /// The same plan, with the edits that are gone from this one.
+    /// The same plan, with the edits that were moved out of this one.
     pub(crate) async fn again(&self, prepared: &Arc<PreparedRequest>) -> Self {
         let mut planned = self.clone();
         planned.knows(prepared, RecordedDecisions::clone(&self.known)).await;
         planned
     }
 
-    /// The same request as those before it were sent: without what was decided for it and a refusal
-    /// that names `cause` may be due to. `None` where that is nothing, or the request as it came.
+    /// The same request as earlier ones of its branch were sent: without its own decisions that may have
+    /// caused a refusal with this `cause`. `None` if there are none, or if that is the original.
     pub(crate) async fn without_own_decisions(
         &self,
         prepared: &Arc<PreparedRequest>,
@@ -303,31 +303,35 @@ impl PlannedRequest {
     ) -> Option<Self> {
         let mut known = RecordedDecisions::clone(&self.before);
         if !cause.is_of_what_is_new() {
-            known.takes_births(&self.known, &prepared.id);
+            known.takes_births(&self.known, &prepared.exchange);
         }
-        let decided = |known: &RecordedDecisions| known.decided_by(&prepared.id);
+        let decided = |known: &RecordedDecisions| known.decided_by(&prepared.exchange);
         if prepared.mode != Mode::Active || decided(&known) == decided(&self.known) {
             return None;
         }
-        // Its edits went out with it.
+        // Its edits were moved out when it was sent.
         let mut planned = Self { edits: Vec::new(), ..self.clone() };
         planned.knows(prepared, known).await;
         (!planned.edits.is_empty()).then_some(planned)
     }
 
-    /// What was decided for it and is not in `other`: what that is kept by.
-    pub(crate) fn decided_beyond(&self, other: Option<&Self>, id: &str) -> Vec<PartKey> {
-        let here = self.known.decided_by(id);
-        let there = other.map(|other| other.known.decided_by(id)).unwrap_or_default();
+    /// The keys of decisions made for it that `other` does not have.
+    pub(crate) fn decided_beyond(
+        &self,
+        other: Option<&Self>,
+        exchange: &ExchangeId,
+    ) -> Vec<PartKey> {
+        let here = self.known.decided_by(exchange);
+        let there = other.map(|other| other.known.decided_by(exchange)).unwrap_or_default();
         let mut beyond: Vec<PartKey> = here.difference(&there).copied().collect();
         beyond.sort_unstable();
         beyond
     }
 
-    /// What the provider's cache holds of it: the request without what it cut of what was sent before. `None`
-    /// where that is itself.
+    /// The request as the provider has it cached: without its new cuts of parts that were sent before. `None`
+    /// if there are no such cuts.
     pub(crate) async fn as_cached(&self, prepared: &Arc<PreparedRequest>) -> Option<Self> {
-        let known = Arc::new(self.known.as_cached(&prepared.id)?);
+        let known = Arc::new(self.known.as_cached(&prepared.exchange)?);
         let (plan, measured) = again(prepared, &known, self.anchor.as_ref()).await?;
         let mut cached = Self { known, anchor: self.anchor.clone(), ..Self::default() };
         let is_whole = !plan.conflict;
@@ -335,14 +339,14 @@ impl PlannedRequest {
         is_whole.then_some(cached)
     }
 
-    /// More was decided since it was planned: it is planned again. What panics changes nothing.
+    /// Adds decisions that were saved meanwhile, and plans again. A panic changes nothing.
     pub(crate) async fn adds(&mut self, prepared: &Arc<PreparedRequest>, facts: Vec<Fact>) {
         let mut known = RecordedDecisions::clone(&self.known);
         known.add(facts);
         self.knows(prepared, known).await;
     }
 
-    /// The same with all that is known by now.
+    /// Plans again with these recorded decisions.
     pub(crate) async fn knows(
         &mut self,
         prepared: &Arc<PreparedRequest>,
@@ -357,7 +361,7 @@ impl PlannedRequest {
         }
     }
 
-    /// Something was decided against.
+    /// Records a step that was decided against.
     pub(crate) fn refuses(&mut self, step: PlanStep) {
         if self.done.steps.len() < MOST_TOLD {
             self.done.steps.push(step.clone());
@@ -365,7 +369,7 @@ impl PlannedRequest {
         self.refused.push(step);
     }
 
-    /// Of a request that can no longer be changed.
+    /// The plan of a request that can no longer be changed.
     pub(crate) async fn as_it_came(
         prepared: &Arc<PreparedRequest>,
         opened: &mut OpenedSession,
@@ -383,12 +387,12 @@ impl PlannedRequest {
         Self { measured, sent, anchor, done, ..Self::default() }
     }
 
-    /// What a request costs of which nothing is known beside itself.
+    /// The estimate of a request by itself, without its session.
     pub(crate) async fn alone(prepared: &Arc<PreparedRequest>) -> Option<Estimate> {
         estimate(prepared, plan::as_it_came(&prepared.request()), &Arc::default()).await
     }
 
-    /// What has to be known of it, as it was sent, to say what the next request will hold of its turn.
+    /// What has to be kept of the sent request to predict what the next one will contain of its turn.
     pub(crate) fn prospect(&self, prepared: &PreparedRequest) -> Option<CarryOutlook> {
         let rewrites = prepared.rewrites() && self.done.resent.is_none();
         let measured = self.measured.as_ref()?;
@@ -396,18 +400,18 @@ impl PlannedRequest {
         Some(CarryOutlook::new(&prepared.request(), measured, self.anchor(), rewrites, limits))
     }
 
-    /// How much was sent.
+    /// The estimated tokens that were sent.
     pub(crate) fn part_sums(&self) -> PartSums {
         let parts = self.measured.as_ref().map_or(&[][..], |measured| &measured.parts);
         PartSums::of(parts, self.anchor())
     }
 
-    /// The turn that it was measured from, and what that consisted of.
+    /// The turn that the estimate is based on, and its sketch.
     fn anchor(&self) -> Option<Anchor<'_>> {
         self.anchor.as_ref().map(|at| Anchor { turn: &at.turn, sketch: &at.sketch })
     }
 
-    /// What the context will be like.
+    /// The context as this request will make it.
     pub(crate) fn view(&self, prepared: &PreparedRequest) -> Option<ContextView> {
         let MeasuredEstimate { estimate, contents, .. } = &**self.measured.as_ref()?;
         let anchor = self.anchor.as_ref().map(|anchor| &*anchor.turn);
@@ -418,7 +422,7 @@ impl PlannedRequest {
         Some(view.with(Some(limits)).made_of(Some(&contents.clone().with_few_tools())))
     }
 
-    /// Of a request that is no turn: what was decided before is repeated, and nothing is decided or
+    /// The plan of a request that is not a turn: earlier decisions are replayed, and nothing is decided or
     /// measured.
     pub(crate) async fn replayed(
         prepared: &Arc<PreparedRequest>,
@@ -443,7 +447,7 @@ impl PlannedRequest {
         Self { edits, sent, known, done, summary, stood_aside, ..Self::default() }
     }
 
-    /// The original is sent in place of the rewrite.
+    /// Records that the original is sent instead of the rewritten request.
     pub(crate) async fn is_sent_as_it_came(&mut self, prepared: &Arc<PreparedRequest>) {
         self.edits = Vec::new();
         self.sent = plan::as_it_came(&prepared.request());
@@ -456,7 +460,7 @@ impl PlannedRequest {
     }
 }
 
-/// What a request costs of which this is sent, and no turn before it is known.
+/// The estimate of a request in this form, without an earlier turn.
 pub(crate) async fn estimate(
     prepared: &Arc<PreparedRequest>,
     sent: Overlay,

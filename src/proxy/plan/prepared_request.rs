@@ -1,6 +1,6 @@
-//! A request that is planned for: read, placed in its session, with the policy and the model that apply to it.
+//! A request to plan for: read, placed in its session, with the policy and the model that apply to it.
 //!
-//! Owned, so that it moves between threads. Complete when it is built; nothing here decides anything.
+//! Owned, so that it can move between threads. Complete when it is built; nothing here decides anything.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::config::Mode;
 use crate::context::budget::{self, Anchor, MeasuredEstimate};
 use crate::context::plan::{self, Overlay, PlanStep, RecordedDecisions, RewriteSummary};
 use crate::context::policy::{EchoRule, Policy};
-use crate::context::{Millis, prune};
+use crate::context::{ExchangeId, Millis, TenantId, prune};
 use crate::dialect::Conversation;
 use crate::dialect::models::Model;
 use crate::proxy::http::memory::HeldMemory;
@@ -20,67 +20,67 @@ use crate::store::lessons::LessonSource;
 use crate::tokens::Tokenizer;
 use crate::tokens::learn::EstimatorState;
 
-/// A request that is planned for, owned: it moves between threads.
+/// A request with everything that is known about its model and upstream.
 #[derive(Clone)]
 pub(crate) struct PreparedRequest {
-    pub(crate) id: Box<str>,
-    /// Whose it is; `None` where that is not known.
-    pub(crate) tenant: Option<Box<str>>,
+    pub(crate) exchange: ExchangeId,
+    /// Its tenant; `None` if unknown.
+    pub(crate) tenant: Option<TenantId>,
     /// See [`LessonSource::vouched`].
     pub(crate) vouched: bool,
     pub(crate) conversation: Conversation,
-    /// What the conversation was read from.
+    /// The body that the conversation was read from.
     pub(crate) body: Bytes,
-    /// What the conversation takes.
+    /// The memory of the conversation.
     pub(crate) memory: Arc<HeldMemory>,
     pub(crate) model: Model,
-    /// What answers of that model taught.
+    /// What responses taught about counting that model's tokens.
     pub(crate) learned: Arc<EstimatorState>,
     pub(crate) upstream: Box<str>,
     pub(crate) echo: EchoRule,
     pub(crate) policy: Arc<Policy>,
     pub(crate) mode: Mode,
     pub(crate) held_out: bool,
-    /// What the store knows of its session did not come in time: nothing new is decided without it.
+    /// The store did not return its session in time: nothing new is decided without it.
     pub(crate) unknown: bool,
-    /// Its client signed the body: not a byte of it can change.
+    /// Its client signed the body: no byte of it may change.
     pub(crate) signed: bool,
-    /// What is asked on our behalf beside the plan.
+    /// What is requested on the client's behalf besides the plan.
     pub(crate) added: Vec<AddedOption>,
     pub(crate) reserve: u64,
-    /// How many tokens the provider counted in it when it refused it for want of room.
+    /// The provider's token count of it, from the message that it does not fit.
     pub(crate) counted_input: Option<u64>,
-    /// The most tokens that its model can write, learned from another request's refusal.
+    /// The model's maximum output in tokens, learned from another request's refusal.
     pub(crate) max_output: Option<u64>,
     pub(crate) now: Millis,
 }
 
 impl PreparedRequest {
-    /// Memory that it takes, bytes.
+    /// Its memory, bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.body.len() + self.memory.bytes()
     }
 
-    /// The model, as the client named it; empty where it named none.
+    /// The model, as the client named it; empty if it named none.
     pub(crate) fn name(&self) -> &str {
         self.conversation.model.as_deref().unwrap_or_default()
     }
 
-    /// Where a lesson comes from, or is asked for.
+    /// The source of a lesson, also to look one up.
     pub(crate) fn source(&self) -> LessonSource<'_> {
-        let (tenant, upstream) = (self.tenant.as_deref(), &*self.upstream);
+        let (tenant, upstream) = (self.tenant.as_ref(), &*self.upstream);
         LessonSource { tenant, upstream, model: self.name(), vouched: self.vouched }
     }
 
-    /// What its provider may quote of it.
+    /// The texts of it that its provider may quote.
     pub(crate) fn quotable(&self) -> (&Bytes, &str) {
         (&self.body, self.name())
     }
 
-    /// As the pure floors see it.
+    /// The request in the form that the pure modules use.
     pub(crate) fn request(&self) -> plan::PlanRequest<'_> {
         plan::PlanRequest {
-            id: &self.id,
+            exchange: &self.exchange,
             conversation: &self.conversation,
             body: &self.body,
             model: &self.model,
@@ -99,7 +99,7 @@ impl PreparedRequest {
         }
     }
 
-    /// What it costs, sent as the plan says. `known`: what stands in it.
+    /// The estimate of the request as planned. `known`: the recorded decisions in it.
     pub(crate) fn measure(
         &self,
         sent: &Overlay,
@@ -110,14 +110,14 @@ impl PreparedRequest {
         Box::new(budget::estimate(&self.request(), sent, known, anchor, &self.learned))
     }
 
-    /// What decisions rest on.
+    /// The cost that decisions use.
     pub(crate) fn cost<'m>(&'m self, measured: &'m MeasuredEstimate) -> prune::RequestCost<'m> {
         let rules = self.policy.estimate.deciding();
         prune::RequestCost { tokens: measured.estimate.tokens, parts: &measured.parts, rules }
     }
 
-    /// Its session is open. A thread that was rewritten before is repeated in shadow mode as when it is only
-    /// observed: its cache and its reasoning rest on that.
+    /// Adapts the request to its opened session. If a thread was rewritten before, shadow mode repeats its
+    /// decisions as observe mode does: its cache and its reasoning depend on that.
     pub(crate) fn is_opened(&mut self, opened: &mut OpenedSession) {
         self.unknown |= opened.store_missed;
         if self.mode != Mode::Shadow {
@@ -134,14 +134,14 @@ impl PreparedRequest {
         }
     }
 
-    /// What was done to it, by these steps.
+    /// The rewrite summary of these steps.
     pub(crate) fn rewrite_summary(&self, steps: &[PlanStep]) -> RewriteSummary {
         let shows_thinking = self.added.iter().any(|it| it.what == AddedOptionKind::Display);
         let held_out = self.held_out;
         RewriteSummary { held_out, shows_thinking, ..RewriteSummary::of(steps, self.mode) }
     }
 
-    /// Whether its thread is rewritten as policy says.
+    /// Whether policy's rewrites apply to its thread.
     pub(crate) fn rewrites(&self) -> bool {
         self.mode == Mode::Active && !self.held_out && !self.signed
     }

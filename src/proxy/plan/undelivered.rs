@@ -1,21 +1,21 @@
-//! Words that somebody had said in a request: they wait again where nobody answers it, however it ends.
+//! Injected messages of a request that got no response: they are queued again, however the request ends.
 //!
-//! Held from the moment the words are taken until the provider answers; dropped before that, whoever left, it
-//! puts them back. Must not keep anybody waiting.
+//! Held from the moment when the messages are taken until the provider responds. If it is dropped before
+//! that, it queues the messages again. Must not delay anybody.
 
 use std::sync::Arc;
 
 use tokio::runtime::Handle;
 
 use crate::context::plan::RecordedDecisions;
-use crate::context::{Fact, inject};
+use crate::context::{ExchangeId, Fact, inject};
 use crate::proxy::state::Proxy;
 use crate::store::Scope;
 use crate::store::ledgers::{OpenedSession, SessionRoom};
 use crate::telemetry::clock::now;
 use crate::telemetry::{MessageEvent, MessageStep};
 
-/// Words at the end of a request that is not answered yet.
+/// Messages at the end of a request without a response yet.
 pub(crate) struct UndeliveredMessage {
     proxy: Arc<Proxy>,
     room: SessionRoom,
@@ -23,19 +23,19 @@ pub(crate) struct UndeliveredMessage {
 }
 
 impl UndeliveredMessage {
-    /// Those of a request of which this is known; `None` where it says nothing.
+    /// The messages of a request with these recorded decisions; `None` if there are none.
     pub(crate) fn of(
         proxy: &Arc<Proxy>,
         opened: &OpenedSession,
         known: &RecordedDecisions,
-        id: &str,
+        exchange: &ExchangeId,
     ) -> Option<Self> {
-        let facts = inject::again(known, id, now(), false);
+        let facts = inject::again(known, exchange, now(), false);
         let guard = |facts| Self { proxy: proxy.clone(), room: opened.room(), facts };
         (!facts.is_empty()).then(|| guard(facts))
     }
 
-    /// Somebody answers, or they wait again already.
+    /// Called when there is a response, or the messages are queued again already.
     pub(crate) fn end(mut self) {
         self.facts.clear();
     }
@@ -43,7 +43,7 @@ impl UndeliveredMessage {
 
 impl Drop for UndeliveredMessage {
     fn drop(&mut self) {
-        // Outside a runtime there is nobody left to keep anything for.
+        // Without a runtime, the process is ending.
         let Ok(runtime) = Handle::try_current() else { return };
         for fact in std::mem::take(&mut self.facts) {
             let (proxy, room) = (self.proxy.clone(), self.room.clone());
@@ -52,7 +52,7 @@ impl Drop for UndeliveredMessage {
     }
 }
 
-/// Queues words anew.
+/// Queues a message again.
 pub(crate) async fn wait_again(proxy: &Proxy, room: &SessionRoom, fact: Fact) {
     let Fact::Queued(queued) = &fact else { return };
     let Scope { tenant, session } = room.scope.clone();
@@ -62,10 +62,10 @@ pub(crate) async fn wait_again(proxy: &Proxy, room: &SessionRoom, fact: Fact) {
         step,
         tenant,
         session,
-        request: None,
+        exchange: None,
         position: None,
         at,
     });
-    // What the store cannot take stays in memory.
+    // If the store cannot save it, it stays in memory.
     let _ = proxy.ledgers.note(room, fact).await;
 }

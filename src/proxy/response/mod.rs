@@ -1,6 +1,6 @@
-//! Responses on their way to the client: passed on at once, and read along.
+//! Responses: forwarded at once, and observed.
 //!
-//! What reading finds never changes a byte but usage that was asked for on our behalf, or told otherwise by policy.
+//! Observing changes no byte, except for usage: usage that Plimsoll requested, or that policy changes.
 
 pub(super) mod observe;
 pub(super) mod request_body;

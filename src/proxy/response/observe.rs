@@ -1,7 +1,7 @@
-//! Reading along: a decoded copy of what passes goes to the dialect's [`ResponseReader`].
+//! Observes a response: a decompressed copy of it goes to the dialect's [`ResponseReader`].
 //!
-//! In-line, bounded, under `catch_unwind`: past its limit, at a broken encoding or a panic the
-//! reading gives up and says why; the stream does not notice.
+//! Runs in-line, bounded, and under `catch_unwind`. At its limit, an invalid encoding or a panic, it stops
+//! and gives the reason; the stream is not affected.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -20,34 +20,34 @@ use crate::telemetry::{FailOpen, MemoryKind};
 use crate::wire::encoding::{DecodeError, Decoder, UnsupportedEncoding};
 use crate::wire::memory::Memory as _;
 
-/// How much reading what was left for the end takes, in its lengths.
+/// Reading the deferred part takes this many times its length in memory.
 const TO_READ: usize = 6;
-/// It is decoded in pieces of so many bytes.
+/// The deferred part is decompressed in pieces of this many bytes.
 const PIECE: usize = 64 << 10;
 
-/// One response being read as it passes.
+/// A response that is being read as it passes.
 pub(crate) struct ResponseObserver {
     state: ObserverState,
-    /// What is held of it.
+    /// The memory that it holds.
     memory: HeldMemory,
-    /// Most bytes kept of it at once.
+    /// Most bytes of it that are held at once.
     limit: usize,
-    /// What is read at its end, because it is too much to be read while it passes.
+    /// Data to be read at the end, because there is too much to read while it passes.
     later: Option<PendingObservation>,
     streamed: bool,
     complete: bool,
-    /// Where is noted how far the reply is.
+    /// Where the progress of the reply is recorded.
     latest: Option<Arc<DraftProgress>>,
-    /// What stays of its request until it has begun to speak.
+    /// The request's body, held until the reply has begun.
     request: Option<Arc<RequestBody>>,
 }
 
-/// What came of a response, and is not read yet.
+/// Data of a response that is not read yet.
 #[derive(Default)]
 struct PendingObservation {
-    /// Decoded already; it stands before the rest.
+    /// Decompressed data, which comes before the rest.
     plain: Vec<u8>,
-    /// As it came.
+    /// Data as received.
     rest: Vec<u8>,
 }
 
@@ -62,22 +62,22 @@ enum ObserverState {
     GaveUp(FailOpen, Option<Note>),
 }
 
-/// What an observation found out.
+/// The result of observing a response.
 pub(crate) struct ObservedReply {
-    /// The reply; `None` where nothing can be said of it.
+    /// The reply; `None` if it could not be read.
     pub(crate) reply: Option<Reply>,
     /// Whether it was a stream.
     pub(crate) streamed: bool,
-    /// Why the reading gave up, if it did.
+    /// Why reading stopped, if it did.
     pub(crate) gave_up: Option<FailOpen>,
-    /// What was strange beyond the reply's own notes.
+    /// A note beyond the reply's own.
     pub(crate) note: Option<Note>,
-    /// What the reply takes, to be held as long as it.
+    /// The reply's memory, to be held as long as the reply.
     pub(crate) memory: HeldMemory,
 }
 
 impl ResponseObserver {
-    /// Starts reading a response of `dialect`. `limit`: most bytes kept of it at once.
+    /// Starts reading a response of `dialect`. `limit`: most bytes of it that are held at once.
     pub(crate) fn new(
         dialect: Dialect,
         status: u16,
@@ -114,14 +114,14 @@ impl ResponseObserver {
         }
     }
 
-    /// The same, noting how far the reply is where somebody wants to know, and letting go of its request.
+    /// The same, recording the reply's progress and releasing its request's body.
     pub(crate) fn noting(self, progress: Option<(Arc<DraftProgress>, Arc<RequestBody>)>) -> Self {
         let (latest, request) = progress.unzip();
         Self { latest, request, ..self }
     }
 
-    /// The next bytes as they came; answers whether the reply is complete with them. Once a large part of it
-    /// would have to be read at once, the rest is read at its end.
+    /// Reads the next bytes as received; returns whether the reply is complete. If a large part would have to
+    /// be read at once, the rest is read at the end.
     pub(crate) fn saw(&mut self, data: &[u8]) -> bool {
         let ObserverState::Reading(reading, decoder) = &mut self.state else { return false };
         if let Some(later) = &mut self.later {
@@ -170,7 +170,7 @@ impl ResponseObserver {
         self.complete
     }
 
-    /// Whether reading what is left takes long.
+    /// Whether reading the rest takes long.
     pub(crate) fn is_long(&self) -> bool {
         matches!(self.state, ObserverState::Reading(..)) && self.later.is_some()
     }
@@ -184,7 +184,7 @@ impl ResponseObserver {
         self.memory.hold(0);
     }
 
-    /// The body has ended; `whole` is false where it was cut.
+    /// Called at the end of the body; `whole` is false if it broke off.
     pub(crate) fn finish(mut self, whole: bool) -> ObservedReply {
         if let ObserverState::Reading(reading, _) = &self.state {
             let later = self.later.as_ref().map_or(0, PendingObservation::len);

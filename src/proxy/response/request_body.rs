@@ -1,27 +1,27 @@
-//! A request's body, as long as its answer may be a refusal that has to be held against it.
+//! A request's body, held as long as the response may be a refusal that has to be compared with it.
 //!
-//! Let go once the answer speaks: from then on nothing that it says is a refusal.
+//! Released once the reply has begun, because from then on it is no refusal.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 
-/// A request's body, until nothing can ask for it any more.
+/// A request's body, until it is not needed any more.
 #[derive(Default)]
 pub(crate) struct RequestBody(Mutex<Option<Bytes>>);
 
 impl RequestBody {
-    /// Of a request that is on its way.
+    /// The body of a request in flight.
     pub(crate) fn of(body: Bytes) -> Arc<Self> {
         Arc::new(Self(Mutex::new(Some(body))))
     }
 
-    /// The answer has begun: what it says from now on is no refusal.
+    /// Called when the reply has begun: it is no refusal.
     pub(crate) fn release(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// The body, unless it was let go; once.
+    /// Takes the body, unless it was released.
     pub(crate) fn take(&self) -> Option<Bytes> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }

@@ -1,7 +1,7 @@
-//! A stream on which its upstream says nothing: how long, when that is too long, and what its client hears.
+//! Silence in a stream: how long it lasts, when it is too long, and what the client gets then.
 //!
-//! Counts only the time in which the upstream is waited for: a client that reads slowly makes nobody silent.
-//! Words of ours stand between two events and nowhere else.
+//! Only the time spent waiting for the upstream counts, not a client that reads slowly. Our own data is
+//! inserted only between two events.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -18,19 +18,19 @@ use crate::dialect::reading::Framing;
 use crate::proxy::http::answer::ProxyError;
 use crate::telemetry::StreamGaps;
 
-/// What every client of event streams passes over (HTML, Server-sent events).
+/// A comment, which every client of event streams ignores (HTML, Server-sent events).
 const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
 
-/// What is done because nothing came.
+/// What to do because nothing has arrived.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum SilenceAction {
-    /// The client gets this, and goes on waiting.
+    /// Send this to the client, and keep waiting.
     KeepAlive(Bytes),
-    /// It was too long. The client gets this error event; without one the stream breaks.
+    /// It took too long. Send this error event to the client; without one, break the stream.
     Break(Option<Bytes>),
 }
 
-/// When a silent stream is broken, and when its client is told that it goes on.
+/// After how long a silent stream is broken, and after how long a comment is sent.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SilenceLimits {
     /// `None`: never.
@@ -39,28 +39,28 @@ pub(crate) struct SilenceLimits {
     pub(crate) keep_alive: Option<Duration>,
 }
 
-/// The silence on one stream of events.
+/// The silence of one event stream.
 pub(crate) struct StreamSilence {
     dialect: Dialect,
     upstream: Box<str>,
     limits: SilenceLimits,
-    /// Whether words of ours can stand between its events.
+    /// Whether our data can be inserted between its events.
     may_insert: bool,
-    /// What went to the client last ended an event.
+    /// Whether the last data sent to the client ended an event.
     between_events: SentTail,
-    /// Since when the upstream is waited for.
+    /// Since when the upstream has been silent.
     since: Option<Instant>,
-    /// When the client last heard that it goes on.
+    /// When the client last got a comment.
     kept_alive: Option<Instant>,
     timer: Option<Pin<Box<Sleep>>>,
-    /// What came before the first piece was waited for.
+    /// How long the headers took, which counts as part of the first gap.
     before: Duration,
     pub(crate) gaps: StreamGaps,
 }
 
 impl StreamSilence {
-    /// The silence on a response with these headers, as its client gets them; `None` where it is no stream of
-    /// events. `before`: how long the upstream took for the headers.
+    /// Watches a response with these headers (as the client gets them); `None` if it is not an event stream.
+    /// `before`: how long the upstream took for the headers.
     pub(crate) fn new(
         dialect: Option<Dialect>,
         upstream: &str,
@@ -88,7 +88,7 @@ impl StreamSilence {
         })
     }
 
-    /// The upstream said something, or has ended.
+    /// Called when the upstream sent data, or has ended.
     pub(crate) fn heard(&mut self, is_data: bool) {
         let waited = self.since.take().map_or(Duration::ZERO, |since| since.elapsed());
         (self.kept_alive, self.timer) = (None, None);
@@ -97,12 +97,12 @@ impl StreamSilence {
         }
     }
 
-    /// The client gets these bytes.
+    /// Records bytes sent to the client.
     pub(crate) fn passed(&mut self, bytes: &[u8]) {
         self.between_events.passed(bytes);
     }
 
-    /// The upstream says nothing now: ready once something has to be done about that.
+    /// Called while the upstream is silent: ready once something has to be done.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<SilenceAction> {
         let since = *self.since.get_or_insert_with(Instant::now);
         let may_insert = self.may_insert && self.between_events.is_end();
@@ -131,14 +131,14 @@ impl StreamSilence {
         }
     }
 
-    /// What the provider would send in the middle of a stream that failed.
+    /// The error event that the provider would send in a failed stream.
     fn error_event(&self) -> Bytes {
         let seconds = self.limits.silent.unwrap_or_default().as_secs();
         ProxyError::UpstreamSilent(self.upstream.clone(), seconds).event(self.dialect).into()
     }
 }
 
-/// The end of what went to a client.
+/// The last bytes sent to a client.
 #[derive(Default)]
 struct SentTail {
     last: [u8; 4],

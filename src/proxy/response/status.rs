@@ -1,10 +1,10 @@
-//! What a status alone says of a request.
+//! What a status by itself says about a request.
 //!
-//! Words may say otherwise: who has them judges by them.
+//! The message may say otherwise: code that has it judges by it.
 
 use http::StatusCode;
 
-/// Whether a status blames what was sent.
+/// Whether a status blames the request.
 pub(crate) fn blames_request(status: StatusCode) -> bool {
     matches!(
         status,
@@ -12,7 +12,7 @@ pub(crate) fn blames_request(status: StatusCode) -> bool {
     )
 }
 
-/// Whether an answer may say that a request does not fit: what else it takes stands with the words.
+/// Whether a response with this status may say that a request does not fit; its message decides.
 pub(crate) fn may_not_fit(status: StatusCode) -> bool {
     matches!(status.as_u16(), 400 | 413 | 422 | 424 | 500)
 }

@@ -1,9 +1,9 @@
-//! The tap: the response body as the client gets it, watched as it passes.
+//! The tap: the response body as the client gets it, observed as it passes.
 //!
-//! Every frame leaves at once, the same and in order, trailers and errors included (invariant 5).
-//! Knows exactly one ending: complete, upstream failed, or client left, also on drop. Only what ends
-//! a reply waits, and only for its turn to be kept; what has come of a body before its headers leave
-//! leaves with them. Nothing that is learned from a body may fail it.
+//! Every frame is forwarded at once, unchanged and in order, including trailers and errors (invariant 5). It
+//! has exactly one ending: complete, upstream failed, or client left, also if it is dropped. Only the last
+//! frame of a reply waits, and only for its turn to be stored. Data that arrives before the headers are sent
+//! is sent with them. No finding about a body may make it fail.
 
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,25 +31,25 @@ use crate::proxy::state::ServingPhase;
 use crate::telemetry::{Exchange, FailOpen};
 use crate::wire::encoding::DecodeError;
 
-/// A break waits this long, so that what was passed just before it is on its way: hyper drops what it
-/// has not written when a body fails, and a client without us would have got it.
+/// How long to wait before breaking a stream, so that earlier data is sent: hyper drops unwritten data when a
+/// body fails, but without Plimsoll the client would have received it.
 const BEFORE_BREAK: Duration = Duration::from_millis(10);
 
-/// A reply that takes no more is not counted once it is read, bytes.
+/// Replies with less memory than this are not counted once they are read, bytes.
 const SMALL_REPLY: usize = 64 * 1024;
 
-/// A turn being kept; answers why it could not be.
+/// Stores a turn; returns the reason if it could not.
 pub(crate) type CommitFuture = Pin<Box<dyn Future<Output = Option<FailOpen>> + Send>>;
-/// Why a stream is broken that its upstream ended before its terminal event.
+/// The error of a stream that its upstream ended before its terminal event.
 const CUT: &str = "the upstream ended the stream before its terminal event";
 
-/// Why a stream is broken on which its upstream said nothing for too long.
+/// The error of a stream whose upstream was silent for too long.
 const SILENT: &str = "the upstream sent nothing in its stream for limits.silent_stream_s";
 
-/// Makes a turn of a reply, once the exchange's ending is known.
+/// Makes a turn from a reply, once the exchange has ended.
 pub(crate) type SettleReply = Box<dyn FnOnce(&mut Exchange, Reply) -> CommitFuture + Send>;
 
-/// A turn being kept, by way of a reply that is being read where that takes long.
+/// A turn that is being stored; if reading its reply takes long, that comes first.
 enum TurnWrite {
     Turn(CommitFuture),
     Reading(Pin<Box<dyn Future<Output = TurnOutcome> + Send>>),
@@ -66,11 +66,11 @@ impl TurnWrite {
     }
 }
 
-/// A response body of ours, or an upstream's under the tap.
+/// A response body of our own, or an upstream's in a tap.
 pub(crate) enum ResponseBody {
-    /// Our own words.
+    /// Our own body.
     Ours(Option<Bytes>),
-    /// An upstream's, and how its pieces go out.
+    /// An upstream's, and what sends its pieces.
     Tapped(Box<Tap<OutgoingBody>>, CoalescedBody),
 }
 
@@ -112,16 +112,16 @@ impl Body for ResponseBody {
     }
 }
 
-/// What is done with a response body besides passing it on.
+/// What is done with a response body besides forwarding it.
 #[derive(Default)]
 pub(crate) struct ResponseActions {
-    /// Reads along.
+    /// Observes it.
     pub(crate) observation: Option<ResponseObserver>,
-    /// Changes what the client gets of it.
+    /// Edits it for the client.
     pub(crate) altering: Option<Box<ResponseEdits>>,
-    /// Keeps the turn.
+    /// Stores the turn.
     pub(crate) settle: Option<SettleReply>,
-    /// Sees to it that a stream does not stay silent for ever.
+    /// Limits its silence.
     pub(crate) silence: Option<StreamSilence>,
 }
 
@@ -130,31 +130,31 @@ pub(crate) struct Tap<B: Body<Data = Bytes>> {
     inner: B,
     recorder: ExchangeRecorder,
     actions: ResponseActions,
-    /// How it ends if nothing goes wrong: refused, or complete.
+    /// The outcome if nothing goes wrong: refused, or complete.
     whole: Outcome,
-    /// The ending is known; nothing changes it any more.
+    /// The outcome is final.
     settled: bool,
-    /// It ended, however cleanly, before its dialect's terminal event: it has to break.
+    /// The body ended without an error, but before its dialect's terminal event: it must break.
     cut: bool,
-    /// What waits for the commit.
+    /// The turn that is being stored, if the end waits for it.
     commit: Option<Box<BoundedTurnWrite>>,
-    /// What [`Tap::look_ahead`] found: what comes next, or the end.
+    /// What [`Tap::look_ahead`] found: the next frame, or the end.
     ahead: Option<Option<Result<Frame<Bytes>, ConnectionError>>>,
     held: Option<Frame<Bytes>>,
-    /// Follows what is held.
+    /// The trailers, which come after the held frame.
     trailers: Option<Frame<Bytes>>,
-    /// How the body ends once nothing is held any more.
+    /// How the body ends after the held frames.
     end: Option<Result<(), ConnectionError>>,
-    /// The wait before a break.
+    /// The wait before breaking the stream.
     breaking: Option<Pin<Box<Sleep>>>,
 }
 
-/// A turn being kept by who waits for it, which spares a task of its own; the wait is bounded.
+/// A turn that is stored by the task that waits for it, which saves a task; the wait is bounded.
 struct BoundedTurnWrite {
     /// `None` once it has ended.
     commit: Option<TurnWrite>,
     until: tokio::time::Instant,
-    /// Set when it is known that there is something to wait for.
+    /// Set once there is something to wait for.
     timeout: Option<Pin<Box<Sleep>>>,
 }
 
@@ -186,8 +186,8 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         tap
     }
 
-    /// Takes what has come of the body already, before the headers leave: a short answer then leaves
-    /// in one piece with them, where its end would follow alone. Waits for nothing but its turn.
+    /// Takes data of the body that has already arrived, before the headers are sent: a short response is then
+    /// sent in one piece with its headers. Waits only for its turn.
     pub(crate) async fn look_ahead(&mut self)
     where
         B: Unpin,
@@ -204,13 +204,13 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         self.ahead = looking.await;
     }
 
-    /// What was taken of the body already, bytes.
+    /// Bytes already taken from the body.
     fn taken(&self) -> u64 {
         let frame = self.ahead.iter().flatten().flatten().next();
         frame.and_then(Frame::data_ref).map_or(0, |data| data.len() as u64)
     }
 
-    /// One data frame, and all that is done with it.
+    /// Handles a data frame.
     fn data(&mut self, data: Bytes) {
         let began = Instant::now();
         let event = &mut self.recorder.event;
@@ -233,10 +233,10 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         self.recorder.response_side_ns += began.elapsed().as_nanos() as u64;
     }
 
-    /// What the client gets of a data frame.
+    /// A data frame as the client gets it.
     fn shown(&mut self, data: Bytes, last: bool) -> Option<Frame<Bytes>> {
         let Some(altering) = &mut self.actions.altering else { return Some(Frame::data(data)) };
-        // What panicked may have lost some of it: then the body breaks off, as where it cannot be decoded.
+        // A panic may have lost part of it, so the body breaks off, as if it could not be decompressed.
         let passed = catch_unwind(AssertUnwindSafe(|| altering.pass(data)));
         let passed = passed.unwrap_or_else(|_| {
             add_once(&mut self.recorder.event.fail_open, FailOpen::Panicked);
@@ -259,11 +259,11 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         }
     }
 
-    /// The upstream's body has ended.
+    /// Handles the end of the upstream's body.
     fn ended(&mut self, how: Result<(), ConnectionError>) {
         match &how {
             Ok(()) => self.settle_whole(),
-            // A broken stream breaks at once: nobody waits for its turn.
+            // An error is forwarded at once, without waiting for the turn.
             Err(_) => self.settle_alone(Outcome::UpstreamFailed),
         }
         let rest = self.actions.altering.as_mut().map(|altering| altering.rest());
@@ -271,7 +271,8 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         self.end = Some(how);
     }
 
-    /// The upstream has said nothing for too long: its client hears that, where words can stand there.
+    /// Handles an upstream that was silent for too long: the client gets an error event, if one can be
+    /// inserted.
     fn fell_silent(&mut self, event: Option<Bytes>) {
         self.recorder.event.silent_stream = true;
         self.settle_alone(Outcome::UpstreamFailed);
@@ -282,7 +283,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         self.held = event.map(Frame::data);
     }
 
-    /// The upstream's body came to an end of its own.
+    /// Settles a body that ended without an error.
     fn settle_whole(&mut self) {
         let waiting = self.settle(self.whole);
         match self.cut {
@@ -291,8 +292,8 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         }
     }
 
-    /// The one ending: what was read becomes a turn, and is kept while what ends the reply waits. A panic
-    /// costs the turn.
+    /// Settles the exchange, once: makes a turn from what was read, and stores it while the last frame waits.
+    /// A panic costs the turn.
     fn settle(&mut self, outcome: Outcome) -> Option<Box<BoundedTurnWrite>> {
         if std::mem::replace(&mut self.settled, true) {
             return None;
@@ -332,16 +333,16 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         }))
     }
 
-    /// The one ending where nobody waits for the turn.
+    /// Settles the exchange if nobody waits for the turn.
     fn settle_alone(&mut self, outcome: Outcome) {
         let waiting = self.settle(outcome);
         self.go_on(waiting);
     }
 
-    /// Nobody waits for it any more: what is not kept yet is kept by itself, and told of then.
+    /// Stores a turn in a task of its own, because nobody waits for it; it is reported when that ends.
     fn go_on(&mut self, waiting: Option<Box<BoundedTurnWrite>>) {
         let commit = waiting.and_then(|waiting| waiting.commit);
-        // Outside a runtime there is nobody left to keep anything for.
+        // Without a runtime, the process is ending.
         if let (Some(mut commit), Ok(runtime)) = (commit, Handle::try_current()) {
             self.recorder.keeping = Some(runtime.spawn(poll_fn(move |cx| commit.poll(cx))));
         }
@@ -352,16 +353,16 @@ fn is_whole(outcome: Outcome) -> bool {
     matches!(outcome, Outcome::Complete | Outcome::Refused)
 }
 
-/// What became of a reply.
+/// The result of settling a reply.
 #[derive(Default)]
 struct ReplyOutcome {
-    /// Keeps its turn.
+    /// Stores its turn.
     commit: Option<CommitFuture>,
-    /// It ended, however cleanly, before its dialect's terminal event, and told of no error.
+    /// It ended without an error, but before its dialect's terminal event.
     is_cut: bool,
 }
 
-/// Tells what a reply said, and begins to keep its turn.
+/// Records the data of a reply, and begins to store its turn.
 fn settled(
     event: &mut Exchange,
     observed: ObservedReply,
@@ -374,12 +375,12 @@ fn settled(
     let mut is_cut = false;
     if event.outcome == Outcome::Complete && observed.streamed && !reply.complete {
         event.outcome = Outcome::UpstreamFailed;
-        // One of which nothing was understood is no stream of its dialect, and ends as it ends.
+        // A stream that was not understood at all is not of this dialect, and ends as the upstream ended it.
         let has_begun = reply.id.is_some() || !reply.parts.is_empty();
         is_cut = has_begun && reply.error.is_none();
     }
     event.error_kind = reply.error.as_ref().map(ErrorKind::of);
-    // An error inside a success is none.
+    // A status 200 with an error in the body is not a success.
     if event.outcome == Outcome::Complete && event.error_kind.is_some() {
         event.outcome = Outcome::UpstreamFailed;
     }
@@ -390,7 +391,7 @@ fn settled(
     ReplyOutcome { commit: commit.map(|commit| held_until_kept(commit, observed.memory)), is_cut }
 }
 
-/// Reads off the async threads what is left of a reply, then settles it as any other.
+/// Reads the rest of a reply off the async threads, then settles it as usual.
 async fn read(
     observation: ResponseObserver,
     mut event: Box<Exchange>,
@@ -400,7 +401,7 @@ async fn read(
     let Ok(observed) = long_work(move || observation.finish(whole)).await else {
         return TurnOutcome { why: Some(FailOpen::Panicked), ..TurnOutcome::default() };
     };
-    // Who left with all of a stream has the whole reply.
+    // A client that left with the whole stream has the whole reply.
     let is_complete = observed.reply.as_ref().is_some_and(|reply| reply.complete);
     if event.outcome == Outcome::ClientLeft && observed.streamed && is_complete {
         event.outcome = Outcome::Complete;
@@ -413,7 +414,7 @@ async fn read(
     TurnOutcome { why, is_cut, read: Some(event) }
 }
 
-/// What a large reply takes is held until its turn is kept; a small one spares the task's detour.
+/// Holds the memory of a large reply until its turn is stored; a small one is not worth another future.
 fn held_until_kept(commit: CommitFuture, memory: HeldMemory) -> CommitFuture {
     if memory.bytes() <= SMALL_REPLY {
         return commit;
@@ -426,7 +427,7 @@ fn held_until_kept(commit: CommitFuture, memory: HeldMemory) -> CommitFuture {
 }
 
 impl BoundedTurnWrite {
-    /// Ready when the turn is kept, or when waiting for it has taken long enough.
+    /// Ready when the turn is stored, or when the wait is over.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<TurnOutcome> {
         let because = |why| TurnOutcome { why: Some(why), ..TurnOutcome::default() };
         let Some(commit) = &mut self.commit else { return Poll::Ready(TurnOutcome::default()) };
@@ -467,8 +468,8 @@ where
             if let Some(frame) = this.held.take().or_else(|| this.trailers.take()) {
                 return Poll::Ready(Some(Ok(frame)));
             }
-            // Who read a clean end would take half an answer for a whole one. HTTP/2 has such an end where the
-            // upstream resets without an error.
+            // With a clean end, the client would take a partial response for a whole one. HTTP/2 has such an
+            // end if the upstream resets the stream without an error.
             if this.cut && matches!(this.end, Some(Ok(()))) {
                 this.end = Some(Err(CUT.into()));
             }
@@ -526,7 +527,7 @@ where
 }
 
 impl<B: Body<Data = Bytes>> Drop for Tap<B> {
-    /// Who drops a body has all of it, or has left: the client, or we at the deadline of a drain.
+    /// If a body is dropped, the client has all of it, or has left, or we end it at the deadline of a drain.
     fn drop(&mut self) {
         let outcome = match *self.recorder.phase.borrow() {
             _ if self.inner.is_end_stream() => self.whole,

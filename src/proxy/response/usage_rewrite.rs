@@ -1,8 +1,8 @@
-//! Usage as clients are told it: the input with what was cut and compacted added, where policy says so
-//! (`client_usage = "unpruned"`).
+//! Changes the usage that a client gets, if policy says so (`client_usage = "unpruned"`): adds the tokens
+//! that were cut and compacted to the input.
 //!
-//! Only the numbers' bytes change. Events pass as they come, and only the unfinished end of one waits for
-//! its rest; a body that is one JSON value waits for its end. What cannot be read passes untouched.
+//! Only the bytes of the numbers change. Events are forwarded as they come; only the unfinished end of one
+//! waits for its rest. A body of one JSON value waits for its end. Unreadable data passes unchanged.
 
 use std::sync::Arc;
 
@@ -18,19 +18,19 @@ use crate::wire::json::{Document, Value};
 use crate::wire::memory::Memory as _;
 use crate::wire::splice::{Edit, splice};
 
-/// Most bytes that an unfinished event may hold back; past it nothing is retold any more.
+/// Most bytes of an unfinished event that are held; past it, nothing more is changed.
 const HOLD: usize = 1024 * 1024;
 
-/// What is changed in a response on its way to the client.
+/// The edits of a response.
 pub(crate) enum ResponseEdits {
-    /// What is there only because we asked is taken out.
+    /// Removes what is there only because we requested it.
     Hides(UsageStrip),
-    /// The usage is another.
+    /// Changes the usage.
     Retells(UsageRewrite),
 }
 
 impl ResponseEdits {
-    /// What the client gets of these bytes. `Err` where they are not encoded as was said.
+    /// The data as the client gets it. `Err` if it does not have the declared encoding.
     pub(crate) fn pass(&mut self, data: Bytes) -> Result<Bytes, DecodeError> {
         match self {
             Self::Hides(hiding) => hiding.pass(data),
@@ -38,7 +38,7 @@ impl ResponseEdits {
         }
     }
 
-    /// What was held back, at the end of the body.
+    /// The data that was held, at the end of the body.
     pub(crate) fn rest(&mut self) -> Bytes {
         match self {
             Self::Hides(hiding) => hiding.rest(),
@@ -47,7 +47,7 @@ impl ResponseEdits {
     }
 }
 
-/// What is added to which dialect's input.
+/// Tokens to add to the input of a dialect's usage.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UsageAddition {
     pub(crate) dialect: Dialect,
@@ -57,26 +57,26 @@ pub(crate) struct UsageAddition {
     pub(crate) streams: bool,
 }
 
-/// Adds to the usage of one response.
+/// Adds tokens to the usage of one response.
 pub(crate) struct UsageRewrite {
     unpruned: UsageAddition,
-    /// The client gets it without its encoding.
+    /// Decompresses it: the client gets it uncompressed.
     decoder: Decoder,
-    /// Whether it comes as events.
+    /// Whether it is an event stream.
     is_events: bool,
     /// Most bytes that are held.
     most: usize,
     held: BytesMut,
-    /// What is held takes.
+    /// The memory of the held bytes.
     memory: HeldMemory,
-    /// Nothing more is changed: bytes pass.
+    /// Nothing more is changed; bytes pass.
     gave_up: bool,
 }
 
 impl UsageRewrite {
-    /// For a response of this `content-type` and these `content-encoding` lines, of which `most` bytes may be held.
-    /// `None` where it cannot be decoded, or would have to be held although it is a stream (Gemini's,
-    /// where it is not framed as events).
+    /// For a response with this `content-type` and these `content-encoding` lines, of which `most` bytes may
+    /// be held. `None` if it cannot be decompressed, or if it is a stream that would have to be held
+    /// (Gemini's, if not framed as events).
     pub(crate) fn new<'h>(
         unpruned: UsageAddition,
         content_type: &str,
@@ -115,7 +115,7 @@ impl UsageRewrite {
             let event = self.held.split_to(end).freeze();
             out.extend_from_slice(&self.event(event));
         }
-        // A body is held, copied and read at its end; what it grows by is seldom asked for.
+        // A body is held, copied and parsed at its end, so its memory is reserved in advance.
         let times = if self.is_events { 1 } else { 4 };
         if self.held.len() > self.most || !self.memory.hold(times * self.held.len()) {
             self.gave_up = true;
@@ -141,7 +141,7 @@ impl UsageRewrite {
         rewritten.unwrap_or(event)
     }
 
-    /// `whole` with the usage of the JSON value that stands at `start` of it changed.
+    /// `whole` with the usage changed in the JSON value that starts at `start`.
     fn value(&self, text: &Bytes, start: usize, whole: &Bytes) -> Option<Bytes> {
         if !mentions_usage(text) {
             return None;
@@ -168,7 +168,7 @@ fn mentions_usage(bytes: &[u8]) -> bool {
     memmem::find(bytes, b"\"usage").is_some()
 }
 
-/// Where each dialect reports: in the value itself, or in the message or response that it carries.
+/// The usage objects of each dialect: in the value itself, or in the message or response inside it.
 fn usages(dialect: Dialect, root: Value<'_>) -> impl Iterator<Item = Value<'_>> {
     let within = match dialect {
         Dialect::Anthropic => root.get("message"),
@@ -181,7 +181,7 @@ fn usages(dialect: Dialect, root: Value<'_>) -> impl Iterator<Item = Value<'_>> 
     })
 }
 
-/// The numbers that hold the input. Anthropic's is what no cache had a part in, so that sums still hold.
+/// The members with input tokens. Anthropic's excludes cached tokens, so that sums remain correct.
 fn names(dialect: Dialect) -> &'static [&'static str] {
     match dialect {
         Dialect::Anthropic => &["input_tokens"],

@@ -1,9 +1,10 @@
-//! Usage that we asked for: `stream_options.include_usage` in, its traces out (`docs/protocols.md` 2.1).
+//! Usage that Plimsoll requests: adds `stream_options.include_usage`, and removes its traces
+//! (`docs/protocols.md` 2.1).
 //!
-//! Where a client of Chat Completions did not ask for usage, we do, and hide the answer: the extra
-//! chunk, and the `"usage":null` members of hosts that send them only where they are asked. What the
-//! client gets is what the upstream would have sent.
-//! Everything else passes at once; only the unfinished end of an event waits for its rest.
+//! If a client of Chat Completions did not ask for usage, Plimsoll does, and hides the result: the extra
+//! chunk, and the `"usage":null` members of hosts that send them only on request. The client gets what the
+//! upstream would have sent. Everything else is forwarded at once; only the unfinished end of an event waits
+//! for its rest.
 
 use std::sync::Arc;
 
@@ -19,14 +20,14 @@ use crate::wire::splice::Edit;
 
 const FIELD: &[u8] = b"stream_options";
 const INSERTED: &[u8] = b",\"stream_options\":{\"include_usage\":true}";
-/// Most bytes that an unfinished event may hold back; past it nothing is hidden any more.
+/// Most bytes of an unfinished event that are held; past it, nothing more is hidden.
 const HOLD: usize = 1024 * 1024;
 
-/// Most bytes that one piece of an encoded stream unfolds to for the client. Past it the stream breaks: nobody
-/// writes so much at once.
+/// Most bytes that one piece of a compressed stream may decompress to. Past it the stream breaks, because no
+/// real one has so much at once.
 pub(super) const MOST_AT_ONCE: usize = 16 * HOLD;
 
-/// The edit that asks for usage; `None` where it was asked for, or cannot be asked for plainly.
+/// The edit that requests usage; `None` if it was requested, or cannot be requested by a simple edit.
 pub(crate) fn ask(body: &Bytes) -> Option<Edit> {
     if memmem::find(body, FIELD).is_none() {
         let end = body.trim_ascii_end().strip_suffix(b"}")?.len();
@@ -43,7 +44,7 @@ pub(crate) fn ask(body: &Bytes) -> Option<Edit> {
     }
 }
 
-/// The edit inside a `stream_options` object that is there already.
+/// The edit in an existing `stream_options` object.
 fn within(options: Value<'_>) -> Option<Edit> {
     let mut given = options.entries().filter(|(key, _)| key.is("include_usage"));
     match (given.next(), given.next()) {
@@ -65,11 +66,11 @@ fn insert(at: usize, text: &'static [u8]) -> Edit {
     Edit { at: Span::new(at, at), with: Bytes::from_static(text) }
 }
 
-/// Hosts whose chunks have `"usage":null` only where usage was asked for: OpenAI's and Azure's. Many others
-/// send it always (`docs/protocols.md` 2.1).
+/// Hosts whose chunks have `"usage":null` only if usage was requested: OpenAI's and Azure's. Many others
+/// always send it (`docs/protocols.md` 2.1).
 const NULL_IF_ASKED: [&str; 3] = ["api.openai.com", ".openai.azure.com", ".services.ai.azure.com"];
 
-/// Whether `"usage":null` in an upstream's chunks is there only because we asked.
+/// Whether `"usage":null` in an upstream's chunks is there only because we requested usage.
 fn adds_null_usage(host: &str) -> bool {
     let host = host.to_ascii_lowercase();
     NULL_IF_ASKED.iter().any(|known| match known.starts_with('.') {
@@ -78,23 +79,23 @@ fn adds_null_usage(host: &str) -> bool {
     })
 }
 
-/// Takes out of a stream what is there only because we asked.
+/// Removes from a stream what is there only because we requested it.
 pub(crate) struct UsageStrip {
-    /// Where the upstream compressed although it was asked not to: the client gets it plain.
+    /// If the upstream compressed although asked not to, the client gets it uncompressed.
     decoder: Decoder,
-    /// The unfinished end of what has come.
+    /// The unfinished end of the received data.
     held: BytesMut,
-    /// What is held takes.
+    /// The memory of the held bytes.
     memory: HeldMemory,
     document: Document,
-    /// `"usage":null` is there because we asked, too.
+    /// `"usage":null` is there only because we requested usage.
     adds_null: bool,
-    /// Nothing more can be hidden: bytes pass.
+    /// Nothing more is hidden; bytes pass.
     gave_up: bool,
 }
 
 impl UsageStrip {
-    /// For a response of this host with these `content-encoding` lines; `None` where that cannot be decoded.
+    /// For a response of this host with these `content-encoding` lines; `None` if it cannot be decompressed.
     pub(crate) fn new<'h>(
         host: &str,
         codings: impl Iterator<Item = &'h str>,
@@ -108,8 +109,8 @@ impl UsageStrip {
         Some(Self { decoder, held, memory, document, adds_null, gave_up: false })
     }
 
-    /// What the client gets of these bytes. `Err` where they are not encoded as was said: the
-    /// client would have met the same.
+    /// The data as the client gets it. `Err` if it does not have the declared encoding: the client would have
+    /// had the same error.
     pub(crate) fn pass(
         &mut self,
         data: Bytes,
@@ -137,7 +138,7 @@ impl UsageStrip {
         Ok(out.freeze())
     }
 
-    /// What was held back, at the end of the stream.
+    /// The data that was held, at the end of the stream.
     pub(crate) fn rest(&mut self) -> Bytes {
         self.held.split().freeze()
     }
@@ -152,7 +153,7 @@ impl UsageStrip {
         }
     }
 
-    /// The range of an event that is not for the client.
+    /// The range of an event that is hidden from the client.
     fn cut(&mut self, event: &[u8]) -> Option<Span> {
         if !mentions_usage(event) {
             return None;
@@ -178,7 +179,7 @@ fn mentions_usage(bytes: &[u8]) -> bool {
     memmem::find(bytes, b"\"usage\"").is_some()
 }
 
-/// The one `data:` line's value, without its line end; `None` where there are more.
+/// The value of the only `data:` line, without its line end; `None` if there are several.
 pub(super) fn only_data(event: &[u8]) -> Option<Span> {
     let mut found = None;
     let mut start = 0;
@@ -196,7 +197,7 @@ pub(super) fn only_data(event: &[u8]) -> Option<Span> {
     found
 }
 
-/// A member with the comma that goes with it.
+/// The range of a member with its comma.
 fn member(object: &Value<'_>, name: &str) -> Option<Span> {
     let mut before = None;
     let mut entries = object.entries();
@@ -213,12 +214,12 @@ fn member(object: &Value<'_>, name: &str) -> Option<Span> {
     None
 }
 
-/// Whether `bytes` end exactly where their last event does.
+/// Whether `bytes` end with the end of an event.
 pub(super) fn ends_an_event(bytes: &[u8]) -> bool {
     bytes.ends_with(b"\n\n") || bytes.ends_with(b"\n\r\n")
 }
 
-/// Where the first event ends, its blank line included.
+/// The end of the first event, including its blank line.
 pub(super) fn first_block(bytes: &[u8]) -> Option<usize> {
     let mut start = 0;
     loop {
@@ -230,8 +231,8 @@ pub(super) fn first_block(bytes: &[u8]) -> Option<usize> {
     }
 }
 
-/// The end of the line at `start`, and where the next one begins. A CR that ends the bytes may be
-/// half of a CRLF, except where lines end in CR alone.
+/// The end of the line at `start`, and the start of the next. A CR at the end of the bytes may be half of a
+/// CRLF, unless lines end with CR alone.
 fn line_end(bytes: &[u8], start: usize) -> Option<(usize, usize)> {
     let end = start + memchr::memchr2(b'\n', b'\r', bytes.get(start..)?)?;
     if bytes[end] == b'\n' {

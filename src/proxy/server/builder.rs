@@ -1,6 +1,6 @@
-//! How the two versions of HTTP are served: limits of headers, streams, and what may wait in them.
+//! The settings for serving HTTP/1.1 and HTTP/2: limits of headers, streams, and buffered data.
 //!
-//! Memory for windows is asked for first; where there is none even for a narrow one, there is no connection.
+//! Memory for windows is reserved first; without memory even for a narrow window, the connection is refused.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,25 +15,25 @@ use crate::proxy::http::transport::{BUFFER, LEAST_HEADER};
 use crate::telemetry::MemoryKind;
 use crate::wire::memory::Memory as _;
 
-/// Streams that one client may have at once on an HTTP/2 connection.
+/// Streams that a client may have at once on an HTTP/2 connection.
 const STREAMS: u32 = 1000;
-/// Most bytes of one request that wait for a slow upstream, per HTTP/2 stream.
+/// Most bytes of a request that are buffered for a slow upstream, per HTTP/2 stream.
 const STREAM_WINDOW: u32 = 256 * 1024;
-/// The same of all streams of a connection, where there is memory for it.
+/// The same for all streams of a connection, if there is memory for it.
 const WIDE_WINDOW: u32 = 1024 * 1024;
-/// The same where there is not: HTTP/2 has no smaller one.
+/// The same if there is not: HTTP/2 has no smaller window.
 pub(super) const NARROW_WINDOW: u32 = 65_535;
-/// Most bytes of one response that wait for a slow client in its HTTP/2 stream, as far as they were taken.
+/// Most bytes of a response that are buffered for a slow client, per HTTP/2 stream.
 const SEND_BUFFER: usize = 64 * 1024;
 
-/// How much of an HTTP/2 connection's bodies may wait, and the memory for it.
+/// The window of an HTTP/2 connection for bodies, with its memory.
 pub(super) struct Http2Window {
     pub(super) bytes: u32,
     _held: HeldMemory,
 }
 
 impl Http2Window {
-    /// A window as wide as there is memory for; `None` where there is none even for a narrow one.
+    /// The widest window that there is memory for; `None` if there is not enough for a narrow one.
     pub(super) fn of(
         first: &ConnectionOpening,
         share: &Arc<MemoryShare>,
@@ -43,7 +43,7 @@ impl Http2Window {
         if !first.is_http2 {
             return Some(Self { bytes: NARROW_WINDOW, _held: held });
         }
-        // One request's headers come at a time.
+        // The headers of one request are received at a time.
         let headers = limits.header_bytes * 2;
         if held.hold(WIDE_WINDOW as usize + headers) {
             return Some(Self { bytes: WIDE_WINDOW, _held: held });
@@ -54,12 +54,12 @@ impl Http2Window {
     }
 }
 
-/// How long a request's headers may take to come.
+/// How long a request's headers may take to arrive.
 pub(super) fn header_time(limits: &ServerLimits) -> Duration {
     Duration::from_secs(limits.header_s)
 }
 
-/// HTTP/1.1 or HTTP/2, whichever the client speaks first.
+/// HTTP/1.1 or HTTP/2, depending on the client's first bytes.
 pub(super) fn server(limits: &ServerLimits, window: u32) -> auto::Builder<TokioExecutor> {
     let header_bytes = limits.header_bytes;
     let mut builder = auto::Builder::new(TokioExecutor::new());

@@ -1,7 +1,7 @@
-//! No room for another connection: it hears 503, or is closed, and is counted either way.
+//! Refuses connections if there is no room: with a 503, or by closing; both are counted.
 //!
-//! A few at once are answered like any other, TLS included. Past those, what has been asked already is
-//! answered without a task of its own; what has not asked yet is closed.
+//! A few at a time get a normal response, also with TLS. Past those, a request that has already arrived gets
+//! a response without a task of its own; a connection without one is closed.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::Shutdown;
@@ -24,17 +24,17 @@ use crate::proxy::state::{Proxy, ServingPhase};
 use crate::telemetry::RejectedConnection;
 use crate::tls::TlsTerminator;
 
-/// How long a connection past the limit may take to ask and hear that it is turned away.
+/// How long a refused connection may take to send its request and read the response.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// Most bytes of a request that are taken off a socket before it is closed: closing with some unread
-/// takes the answer away again.
+/// Most bytes of a request that are read before its connection is closed: closing it with unread data would
+/// discard the response.
 const UNREAD: usize = 16 * 1024;
-/// The answer where no task can be spent on it.
+/// The response without a task.
 const ANSWER: &[u8] =
     b"HTTP/1.1 503 Service Unavailable\r\nx-plimsoll-error: too_many_connections\r\n\
     retry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
 
-/// Turns a connection away, and counts what it got.
+/// Refuses a connection, and counts how.
 pub(super) fn turn_away(
     proxy: Arc<Proxy>,
     stream: TcpStream,
@@ -63,7 +63,7 @@ pub(super) fn turn_away(
     });
 }
 
-/// Answers what has been asked already; an error where nothing has. The socket does not block.
+/// Responds to a request that has already arrived; an error if there is none. The socket is non-blocking.
 fn tell(mut stream: std::net::TcpStream) -> io::Result<()> {
     let mut asked = [0; UNREAD];
     if stream.read(&mut asked)? == 0 {
@@ -73,7 +73,7 @@ fn tell(mut stream: std::net::TcpStream) -> io::Result<()> {
     stream.shutdown(Shutdown::Write)
 }
 
-/// Answers 503 to whatever is asked first.
+/// Responds to the first request with 503.
 async fn answer(
     proxy: &Arc<Proxy>,
     stream: TcpStream,

@@ -1,6 +1,7 @@
-//! Accepts clients' connections, serves each until it ends, and drains them at a shutdown.
+//! Accepts clients' connections, serves each until it ends, and drains them at shutdown.
 //!
-//! One task a connection. What is past the limit is turned away; what needs memory and moves nothing is let go.
+//! One task per connection. Connections past the limit are refused; if memory is short, stalled ones are
+//! closed.
 
 mod builder;
 mod full;
@@ -37,16 +38,16 @@ use crate::telemetry::ClientTimeout;
 
 /// How long a TLS handshake may take.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// How long an idle HTTP/2 connection may take to go once it was told to.
+/// How long an idle HTTP/2 connection may take to close after it was told to.
 const LEAVING: Duration = Duration::from_secs(1);
-/// Pause after the system refused a connection (out of descriptors).
+/// Pause after the system failed to accept a connection (out of descriptors).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// How serving ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DrainOutcome {
     /// Every stream finished.
     Whole,
-    /// The deadline (`limits.drain_s`) came first: this many exchanges were broken off.
+    /// The deadline (`limits.drain_s`) ended this many exchanges.
     Broken(usize),
 }
 
@@ -57,7 +58,7 @@ pub async fn serve(
     shutdown: impl Future<Output = ()> + Send,
 ) -> DrainOutcome {
     let (phase, watching) = watch::channel(ServingPhase::Serving);
-    // Ends with this, however this ends.
+    // Ends when this function ends.
     let mut drafting = JoinSet::new();
     drafting.spawn(drafts::run(proxy.clone()));
     let mut shutdown = pin!(shutdown);
@@ -91,12 +92,12 @@ async fn drain(proxy: &Proxy, phase: watch::Sender<ServingPhase>) -> DrainOutcom
     }
     let left = proxy.exchanges.load(Ordering::Relaxed);
     phase.send_replace(ServingPhase::Breaking);
-    // What ends now still tells of itself and keeps its turn; that takes no long time.
+    // Exchanges that end now still emit their event and store their turn, which is quick.
     let _ = tokio::time::timeout(Duration::from_secs(1), phase.closed()).await;
     DrainOutcome::Broken(left)
 }
 
-/// Starts a connection, or tells it that there is no room.
+/// Starts a connection, or refuses it if there is no room.
 fn admit(proxy: &Arc<Proxy>, stream: TcpStream, phase: &watch::Receiver<ServingPhase>) {
     let _ = stream.set_nodelay(true);
     let (proxy, phase) = (proxy.clone(), phase.clone());
@@ -116,7 +117,7 @@ fn admit(proxy: &Arc<Proxy>, stream: TcpStream, phase: &watch::Receiver<ServingP
     });
 }
 
-/// A client's connection that has its place, and its memory.
+/// A client's connection with its permit and its memory.
 struct AdmittedConnection {
     share: Arc<MemoryShare>,
     held: HeldMemory,
@@ -133,7 +134,7 @@ async fn connection(
     let accepting = tokio::time::timeout(HANDSHAKE, tls.acceptor().accept(stream));
     let accepted = tokio::select! {
         accepted = accepting => accepted,
-        // Who has not even shaken hands is let go when we drain.
+        // A connection without a completed handshake is dropped in a drain.
         _ = phase.changed() => return,
     };
     if let Ok(Ok(stream)) = accepted {
@@ -141,7 +142,7 @@ async fn connection(
     }
 }
 
-/// Serves one connection until it ends; graceful from the phase's change on.
+/// Serves one connection until it ends; shuts it down gracefully when the phase changes.
 async fn plain<S>(
     proxy: Arc<Proxy>,
     mut stream: S,
@@ -152,7 +153,7 @@ async fn plain<S>(
 {
     let AdmittedConnection { share, held, place: _place } = opened;
     let limits = &proxy.config.limits;
-    // hyper's own clock begins when it knows which version is spoken: not before the first bytes.
+    // hyper's own timeout starts once it knows the HTTP version, which needs the first bytes.
     let mut timeout = pin!(tokio::time::sleep(header_time(limits)));
     let mut stalled = pin!(stalled(&share));
     let first = tokio::select! {
@@ -185,7 +186,7 @@ async fn plain<S>(
     let peer = if first.is_http2 { TransportPeer::Framed } else { TransportPeer::Client };
     let stream = MeteredSocket::new(stream, peer, &share, first.bytes).holding(held);
     let mut serving = pin!(builder.serve_connection_with_upgrades(stream, service));
-    // HTTP/2 has no clock of its own.
+    // hyper has no such timeout for HTTP/2.
     let mut idle = pin!(activity.idle(header_time(limits)));
     let mut leaving = false;
     loop {
@@ -204,7 +205,7 @@ async fn plain<S>(
                 if leaving || activity.is_silent() {
                     return;
                 }
-                // What was asked just now is still answered.
+                // Requests that have just arrived are still served.
                 serving.as_mut().graceful_shutdown();
                 leaving = true;
                 idle.set(activity.idle(LEAVING));
@@ -219,7 +220,7 @@ async fn plain<S>(
     }
 }
 
-/// Ready when others need the memory of a connection whose client brings and takes nothing.
+/// Ready when others need the memory of a connection whose client neither sends nor reads.
 async fn stalled(share: &MemoryShare) {
     loop {
         share.budget().short_of_connections().await;
@@ -231,12 +232,12 @@ async fn stalled(share: &MemoryShare) {
     }
 }
 
-/// What the client of a connection took too long for, on which nothing is under way.
+/// Which timeout the client of an idle connection exceeded.
 fn timeout_of(activity: &Activity) -> ClientTimeout {
     if activity.is_silent() { ClientTimeout::Silent } else { ClientTimeout::Idle }
 }
 
-/// Whether a connection ended because a request's headers did not come.
+/// Whether a connection ended because a request's headers did not arrive.
 fn is_timeout(error: &(dyn std::error::Error + 'static)) -> bool {
     error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_timeout)
 }

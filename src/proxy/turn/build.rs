@@ -1,10 +1,10 @@
-//! Makes the turn of an exchange: of one that ended, and the draft of one that goes on.
+//! Makes the turn of an exchange that ended, and the draft of one in flight.
 //!
-//! The draft is the turn without its reply, and the turn is made of it: what is known of an exchange that
-//! was interrupted has the form of any other.
+//! The draft is the turn without its reply, and the turn is made from it, so that an interrupted exchange is
+//! stored in the same form as any other.
 
 use crate::context::reasoning::{self, ReplyOrigin};
-use crate::context::{Fact, Millis, Outcome, Turn, budget, ledger};
+use crate::context::{ExchangeId, Fact, Millis, Outcome, Turn, budget, ledger};
 use crate::dialect::{Chain, PartKey, Reply, Usage};
 use crate::proxy::learning::request_info::RequestInfo;
 use crate::proxy::plan::planned_request::PlannedRequest;
@@ -14,18 +14,18 @@ use crate::telemetry::Exchange;
 use crate::telemetry::clock::now;
 use crate::tokens::Tokenizer;
 
-/// What reasoning is bound to.
+/// The prefix that a reply's reasoning is bound to.
 #[derive(Clone, Copy)]
 pub(super) struct ForwardedPrefix {
-    /// The chain of all that is forwarded.
+    /// The chain of everything that is forwarded.
     pub(super) prefix: Chain,
     /// The newest reasoning in it.
     pub(super) order: Option<PartKey>,
 }
 
-/// How an exchange ended, by its recorder.
+/// The end of an exchange, from its recorder.
 pub(super) struct ExchangeEnding {
-    pub(super) id: Box<str>,
+    pub(super) id: ExchangeId,
     pub(super) at: Millis,
     pub(super) ended: Millis,
     pub(super) upstream: Box<str>,
@@ -47,10 +47,10 @@ impl ExchangeEnding {
         }
     }
 
-    /// The turn of a draft, once its reply is known.
+    /// Completes a draft to a turn, once its reply is known.
     pub(super) fn turn(self, draft: Turn, info: &RequestInfo, reply: &Reply) -> Turn {
         Turn {
-            request: self.id,
+            exchange: self.id,
             after: reply.chain_after(draft.position.chain),
             response: reply.id.clone(),
             provider_request_id: self.provider_request_id,
@@ -70,7 +70,7 @@ impl ExchangeEnding {
     }
 }
 
-/// What stays of an exchange that began at this time if nothing more is heard.
+/// The turn of an exchange in flight, which is stored if the process ends now.
 pub(super) fn draft(
     opened: &OpenedSession,
     prepared: &PreparedRequest,
@@ -80,7 +80,7 @@ pub(super) fn draft(
     let position = opened.placed.position.clone();
     let measured = planned.measured.as_deref();
     Turn {
-        request: prepared.id.clone(),
+        exchange: prepared.exchange.clone(),
         after: Reply::default().chain_after(position.chain),
         position,
         done: planned.done.clone(),
@@ -108,7 +108,7 @@ pub(super) fn draft(
     }
 }
 
-/// What is kept of an exchange that ended: its turn, and the reasoning of its reply.
+/// The facts of an exchange that ended: its turn, and the reasoning of its reply.
 pub(super) fn facts(turn: Turn, reply: &Reply, forwarded: Option<ForwardedPrefix>) -> Vec<Fact> {
     let reasoning = forwarded.and_then(|forwarded| {
         let made = ReplyOrigin {

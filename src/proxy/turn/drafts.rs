@@ -1,6 +1,6 @@
-//! Writes down what is on its way, and finds what a process left that ended without a word.
+//! Writes drafts of exchanges in flight, and finds those of processes that were killed.
 //!
-//! Beside the traffic: no exchange waits for it. Knows the clock, and nothing of what is written.
+//! Runs in the background; no exchange waits for it. Knows the clock, but not the content of drafts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,19 +10,19 @@ use crate::store::drafts::LEASE;
 use crate::store::ledgers::Ledgers;
 use crate::telemetry::clock::now;
 
-/// How often is looked for what is to be written, while anything is on its way.
+/// How often drafts are checked, while there are exchanges in flight.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long a store that failed is left in peace with it.
+/// How long to wait after the store failed.
 const REST: Duration = Duration::from_secs(1);
 /// How long the last write may take.
 const LAST: Duration = Duration::from_secs(1);
 
-/// A stream is written once it has lasted so long: what ends before leaves only its turn.
+/// A stream gets a draft once it has lasted this long; shorter ones only have their turn.
 pub(crate) const STREAM: Duration = Duration::from_millis(50);
-/// An answer in one piece comes whole or not at all; only one that takes its time is written.
+/// A response that is not streamed arrives whole or not at all; it gets a draft only if it takes this long.
 pub(crate) const UNARY: Duration = Duration::from_secs(1);
 
-/// Writes and finds until it is dropped.
+/// Writes and finds drafts until it is dropped.
 pub(crate) async fn run(proxy: Arc<Proxy>) {
     tokio::join!(write(&proxy.ledgers), find(&proxy));
 }
@@ -31,7 +31,7 @@ async fn write(ledgers: &Ledgers) {
     loop {
         ledgers.has_drafts().await;
         tokio::time::sleep(LOOK).await;
-        // A store that fails is told where turns are written.
+        // A failing store is reported where turns are written.
         if ledgers.write_drafts(now()).await.is_err() {
             tokio::time::sleep(REST).await;
         }
@@ -40,7 +40,7 @@ async fn write(ledgers: &Ledgers) {
 
 async fn find(proxy: &Proxy) {
     loop {
-        // A store that cannot be asked now is asked again.
+        // If the store fails now, it is asked again later.
         if let Ok(found @ 1..) = proxy.ledgers.adopt_drafts(LEASE).await {
             proxy.telemetry.found_interrupted(found as u64);
             tracing::warn!(
@@ -51,7 +51,7 @@ async fn find(proxy: &Proxy) {
     }
 }
 
-/// What ended last leaves no draft behind.
+/// Removes the drafts of the exchanges that ended last.
 pub(crate) async fn finish(ledgers: &Ledgers) {
     let _ = tokio::time::timeout(LAST, ledgers.write_drafts(now())).await;
 }

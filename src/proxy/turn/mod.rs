@@ -1,7 +1,7 @@
-//! From a request and its reply to a turn: what an exchange taught, and the keeping of it.
+//! From a request and its reply to a turn: what an exchange taught, and storing it.
 //!
-//! Measured before the request leaves, built and kept once the ending is known. What is not known
-//! stays absent; a store that fails costs the turn after a restart, never the client its answer.
+//! Measured before the request is sent; built and stored after the end. What is unknown stays absent. If the
+//! store fails, the turn is lost at the next restart; the client gets its response anyway.
 
 pub(super) mod build;
 pub(super) mod drafts;

@@ -1,9 +1,9 @@
-//! A turn whose answer is on its way: what its end needs, and the keeping of it.
+//! The turn of an exchange in flight: what is needed at its end, and storing it.
 //!
-//! Streams last minutes, and there are many: what was read of the request is let go once it was accepted.
-//! Its bytes stay until the answer has begun to speak, because an error before that is only believed where
-//! the request does not hold its words. What is not known stays absent; a store that fails costs the turn
-//! after a restart, never the client its answer.
+//! Streams last minutes, and there are many: what was parsed of the request is released once it was accepted.
+//! The request's bytes are held until the reply has begun, because an error before that is only believed if
+//! its message is not quoted from the request. What is unknown stays absent. If the store fails, the turn is
+//! lost at the next restart; the client gets its response anyway.
 
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -39,41 +39,41 @@ use crate::telemetry::clock::now;
 use crate::telemetry::{Exchange, FailOpen};
 use crate::tokens::learn::{EstimatorState, Observation};
 
-/// Replies of more bytes than this are counted off the async threads: with an exact vocabulary that
-/// takes 1 ms and more, and other streams must not wait meanwhile.
+/// Replies with more bytes than this are counted off the async threads: with an exact vocabulary that takes 1
+/// ms and more, and other streams must not wait for it.
 const LARGE: usize = 32 * 1024;
 
-/// A turn whose answer is on its way.
+/// The turn of an exchange in flight.
 pub(crate) struct OpenTurn {
     opened: OpenedSession,
-    /// The turn as it would be if nothing more came.
+    /// The turn as it would be if nothing more arrived.
     draft: DraftGuard,
     info: RequestInfo,
     body: Arc<RequestBody>,
     counted: Option<PendingCount>,
-    /// Words that were said at the end of the request, to wait again if nobody hears them.
+    /// Messages injected at the end of the request, to be queued again if the reply does not arrive.
     unsaid: Vec<Fact>,
-    /// What can be learned of counting, and what was known of it.
+    /// The data for calibration, and the calibration before it.
     seen: Option<Observation>,
     learned: Arc<EstimatorState>,
-    /// What says how much of it the next request will hold; `None` where it was not measured.
+    /// Predicts what the next request will contain of it; `None` if it was not measured.
     prospect: Option<CarryOutlook>,
-    /// How much was sent.
+    /// The estimated tokens that were sent.
     sums: PartSums,
-    /// What was forwarded, where reasoning of the answer is recorded.
+    /// What was forwarded, if reasoning of the reply is recorded.
     forwarded: Option<ForwardedPrefix>,
-    /// It may be sent again with room made in it.
+    /// The request may be sent again with room made in it.
     may_make_room: bool,
-    /// What was said in the request that was not said in the turn before it, where words are kept: the
-    /// answer does not wait for them.
+    /// The new content of the request, if content is stored; made in a task, so that the response does not
+    /// wait for it.
     words: Option<JoinHandle<ExchangeContent>>,
 }
 
 impl PendingExchange {
-    /// The request was sent, and will not be sent again: what was read of it is let go.
+    /// Called when the request was sent for the last time: releases what was parsed of it.
     pub(crate) fn open(mut self, proxy: &Proxy) -> OpenTurn {
         let unsaid = self.unsent_messages();
-        // From now on its ending says whether they were heard.
+        // From now on, the end of the exchange decides whether they were delivered.
         self.undelivered.take().into_iter().for_each(UndeliveredMessage::end);
         self.revise_draft();
         let may_make_room = self.may_make_room();
@@ -101,7 +101,7 @@ impl PendingExchange {
         }
     }
 
-    /// What the request says that was not said in the turn before it, in `most` bytes.
+    /// The content that the request adds to its parent, at most `most` bytes.
     fn words(&self, most: usize) -> impl Future<Output = ExchangeContent> + Send + 'static {
         let (prepared, placed) = (self.prepared.clone(), self.opened.placed.clone());
         let is_large = prepared.body.len() > OFF_THREAD;
@@ -109,7 +109,7 @@ impl PendingExchange {
             move || ExchangeContent::asked(&prepared.conversation, &prepared.body, &placed, most);
         async move {
             match is_large {
-                // A panic goes where one on this thread would.
+                // A panic is passed on, as on this thread.
                 true => long_work(words)
                     .await
                     .unwrap_or_else(|panicked| resume_unwind(panicked.into_panic())),
@@ -120,7 +120,7 @@ impl PendingExchange {
 }
 
 impl OpenTurn {
-    /// Where is noted how far its reply is.
+    /// Where the progress of its reply is recorded.
     pub(crate) fn latest(&self) -> Arc<DraftProgress> {
         self.draft.latest()
     }
@@ -130,13 +130,13 @@ impl OpenTurn {
         self.body.clone()
     }
 
-    /// Keeps the turn once its reply is known.
+    /// Stores the turn once its reply is known.
     pub(crate) fn settle(self, proxy: Arc<Proxy>) -> SettleReply {
         Box::new(move |event: &mut Exchange, reply: Reply| {
             let host = proxy.host_of(event.upstream.as_deref()).unwrap_or_default();
             let mut turn = self.draft.turn();
             if event.outcome == Outcome::Refused {
-                // Nothing was answered: there is no turn, and who waits for it may go on.
+                // A refusal is no turn; requests that wait for this turn may continue.
                 let outgrew = self.outgrew(&turn, event, &host, &reply);
                 let status = event.status.unwrap_or_default();
                 if event.refusal.is_none() {
@@ -166,7 +166,7 @@ impl OpenTurn {
         let lesson = self.lesson(&turn, &ending, &reply);
         let learned = calibration::CalibrationSample::after(lesson.as_ref(), &self.learned);
         let (content, at) = (proxy.config.content, ending.at);
-        // Who left, or lost the rest, did not hear the answer to what was said.
+        // If the client left or lost the rest, the reply to the injected messages was not delivered.
         let is_heard = ending.outcome == Outcome::Complete && turn.done.resent.is_none();
         let is_large = reply.parts.iter().map(|part| part.text.len()).sum::<usize>() > LARGE;
         let Self { opened, draft, info, counted, unsaid, prospect, forwarded, words, .. } = self;
@@ -189,7 +189,7 @@ impl OpenTurn {
             (words.map(|words| (opened.room(), words)), opened, facts, info)
         };
         let (words, opened, facts, info) = match is_large {
-            // A panic goes where one on this thread would.
+            // A panic is passed on, as on this thread.
             true => long_work(build)
                 .await
                 .unwrap_or_else(|panicked| resume_unwind(panicked.into_panic())),
@@ -206,7 +206,7 @@ impl OpenTurn {
         kept.err().map(|_| FailOpen::Store).or(panicked.then_some(FailOpen::Panicked))
     }
 
-    /// An overflow that the reply shows; one that was told before it stays.
+    /// Records an overflow that the reply shows, unless one is already recorded.
     fn shown(&self, turn: &mut Turn, event: &mut Exchange, host: &str, reply: &Reply) {
         if turn.done.overflow.is_some() {
             return;
@@ -223,8 +223,8 @@ impl OpenTurn {
         event.done.overflow = shown;
     }
 
-    /// What a reply says of its upstream: an error in it may teach a window, and an answer shows what the
-    /// model holds, and what is missing beside it.
+    /// Learns from a reply: an error in it may teach the window; a normal reply shows what fits, and that a
+    /// missing counting endpoint is really missing.
     async fn learns(&self, proxy: &Proxy, turn: &Turn, outcome: Outcome, reply: &Reply) {
         let (info, status) = (&self.info, StatusCode::OK.as_u16());
         let source = info.source();
@@ -248,15 +248,15 @@ impl OpenTurn {
         }
     }
 
-    /// What an error in place of a reply teaches. One in the middle of a reply teaches nothing: nobody knows
-    /// any more whether the request held its words.
+    /// The lessons of an error instead of a reply. An error inside a reply teaches nothing, because it cannot
+    /// be compared with the request any more.
     async fn taught(&self, status: u16, error: &ProviderError) -> LessonMatch {
         let Some(body) = self.body.take() else { return LessonMatch::default() };
         let error = lessons::RefusalResponse::InReply { status, error };
         lessons::taught(error, (&body, &self.info.name), None).await
     }
 
-    /// Whether a refusal that went through unread says that the request does not fit; tells of it.
+    /// Whether a refusal that was forwarded unread says that the request does not fit; records it.
     fn outgrew(&self, turn: &Turn, event: &mut Exchange, host: &str, reply: &Reply) -> bool {
         let overflowed = self.overflow_in(turn, event, host, reply);
         if let Some(overflowed) = overflowed {
@@ -285,7 +285,7 @@ impl OpenTurn {
         Some(OverflowReport { sign: OverflowSign::Refused, said, saved: false })
     }
 
-    /// What rewriting did for it.
+    /// The savings of this exchange.
     fn saved(&self, turn: &Turn, reply: &Reply) -> ExchangeSavings {
         let parent = self.opened.placed.parent.as_ref();
         let exchanged = SavingsInput {
@@ -301,7 +301,7 @@ impl OpenTurn {
         exchanged.saved()
     }
 
-    /// A refusal is no turn; it may be a lesson.
+    /// Handles a refusal, which is no turn but may be a lesson.
     async fn refused(
         mut self,
         proxy: Arc<Proxy>,
@@ -333,7 +333,7 @@ impl OpenTurn {
         None
     }
 
-    /// What the answer teaches about counting, where what was reported measures what was estimated.
+    /// What the response teaches about counting, if the reported usage measures the estimate.
     fn lesson(
         &mut self,
         turn: &Turn,
@@ -353,7 +353,7 @@ impl OpenTurn {
     }
 }
 
-/// How much was sent, by an estimate.
+/// The size and method of an estimate.
 pub(super) fn size(estimate: Option<&Estimate>) -> Option<(u64, crate::context::EstimateMethod)> {
     estimate.map(|estimate| (estimate.tokens, estimate.method))
 }

@@ -1,6 +1,6 @@
-//! An exchange from its plan to its ending: the request that waits for its answer, and in which forms it went.
+//! An exchange in flight, from its plan to its end: the request, and the forms in which it was sent.
 //!
-//! What was added, cut, taken back or made room for on the way is kept here until the turn is built from it.
+//! What was added, cut, revoked or made room for on the way is kept here until the turn is built.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -38,20 +38,20 @@ use crate::telemetry::clock::now;
 use crate::telemetry::{OpenExchange, RefusalOutcome};
 use crate::wire::splice::Edit;
 
-/// What a turn is made of before its reply is known.
+/// The data of a turn before its reply is known.
 pub(crate) struct PendingExchange {
     pub(super) opened: OpenedSession,
     pub(super) prepared: Arc<PreparedRequest>,
     pub(super) planned: PlannedRequest,
     pub(super) counted: Option<PendingCount>,
-    /// What stays of it where this process ends first.
+    /// Its draft, for the case that this process ends first.
     pub(super) draft: DraftGuard,
-    /// What it says, until it is answered.
+    /// Its injected messages, until there is a response.
     pub(super) undelivered: Option<UndeliveredMessage>,
 }
 
 impl PendingExchange {
-    /// From now on it is known that it began, at this time.
+    /// Begins an exchange, at this time.
     pub(crate) fn begin(
         proxy: &Proxy,
         opened: OpenedSession,
@@ -69,7 +69,7 @@ impl PendingExchange {
         Self { opened, prepared, planned, counted: None, draft, undelivered }
     }
 
-    /// The draft says what was sent in the end.
+    /// Updates the draft to what was sent in the end.
     pub(super) fn revise_draft(&self) {
         let Self { opened, prepared, planned, draft, .. } = self;
         draft.revise(|turn| {
@@ -80,17 +80,17 @@ impl PendingExchange {
         });
     }
 
-    /// What is measured.
+    /// The prepared request.
     pub(crate) fn prepared(&self) -> &PreparedRequest {
         &self.prepared
     }
 
-    /// Whether other bytes are sent than came.
+    /// Whether the sent bytes differ from the client's.
     pub(crate) fn is_rewritten(&self) -> bool {
         self.planned.done.is_sent()
     }
 
-    /// Has its provider count it, where policy wants that. Head and body are what goes out.
+    /// Asks its provider for a count, if policy wants one. Head and body are those that are sent.
     pub(crate) fn count_where_wanted(
         &mut self,
         proxy: &Arc<Proxy>,
@@ -101,16 +101,16 @@ impl PendingExchange {
         self.counted = counting::ask(proxy, &self.prepared, of, going);
     }
 
-    /// What the request will cost.
+    /// The estimate of the request.
     pub(crate) fn estimate(&self) -> Option<&Estimate> {
         self.planned.measured.as_ref().map(|measured| &measured.estimate)
     }
 
-    /// What is seen of it while it is on its way.
+    /// The exchange as the page shows it while it is in flight.
     pub(crate) fn open_exchange(&self, at: Millis) -> Option<OpenExchange> {
         let scope = &self.opened.scope;
         Some(OpenExchange {
-            id: self.prepared.id.clone(),
+            id: self.prepared.exchange.clone(),
             tenant: scope.tenant.clone(),
             session: scope.session.clone(),
             thread: self.opened.placed.position.thread.clone(),
@@ -120,32 +120,32 @@ impl PendingExchange {
         })
     }
 
-    /// What an agent's rules say that it will cost, where they are asked.
+    /// The estimate by an agent's rules, if they are configured.
     pub(crate) fn classic(&self) -> Option<&ClassicEstimate> {
         self.planned.measured.as_ref()?.classic.as_ref()
     }
 
-    /// What the head has to list for them.
+    /// The beta that the head has to list for the edits.
     pub(crate) fn beta(&self) -> Option<&'static str> {
         self.planned.beta(&self.prepared)
     }
 
-    /// The changes of bytes, once.
+    /// Takes the edits.
     pub(crate) fn edits(&mut self) -> Vec<Edit> {
         std::mem::take(&mut self.planned.edits)
     }
 
-    /// The original is sent in place of what was refused.
+    /// Records that the original is sent instead of the refused form.
     pub(crate) async fn set_sent_as_original(&mut self, recorder: &mut ExchangeRecorder) {
         self.planned.is_sent_as_it_came(&self.prepared).await;
         recorder.event.estimate = self.estimate().cloned();
         recorder.event.classic = self.classic().cloned();
     }
 
-    /// The provider said that the request does not fit: what it said of the window holds for this
-    /// request, and is learned where its words teach.
+    /// Records that the provider said that the request does not fit. The window in its message applies to
+    /// this request, and is learned if the message teaches it.
     ///
-    /// `taught`: what the same words teach, if anything.
+    /// `taught`: the lessons of the same message.
     pub(crate) async fn record_overflow(
         &mut self,
         (sign, said): (OverflowSign, Overflow),
@@ -171,8 +171,8 @@ impl PendingExchange {
         let _ = tokio::time::timeout(timeout, learning).await;
     }
 
-    /// Whether what is said of the window contradicts what was sent, so that it is about something else. Then
-    /// nothing is learned of it, which is counted.
+    /// Whether a message about the window contradicts the request's size, so that it must be about something
+    /// else. Then nothing is learned from it, which is counted.
     pub(crate) fn contradicts_estimate(
         &self,
         said: &Overflow,
@@ -189,8 +189,8 @@ impl PendingExchange {
         is_wild
     }
 
-    /// The provider said how much its model writes at most, and took a request that asks for no more: learned, so
-    /// that no other is refused for it. `taught`: what its words teach.
+    /// Learns the model's maximum output, once the provider accepted a request with no more than that, so
+    /// that no other request is refused for it. `taught`: the lessons of its message.
     pub(crate) async fn learn_max_output(&self, taught: &LessonMatch, recorder: &ExchangeRecorder) {
         let asked = self.prepared.conversation.max_output;
         let most = taught.max_output().filter(|most| asked.is_some_and(|asked| asked > *most));
@@ -204,8 +204,8 @@ impl PendingExchange {
         let _ = tokio::time::timeout(timeout, learning).await;
     }
 
-    /// Room in a request that does not fit: by cutting what can be cut, else, or where that is too
-    /// little, by a summary. `None` where there is none. `head`: the request's, as it goes out.
+    /// Makes room in a request that does not fit: by cuts, and if they are not enough, by a summary. `None`
+    /// if no room can be made. `head`: the request's, as it is sent.
     pub(crate) async fn make_room(
         &mut self,
         said: Overflow,
@@ -218,11 +218,11 @@ impl PendingExchange {
         let is_pruned = pruned.is_some();
         let mut planned = match pruned {
             Some(planned) => planned,
-            // Its edits went out with it.
+            // Its edits were moved out when it was sent.
             None => self.planned.again(prepared).await,
         };
         let (opened, timeout) = (&mut self.opened, prepared.policy.compact.wait_s);
-        // All its waits together are bounded.
+        // All waits together are bounded.
         let waited = recorder.event.compaction_wait_us.unwrap_or(0);
         let timeout = Duration::from_secs(timeout);
         let timeout = timeout.saturating_sub(Duration::from_micros(waited));
@@ -238,18 +238,18 @@ impl PendingExchange {
         (compacted || is_pruned).then_some(RevisedRequest { plain, beta, planned })
     }
 
-    /// Whether a refusal of it may be answered by a change.
+    /// Whether a refusal of it may be answered by a repair.
     pub(crate) fn may_repair(&self) -> bool {
         self.may_make_room() && !self.prepared.unknown
     }
 
-    /// Whether policy has this repaired.
+    /// Whether policy allows this repair.
     pub(crate) fn repairs(&self, cause: RepairCause) -> bool {
         self.prepared.policy.heal.causes.contains(&cause)
     }
 
-    /// The request with the smallest change that answers a refusal of it, or of it as it was repaired `before`, and
-    /// what was decided for that. `None` where there is none, or it could not be kept.
+    /// The request with the smallest change that answers a refusal of it, or of its form repaired `before`;
+    /// also the keys of the decisions. `None` if there is no repair, or it could not be saved.
     pub(crate) async fn repair(
         &mut self,
         refusal: &Refusal,
@@ -274,7 +274,7 @@ impl PendingExchange {
         Some((RevisedRequest { plain, beta, planned }, decisions))
     }
 
-    /// What the provider answered is the answer to the request as it was repaired.
+    /// Records that the repaired form is the one that the response belongs to.
     pub(crate) fn set_repaired(
         &mut self,
         repaired: RevisedRequest,
@@ -286,7 +286,7 @@ impl PendingExchange {
         self.update_event(recorder);
     }
 
-    /// What the provider answered is the answer to the request with room in it.
+    /// Records that the form with room is the one that the response belongs to.
     pub(crate) fn set_room(
         &mut self,
         room: RevisedRequest,
@@ -306,8 +306,8 @@ impl PendingExchange {
         event.classic = self.classic().cloned();
     }
 
-    /// Whether it is large enough that its answer, though accepted, may turn out to say that it does not
-    /// fit: past half of the window, or where nobody knows the window, past what any holds.
+    /// Whether it is so large that its response, though accepted, may say that it does not fit: above half of
+    /// the window, or if that is unknown, above what every window holds.
     pub(crate) fn may_overflow(&self) -> bool {
         let model = &self.prepared.model;
         let least = if model.known { model.window / 2 } else { overflow::ANY_HOLDS };
@@ -315,26 +315,27 @@ impl PendingExchange {
         is_turn && self.estimate().is_some_and(|estimate| estimate.tokens > least)
     }
 
-    /// Whether it may be sent again with room made in it, should it not fit.
+    /// Whether it may be sent again with room made in it, if it does not fit.
     pub(crate) fn may_make_room(&self) -> bool {
         let prepared = &self.prepared;
         prepared.mode == Mode::Active && !prepared.held_out && !prepared.signed
     }
 
-    /// Whether something was put into the request that its client left out.
+    /// Whether reasoning that its client dropped was put back.
     pub(crate) fn has_reasoning_back(&self) -> bool {
         self.planned.done.made.put_back > 0
     }
 
-    /// Whether anything is changed that the client's reasoning may rest on: more than what was refused before.
+    /// Whether there are changes that the client's reasoning may depend on, other than repairs of earlier
+    /// refusals.
     pub(crate) fn may_unbind(&self) -> bool {
         let made = &self.planned.done.made;
         let known = &self.planned.known;
         made.count() > made.repaired + made.taken_out || known.takes_out_unrefused()
     }
 
-    /// The request as those before it were sent, where a refusal that names `cause` may be due to what was
-    /// decided for it; what the refusal says of the model holds for it already.
+    /// The request in the form of the branch's last accepted one, if its own decisions may have caused a
+    /// refusal with this `cause`. What the refusal says about the model already applies to that form.
     pub(crate) async fn as_last_accepted(&mut self, cause: RefusalCause) -> Option<RevisedRequest> {
         if cause == RefusalCause::Bound {
             Arc::make_mut(&mut self.prepared).model.binding = ReasoningBinding::Prefix;
@@ -345,60 +346,60 @@ impl PendingExchange {
         Some(RevisedRequest { plain, beta, planned })
     }
 
-    /// What the provider answered is the answer to the request as those before it were sent: answers what
-    /// it decided beside, which is void.
+    /// Records that the form of the last accepted request is the one that the response belongs to. Returns
+    /// the keys of the decisions that it left out, which are void.
     pub(crate) fn set_sent_as_last_accepted(
         &mut self,
         before: RevisedRequest,
         cause: RefusalCause,
         recorder: &mut ExchangeRecorder,
     ) -> Vec<PartKey> {
-        let void = self.planned.decided_beyond(Some(&before.planned), &self.prepared.id);
+        let void = self.planned.decided_beyond(Some(&before.planned), &self.prepared.exchange);
         self.planned = before.planned;
         self.planned.done.taken_back = Some(cause);
         self.update_event(recorder);
         void
     }
 
-    /// What making room decided, which is void: it was refused.
+    /// The keys of the decisions that made room, which are void because that form was refused.
     pub(crate) fn room_decisions(&self, room: &RevisedRequest) -> Vec<PartKey> {
-        room.planned.decided_beyond(Some(&self.planned), &self.prepared.id)
+        room.planned.decided_beyond(Some(&self.planned), &self.prepared.exchange)
     }
 
-    /// What the request decided.
+    /// The keys of the request's own decisions.
     pub(crate) fn own_decisions(&self) -> Vec<PartKey> {
-        self.planned.decided_beyond(None, &self.prepared.id)
+        self.planned.decided_beyond(None, &self.prepared.exchange)
     }
 
-    /// It was the rewrite that was refused.
+    /// Records that the rewrite was refused.
     pub(crate) fn set_refused(&mut self, cause: RefusalCause) {
         self.planned.done.resent = Some(cause);
     }
 
-    /// What grows from it is set aside: answers the fact that says so.
+    /// Suspends its branch; returns the fact for that.
     pub(crate) fn suspend_branch(&mut self) -> (SessionRoom, Fact) {
         let at = now();
         let position = &mut self.opened.placed.position;
         position.suspended = Some(at);
         let (thread, parent) = (position.thread.clone(), position.parent.clone());
-        let suspended = Suspension { request: self.prepared.id.clone(), thread, parent, at };
+        let suspended = Suspension { exchange: self.prepared.exchange.clone(), thread, parent, at };
         (self.opened.room(), Fact::Aside(Box::new(suspended)))
     }
 
-    /// What it decided about these is void, if they are any: answers the fact that says so.
+    /// Revokes its decisions with these keys, if there are any; returns the fact for that.
     pub(crate) fn revoke(
         &self,
         about: Vec<PartKey>,
         retry: RevocationRetry,
     ) -> Option<(SessionRoom, Fact)> {
-        let (request, at) = (self.prepared.id.clone(), now());
+        let (exchange, at) = (self.prepared.exchange.clone(), now());
         let position = &self.opened.placed.position;
         let (thread, parent) = (position.thread.clone(), position.parent.clone());
-        let taken = Revocation { request, thread, parent, at, about, retry };
+        let taken = Revocation { exchange, thread, parent, at, about, retry };
         (!taken.about.is_empty()).then(|| (self.opened.room(), Fact::TakenBack(Box::new(taken))))
     }
 
-    /// What its client is told of usage beyond what is reported, where policy says so and there is any.
+    /// What is added to the usage that its client gets, if policy says so and there is any.
     pub(crate) fn usage_addition(&self) -> Option<UsageAddition> {
         let (done, conversation) = (&self.planned.done, &self.prepared.conversation);
         let wants = self.prepared.policy.client_usage == ToldUsage::Unpruned && done.is_sent();
@@ -408,14 +409,14 @@ impl PendingExchange {
         (wants && tokens > 0).then_some(UsageAddition { dialect, tokens, streams })
     }
 
-    /// Words that were said at the end of the request, to wait again if nobody heard them.
+    /// Messages injected at the end of the request, to be queued again if they were not delivered.
     pub(super) fn unsent_messages(&self) -> Vec<Fact> {
         let is_in_vain = self.planned.done.resent.is_some();
-        inject::again(&self.planned.known, &self.prepared.id, now(), is_in_vain)
+        inject::again(&self.planned.known, &self.prepared.exchange, now(), is_in_vain)
     }
 
-    /// Nobody answered the request: what it said waits again. Its client waits for an answer of ours, and
-    /// no longer for the store than for a decision.
+    /// Queues the messages of a request without a response again. The client waits for our response, so the
+    /// wait for the store is as short as for a decision.
     pub(crate) async fn requeue_messages(&mut self, proxy: &Proxy) {
         let timeout = Duration::from_millis(proxy.config.limits.save_ms);
         let (room, unsaid) = (self.opened.room(), self.unsent_messages());
@@ -430,17 +431,17 @@ impl PendingExchange {
     }
 }
 
-/// A request that is planned otherwise after it was refused, and is not sent yet.
+/// A request that was planned again after a refusal, and is not sent yet.
 pub(crate) struct RevisedRequest {
-    /// The body without its encoding.
+    /// The body, decompressed.
     plain: Bytes,
-    /// What the head has to list.
+    /// The beta that the head has to list.
     beta: Option<&'static str>,
     planned: PlannedRequest,
 }
 
 impl RevisedRequest {
-    /// What is changed in the body.
+    /// The changes of the body.
     pub(crate) fn rewrite(&self) -> PlannedRewrite {
         let (plain, edits) = (self.plain.clone(), self.planned.edits.clone());
         PlannedRewrite { plain, edits, beta: self.beta }

@@ -1,7 +1,7 @@
-//! How connections are opened: plain or TLS, direct or through a proxy that the environment names.
+//! Opens connections: plain or TLS, direct or through a proxy that the environment names.
 //!
-//! Roots are the platform's with the bundled ones, and an extra CA. Knows no requests; gives up when
-//! its patience ends. A transport is counted for as long as it is open.
+//! Trusts the platform's root certificates, the bundled ones, and an extra CA. Knows no requests, and stops
+//! after a timeout. A connection is counted for as long as it is open.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -32,18 +32,18 @@ use crate::proxy::http::memory::MemoryBudget;
 use crate::proxy::http::transport::{self, TransportPeer};
 use crate::telemetry::{GaugeGuard, UpstreamMetrics};
 
-/// An open connection, TLS included, whose reads are bounded by the memory that is left.
+/// An open connection, with TLS or without; how much is read from it depends on the memory left.
 pub(super) type UpstreamTransport = transport::MeteredSocket<MaybeHttpsStream<DialedTransport>>;
 
 /// The metrics of upstreams, by their address.
 pub(super) type UpstreamGauges = Arc<HashMap<Authority, UpstreamMetrics>>;
 
-/// What the connector offers by ALPN.
+/// The protocols that the connector offers by ALPN.
 #[derive(Clone, Copy)]
 pub(super) enum AlpnOffer {
-    /// HTTP/2 or HTTP/1.1, as the upstream likes.
+    /// HTTP/2 or HTTP/1.1, as the upstream chooses.
     Any,
-    /// HTTP/1.1 alone.
+    /// HTTP/1.1 only.
     Http1,
 }
 
@@ -64,7 +64,7 @@ impl Connector {
     }
 }
 
-/// Gives up connecting, TLS and proxies included, when its patience ends.
+/// Opens connections within a timeout, which includes TLS and proxies.
 #[derive(Clone)]
 pub(super) struct Connector {
     connector: HttpsConnector<Dialer>,
@@ -104,7 +104,7 @@ impl Service<Uri> for Connector {
 /// Opens connections: direct, or through the proxy that the environment names.
 #[derive(Clone)]
 pub(super) struct Dialer {
-    /// To proxies, which may themselves speak TLS.
+    /// For connections to proxies, which may themselves use TLS.
     proxies: HttpsConnector<HttpConnector<DnsResolver>>,
     matcher: Arc<Matcher>,
     gauges: UpstreamGauges,
@@ -128,7 +128,7 @@ fn connector(names: DnsResolver) -> HttpConnector<DnsResolver> {
     connector
 }
 
-/// A transport that knows whether requests on it must name the whole URI.
+/// A transport that knows whether its requests must have an absolute URI.
 pub(super) struct DialedTransport {
     stream: DialStream,
     /// A plain HTTP proxy reads our requests itself.
@@ -166,7 +166,7 @@ impl Service<Uri> for Dialer {
     }
 }
 
-/// A connection, and how long a round trip on it takes: as long as connecting took, once the host had an address.
+/// A connection and its round-trip time, which is how long connecting took after the name was resolved.
 type TimedConnection = (DialStream, Duration);
 
 fn direct(to: Uri) -> DialFuture<TimedConnection> {
@@ -202,11 +202,11 @@ fn relay(
     Box::pin(async move { Ok((connecting.await?, since.elapsed())) })
 }
 
-/// How long a round trip takes on a connection.
+/// The round-trip time of a connection.
 #[derive(Clone)]
 struct RoundTrip(Duration);
 
-/// How long a round trip took on this connection when it was opened.
+/// The round-trip time of this connection when it was opened.
 pub(super) fn round_trip(connected: &Connected) -> Duration {
     let mut extras = http::Extensions::new();
     connected.get_extras(&mut extras);
@@ -262,7 +262,7 @@ impl hyper::rt::Write for DialedTransport {
 pub(super) fn tls_config(config: &Config) -> Result<rustls::ClientConfig, String> {
     let mut roots = rustls::RootCertStore::empty();
     roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
-    // A platform without certificates (a scratch image) is fine: the bundled ones are there.
+    // A platform without certificates (a scratch image) is fine: there are bundled ones.
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     if let Some(path) = &config.extra_ca {
         let told = |error: &dyn std::fmt::Display| format!("extra_ca {}: {error}", path.display());

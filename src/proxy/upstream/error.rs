@@ -1,6 +1,6 @@
 //! Why an upstream gave no response, in words that name the cause.
 //!
-//! Says whether it could not be reached in time, or failed; never what was sent.
+//! Says whether it was too slow or failed; never what was sent.
 
 use std::error::Error;
 use std::io;
@@ -8,17 +8,17 @@ use std::io;
 /// Why an upstream gave no response.
 #[derive(Clone, Debug)]
 pub(crate) enum UpstreamError {
-    /// The client broke off the request's body.
+    /// The client aborted the request's body.
     RequestBroken,
-    /// It accepted no connection in time, or had no room for a stream.
+    /// It accepted no connection in time, or had no free stream.
     TooSlow(String),
     /// There is no memory for another connection.
     NoMemory,
-    /// It could not be reached, or broke off before its headers.
+    /// It was unreachable, or failed before its headers.
     Failed(String),
 }
 
-/// What an error of a connection comes to, with all its causes.
+/// Classifies an error of a connection, with all its causes.
 pub(super) fn unanswered(error: &(dyn Error + 'static)) -> UpstreamError {
     let mut words = String::new();
     let mut slow = false;

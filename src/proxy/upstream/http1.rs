@@ -1,8 +1,8 @@
-//! HTTP/1.1 to upstreams: connections that are kept between requests, and which request is sent again.
+//! HTTP/1.1 to upstreams: keeps connections between requests, and decides which requests are sent again.
 //!
-//! A request is sent again where it surely was not read: it never left, or a kept connection closed in the
-//! time in which a close and a request cross ([`crate::proxy::http::close`]). Nothing else is, whatever fails. A
-//! connection that was opened to learn what an upstream speaks is used here, not thrown away.
+//! A request is sent again only if it certainly was not read: it was never sent, or a kept connection closed
+//! within the time in which a close and a request can cross ([`crate::proxy::http::close`]). A connection
+//! that was opened to find out an upstream's protocol is used, not dropped.
 
 use std::collections::{HashMap, VecDeque};
 use std::error::Error as _;
@@ -27,9 +27,9 @@ use crate::proxy::http::close::{CloseTimer, CloseWatch, crossing_time, may_have_
 use crate::proxy::http::transport::{BUFFER, LEAST_HEADER};
 use crate::telemetry::{GaugeGuard, RepeatCause, UpstreamMetrics};
 
-/// Idle connections that are kept to one upstream; more are closed.
+/// Idle connections kept to one upstream; further ones are closed.
 const IDLE_CONNECTIONS: usize = 128;
-/// Connections that are open and not used yet, at most and for how long.
+/// Connections that were opened but not used yet: how many are kept, and for how long.
 const SPARES: (usize, Duration) = (16, Duration::from_secs(5));
 
 /// Connections that speak HTTP/1.1.
@@ -63,7 +63,7 @@ struct Http1Connection {
     watch: Arc<CloseWatch>,
     /// A plain HTTP proxy reads its requests.
     is_relayed: bool,
-    /// Reads and writes on it, until it ends.
+    /// The task that reads and writes on it, until it ends.
     task: JoinHandle<hyper::Result<()>>,
 }
 
@@ -72,13 +72,13 @@ impl Http1 {
         Self { connector, spares: SpareConnections::default(), idle: Arc::default(), gauges }
     }
 
-    /// Where connections go that were opened and speak HTTP/1.1.
+    /// Where to put connections that were opened and speak HTTP/1.1.
     pub(super) fn spares(&self) -> SpareConnections {
         self.spares.clone()
     }
 
-    /// Sends a request; answers once the response's headers are here. A kept connection is tried once:
-    /// where it turns out closed, others may be, too.
+    /// Sends a request; returns when the response's headers have arrived. Only one kept connection is tried:
+    /// if it is closed, others may be, too.
     pub(super) async fn send(
         &self,
         mut request: Request<OutgoingBody>,
@@ -157,9 +157,9 @@ impl Http1 {
     }
 }
 
-/// What becomes of a request, and what sends the next on its connection, unless that has ended. A request that was
-/// queued at the very moment in which its connection ended can lie in the queue, where nobody takes it and
-/// nobody tells of it, for as long as somebody could queue another: from its end on, nobody can.
+/// Waits for a response, or for the end of the connection. Returns the sender for the next request, unless
+/// the connection has ended. A request that is queued at the moment when the connection ends could wait in
+/// the queue for ever, as long as a sender exists; so the sender is dropped at that end.
 async fn outcome<T, S, E>(
     sending: impl Future<Output = T>,
     sender: S,
@@ -174,7 +174,7 @@ async fn outcome<T, S, E>(
     (sending.await, None)
 }
 
-/// What stands in the first line of a request: a proxy that reads it needs to know where it goes.
+/// The target in the first line of a request: absolute if a proxy reads it.
 fn target(uri: &Uri, is_relayed: bool) -> Uri {
     if is_relayed && uri.scheme() != Some(&Scheme::HTTPS) {
         return uri.clone();
@@ -183,7 +183,7 @@ fn target(uri: &Uri, is_relayed: bool) -> Uri {
     Uri::from(path.cloned().unwrap_or_else(|| PathAndQuery::from_static("/")))
 }
 
-/// Whether a connection ended, rather than a message was wrong.
+/// Whether an error means that the connection ended, not that a message was invalid.
 fn is_close(error: &hyper::Error) -> bool {
     if error.is_incomplete_message() || error.is_closed() || error.is_canceled() {
         return true;
@@ -200,7 +200,7 @@ fn is_close(error: &hyper::Error) -> bool {
     false
 }
 
-/// Where connections lead.
+/// Scheme and address that connections lead to.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Origin(Option<Scheme>, Option<Authority>);
 
@@ -210,14 +210,14 @@ impl Origin {
     }
 }
 
-/// Connections on which nothing is under way, the newest last.
+/// Idle connections, the newest last.
 #[derive(Default)]
 struct IdleConnections(Mutex<IdleState>);
 
 #[derive(Default)]
 struct IdleState {
     connections: HashMap<Origin, VecDeque<IdleConnection>>,
-    /// Somebody closes those that are kept too long.
+    /// A task closes those that are kept for too long.
     is_swept: bool,
 }
 
@@ -239,7 +239,7 @@ impl IdleConnections {
         None
     }
 
-    /// Keeps a connection once nothing is under way on it.
+    /// Keeps a connection once it is idle.
     fn keep(
         self: &Arc<Self>,
         origin: Origin,
@@ -278,7 +278,7 @@ impl IdleConnections {
         }
     }
 
-    /// Closes those that are kept too long; answers when to look again, while there are any.
+    /// Closes connections that were kept for too long; returns when to check again, as long as there are any.
     fn expire(&self) -> Option<Duration> {
         let mut idle = self.lock();
         idle.connections.retain(|_, connections| {
@@ -306,10 +306,10 @@ async fn sweep(idle: Weak<IdleConnections>) {
     }
 }
 
-/// How often idle connections are looked through, at most.
+/// How often idle connections are checked, at most.
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// Connections that are open and not used yet, by where they lead.
+/// Connections that were opened but not used yet, with their address.
 #[derive(Clone, Default)]
 pub(super) struct SpareConnections(Arc<Mutex<VecDeque<(Authority, Instant, UpstreamTransport)>>>);
 
@@ -328,7 +328,7 @@ impl SpareConnections {
         kept.remove(at).map(|(_, _, transport)| transport)
     }
 
-    /// Without those that are too old: their peers may have closed them.
+    /// The connections without those that are too old, which their peers may have closed.
     fn kept(&self) -> MutexGuard<'_, VecDeque<(Authority, Instant, UpstreamTransport)>> {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         kept.retain(|(_, since, _)| since.elapsed() < SPARES.1);

@@ -1,9 +1,9 @@
 //! HTTP/2 to one upstream: its connections, and the streams that they carry.
 //!
-//! [`Lanes`] decides; here are the sockets and the waiting. A stream is counted from the moment it
-//! has a place until request and response are both done with, however they end. The peer's limit is
-//! read after each step of a connection, so that whoever chooses knows of every change. A request that
-//! the peer surely did not work on is sent once more, where its body can be.
+//! [`Lanes`] makes the decisions; sockets and waiting are here. A stream is counted from its placement until
+//! request and response have both ended, in whatever way. The peer's limit is read after each step of a
+//! connection, so that decisions use the current one. A request that the peer certainly did not process is
+//! sent once more, if its body is still available.
 
 use std::error::Error as _;
 use std::fmt;
@@ -32,25 +32,25 @@ use crate::proxy::http::body::{ConnectionError, OutgoingBody};
 use crate::proxy::http::close::crossing_time;
 use crate::telemetry::{GaugeGuard, RepeatCause, UpstreamMetrics};
 
-/// Most bytes of one response that wait for a slow client.
+/// Most bytes of a response that are buffered for a slow client.
 const STREAM_WINDOW: u32 = 128 * 1024;
-/// Streams share a connection; one slow client must not use up the credit of the others.
+/// The window of a connection, which its streams share: one slow client must not use up the others' share.
 const CONNECTION_WINDOW: u32 = 1 << 30;
-/// Response headers, bytes; hyper's own limit of 16 KB is met by real policies and cookies.
+/// Response headers, bytes. Real policies and cookies exceed hyper's own limit of 16 KB.
 const HEADER_LIST: u32 = 256 * 1024;
-/// Streams on one connection: as many as providers commonly allow. Past it, another connection.
+/// Streams on one connection, as many as providers commonly allow. Past it, another connection is opened.
 const STREAMS: usize = 100;
 /// Connections to one upstream. Past it, requests wait.
 const CONNECTIONS: usize = 128;
-/// Connections without a stream that are kept.
+/// Idle connections that are kept.
 const IDLE_CONNECTIONS: usize = 16;
-/// Stands for the peer's limit until it has said one; no peer can say it.
+/// Stands for the peer's limit until it has sent one; no peer can send this number.
 const UNSAID: usize = usize::MAX - 1;
 
 type StreamWaiter = oneshot::Sender<Result<StreamPlacement, UpstreamError>>;
 type Http2Connection = Connection<UpstreamTransport, OutgoingBody, LimitExecutor>;
 
-/// One upstream that may speak HTTP/2.
+/// An upstream that may speak HTTP/2.
 pub(super) struct Http2 {
     to: Uri,
     connector: Connector,
@@ -59,18 +59,18 @@ pub(super) struct Http2 {
     spares: SpareConnections,
     metrics: UpstreamMetrics,
     lanes: Mutex<Lanes<Sender, StreamWaiter>>,
-    /// Idle connections, as they were told.
+    /// The number of idle connections, as last reported.
     idle: AtomicI64,
 }
 
-/// What became of a request.
+/// The result of sending a request.
 pub(super) enum SendOutcome {
     Answered(Response<OutgoingBody>),
-    /// Nothing: the upstream speaks HTTP/1.1.
+    /// It was not sent: the upstream speaks HTTP/1.1.
     Http1(Request<OutgoingBody>),
 }
 
-/// Where a request goes.
+/// Where a request is sent.
 enum StreamPlacement {
     Stream(CountedStream, Sender),
     Http1,
@@ -80,14 +80,14 @@ enum StreamPlacement {
 #[derive(Clone)]
 struct Sender {
     requests: SendRequest<OutgoingBody>,
-    /// It has answered a request.
+    /// Whether it has received a response.
     answered: Arc<AtomicBool>,
-    /// For how long after a request was sent a close says that it was not read.
+    /// How long after a request was sent a close means that the request was not read.
     crossing_time: Duration,
 }
 
 impl Http2 {
-    /// For the upstream at `to`. `connector` gives up after its patience.
+    /// For the upstream at `to`. `connector` has a timeout of its own.
     pub(super) fn new(
         to: Uri,
         connector: Connector,
@@ -106,12 +106,12 @@ impl Http2 {
         Self { to, connector, timeout, spares, metrics, lanes, idle }
     }
 
-    /// It could not be reached over HTTP/1.1: the next request asks anew what it speaks.
+    /// Called when the upstream was unreachable over HTTP/1.1: the next request asks for its protocol again.
     pub(super) fn forget_http1(&self) {
         self.lanes().forget_http1();
     }
 
-    /// Sends a request once there is room for it; answers once the response's headers are here.
+    /// Sends a request once there is a free stream; returns when the response's headers have arrived.
     pub(super) async fn send(
         self: &Arc<Self>,
         mut request: Request<OutgoingBody>,
@@ -125,12 +125,13 @@ impl Http2 {
             };
             let (head, body) = request.into_parts();
             let again = body.copy().map(|body| Request::from_parts(head.clone(), body));
-            // Until both are done with, the stream counts for the peer.
+            // The peer counts the stream until request and response have both ended.
             let body = body.of_stream(stream.0.clone());
             let sent = Instant::now();
             let Sender { mut requests, answered, crossing_time } = sender;
             let sending = requests.try_send_request(Request::from_parts(head, body));
-            // What is queued as its connection ends is told of once nobody could queue more: here nobody does.
+            // A request that is queued when its connection ends only fails once no sender is left, so ours is
+            // dropped.
             drop(requests);
             let mut failed = match sending.await {
                 Ok(response) => {
@@ -162,7 +163,7 @@ impl Http2 {
         }
     }
 
-    /// Room for a stream, at once or after a wait that is counted.
+    /// A free stream, at once or after a wait, which is counted.
     async fn room(self: &Arc<Self>) -> Result<StreamPlacement, UpstreamError> {
         let since = Instant::now();
         let (waiting, mut told) = {
@@ -178,7 +179,7 @@ impl Http2 {
             self.perform(moves);
             (waiting, told)
         };
-        // Opening has its own limit; who waits for a stream to end waits twice as long.
+        // Opening a connection has its own timeout; waiting for a free stream may take twice as long.
         let answer = tokio::time::timeout(self.timeout * 2, &mut told).await;
         drop(waiting);
         self.metrics.waited(since.elapsed());
@@ -201,14 +202,14 @@ impl Http2 {
         }
     }
 
-    /// Does what [`Lanes`] decided; never under its lock, for what is not wanted comes back here.
+    /// Performs what [`Lanes`] decided; never under its lock, because this may call it again.
     fn perform(self: &Arc<Self>, moves: LaneActions<Sender, StreamWaiter>) {
         for (who, place) in moves.placed {
             drop(who.send(Ok(self.room_at(place))));
         }
         for _ in 0..moves.open {
             let opening = ConnectionAttempt(Some(self.clone()));
-            // Without a runtime nobody waits any more.
+            // Without a runtime, nobody waits any more.
             if let Ok(runtime) = tokio::runtime::Handle::try_current() {
                 runtime.spawn(opening.open());
             }
@@ -228,7 +229,7 @@ impl Http2 {
     }
 }
 
-/// The connections, locked. Tells how many are idle when it is dropped.
+/// The connections, locked. Reports the number of idle ones when it is dropped.
 struct LanesGuard<'a> {
     lanes: MutexGuard<'a, Lanes<Sender, StreamWaiter>>,
     upstream: &'a Http2,
@@ -258,7 +259,7 @@ impl Drop for LanesGuard<'_> {
     }
 }
 
-/// Somebody who waits, until this is dropped.
+/// A place in the queue, until this is dropped.
 struct QueueEntry<'a> {
     upstream: &'a Arc<Http2>,
     ticket: Ticket,
@@ -270,8 +271,8 @@ impl Drop for QueueEntry<'_> {
     }
 }
 
-/// The peer surely did not work on this request: it says so by REFUSED_STREAM, or by GOAWAY with
-/// an earlier stream (RFC 9113, 8.7).
+/// Whether the peer certainly did not process this request: it sent REFUSED_STREAM, or GOAWAY with an earlier
+/// stream (RFC 9113, 8.7).
 fn unprocessed(error: &hyper::Error) -> Option<RepeatCause> {
     let error = error.source()?.downcast_ref::<h2::Error>()?;
     match error.reason() {
@@ -282,7 +283,7 @@ fn unprocessed(error: &hyper::Error) -> Option<RepeatCause> {
     }
 }
 
-/// The connection broke without a word.
+/// Whether the connection broke without an HTTP/2 error.
 fn is_broken(error: &hyper::Error) -> bool {
     let source = error.source();
     let h2 = source.and_then(|error| error.downcast_ref::<h2::Error>());
@@ -291,7 +292,7 @@ fn is_broken(error: &hyper::Error) -> bool {
     error.is_closed() || error.is_canceled() || broken.is_some_and(|kind| ends.contains(&kind))
 }
 
-/// A stream that is counted for its connection, until the last copy is dropped.
+/// A stream that its connection counts, until the last copy is dropped.
 #[derive(Clone)]
 struct CountedStream(Arc<StreamCount>);
 
@@ -325,7 +326,7 @@ impl Drop for StreamCount {
     }
 }
 
-/// A connection that is being opened; however that ends, it is told.
+/// A connection that is being opened; its result is reported in any case.
 struct ConnectionAttempt(Option<Arc<Http2>>);
 
 impl ConnectionAttempt {
@@ -359,7 +360,7 @@ impl Drop for ConnectionAttempt {
     }
 }
 
-/// What a new connection speaks.
+/// The protocol of a new connection.
 enum Protocol {
     Http2(Sender, Box<Http2Connection>, Arc<LimitWatch>),
     Http1(Box<UpstreamTransport>),
@@ -390,7 +391,7 @@ impl Http2 {
         Ok(Protocol::Http2(sender, Box::new(connection), watch))
     }
 
-    /// Takes a new connection into use.
+    /// Puts a new connection into use.
     fn serve(
         self: &Arc<Self>,
         sender: Sender,
@@ -403,12 +404,12 @@ impl Http2 {
         drop(watch.of.set(of));
         tokio::spawn(drive(connection, Arc::downgrade(self), id));
         self.perform(moves);
-        // It may have been said while nobody watched.
+        // The limit may have arrived before it was watched.
         watch.look();
     }
 }
 
-/// Runs a connection until its end, and ends it where it was idle for long.
+/// Runs a connection until its end, and closes it when it was idle for too long.
 async fn drive(connection: Arc<Mutex<Http2Connection>>, upstream: Weak<Http2>, id: LaneId) {
     let mut running = pin!(poll_fn(|cx| Pin::new(&mut *lock(&connection)).poll(cx)));
     let mut idle = Some(IDLE);
@@ -427,7 +428,7 @@ async fn drive(connection: Arc<Mutex<Http2Connection>>, upstream: Weak<Http2>, i
             }
         }
     }
-    // Nobody sends on it any more: it ends with its last stream.
+    // No new streams are opened on it: it ends with its last stream.
     let _ = running.await;
 }
 
@@ -435,16 +436,16 @@ fn lock(connection: &Mutex<Http2Connection>) -> MutexGuard<'_, Http2Connection> 
     connection.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Watches what a peer allows on one connection.
+/// Watches the limit of streams that the peer sets for one connection.
 struct LimitWatch {
-    /// `None` until the connection is in use.
+    /// Set once the connection is in use.
     of: OnceLock<(Weak<Mutex<Http2Connection>>, Weak<Http2>, LaneId)>,
-    /// What was last seen.
+    /// The limit that was last seen.
     seen: AtomicUsize,
 }
 
 impl LimitWatch {
-    /// Tells the upstream where the limit has changed.
+    /// Reports the limit if it has changed.
     fn look(&self) {
         let Some((connection, upstream, id)) = self.of.get() else { return };
         let Some(connection) = connection.upgrade() else { return };
@@ -456,14 +457,14 @@ impl LimitWatch {
         let Some(upstream) = upstream.upgrade().filter(|_| changed) else { return };
         let moves = {
             let mut lanes = upstream.lanes();
-            // Whoever tells last tells the newest.
+            // Read under the lock, so that the last report has the newest limit.
             lanes.allows(*id, self.seen.load(Ordering::Acquire))
         };
         upstream.perform(moves);
     }
 }
 
-/// Runs the tasks of one connection, and looks after each step what its peer allows.
+/// Runs the tasks of one connection, and checks the peer's limit after each step.
 #[derive(Clone)]
 struct LimitExecutor(Arc<LimitWatch>);
 

@@ -1,47 +1,46 @@
-//! Which connection carries the next stream to an HTTP/2 upstream, and when another one is opened.
+//! Which connection carries the next stream to an HTTP/2 upstream, and when another connection is opened.
 //!
-//! Pure: no sockets, no clock, no waking. `C` is a connection as whoever opened it knows it, `W`
-//! is somebody who waits. No connection gets more streams than its peer allows and than
-//! [`LaneBounds`] say; the first with room is taken, so that those opened last become idle first.
-//! Whoever finds no room waits in turn, and as many connections are being opened as the waiting
-//! are expected to fill.
+//! Pure: no sockets, no clock, no waking. `C` is a connection of the caller, `W` a waiting request. No
+//! connection gets more streams than its peer and [`LaneBounds`] allow. The first one with a free stream is
+//! used, so that those opened last become idle first. Requests without a free stream wait in order, and as
+//! many connections are opened as the waiting requests should need.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// What one upstream may get.
+/// The limits for one upstream.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LaneBounds {
-    /// Connections at once, those being opened included.
+    /// Connections at once, including those being opened.
     pub(super) connections: usize,
     /// Streams at once on one connection, whatever its peer allows.
     pub(super) streams: usize,
-    /// Connections without a stream that are kept.
+    /// Idle connections that are kept.
     pub(super) idle: usize,
     /// How long they are kept.
     pub(super) idle_time: Duration,
 }
 
-/// Names a connection among those of one upstream.
+/// Identifies a connection of one upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LaneId(u64);
 
-/// Names somebody who waits.
+/// Identifies a waiting request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Ticket(u64);
 
-/// The connections of one upstream, in the order they were opened, and who waits for room.
+/// The connections of one upstream in the order in which they were opened, and the waiting requests.
 #[derive(Debug)]
 pub(super) struct Lanes<C, W> {
     bounds: LaneBounds,
     lanes: Vec<Lane<C>>,
     /// Connections that are being opened.
     opening: usize,
-    /// In the order of their tickets.
+    /// Ordered by ticket.
     waiting: VecDeque<(Ticket, W)>,
-    /// The streams that a new connection is expected to carry: as many as the newest one does.
+    /// The streams that a new connection should carry: the limit of the newest one.
     expected: usize,
-    /// The newest connection speaks HTTP/1.1: what finds no room here goes there.
+    /// The newest connection speaks HTTP/1.1: requests without a free stream are sent that way.
     is_http1: bool,
     next: u64,
 }
@@ -49,36 +48,36 @@ pub(super) struct Lanes<C, W> {
 #[derive(Debug)]
 struct Lane<C> {
     id: LaneId,
-    /// `None`: it takes no more streams and ends with its last one.
+    /// `None`: it takes no more streams, and ends with its last one.
     connection: Option<C>,
     live: usize,
-    /// What the peer allows; `None` until it has said so.
+    /// The peer's limit; `None` until it has sent one.
     allowed: Option<usize>,
     /// When its last stream ended.
     idle_since: Instant,
 }
 
-/// Where a request goes.
+/// Where a request is sent.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum LanePlacement<C> {
-    /// A stream of this connection, which is counted until it is released.
+    /// On a stream of this connection, which is counted until it is released.
     Stream(LaneId, C),
     /// The upstream speaks HTTP/1.1.
     Http1,
 }
 
-/// What is to be done after a change.
+/// What the caller has to do after a change.
 #[derive(Debug)]
 #[must_use = "somebody waits for it"]
 pub(super) struct LaneActions<C, W> {
-    /// Who waits no longer.
+    /// Requests that stop waiting, with their placement.
     pub(super) placed: Vec<(W, LanePlacement<C>)>,
-    /// So many connections are to be opened; they are counted as being opened.
+    /// How many connections to open; they are already counted as being opened.
     pub(super) open: usize,
 }
 
 impl<C> Lane<C> {
-    /// Until the peer has said what it allows, one stream shows that it is there.
+    /// The number of free streams. Until the peer has sent its limit, one stream is used.
     fn room(&self, bounds: &LaneBounds) -> usize {
         let limit = self.allowed.map_or(1, |allowed| allowed.min(bounds.streams));
         if self.connection.is_some() { limit.saturating_sub(self.live) } else { 0 }
@@ -102,26 +101,26 @@ impl<C: Clone, W> Lanes<C, W> {
         }
     }
 
-    /// The place for a request, where there is room now. Nobody overtakes those who wait.
+    /// A placement for a request, if there is a free stream now. Waiting requests come first.
     pub(super) fn take(&mut self) -> Option<LanePlacement<C>> {
         if self.waiting.is_empty() { self.place() } else { None }
     }
 
-    /// Somebody waits: for a connection to be opened, or for a stream to end.
+    /// Adds a waiting request, which may need a new connection.
     pub(super) fn wait(&mut self, who: W) -> (Ticket, LaneActions<C, W>) {
         let ticket = Ticket(self.number());
         self.waiting.push_back((ticket, who));
         (ticket, self.moves(true))
     }
 
-    /// Somebody waits no longer; nothing where they were given a place already.
+    /// Removes a waiting request; does nothing if it has been placed.
     pub(super) fn leave(&mut self, ticket: Ticket) {
         if let Ok(at) = self.waiting.binary_search_by_key(&ticket, |(ticket, _)| *ticket) {
             self.waiting.remove(at);
         }
     }
 
-    /// A connection was opened.
+    /// Called when a connection was opened.
     pub(super) fn opened(&mut self, connection: C, now: Instant) -> (LaneId, LaneActions<C, W>) {
         self.opening -= 1;
         self.is_http1 = false;
@@ -131,20 +130,20 @@ impl<C: Clone, W> Lanes<C, W> {
         (id, self.moves(true))
     }
 
-    /// A connection was opened, and it speaks HTTP/1.1.
+    /// Called when a connection was opened that speaks HTTP/1.1.
     pub(super) fn opened_http1(&mut self) -> LaneActions<C, W> {
         self.opening -= 1;
         self.is_http1 = true;
         self.moves(false)
     }
 
-    /// The upstream could not be reached over HTTP/1.1 any more: what it speaks is asked anew.
+    /// Called when the upstream was unreachable over HTTP/1.1: its protocol is asked for again.
     pub(super) fn forget_http1(&mut self) {
         self.is_http1 = false;
     }
 
-    /// A connection could not be opened: those for whom there is no other fail with it. Where
-    /// streams are under way, they wait for one to end.
+    /// Called when a connection could not be opened. Returns the waiting requests that fail, because there is
+    /// no other connection for them. If there are streams, requests wait for one to end.
     pub(super) fn failed(&mut self) -> Vec<W> {
         self.opening -= 1;
         if self.lanes.iter().any(|lane| lane.connection.is_some() && lane.allowed != Some(0)) {
@@ -154,7 +153,7 @@ impl<C: Clone, W> Lanes<C, W> {
         self.waiting.drain(..surplus).map(|(_, who)| who).collect()
     }
 
-    /// The peer says how many streams it allows, at first or anew.
+    /// Called when the peer sends its limit of streams, the first time or again.
     pub(super) fn allows(&mut self, id: LaneId, streams: usize) -> LaneActions<C, W> {
         if let Some(lane) = self.lane(id) {
             lane.allowed = Some(streams);
@@ -163,7 +162,7 @@ impl<C: Clone, W> Lanes<C, W> {
         self.moves(true)
     }
 
-    /// A stream ended. The last one of a retired connection makes room for another connection.
+    /// Called when a stream ended. When it was the last one of a retired connection, another may be opened.
     pub(super) fn release(&mut self, id: LaneId, now: Instant) -> LaneActions<C, W> {
         if let Some(lane) = self.lane(id) {
             lane.live -= 1;
@@ -180,7 +179,8 @@ impl<C: Clone, W> Lanes<C, W> {
         moves
     }
 
-    /// A connection takes no more streams: it closed, its peer sent GOAWAY or refused a stream.
+    /// Called when a connection takes no more streams: it closed, or its peer sent GOAWAY or refused a
+    /// stream.
     pub(super) fn retire(&mut self, id: LaneId) -> LaneActions<C, W> {
         if let Some(lane) = self.lane(id) {
             lane.connection = None;
@@ -189,8 +189,7 @@ impl<C: Clone, W> Lanes<C, W> {
         self.moves(true)
     }
 
-    /// Retires a connection that was idle for long. Else: when to ask again; `None` where it is
-    /// retired.
+    /// Retires a connection that was idle for too long, and returns `None`; else returns when to ask again.
     pub(super) fn expire(&mut self, id: LaneId, now: Instant) -> Option<Duration> {
         let idle_time = self.bounds.idle_time;
         let lane = self.lane(id).filter(|lane| lane.connection.is_some())?;
@@ -205,7 +204,7 @@ impl<C: Clone, W> Lanes<C, W> {
         None
     }
 
-    /// Connections without a stream that are kept.
+    /// The number of idle connections.
     pub(super) fn idle(&self) -> usize {
         self.lanes.iter().filter(|lane| lane.is_idle()).count()
     }
@@ -214,7 +213,7 @@ impl<C: Clone, W> Lanes<C, W> {
         self.lanes.iter_mut().find(|lane| lane.id == id)
     }
 
-    /// Whether there was any to drop.
+    /// Drops ended connections; returns whether there were any.
     fn drop_ended(&mut self) -> bool {
         let before = self.lanes.len();
         self.lanes.retain(|lane| lane.live > 0 || lane.connection.is_some());
@@ -232,8 +231,8 @@ impl<C: Clone, W> Lanes<C, W> {
         }
     }
 
-    /// Gives room to those who wait. `may_open`: and has more opened where that is not enough.
-    /// A failure to open opens nothing by itself, so that nobody dials in a circle.
+    /// Places waiting requests. `may_open`: also decides to open connections if that is not enough. False
+    /// after a failure to open, so that a failing upstream is not dialled in a loop.
     fn moves(&mut self, may_open: bool) -> LaneActions<C, W> {
         let mut moves = LaneActions { placed: Vec::new(), open: 0 };
         while !self.waiting.is_empty()
@@ -253,15 +252,14 @@ impl<C: Clone, W> Lanes<C, W> {
         moves
     }
 
-    /// One connection may be about to go away; two that allow nothing say that the upstream wants
-    /// nothing now, and would say so on any other.
+    /// Whether the upstream accepts no streams. A single connection with limit 0 may be about to close; two
+    /// show that the upstream would refuse on any other, too.
     fn is_closed_to_all(&self) -> bool {
         let closed = |lane: &&Lane<C>| lane.connection.is_some() && lane.allowed == Some(0);
         self.lanes.iter().filter(closed).count() > 1
     }
 
-    /// The streams that connections will carry which are being opened, or whose peers have not
-    /// said what they allow.
+    /// The streams expected on connections that are being opened, or whose peers have not sent a limit.
     fn coming(&self) -> usize {
         let unsaid = |lane: &&Lane<C>| lane.connection.is_some() && lane.allowed.is_none();
         let unsaid = self.lanes.iter().filter(unsaid);
@@ -277,12 +275,12 @@ impl<C: Clone, W> Lanes<C, W> {
 
 #[cfg(test)]
 impl<C, W> Lanes<C, W> {
-    /// Streams under way by connection, in the order of opening.
+    /// Open streams by connection, in the order of opening.
     pub(super) fn live(&self) -> Vec<usize> {
         self.lanes.iter().map(|lane| lane.live).collect()
     }
 
-    /// Connections that are being opened, and who waits.
+    /// How many connections are being opened, and how many requests wait.
     pub(super) fn pending(&self) -> (usize, usize) {
         (self.opening, self.waiting.len())
     }

@@ -1,15 +1,15 @@
-//! How long upstreams are waited for, and how often they are asked.
+//! Timeouts for upstreams, and how often a request is sent.
 //!
-//! What waits here waits for the network, never for us.
+//! These waits are for the network, not for Plimsoll.
 
 use std::time::Duration;
 
-/// A peer that is silent this long is asked whether it is still there; connections die unnoticed
-/// (NAT, sleeping machines), and thinking models are silent for minutes.
+/// A peer that is silent this long is pinged: connections die unnoticed (NAT, sleeping machines), and
+/// thinking models are silent for minutes.
 pub(super) const SILENCE: Duration = Duration::from_secs(30);
-/// How long it may take to answer that.
+/// How long the answer to a ping may take.
 pub(super) const SIGN_OF_LIFE: Duration = Duration::from_secs(15);
-/// How often a request is sent, at most. It is sent again only where the upstream surely did not work on it.
+/// How often a request is sent, at most. It is sent again only if the upstream certainly did not process it.
 pub(super) const ATTEMPTS: usize = 3;
-/// Idle connections are kept this long.
+/// How long idle connections are kept.
 pub(super) const IDLE: Duration = Duration::from_secs(60);

@@ -1,8 +1,8 @@
-//! Where requests go: pooled connections to providers, plain or TLS, direct or through a proxy.
+//! Pooled connections to providers, plain or TLS, direct or through a proxy.
 //!
-//! HTTP/2 where the provider speaks it, its streams counted by connection ([`http2`], [`lanes`]);
-//! else HTTP/1.1 ([`http1`]), which alone can be upgraded. Must not know what requests mean; an
-//! error says whether the provider could not be reached in time or failed.
+//! HTTP/2 if the provider speaks it, with streams counted per connection ([`http2`], [`lanes`]); else
+//! HTTP/1.1 ([`http1`]), which alone supports upgrades. Must not know what requests mean. An error says
+//! whether the provider was too slow or failed.
 
 mod dial;
 pub(super) mod error;
@@ -34,18 +34,18 @@ use crate::telemetry::Telemetry;
 
 /// Pooled connections to all upstreams.
 pub(crate) struct UpstreamPool {
-    /// Those that may speak HTTP/2, by their address.
+    /// The upstreams that may speak HTTP/2, by address.
     http2: HashMap<Authority, Arc<Http2>>,
     http1: Http1,
-    /// Our credentials for proxies that read plain requests, by the upstream that is behind them.
+    /// Our credentials for proxies that read plain requests, by the upstream behind the proxy.
     credentials: Vec<(Authority, HeaderValue)>,
 }
 
 impl UpstreamPool {
-    /// Pools as `config` asks for. `matcher` says which destinations go through a proxy.
+    /// Pools for this configuration. `matcher` says which destinations go through a proxy.
     ///
     /// # Errors
-    /// Where the extra CA cannot be read.
+    /// If the extra CA cannot be read.
     pub(crate) fn new(
         config: &Config,
         matcher: Matcher,
@@ -73,7 +73,7 @@ impl UpstreamPool {
         Ok(Self { http2: http2.collect(), http1, credentials })
     }
 
-    /// Sends a request; answers once the response's headers are here.
+    /// Sends a request; returns when the response's headers have arrived.
     pub(crate) async fn send(
         &self,
         mut request: Request<OutgoingBody>,
@@ -96,7 +96,7 @@ impl UpstreamPool {
         })
     }
 
-    /// Sends a request over HTTP/1.1, which alone can be upgraded.
+    /// Sends a request over HTTP/1.1, which upgrades require.
     pub(crate) async fn send_http1(
         &self,
         mut request: Request<OutgoingBody>,
@@ -105,7 +105,7 @@ impl UpstreamPool {
         self.http1.send(request).await.map_err(|error| error.unanswered())
     }
 
-    /// Adds our credential for a proxy that reads plain requests; tunnels carry theirs in `CONNECT`.
+    /// Adds our credential for a proxy that reads plain requests; tunnels send it in `CONNECT`.
     fn authorize(&self, request: &mut Request<OutgoingBody>) {
         if request.uri().scheme_str() != Some("http") {
             return;
@@ -118,7 +118,7 @@ impl UpstreamPool {
     }
 }
 
-/// The metrics of each address: where upstreams share one, by the name of the first.
+/// The metrics of each address. If upstreams share an address, it has the name of the first.
 fn gauges(config: &Config, telemetry: &Telemetry) -> UpstreamGauges {
     let mut gauges = HashMap::new();
     for upstream in &config.upstreams {
@@ -130,7 +130,7 @@ fn gauges(config: &Config, telemetry: &Telemetry) -> UpstreamGauges {
     Arc::new(gauges)
 }
 
-/// As [`UpstreamPool`] keeps them: nothing is asked but configured upstreams.
+/// The credentials of [`UpstreamPool`], for the configured upstreams.
 fn credentials(config: &Config, matcher: &Matcher) -> Vec<(Authority, HeaderValue)> {
     let plain = config.upstreams.iter().map(|upstream| &upstream.base);
     let plain = plain.filter(|base| base.scheme_str() == Some("http"));

@@ -1,8 +1,8 @@
-//! Names of hosts become addresses: asked of the system, a few at a time.
+//! Resolves host names with the system's resolver, a few at a time.
 //!
-//! The system's answer can take half a minute, and a thread waits for it. Only so many may: a name server that is
-//! down must not hold up what those threads do otherwise. A question goes on holding its place where
-//! nobody waits for the answer any more, as its thread does.
+//! The system may take half a minute, and a thread waits for it. The number of such threads is limited,
+//! because a broken name server must not block the other work of those threads. A query keeps its permit even
+//! if nobody waits for it any more, as it keeps its thread.
 
 use std::future::Future;
 use std::io;
@@ -16,19 +16,19 @@ use hyper_util::client::legacy::connect::dns::Name;
 use tokio::sync::Semaphore;
 use tower_service::Service;
 
-/// Most questions at a time: half of the threads that there are for what takes long.
+/// Queries at a time, at most: half of the blocking threads.
 const AT_ONCE: usize = 8;
 
 static PLACES: Semaphore = Semaphore::const_new(AT_ONCE);
 
-/// The system's name service, as one connection asks it.
+/// The system's resolver, for one connection.
 #[derive(Clone, Default)]
 pub(super) struct DnsResolver {
     answered: Arc<OnceLock<Instant>>,
 }
 
 impl DnsResolver {
-    /// When it first answered; `None` where nobody asked, or it has not.
+    /// When it first answered; `None` if it was not asked or has not answered.
     pub(super) fn answered(&self) -> Option<Instant> {
         self.answered.get().copied()
     }

@@ -1,7 +1,7 @@
-//! Proxies between us and the upstreams, told at start: a variable that was set for something else would
-//! send every request there unseen.
+//! Logs at the start which upstreams are reached through a proxy: a variable that was set for another purpose
+//! would otherwise send all requests there unnoticed.
 //!
-//! Names variables and hosts, never what stands before the `@` of a proxy's address.
+//! Names variables and hosts, but not what comes before the `@` of a proxy's address.
 
 use std::collections::BTreeMap;
 
@@ -10,14 +10,14 @@ use hyper_util::client::proxy::matcher::Matcher;
 
 use crate::config::Upstream;
 
-/// Says which upstreams are reached through a proxy, and which variable says so.
+/// Logs which upstreams are reached through a proxy, and which variable says so.
 pub(crate) fn tell(upstreams: &[Upstream], matcher: &Matcher) {
     for line in lines(upstreams, matcher, |name| std::env::var_os(name).is_some()) {
         tracing::warn!("{line}");
     }
 }
 
-/// A line for each variable and proxy.
+/// One line per variable and proxy.
 fn lines(upstreams: &[Upstream], matcher: &Matcher, is_set: impl Fn(&str) -> bool) -> Vec<String> {
     let mut relays: BTreeMap<(&str, String), Vec<&str>> = BTreeMap::new();
     for upstream in upstreams {
@@ -36,7 +36,7 @@ fn lines(upstreams: &[Upstream], matcher: &Matcher, is_set: impl Fn(&str) -> boo
     relays.into_iter().map(line).collect()
 }
 
-/// The variables that may name a proxy for this address, the one that holds first.
+/// The variables that may name a proxy for this address, in order of precedence.
 fn variables(base: &Uri) -> [&'static str; 4] {
     match base.scheme_str() {
         Some("https") => ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"],

@@ -1,10 +1,9 @@
 //! Which upstream a request is for, and its address there.
 //!
-//! In this order: a configured prefix, Azure's own paths, `/name/…`, the host; then, for paths that a
-//! provider's API has and for no others, the dialect of the path, what the headers hint at, the only upstream
-//! there is. So a name with a letter wrong takes no key to another provider. Paths are joined as they
-//! came: nothing is decoded, cleaned or re-ordered (`docs/configuration.md` "Which upstream"). Pure: no
-//! sockets.
+//! In this order: a configured prefix, Azure's own paths, `/name/…`, the host; then, only for paths that a
+//! provider's API has, the path's dialect, hints in the headers, the only upstream. So a misspelled name
+//! sends no key to another provider. Paths are joined as received: not decoded, normalised or re-ordered
+//! (`docs/configuration.md` "Which upstream"). Pure: no sockets.
 
 use http::header::{AUTHORIZATION, HOST};
 use http::uri::{Authority, PathAndQuery};
@@ -20,11 +19,11 @@ use crate::dialect::paths::{self, Provider};
 pub(crate) struct Route<'u, 'p> {
     /// The upstream.
     pub(crate) upstream: &'u Upstream,
-    /// The path without what selected the upstream; query included.
+    /// The path and query, without the part that selected the upstream.
     pub(crate) path: &'p str,
 }
 
-/// The route of a request, if any upstream takes it. `spoken`: the dialect that its path tells.
+/// The route of a request, if any upstream takes it. `spoken`: the dialect that the path shows.
 pub(crate) fn route<'u, 'p>(
     upstreams: &'u [Upstream],
     method: &Method,
@@ -51,8 +50,8 @@ pub(crate) fn route<'u, 'p>(
     Some(Route { upstream, path })
 }
 
-/// The request's address at the upstream, without the client's credentials where the upstream has its own.
-/// `came`: what it asked for, which needs no reading again where it goes on as it is.
+/// The request's address at the upstream, without the client's credentials if the upstream has its own.
+/// `came`: the client's path, which is reused unchanged if possible.
 pub(crate) fn address(
     route: &Route<'_, '_>,
     came: Option<&PathAndQuery>,
@@ -75,11 +74,11 @@ fn by_prefix<'u, 'p>(upstreams: &'u [Upstream], path: &'p str) -> Option<Route<'
         let prefix = upstream.prefix.as_deref()?.trim_end_matches('/');
         Some((prefix.len(), Route { upstream, path: stripped(path, prefix)? }))
     });
-    // Of several of the same length the last.
+    // Of several prefixes with the same length, the last one.
     fitting.max_by_key(|(length, _)| *length).map(|(_, route)| route)
 }
 
-/// `/name/…`. The name is taken off, unless it is also where the paths of that upstream begin.
+/// Routes by `/name/…`. The name is removed, unless that upstream's own paths begin with it.
 fn by_name<'u, 'p>(upstreams: &'u [Upstream], path: &'p str) -> Option<Route<'u, 'p>> {
     let named = path.strip_prefix('/')?;
     upstreams.iter().find_map(|upstream| {
@@ -89,14 +88,14 @@ fn by_name<'u, 'p>(upstreams: &'u [Upstream], path: &'p str) -> Option<Route<'u,
     })
 }
 
-/// Hosts whose paths begin with a word that upstreams are called by, too.
+/// Hosts whose paths begin with a word that is also the name of an upstream.
 const BEGINNINGS: [(&str, &[&str]); 2] = [
     ("openai", &["azure.com", "groq.com", "api.aws", "amazonaws.com"]),
     ("anthropic", &["azure.com", "api.aws", "deepseek.com"]),
 ];
 
-/// Whether the name of an upstream begins its paths, and is neither in its base nor there once more, in
-/// what follows the name.
+/// Whether an upstream's own paths begin with its name, and the name is neither in its base nor repeated in
+/// `rest`.
 fn begins_with_its_name(upstream: &Upstream, rest: &str) -> bool {
     let name = &*upstream.name;
     let has = |path: &str| path.split(['/', '?']).find(|it| !it.is_empty()) == Some(name);
@@ -106,20 +105,20 @@ fn begins_with_its_name(upstream: &Upstream, rest: &str) -> bool {
     begins && !upstream.base.path().split('/').any(|segment| segment == name) && !has(rest)
 }
 
-/// Whether an upstream is at this host, or below it.
+/// Whether an upstream's host is this one or a subdomain of it.
 fn is_at(upstream: &Upstream, host: &str) -> bool {
     let rest = upstream.base.host().and_then(|own| own.strip_suffix(host));
     rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
-/// Whether a request is in the form of Azure's clients alone: `/openai/…` with a deployment, with an
-/// `api-version`, or with Azure's header in place of a bearer.
+/// Whether only Azure's clients send such a request: `/openai/…` with a deployment, with an `api-version`, or
+/// with Azure's header instead of a bearer token.
 fn asks_azure(path: &str, headers: &HeaderMap) -> bool {
     let has_key = headers.contains_key(API_KEY) && !headers.contains_key(AUTHORIZATION);
     path.starts_with("/openai/") && (has_key || has_azure_form(path))
 }
 
-/// Whether nobody but Azure's clients writes such a path.
+/// Whether only Azure's clients use such a path.
 fn has_azure_form(path: &str) -> bool {
     let Some(rest) = path.strip_prefix("/openai/") else { return false };
     let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
@@ -127,8 +126,8 @@ fn has_azure_form(path: &str) -> bool {
     has_version || path.starts_with("deployments/")
 }
 
-/// For such a request the upstream at Azure: the one called `openai` before others. Else one of that name that is
-/// not OpenAI itself (a gateway before Azure), else the only upstream there is. OpenAI never gets a key of Azure's.
+/// The upstream at Azure for such a request, preferably the one named `openai`. Else one of that name that is
+/// not OpenAI itself (a gateway to Azure), else the only upstream. OpenAI never gets a key for Azure.
 fn by_azure<'u, 'p>(upstreams: &'u [Upstream], path: &'p str) -> Option<Route<'u, 'p>> {
     let named = || upstreams.iter().find(|upstream| &*upstream.name == "openai");
     let at_azure = |upstream: &&Upstream| is_at(upstream, "azure.com");
@@ -144,7 +143,7 @@ fn by_azure<'u, 'p>(upstreams: &'u [Upstream], path: &'p str) -> Option<Route<'u
     Some(Route { upstream, path })
 }
 
-/// What follows `prefix` in `path`, if it ends at a segment's end.
+/// What follows `prefix` in `path`, if the prefix ends with a whole segment.
 fn stripped<'p>(path: &'p str, prefix: &str) -> Option<&'p str> {
     let rest = path.strip_prefix(prefix)?;
     match rest.as_bytes().first() {
@@ -170,8 +169,8 @@ fn by_path<'u>(
         .or_else(|| <&[Upstream; 1]>::try_from(upstreams).ok().map(|[only]| only))
 }
 
-/// The upstream that a request without a route may have meant: the one whose name or prefix is most like the
-/// beginning of its path.
+/// The upstream that a request without a route may have meant: the one whose name or prefix is most similar
+/// to the start of its path.
 pub(crate) fn nearest<'u>(upstreams: &'u [Upstream], path: &str) -> Option<&'u str> {
     let said = path.split('/').find(|segment| !segment.is_empty())?;
     let prefix =
@@ -190,10 +189,10 @@ fn by_host<'a>(upstreams: &'a [Upstream], uri: &Uri, headers: &HeaderMap) -> Opt
     })
 }
 
-/// Azure's clients alone send it.
+/// Only Azure's clients send this header.
 const API_KEY: HeaderName = HeaderName::from_static("api-key");
 
-/// An upstream of Azure's, for a client of Azure's.
+/// The upstream at Azure, for a client of Azure.
 fn azure<'a>(upstreams: &'a [Upstream], headers: &HeaderMap) -> Option<&'a Upstream> {
     if !headers.contains_key(API_KEY) {
         return None;
@@ -201,7 +200,7 @@ fn azure<'a>(upstreams: &'a [Upstream], headers: &HeaderMap) -> Option<&'a Upstr
     upstreams.iter().find(|upstream| is_at(upstream, "azure.com"))
 }
 
-/// Whose a path is that holds no conversation. What nothing speaks for is nobody's, rather than
+/// The provider of a path without a conversation. A path without any hint belongs to none, so that no key is
 /// sent to a provider by guess.
 fn owner(path: &str, headers: &HeaderMap) -> Option<Provider> {
     let provider = paths::provider(path, headers);
@@ -211,8 +210,8 @@ fn owner(path: &str, headers: &HeaderMap) -> Option<Provider> {
     spoken_for.then_some(provider)
 }
 
-/// `path` without what `base` already has: all of it (`/openai/v1`), or the version segment that it ends in.
-/// Clients are given base URLs with and without them.
+/// `path` without the part that `base` already has: all of it (`/openai/v1`), or its version at the end.
+/// Clients may be configured with base URLs with or without these.
 fn without_overlap<'p>(base: &str, path: &'p str) -> &'p str {
     if let Some(rest) = Some(base).filter(|base| !base.is_empty()).and_then(|it| stripped(path, it))
     {

@@ -239,7 +239,7 @@ impl Ledgers {
     /// once it has lasted for `delay`.
     pub fn draft(&self, opened: &OpenedSession, turn: Turn, delay: Duration) -> DraftGuard {
         let exchange = Arc::new(DraftedExchange {
-            key: super::turn_key(&turn.request),
+            key: super::turn_key(&turn.exchange),
             scope: opened.scope.clone(),
             since: opened.cache.born(),
             known: Mutex::new(DraftContent { turn, progress: ReplyProgress::default() }),

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128, xxh3_128_with_seed};
 
 use crate::context::ledger::{BoundaryHash, boundary_hashes};
-use crate::context::{Fact, Outcome};
+use crate::context::{ExchangeId, Fact, Outcome, SessionId, TenantId};
 use crate::dialect::{Chain, Conversation, HeldHistory, PartKey, Role};
 use crate::store::{Record, RecordKind, Scope};
 
@@ -39,7 +39,7 @@ pub(super) struct SessionFingerprints {
 impl SessionFingerprints {
     /// The store is asked for the session of a request that shows these signs: since when it is, for this request
     /// or one that it grew from.
-    pub(super) fn look_up(&mut self, tenant: &str, signs: &[u128]) -> Instant {
+    pub(super) fn look_up(&mut self, tenant: &TenantId, signs: &[u128]) -> Instant {
         let mut own = signs.iter().map(|sign| of_tenant(tenant, *sign)).peekable();
         let first = own.peek().copied();
         let under_way = own.filter_map(|sign| self.look_ups.get(&sign)).min().copied();
@@ -54,12 +54,12 @@ impl SessionFingerprints {
     }
 
     /// The store has answered, or failed.
-    pub(super) fn looked_up(&mut self, tenant: &str, own: u128) {
+    pub(super) fn looked_up(&mut self, tenant: &TenantId, own: u128) {
         self.look_ups.remove(&of_tenant(tenant, own));
     }
 
     /// The session of the first of these signs that is known.
-    pub(super) fn session(&self, tenant: &str, signs: &[u128]) -> Option<Box<str>> {
+    pub(super) fn session(&self, tenant: &TenantId, signs: &[u128]) -> Option<SessionId> {
         let mut known = signs.iter().filter_map(|sign| self.scopes.get(&of_tenant(tenant, *sign)));
         known.next().map(|scope| scope.session.clone())
     }
@@ -113,8 +113,8 @@ impl SessionFingerprints {
 }
 
 /// A sign of one tenant: no other tenant's request shows it (invariant 11).
-fn of_tenant(tenant: &str, sign: u128) -> u128 {
-    xxh3_128_with_seed(&sign.to_le_bytes(), xxh3_64(tenant.as_bytes()))
+fn of_tenant(tenant: &TenantId, sign: u128) -> u128 {
+    xxh3_128_with_seed(&sign.to_le_bytes(), xxh3_64(tenant.as_str().as_bytes()))
 }
 
 /// The signs that a turn leaves: its reply's end, its marks and its boundary, its response's id, and
@@ -179,6 +179,6 @@ fn of_response(id: &str) -> u128 {
 
 /// The name of a session that begins with an exchange. While a process runs such names grow with time, so
 /// that a store keeps side by side what is new, and rewrites few pages for it.
-pub(super) fn name_for(request: &str) -> Box<str> {
-    format!("line-{request}").into()
+pub(super) fn name_for(exchange: &ExchangeId) -> SessionId {
+    format!("line-{exchange}").into()
 }

@@ -9,8 +9,8 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::session_cache::SessionCache;
 use super::{Ledgers, OpenedSession};
-use crate::context::Millis;
 use crate::context::content::ExchangeContent;
+use crate::context::{ExchangeId, Millis};
 use crate::store::{Record, RecordKind, Scope, StoreError};
 
 /// Where what comes for a session later may go: the words of an exchange, its summary, what is said again. Of
@@ -21,14 +21,14 @@ pub struct SessionRoom {
     pub scope: Scope,
     pub(super) cache: Arc<SessionCache>,
     /// The exchange that it is for; empty where it is for none.
-    pub(super) request: Box<str>,
+    pub(super) exchange: ExchangeId,
 }
 
 impl OpenedSession {
     /// Where what comes for this exchange later may go.
     pub fn room(&self) -> SessionRoom {
-        let (scope, cache, request) = (&self.scope, &self.cache, &self.request);
-        SessionRoom { scope: scope.clone(), cache: cache.clone(), request: request.clone() }
+        let (scope, cache, exchange) = (&self.scope, &self.cache, &self.exchange);
+        SessionRoom { scope: scope.clone(), cache: cache.clone(), exchange: exchange.clone() }
     }
 }
 
@@ -49,12 +49,12 @@ impl Ledgers {
         let value = serde_json::to_vec(words);
         let value =
             value.map_err(|_| StoreError::Failed("the text cannot be written".to_owned()))?;
-        let SessionRoom { scope, cache, request } = room;
+        let SessionRoom { scope, cache, exchange } = room;
         let held = self.store.size(scope.clone(), RecordKind::Words).await?;
         if held.saturating_add(value.len() as u64) > most {
             return Ok(());
         }
-        let (kind, key) = (RecordKind::Words, xxh3_128(request.as_bytes()));
+        let (kind, key) = (RecordKind::Words, xxh3_128(exchange.as_str().as_bytes()));
         let record = Record { kind, key, value: value.into(), at };
         let only_if = cache.precondition();
         let kept = cache.add(Vec::new(), || self.store.put(scope, vec![record], only_if));
@@ -74,9 +74,9 @@ impl Ledgers {
     pub async fn words(
         &self,
         scope: &Scope,
-        request: &str,
+        exchange: &ExchangeId,
     ) -> Result<Option<ExchangeContent>, StoreError> {
-        let key = xxh3_128(request.as_bytes());
+        let key = xxh3_128(exchange.as_str().as_bytes());
         let value = self.store.get(scope.clone(), RecordKind::Words, key).await?;
         Ok(value.and_then(|value| serde_json::from_slice(&value).ok()))
     }
@@ -104,17 +104,15 @@ mod tests {
         }
     }
 
-    async fn opened(ledgers: &Ledgers, request: &str) -> OpenedSession {
-        let session = Some("s");
+    async fn opened(ledgers: &Ledgers, exchange: &str) -> OpenedSession {
         let timeout = Duration::from_secs(5);
-        let (tenant, client_thread, reads) = ("t", None, &ReadBudget::new(timeout));
         let asked = SessionLookup {
-            tenant,
-            session,
-            client_thread,
-            request,
+            tenant: &"t".into(),
+            session: Some(&"s".into()),
+            client_thread: None,
+            exchange: &exchange.into(),
             timeout,
-            reads,
+            reads: &ReadBudget::new(timeout),
             shadow: false,
         };
         ledgers.open(asked, &Conversation::empty(Dialect::Anthropic)).await.unwrap()
@@ -132,10 +130,10 @@ mod tests {
         }
         let scope = Scope { tenant: "t".into(), session: "s".into() };
         let other = Scope { tenant: "u".into(), session: "s".into() };
-        assert_eq!(ledgers.words(&scope, "a").await.unwrap(), Some(said.clone()));
-        assert_eq!(ledgers.words(&scope, "b").await.unwrap(), None);
-        assert_eq!(ledgers.words(&scope, "c").await.unwrap(), Some(said));
-        assert_eq!(ledgers.words(&other, "a").await.unwrap(), None);
+        assert_eq!(ledgers.words(&scope, &"a".into()).await.unwrap(), Some(said.clone()));
+        assert_eq!(ledgers.words(&scope, &"b".into()).await.unwrap(), None);
+        assert_eq!(ledgers.words(&scope, &"c".into()).await.unwrap(), Some(said));
+        assert_eq!(ledgers.words(&other, &"a".into()).await.unwrap(), None);
     }
 
     #[tokio::test]
@@ -150,8 +148,8 @@ mod tests {
         // A session of the same name that begins after it is another.
         drop(opened(&ledgers, "c").await);
         ledgers.keep_words(room, &words("two"), 9, 1_000).await.unwrap();
-        for request in ["a", "b"] {
-            assert_eq!(ledgers.words(&scope, request).await.unwrap(), None);
+        for exchange in ["a", "b"] {
+            assert_eq!(ledgers.words(&scope, &exchange.into()).await.unwrap(), None);
         }
     }
 }

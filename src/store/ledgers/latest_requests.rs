@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use foldhash::HashMap;
 
+use crate::context::ExchangeId;
 use crate::context::compact::CompactionPreview;
 use crate::store::Scope;
 
@@ -33,7 +34,7 @@ pub(super) type TokenCountFuture =
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProviderRecount {
     /// The exchange of that request.
-    pub request: Box<str>,
+    pub exchange: ExchangeId,
     /// Input tokens, as its counting endpoint answers.
     pub tokens: u64,
     /// What was estimated before it was sent.

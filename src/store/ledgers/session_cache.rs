@@ -12,8 +12,8 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::{lock, parsers};
-use crate::context::Fact;
 use crate::context::ledger::Ledger;
+use crate::context::{ExchangeId, Fact, SessionId};
 use crate::dialect::{Chain, Conversation};
 use crate::store::precondition::Precondition;
 use crate::store::recall::{ReadBudget, Recall, RecallOutcome};
@@ -115,8 +115,8 @@ impl SessionCaches {
     }
 
     /// The sessions of that name that are in memory and of which anything is known, or on its way.
-    pub(super) fn named(&self, session: &str) -> Vec<Scope> {
-        let named = self.by_scope.iter().filter(|(scope, _)| *scope.session == *session);
+    pub(super) fn named(&self, session: &SessionId) -> Vec<Scope> {
+        let named = self.by_scope.iter().filter(|(scope, _)| scope.session == *session);
         let used = named.filter(|(_, (cache, _))| !cache.is_blank());
         used.map(|(scope, _)| scope.clone()).collect()
     }
@@ -145,7 +145,7 @@ pub(super) struct SessionCache {
     /// What is on it was not known before.
     born: std::time::Instant,
     /// Exchanges that have begun and whose turns are not known yet, with the chain each ends at.
-    open: Mutex<HashMap<Box<str>, Chain>>,
+    open: Mutex<HashMap<ExchangeId, Chain>>,
     /// Told when an exchange settles.
     changed: Notify,
     /// The store's part.
@@ -306,13 +306,13 @@ impl SessionCache {
     }
 
     /// An exchange begins that ends at `chain`.
-    pub(super) fn begin(&self, request: &str, chain: Chain) {
-        lock(&self.open).insert(request.into(), chain);
+    pub(super) fn begin(&self, exchange: ExchangeId, chain: Chain) {
+        lock(&self.open).insert(exchange, chain);
     }
 
     /// An exchange's turn is known, or never will be.
-    pub(super) fn settle(&self, request: &str) {
-        lock(&self.open).remove(request);
+    pub(super) fn settle(&self, exchange: &ExchangeId) {
+        lock(&self.open).remove(exchange);
         self.changed.notify_waiters();
     }
 

@@ -28,28 +28,31 @@ fn ledgers(store: &Arc<MemoryStore>) -> Ledgers {
     Ledgers::new(store.clone())
 }
 
-fn asked<'a>(tenant: &'a str, session: Option<&'a str>, request: &'a str) -> SessionLookup<'a> {
-    let reads = budget(LONG);
+fn asked(tenant: &str, session: Option<&str>, exchange: &str) -> SessionLookup<'static> {
     SessionLookup {
-        tenant,
-        session,
+        tenant: kept(tenant.into()),
+        session: session.map(|session| kept(session.into())),
         client_thread: None,
-        request,
+        exchange: kept(exchange.into()),
         timeout: LONG,
-        reads,
+        reads: budget(LONG),
         shadow: false,
     }
 }
 
 /// A test is over soon.
+fn kept<T>(value: T) -> &'static T {
+    Box::leak(Box::new(value))
+}
+
 fn budget(whole: Duration) -> &'static ReadBudget {
-    Box::leak(Box::new(ReadBudget::new(whole)))
+    kept(ReadBudget::new(whole))
 }
 
 /// One that waits for nothing.
-fn asked_in_haste<'a>(session: Option<&'a str>, request: &'a str) -> SessionLookup<'a> {
+fn asked_in_haste(session: Option<&str>, exchange: &str) -> SessionLookup<'static> {
     let timeout = Duration::from_millis(1);
-    SessionLookup { timeout, reads: budget(timeout), ..asked("t", session, request) }
+    SessionLookup { timeout, reads: budget(timeout), ..asked("t", session, exchange) }
 }
 
 fn conversation(messages: &str) -> Conversation {
@@ -71,7 +74,7 @@ fn turn(opened: &OpenedSession, answer: &str) -> Fact {
     let reply = reading.finish(true);
     let sketched = |key| SketchPart { key, tokens: 1, place: PromptSection::History };
     Fact::Turn(Box::new(Turn {
-        request: opened.request.clone(),
+        exchange: opened.exchange.clone(),
         position: opened.placed.position.clone(),
         after: reply.chain_after(opened.placed.position.chain),
         done: Default::default(),
@@ -121,7 +124,7 @@ async fn a_session_is_found_again_after_a_restart() {
     let opened =
         ledgers(&store).open(asked("t", Some("s"), "2"), &conversation(&next)).await.unwrap();
     assert_eq!(opened.placed.position.thread, first.position.thread);
-    assert_eq!(&*opened.anchor.as_ref().unwrap().turn.request, "1");
+    assert_eq!(opened.anchor.as_ref().unwrap().turn.exchange, "1");
     assert!(!opened.store_missed);
 }
 
@@ -148,7 +151,7 @@ async fn invariant_11_one_tenant_does_not_find_anothers_session() {
     let (other, placed) = say(&ours, asked("b", None, "2"), &next, "B").await;
     assert_ne!(other.session, first.session);
     assert_eq!(placed.growth, Growth::Begins);
-    let (_, placed) = say(&ours, asked("b", Some(&first.session), "3"), &next, "B").await;
+    let (_, placed) = say(&ours, asked("b", Some(first.session.as_str()), "3"), &next, "B").await;
     assert_eq!(placed.growth, Growth::Begins, "a guessed session id opens nothing");
 }
 
@@ -224,7 +227,7 @@ impl Store for Dead {
         Box::pin(std::future::pending())
     }
 
-    fn signed(&self, _: Box<str>, _: Vec<u128>) -> StoreFuture<'_, Option<Box<str>>> {
+    fn signed(&self, _: TenantId, _: Vec<u128>) -> StoreFuture<'_, Option<SessionId>> {
         Box::pin(std::future::pending())
     }
 
@@ -240,7 +243,7 @@ impl Store for Dead {
         Box::pin(std::future::pending())
     }
 
-    fn scopes_named(&self, _: Box<str>) -> StoreFuture<'_, Vec<Scope>> {
+    fn scopes_named(&self, _: SessionId) -> StoreFuture<'_, Vec<Scope>> {
         Box::pin(std::future::pending())
     }
 
@@ -321,7 +324,7 @@ impl Store for Slow {
         self.inner.size(scope, kind)
     }
 
-    fn signed(&self, tenant: Box<str>, signs: Vec<u128>) -> StoreFuture<'_, Option<Box<str>>> {
+    fn signed(&self, tenant: TenantId, signs: Vec<u128>) -> StoreFuture<'_, Option<SessionId>> {
         Box::pin(async move {
             if self.is_held.load(Relaxed) {
                 self.go.acquire().await.unwrap().forget();
@@ -346,7 +349,7 @@ impl Store for Slow {
         self.inner.scopes(page)
     }
 
-    fn scopes_named(&self, session: Box<str>) -> StoreFuture<'_, Vec<Scope>> {
+    fn scopes_named(&self, session: SessionId) -> StoreFuture<'_, Vec<Scope>> {
         self.inner.scopes_named(session)
     }
 
@@ -388,19 +391,15 @@ async fn a_slow_store_is_waited_for_once_and_joins_when_it_answers() {
     loop {
         let opened = ours.open(asked("t", Some("s"), "3"), &conversation(&third)).await.unwrap();
         if !opened.store_missed {
-            assert_eq!(opened.placed.position.parent.as_deref(), Some("1"));
+            assert_eq!(opened.placed.position.parent, Some("1".into()));
             break;
         }
         tokio::task::yield_now().await;
     }
-    let known = |ledger: &Ledger| ledger.turns().map(|turn| turn.request.clone()).collect();
+    let known = |ledger: &Ledger| ledger.turns().map(|turn| turn.exchange.clone()).collect();
     let scope = Scope { tenant: "t".into(), session: "s".into() };
-    let turns: Vec<Box<str>> = ours.look(&scope, known).await.unwrap();
-    assert_eq!(
-        turns,
-        ["1".into(), "2".into()],
-        "what the store knew stands before what came since"
-    );
+    let turns: Vec<ExchangeId> = ours.look(&scope, known).await.unwrap();
+    assert_eq!(turns, ["1", "2"], "what the store knew stands before what came since");
     assert_eq!(store.scans.load(std::sync::atomic::Ordering::SeqCst), 2, "one scan a process");
 }
 
@@ -432,7 +431,7 @@ async fn a_late_look_up_begins_no_session_and_the_next_request_finds_it() {
     let third = [user("hi"), model("A"), user("two"), model("lost"), user("three")].join(",");
     let opened = ours.open(asked("t", None, "4"), &conversation(&third)).await.unwrap();
     assert_eq!(opened.scope, scope);
-    assert_eq!(opened.placed.position.parent.as_deref(), Some("1"));
+    assert_eq!(opened.placed.position.parent, Some("1".into()));
 }
 
 #[tokio::test]
@@ -503,7 +502,7 @@ fn cut(about: u128, words: &str) -> Cut {
     Cut {
         about: PartKey(about),
         at: 1,
-        request: "1".into(),
+        exchange: "1".into(),
         content: Replacement::Text(words.into()),
         keep_media: false,
         was: 2,
@@ -598,7 +597,7 @@ async fn what_is_decided_anew_after_a_refusal_has_a_place_of_its_own() {
             near: Vec::new(),
             is_own: true,
             at: 1,
-            request: "1".into(),
+            exchange: "1".into(),
             raw: words.into(),
             was: 2,
             tokens: 1,
@@ -615,7 +614,7 @@ async fn what_is_decided_anew_after_a_refusal_has_a_place_of_its_own() {
         let cut = Cut {
             about: PartKey(1),
             at: 1,
-            request: "1".into(),
+            exchange: "1".into(),
             content: Replacement::Text(words.into()),
             keep_media: false,
             was: 2,
@@ -655,12 +654,12 @@ async fn signs_in_memory_are_bounded() {
     let signs: Vec<Record> = (0..fingerprints::IN_MEMORY as u128).map(sign).collect();
     known.add(&scope, &signs);
     assert_eq!(
-        (known.len(), known.session("t", &[0])),
+        (known.len(), known.session(&"t".into(), &[0])),
         (fingerprints::IN_MEMORY, Some("s".into()))
     );
     known.add(&scope, &[sign(u128::MAX)]);
-    assert_eq!((known.len(), known.session("t", &[0])), (fingerprints::IN_MEMORY, None));
-    assert_eq!(known.session("u", &[u128::MAX]), None);
+    assert_eq!((known.len(), known.session(&"t".into(), &[0])), (fingerprints::IN_MEMORY, None));
+    assert_eq!(known.session(&"u".into(), &[u128::MAX]), None);
     known.forget(std::slice::from_ref(&scope));
     assert_eq!(known.len(), 0);
 }
@@ -668,17 +667,18 @@ async fn signs_in_memory_are_bounded() {
 #[tokio::test]
 async fn look_ups_that_are_remembered_are_bounded() {
     let mut known = SessionFingerprints::default();
-    let first = known.look_up("t", &[0]);
-    assert_eq!(known.look_up("t", &[7, 0]), first, "a request that grew from it");
-    assert_ne!(known.look_up("u", &[0]), first);
+    let (here, there): (TenantId, TenantId) = ("t".into(), "u".into());
+    let first = known.look_up(&here, &[0]);
+    assert_eq!(known.look_up(&here, &[7, 0]), first, "a request that grew from it");
+    assert_ne!(known.look_up(&there, &[0]), first);
     for sign in 3..fingerprints::LOOK_UPS as u128 {
-        known.look_up("t", &[sign + 100]);
+        known.look_up(&here, &[sign + 100]);
     }
-    assert_eq!(known.look_up("t", &[0]), first, "at the limit");
-    known.look_up("t", &[1]);
-    known.looked_up("t", 0);
-    assert_ne!(known.look_up("t", &[0]), first, "the store has answered");
-    assert_ne!(known.look_up("t", &[7]), first, "past the limit all went");
+    assert_eq!(known.look_up(&here, &[0]), first, "at the limit");
+    known.look_up(&here, &[1]);
+    known.looked_up(&here, 0);
+    assert_ne!(known.look_up(&here, &[0]), first, "the store has answered");
+    assert_ne!(known.look_up(&here, &[7]), first, "past the limit all went");
 }
 
 #[tokio::test]
@@ -770,8 +770,8 @@ async fn only_what_lasts_and_leaves_no_turn_leaves_a_draft() {
     ours.forget(&forgotten.scope).await.unwrap();
     void.release();
     ours.write_drafts(8).await.unwrap();
-    let left: Vec<_> = interrupted(&store).await.into_iter().map(|turn| turn.request).collect();
-    assert_eq!(left, ["5".into()]);
+    let left: Vec<_> = interrupted(&store).await.into_iter().map(|turn| turn.exchange).collect();
+    assert_eq!(left, ["5"]);
 }
 
 /// Nobody hears of a store that takes no drafts, and an exchange goes on without.

@@ -13,7 +13,7 @@ use super::late_writes::SessionRoom;
 use super::session_cache::{self, SessionCache};
 use super::{Ledgers, OpenedSession, fingerprints, lock, record};
 use crate::context::ledger::Ledger;
-use crate::context::{Fact, inject};
+use crate::context::{ExchangeId, Fact, inject};
 use crate::store::precondition::{Precondition, WriteToken};
 use crate::store::{Record, Scope, Store, StoreError, WriteOutcome};
 
@@ -77,7 +77,7 @@ async fn decided(
 
 /// Words that a request took which never had them wait again.
 async fn requeue(store: Arc<dyn Store>, room: SessionRoom, won: Vec<Fact>) {
-    let facts = inject::untaken(&won, &room.request);
+    let facts = inject::untaken(&won, &room.exchange);
     let records: Vec<Record> = facts.iter().filter_map(record).collect();
     if records.is_empty() {
         return;
@@ -253,6 +253,6 @@ impl Ledgers {
     /// Where something may go that comes for a session now, beside any exchange.
     pub fn room(&self, scope: &Scope) -> SessionRoom {
         let cache = lock(&self.caches).cache(scope);
-        SessionRoom { scope: scope.clone(), cache, request: Box::default() }
+        SessionRoom { scope: scope.clone(), cache, exchange: ExchangeId::default() }
     }
 }

@@ -7,7 +7,7 @@ use foldhash::HashMap;
 use serde::{Deserialize, Serialize};
 
 use super::{DAY, LessonLine, LessonScope, LessonSubject, LessonTerms};
-use crate::context::Millis;
+use crate::context::{Millis, TenantId};
 
 /// What happened to a lesson.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -38,7 +38,7 @@ pub(super) struct LessonNote {
     pub(super) about: LessonSubject,
     pub(super) event: LessonEvent,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) tenant: Option<Box<str>>,
+    pub(super) tenant: Option<TenantId>,
     pub(super) at: Millis,
     /// The end of what was known before: a lesson that is met again after it was forgotten is another.
     #[serde(default)]
@@ -53,7 +53,7 @@ impl LessonNote {
     /// Its key in stores: a tenant meets a lesson once a day.
     pub(super) fn name(&self) -> String {
         let Self { about, event, tenant, at, after } = self;
-        let tenant = tenant.as_deref().unwrap_or_default();
+        let tenant = tenant.as_ref().map(TenantId::as_str).unwrap_or_default();
         let when = match event {
             LessonEvent::Met | LessonEvent::Answered => at / DAY,
             LessonEvent::Outgrown | LessonEvent::Shared | LessonEvent::Forgotten => *at,
@@ -66,7 +66,7 @@ impl LessonNote {
 pub(super) struct LessonEntry {
     pub(super) about: LessonSubject,
     /// When each tenant met it last.
-    met: HashMap<Box<str>, LessonSighting>,
+    met: HashMap<TenantId, LessonSighting>,
     shared: Option<Millis>,
     forgotten: Millis,
     /// When it was last shown to be wrong for somebody.
@@ -97,7 +97,7 @@ impl LessonEntry {
     /// Takes a note over.
     pub(super) fn apply(&mut self, note: &LessonNote) {
         let LessonNote { event, tenant, at, .. } = note;
-        let tenant = tenant.as_deref().unwrap_or_default();
+        let tenant = tenant.as_ref().map(TenantId::as_str).unwrap_or_default();
         let is_void = *at <= self.forgotten;
         match event {
             LessonEvent::Forgotten => {
@@ -118,7 +118,7 @@ impl LessonEntry {
             }
             LessonEvent::Outgrown => {
                 self.outgrown = self.outgrown.max(*at);
-                self.met.retain(|whose, met| **whose != *tenant || met.last > *at);
+                self.met.retain(|whose, met| *whose != tenant || met.last > *at);
             }
         }
     }
@@ -135,7 +135,7 @@ impl LessonEntry {
     /// When a tenant met it last, where that still holds.
     pub(super) fn own(
         &self,
-        tenant: Option<&str>,
+        tenant: Option<&TenantId>,
         terms: LessonTerms,
         now: Millis,
     ) -> Option<Millis> {
@@ -143,11 +143,11 @@ impl LessonEntry {
         (last.saturating_add(terms.life()) > now).then_some(last)
     }
 
-    pub(super) fn is_met_by(&self, tenant: &str) -> bool {
+    pub(super) fn is_met_by(&self, tenant: &TenantId) -> bool {
         self.met.contains_key(tenant)
     }
 
-    pub(super) fn is_counted(&self, tenant: &str) -> bool {
+    pub(super) fn is_counted(&self, tenant: &TenantId) -> bool {
         self.met.get(tenant).is_none_or(|met| met.is_answered)
     }
 

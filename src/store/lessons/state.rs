@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::entry::{LessonEntry, LessonEvent, LessonNote};
 use super::{DAY, LessonLine, LessonSource, LessonSubject, LessonTerms, REFRESH};
-use crate::context::Millis;
+use crate::context::{Millis, TenantId};
 use crate::dialect::lesson::Lesson;
 
 /// What became of a lesson that was offered.
@@ -172,7 +172,7 @@ impl LessonState {
         let met = LessonNote {
             about: about.clone(),
             event: LessonEvent::Met,
-            tenant: Some(tenant.into()),
+            tenant: Some(tenant.clone()),
             at,
             after,
         };
@@ -206,7 +206,7 @@ impl LessonState {
         };
         let is_first = vouched && !self.was_answered(tenant, upstream, now);
         if vouched {
-            self.remember(named(&[tenant, upstream]), 0, now);
+            self.remember(named(&[tenant.as_str(), upstream]), 0, now);
         }
         if let Some(held) = held {
             self.remember(most(upstream, model), held, now);
@@ -215,7 +215,7 @@ impl LessonState {
         let Some(models) = self.by_upstream.get_mut(upstream) else { return Vec::new() };
         let mut notes = Vec::new();
         let note = |about: &LessonSubject, event, after| {
-            let (about, tenant) = (about.clone(), Some(tenant.into()));
+            let (about, tenant) = (about.clone(), Some(tenant.clone()));
             LessonNote { about, event, tenant, at: now, after }
         };
         if is_first {
@@ -298,7 +298,7 @@ impl LessonState {
     }
 
     /// Whether one more may be learned; what is over makes room.
-    fn has_room(&mut self, about: &LessonSubject, tenant: &str, now: Millis) -> bool {
+    fn has_room(&mut self, about: &LessonSubject, tenant: &TenantId, now: Millis) -> bool {
         if self.fits(about, tenant) {
             return true;
         }
@@ -306,7 +306,7 @@ impl LessonState {
         self.fits(about, tenant)
     }
 
-    fn fits(&self, about: &LessonSubject, tenant: &str) -> bool {
+    fn fits(&self, about: &LessonSubject, tenant: &TenantId) -> bool {
         let all = || self.by_upstream.values().flat_map(HashMap::values).flatten();
         let is_new = self.find(about).is_none();
         about.model.len() <= NAME_BYTES
@@ -329,8 +329,8 @@ impl LessonState {
         }
     }
 
-    fn was_answered(&self, tenant: &str, upstream: &str, now: Millis) -> bool {
-        let known = self.answered.get(&named(&[tenant, upstream]));
+    fn was_answered(&self, tenant: &TenantId, upstream: &str, now: Millis) -> bool {
+        let known = self.answered.get(&named(&[tenant.as_str(), upstream]));
         known.is_some_and(|(_, at)| at.saturating_add(self.terms.life()) > now)
     }
 

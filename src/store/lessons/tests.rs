@@ -46,7 +46,9 @@ impl LessonsFixture {
     }
 }
 
-fn by(tenant: &str) -> LessonSource<'_> {
+fn by(tenant: &str) -> LessonSource<'static> {
+    // A test is over soon.
+    let tenant = Box::leak(Box::new(tenant.into()));
     LessonSource { tenant: Some(tenant), upstream: "up", model: "m", vouched: true }
 }
 
@@ -258,7 +260,7 @@ async fn memory_is_bounded() {
 #[tokio::test]
 async fn what_an_earlier_version_kept_is_not_believed() {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
-    let scope = Scope { tenant: Box::default(), session: "~learned".into() };
+    let scope = Scope { tenant: TenantId::default(), session: "~learned".into() };
     let old = [
         ("window of 200000 corrected by up for m", "9000"),
         ("include_usage refused by up", "true"),

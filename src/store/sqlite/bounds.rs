@@ -163,7 +163,7 @@ async fn sessions_of_a_clock_that_was_ahead_are_forgotten_in_their_turn() {
             store.expire(0, u64::MAX).await.unwrap();
         }
         let first = store.scopes(ScopePage::first(9)).await.unwrap();
-        let names: Vec<_> = first.iter().map(|line| &*line.scope.session).collect();
+        let names: Vec<_> = first.iter().map(|line| line.scope.session.as_str()).collect();
         let used: Vec<_> = (0..9).rev().map(|n| format!("used {round} {n}")).collect();
         assert_eq!(names, used, "round {round}");
     }

@@ -70,8 +70,8 @@ pub(super) fn put(
         keep.execute(params![
             blob(record.key),
             instance.cast_signed(),
-            scope.tenant,
-            scope.session,
+            scope.tenant.as_str(),
+            scope.session.as_str(),
             i64::try_from(record.at).unwrap_or(i64::MAX),
             facts::KeptValue::Plain(&record.value),
             facts::code(record.kind),
@@ -89,7 +89,7 @@ pub(super) fn put(
 pub(super) fn drop_scope(connection: &Connection, scope: &Scope) -> rusqlite::Result<()> {
     let mut delete =
         connection.prepare_cached("DELETE FROM drafts WHERE tenant = ?1 AND session = ?2")?;
-    delete.execute(params![scope.tenant, scope.session]).map(drop)
+    delete.execute(params![scope.tenant.as_str(), scope.session.as_str()]).map(drop)
 }
 
 /// The instances that may have drafts, each with its beat.

@@ -13,7 +13,7 @@ use serde::Deserialize;
 
 use super::packing::{Packing, pack, unpack};
 use super::{blob, bytes_in, legacy, scope_in, tombstones};
-use crate::context::Millis;
+use crate::context::{Millis, SessionId, TenantId};
 use crate::store::drafts::INTERRUPTED;
 use crate::store::{
     Cursor, Record, RecordKind, SERIES_NAMES, Scope, ScopeLine, ScopePage, WriteOutcome,
@@ -171,7 +171,9 @@ pub(super) fn scope_id(connection: &Connection, scope: &Scope) -> rusqlite::Resu
         "SELECT scopes.id FROM scopes JOIN tenants ON tenants.id = scopes.tenant
          WHERE scopes.session = ?1 AND tenants.name = ?2",
     )?;
-    query.query_row(params![scope.session, scope.tenant], |row| row.get(0)).optional()
+    query
+        .query_row(params![scope.session.as_str(), scope.tenant.as_str()], |row| row.get(0))
+        .optional()
 }
 
 /// A new session, of which something is known since `at`.
@@ -180,15 +182,15 @@ pub(super) fn begin(connection: &Connection, scope: &Scope, at: Millis) -> rusql
         "INSERT INTO scopes (tenant, session, began, used) VALUES (?1, ?2, ?3, ?3)",
     )?;
     let at = i64::try_from(at).unwrap_or(i64::MAX);
-    insert.insert(params![tenant_id(connection, &scope.tenant)?, scope.session, at])
+    insert.insert(params![tenant_id(connection, &scope.tenant)?, scope.session.as_str(), at])
 }
 
-fn tenant_id(connection: &Connection, tenant: &str) -> rusqlite::Result<i64> {
+fn tenant_id(connection: &Connection, tenant: &TenantId) -> rusqlite::Result<i64> {
     let mut query = connection.prepare_cached("SELECT id FROM tenants WHERE name = ?1")?;
-    if let Some(id) = query.query_row([tenant], |row| row.get(0)).optional()? {
+    if let Some(id) = query.query_row([tenant.as_str()], |row| row.get(0)).optional()? {
         return Ok(id);
     }
-    connection.prepare_cached("INSERT INTO tenants (name) VALUES (?1)")?.insert([tenant])
+    connection.prepare_cached("INSERT INTO tenants (name) VALUES (?1)")?.insert([tenant.as_str()])
 }
 
 /// Writes records that are not there yet; with `is_moving`, some may be in the old place.
@@ -438,9 +440,9 @@ pub(super) fn size(connection: &Connection, scope: i64, kind: RecordKind) -> rus
 /// The session that has a sign.
 pub(super) fn signed(
     connection: &Connection,
-    tenant: &str,
+    tenant: &TenantId,
     sign: u128,
-) -> rusqlite::Result<Option<Box<str>>> {
+) -> rusqlite::Result<Option<SessionId>> {
     let mut query = connection.prepare_cached(
         "SELECT scopes.session FROM tenants
          JOIN signs ON signs.tenant = tenants.id AND signs.key = ?2
@@ -448,7 +450,7 @@ pub(super) fn signed(
          WHERE tenants.name = ?1",
     )?;
     let session = |row: &Row<'_>| row.get::<_, String>(0).map(Into::into);
-    query.query_row(params![tenant, blob(sign)], session).optional()
+    query.query_row(params![tenant.as_str(), blob(sign)], session).optional()
 }
 
 /// The session that holds a fact, found through the index of all keys, from end to end.
@@ -498,14 +500,14 @@ pub(super) fn scopes(connection: &Connection, page: ScopePage) -> rusqlite::Resu
 }
 
 /// The scopes of a session id, those of which only drafts are kept too.
-pub(super) fn named(connection: &Connection, session: &str) -> rusqlite::Result<Vec<Scope>> {
+pub(super) fn named(connection: &Connection, session: &SessionId) -> rusqlite::Result<Vec<Scope>> {
     let mut query = connection.prepare_cached(
         "SELECT tenants.name, scopes.session FROM scopes
          JOIN tenants ON tenants.id = scopes.tenant
          WHERE scopes.session = ?1 AND learned = 0
          UNION ALL SELECT tenant, session FROM drafts WHERE session = ?1",
     )?;
-    let rows = query.query_map([session], scope_in)?;
+    let rows = query.query_map([session.as_str()], scope_in)?;
     rows.collect()
 }
 

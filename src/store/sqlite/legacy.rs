@@ -11,6 +11,7 @@ use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::{blob, bytes_in, scope_in};
+use crate::context::{SessionId, TenantId};
 use crate::store::{Record, RecordKind, Scope};
 
 /// Turns that were not moved yet, in the columns of [`super::views::TURNS`].
@@ -70,7 +71,7 @@ pub(super) fn value_at(
         "SELECT value FROM old_records
          WHERE tenant = ?1 AND session = ?2 AND kind = ?3 AND key = ?4",
     )?;
-    let asked = params![scope.tenant, scope.session, kind.name(), blob(key)];
+    let asked = params![scope.tenant.as_str(), scope.session.as_str(), kind.name(), blob(key)];
     query.query_row(asked, |row| bytes_in(row, 0)).optional()
 }
 
@@ -83,14 +84,16 @@ pub(super) fn size(
         "SELECT coalesce(sum(octet_length(value)), 0) FROM old_records
          WHERE tenant = ?1 AND session = ?2 AND kind = ?3",
     )?;
-    query.query_row(params![scope.tenant, scope.session, kind.name()], |row| row.get(0))
+    query.query_row(params![scope.tenant.as_str(), scope.session.as_str(), kind.name()], |row| {
+        row.get(0)
+    })
 }
 
 pub(super) fn signed(
     connection: &Connection,
-    tenant: &str,
+    tenant: &TenantId,
     sign: u128,
-) -> rusqlite::Result<Option<Box<str>>> {
+) -> rusqlite::Result<Option<SessionId>> {
     // A sign of a session that was forgotten stays until its turn to be moved comes, and is nobody's.
     let mut query = connection.prepare_cached(
         "SELECT session FROM old_signs AS sign WHERE tenant = ?1 AND key = ?2 AND (
@@ -99,7 +102,7 @@ pub(super) fn signed(
                         WHERE scopes.session = sign.session AND tenants.name = ?1))",
     )?;
     let session = |row: &Row<'_>| row.get::<_, String>(0).map(Into::into);
-    query.query_row(params![tenant, blob(sign)], session).optional()
+    query.query_row(params![tenant.as_str(), blob(sign)], session).optional()
 }
 
 pub(super) fn holder(
@@ -136,10 +139,14 @@ pub(super) fn scan(
         "SELECT id, kind, key, value, at FROM old_records WHERE tenant = ?1 AND session = ?2 AND ",
         decides!()
     ))?;
-    let others =
-        others.query_map(params![scope.tenant, scope.session, newest], |row| record_in(row, 0))?;
-    let decisions =
-        decisions.query_map(params![scope.tenant, scope.session], |row| record_in(row, 0))?;
+    let others = others
+        .query_map(params![scope.tenant.as_str(), scope.session.as_str(), newest], |row| {
+            record_in(row, 0)
+        })?;
+    let decisions = decisions
+        .query_map(params![scope.tenant.as_str(), scope.session.as_str()], |row| {
+            record_in(row, 0)
+        })?;
     others.chain(decisions).filter_map(Result::transpose).collect()
 }
 
@@ -154,7 +161,7 @@ pub(super) fn record_in(row: &Row<'_>, first: usize) -> rusqlite::Result<Option<
 }
 
 /// The scopes of a session id that hold facts here.
-pub(super) fn named(connection: &Connection, session: &str) -> rusqlite::Result<Vec<Scope>> {
+pub(super) fn named(connection: &Connection, session: &SessionId) -> rusqlite::Result<Vec<Scope>> {
     // From tenant to tenant through the index: there are few.
     let mut next = connection
         .prepare_cached("SELECT min(tenant) FROM old_records WHERE ?1 IS NULL OR tenant > ?1")?;
@@ -164,8 +171,8 @@ pub(super) fn named(connection: &Connection, session: &str) -> rusqlite::Result<
     let mut found = Vec::new();
     let mut last: Option<String> = None;
     while let Some(tenant) = next.query_row([&last], |row| row.get::<_, Option<String>>(0))? {
-        if holds.exists(params![tenant, session])? {
-            found.push(Scope { tenant: tenant.as_str().into(), session: session.into() });
+        if holds.exists(params![tenant, session.as_str()])? {
+            found.push(Scope { tenant: tenant.as_str().into(), session: session.clone() });
         }
         last = Some(tenant);
     }
@@ -177,5 +184,5 @@ pub(super) fn named(connection: &Connection, session: &str) -> rusqlite::Result<
 pub(super) fn drop_scope(connection: &Connection, scope: &Scope) -> rusqlite::Result<u64> {
     let mut delete =
         connection.prepare_cached("DELETE FROM old_records WHERE tenant = ?1 AND session = ?2")?;
-    Ok(delete.execute(params![scope.tenant, scope.session])? as u64)
+    Ok(delete.execute(params![scope.tenant.as_str(), scope.session.as_str()])? as u64)
 }

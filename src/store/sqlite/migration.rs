@@ -76,7 +76,7 @@ fn move_signs(connection: &Connection, count: usize, seal: &RekeyFact) -> rusqli
     let mut delete =
         connection.prepare_cached("DELETE FROM old_signs WHERE tenant = ?1 AND key = ?2")?;
     for (scope, key, at) in rows {
-        delete.execute(params![scope.tenant, blob(key)])?;
+        delete.execute(params![scope.tenant.as_str(), blob(key)])?;
         // A session that is gone leaves no signs.
         let Some(into) = facts::scope_id(connection, &scope)? else { continue };
         let sign = seal(Record { kind: RecordKind::Sign, key, value: Bytes::new(), at });

@@ -170,7 +170,7 @@ pub(in crate::store) fn old_file(path: &Path) -> Connection {
 
 pub(in crate::store) fn old_put(connection: &Connection, scope: &Scope, record: &Record) {
     let Record { kind, key, value, at } = record;
-    let (tenant, session) = (&scope.tenant, &scope.session);
+    let (tenant, session) = (scope.tenant.as_str(), scope.session.as_str());
     let value = std::str::from_utf8(value).unwrap();
     if *kind == RecordKind::Sign {
         let row = params![tenant, blob(*key), session, at];
@@ -207,7 +207,7 @@ async fn finds(store: &KeyedStore<SqliteStore>, count: u128, what: &str) {
         for record in &expected {
             if record.kind == RecordKind::Sign {
                 let signed = store.signed("t".into(), vec![record.key]).await.unwrap();
-                assert_eq!(signed.as_deref(), Some(&*here.session), "{what}");
+                assert_eq!(signed.as_ref(), Some(&here.session), "{what}");
                 continue;
             }
             let found = store.get(here.clone(), record.kind, record.key).await.unwrap();
@@ -322,20 +322,20 @@ fn what_is_not_moved_yet_is_found_at_its_old_place() {
         legacy::value_at(&connection, &here, RecordKind::Cut, 3).unwrap().unwrap(),
         "{\"cut\":\"3\"}"
     );
-    assert_eq!(legacy::signed(&connection, "t", 3).unwrap().as_deref(), Some("s3"));
+    assert_eq!(legacy::signed(&connection, &here.tenant, 3).unwrap(), Some("s3".into()));
     assert_eq!(legacy::holder(&connection, RecordKind::Turn, 3).unwrap(), Some(here.clone()));
-    assert_eq!(legacy::named(&connection, "s3").unwrap(), std::slice::from_ref(&here));
+    assert_eq!(legacy::named(&connection, &here.session).unwrap(), std::slice::from_ref(&here));
     assert_eq!(legacy::size(&connection, &here, RecordKind::Words).unwrap(), 13);
     expected.retain(|it| !matches!(it.kind, RecordKind::Sign | RecordKind::Words));
     assert_eq!(legacy::scan(&connection, &here, 99).unwrap().len(), expected.len());
     let puts = facts::put(&connection, true, &here, &one_of_each(3)).unwrap();
     assert!(puts.iter().all(|put| *put != WriteOutcome::Written), "{puts:?}");
     assert_eq!(legacy::drop_scope(&connection, &here).unwrap(), 11);
-    assert_eq!(legacy::named(&connection, "s3").unwrap(), []);
+    assert_eq!(legacy::named(&connection, &here.session).unwrap(), []);
     // Its sign is still there, and is nobody's: it is deleted when it would be moved.
     assert_eq!(legacy::drop_scope(&connection, &scope("t", "s4")).unwrap(), 11);
-    assert_eq!(legacy::signed(&connection, "t", 4).unwrap(), None);
-    assert_eq!(legacy::signed(&connection, "t", 2).unwrap().as_deref(), Some("s2"));
+    assert_eq!(legacy::signed(&connection, &here.tenant, 4).unwrap(), None);
+    assert_eq!(legacy::signed(&connection, &here.tenant, 2).unwrap(), Some("s2".into()));
 }
 
 /// Of a file that is far larger than its bound, the newest sessions are moved and the rest is left out.
@@ -364,7 +364,7 @@ async fn what_is_past_time_or_room_is_not_moved() {
     }
     let lines = store.scopes(ScopePage::first(999)).await.unwrap();
     assert!((20..150).contains(&lines.len()), "{} sessions stay", lines.len());
-    assert_eq!(&*lines[0].scope.session, "s299");
+    assert_eq!(lines[0].scope.session, "s299");
 }
 
 pub(super) fn file_bytes(path: &Path) -> u64 {

@@ -1,9 +1,9 @@
-//! What the next request will hold of a turn: what is shown between turns, and what the next decision
-//! grows from.
+//! What the next request will contain of a turn: the number shown between turns, which the next decision is
+//! based on.
 //!
-//! One number for each way of counting: ours, which knows what becomes of reasoning, and that of an
-//! agent's rules: last input, and of the last output what comes back. Written with the turn, under the
-//! policy that was in force.
+//! There is one number per way of counting. Ours knows the model's reasoning retention. The one by an agent's
+//! rules is the last input plus the part of the last output that comes back. Both are written with the turn,
+//! under the policy of that time.
 
 use foldhash::HashSet;
 use serde::{Deserialize, Serialize};
@@ -21,28 +21,28 @@ use crate::tokens::learn::{EstimatorState, Observation};
 use crate::tokens::retention::ReasoningRetention;
 use crate::tokens::unsent::UnsentReasoning;
 
-/// What of a turn the next request will hold.
+/// What the next request will contain of a turn.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CarryOver {
-    /// Tokens: input and output, less what does not go back or is not read again.
+    /// Tokens: input and output, less what is not sent back or not read again.
     pub tokens: u64,
-    /// The same by an agent's rules: last input, and of the last output what comes back.
+    /// The same by an agent's rules: the last input, and the part of the last output that comes back.
     pub by_rules: u64,
-    /// Whether the agent's rules decided, so that theirs is shown.
+    /// Whether the agent's rules decide, so that their number is shown.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ruled: bool,
-    /// The part of `tokens` that is reasoning.
+    /// The share of `tokens` that is reasoning.
     pub reasoning: u64,
     /// Whether the reply's reasoning is expected to come back.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub returns: bool,
-    /// Whether the client was seen to drop reasoning.
+    /// Whether the client has dropped reasoning before.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub drops: bool,
-    /// Where things begin for the next request.
+    /// The points at which pruning, compaction and so on begin, for the next request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<WindowLimits>,
-    /// What its messages are made of, estimated.
+    /// Its messages by kind of content, tokens, estimated.
     #[serde(default, skip_serializing_if = "MessageTokens::is_nothing")]
     pub contents: MessageTokens,
 }
@@ -54,8 +54,8 @@ impl CarryOver {
     }
 }
 
-/// What has to be known of a request, once it is sent, to say what the next one will hold of its turn: small,
-/// however long the request is.
+/// What has to be kept of a sent request to predict the next one. Its size does not depend on the request's
+/// length.
 #[derive(Clone, Debug)]
 pub struct CarryOutlook {
     dialect: Dialect,
@@ -64,44 +64,44 @@ pub struct CarryOutlook {
     held: bool,
     /// An agent's rules decide.
     ruled: bool,
-    /// The provider clears old results past so many tokens.
+    /// The provider clears old tool results past this many input tokens.
     clears_past: Option<u64>,
-    /// What policy takes out of the reasoning that was sent.
+    /// Which of the sent reasoning policy removes.
     strip: StripPolicy,
-    /// Whether it may be taken out of turns that are over, and of the turn that goes on.
+    /// Whether it may be removed from finished turns, and from the open turn.
     may_strip: bool,
     may_strip_loop: bool,
-    /// Whether the reply's reasoning is put back should the client drop it: in the next turn, and in the
-    /// turn that goes on.
+    /// Whether the reply's reasoning is put back if the client drops it: in the next turn, and in the open
+    /// turn.
     puts_back: bool,
     puts_back_loop: bool,
-    /// Whether the client was seen to drop reasoning.
+    /// Whether the client has dropped reasoning before.
     drops: bool,
-    /// Reasoning that was sent, by its place, and the newest of it.
+    /// The tokens of the reasoning that was sent, by section, and its newest piece.
     thoughts: TokenSums,
     newest: Option<SketchPart>,
-    /// Where things begin for the next request.
+    /// The points at which pruning, compaction and so on begin, for the next request.
     limits: WindowLimits,
-    /// What was sent is made of.
+    /// The sent messages by kind of content.
     contents: MessageTokens,
 }
 
-/// What the reply says of the request after it.
+/// What the reply shows about the next request.
 #[derive(Clone, Copy, Debug)]
 struct ReplyCarry {
-    /// The reply's reasoning is sent with it, whatever the model makes of it.
+    /// The reply's reasoning is sent with it, whether the model reads it or not.
     returns: bool,
-    /// None of it is expected to be sent: of Gemini's, none without a signature.
+    /// None of the reasoning is expected to be sent: with Gemini, reasoning without a signature.
     unsent: bool,
-    /// So an agent's rules see it, which know of no signatures.
+    /// Whether the reasoning comes back by an agent's rules, which do not know signatures.
     returns_by_rules: bool,
-    /// Calls of tools wait for their results: the user does not speak.
+    /// Tool calls wait for their results, so the next message is not the user's.
     goes_on: bool,
 }
 
 impl CarryOutlook {
-    /// Of a request that was sent as it is measured. `rewrites`: whether its thread is rewritten as policy
-    /// says. `limits`: where things begin for the next one.
+    /// For a request that was sent as measured. `rewrites`: whether policy's rewrites apply to its thread.
+    /// `limits`: the points at which pruning and so on begin, for the next request.
     pub fn new(
         request: &PlanRequest<'_>,
         measured: &MeasuredEstimate,
@@ -131,8 +131,8 @@ impl CarryOutlook {
         }
     }
 
-    /// What of `turn`, which `reply` ended, the next request holds. `learned`: what is known of its model by
-    /// now.
+    /// What the next request contains of `turn`, which ended with `reply`. `learned`: what is known about its
+    /// model by now.
     pub fn carry_over(
         &self,
         turn: &Turn,
@@ -154,7 +154,7 @@ impl CarryOutlook {
         }
     }
 
-    /// What comes back of a reply.
+    /// Which reasoning of a reply comes back.
     fn comes_back(&self, reply: &Reply) -> ReplyCarry {
         let is_block = |kind| kind == PartKind::Reasoning;
         let blocks = reply.parts.iter().any(|part| is_block(part.kind));
@@ -166,7 +166,7 @@ impl CarryOutlook {
         };
         let stripped = self.strip == StripPolicy::All && may_strip;
         let blocks = blocks && !stripped && (!self.drops || put_back);
-        // Gemini's thoughts themselves are not read: their signature is.
+        // Gemini's thoughts themselves are not read; their signature is.
         let signs = self.dialect == Dialect::Gemini && seals;
         let returns = self.held || blocks || signs || seals && (!self.drops || put_back);
         ReplyCarry {
@@ -182,8 +182,8 @@ impl CarryOutlook {
         }
     }
 
-    /// `retention`: what the model makes of reasoning; `counted`: whether what is not sent back is input all
-    /// the same.
+    /// `retention`: the model's reasoning retention. `counted`: whether reasoning that is not sent back is
+    /// billed as input all the same.
     fn carried(
         &self,
         turn: &Turn,
@@ -220,7 +220,7 @@ impl CarryOutlook {
         CarryOver { tokens, by_rules, ..told }
     }
 
-    /// Of the reasoning that was sent, what policy leaves in the next request.
+    /// The share of the sent reasoning that policy leaves in the next request.
     fn stay(&self, back: ReplyCarry) -> TokenSums {
         let stays = |place, all: u64| {
             let may = match back.goes_on && place != PromptSection::OldReasoning {
@@ -244,8 +244,8 @@ impl CarryOutlook {
     }
 }
 
-/// Reasoning as it stands in the next request: what stays of what was sent, and the reply's own. Where the
-/// user speaks, all of it is of turns that are over.
+/// Reasoning by section in the next request: what stays of the sent reasoning, and the reply's own. If the
+/// user sends a text next, all of it belongs to finished turns.
 fn next(stay: TokenSums, own: u64, goes_on: bool) -> TokenSums {
     match goes_on {
         true => TokenSums { reasoning: stay.reasoning.saturating_add(own), ..stay },
@@ -253,8 +253,7 @@ fn next(stay: TokenSums, own: u64, goes_on: bool) -> TokenSums {
     }
 }
 
-/// Whether a client was seen to drop reasoning: what was expected to come back did not, or it was seen
-/// before.
+/// Whether a client drops reasoning: it did not send back what was expected, or it dropped some before.
 fn has_dropped(parts: &[SketchPart], anchor: Option<Anchor<'_>>) -> bool {
     let Some((anchor, carry)) = anchor.and_then(|it| Some((it, it.turn.carry.as_ref()?))) else {
         return false;
@@ -266,11 +265,11 @@ fn has_dropped(parts: &[SketchPart], anchor: Option<Anchor<'_>>) -> bool {
     let before: HashSet<PartKey> = anchor.sketch.iter().map(|part| part.key).collect();
     let is_new = |part: &&SketchPart| is_reasoning(part.place) && !before.contains(&part.key);
     let came = parts.iter().any(|part| is_new(&part));
-    // The same signature may come many times.
+    // The client may send one signature several times.
     !came && thoughts(parts) <= thoughts(anchor.sketch)
 }
 
-/// Whether reasoning stands there.
+/// Whether a section is reasoning.
 fn is_reasoning(place: PromptSection) -> bool {
     matches!(
         place,
@@ -279,8 +278,8 @@ fn is_reasoning(place: PromptSection) -> bool {
 }
 
 impl Turn {
-    /// Input and output that measure its context. Of a reply that broke off after its input was reported
-    /// the output is what came of it, counted, where that is more than was reported.
+    /// Input and output that measure its context. If the reply broke off after its input was reported, the
+    /// output is the larger of the reported number and our count of what was received.
     pub fn context(&self) -> Option<LastCall> {
         let usage = &self.usage;
         let cut = || {
@@ -292,7 +291,7 @@ impl Turn {
         usage.context().or_else(cut)
     }
 
-    /// What the next request will hold of it by an agent's rules.
+    /// What the next request will contain of it by an agent's rules, tokens.
     pub(super) fn carried_by_rules(&self) -> Option<u64> {
         let context = self.context()?;
         let whole = context.input.saturating_add(context.output);
@@ -300,7 +299,7 @@ impl Turn {
         Some(self.carry.as_ref().map_or_else(lost, |carry| carry.by_rules))
     }
 
-    /// The number that is shown after it: what the next request will hold of it.
+    /// The number shown after it: what the next request will contain of it, tokens.
     pub fn carried(&self) -> Option<u64> {
         if let Some(carry) = &self.carry {
             return Some(carry.shown());
@@ -309,8 +308,8 @@ impl Turn {
     }
 }
 
-/// Reasoning of a reply that never comes back, where nothing was written of that with the turn: OpenAI's
-/// Chat Completions does not show it.
+/// Reasoning of a reply that never comes back, for turns without a stored carry-over: OpenAI's Chat
+/// Completions does not return it.
 fn lost_reasoning(turn: &Turn) -> u64 {
     match (turn.dialect, turn.family) {
         (Dialect::OpenaiChat, Family::O200k) => reasoning_of(turn),

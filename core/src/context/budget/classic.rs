@@ -1,8 +1,8 @@
-//! A second estimate, by the rules of a known agent: last input, last output, new messages by length.
+//! A second estimate, by the rules of a known agent: last input, last output, and new messages by length.
 //!
-//! It is what that agent would have believed. Where its rules decide, it is the number that is shown, too;
-//! else it is kept beside ours to be compared. Of the last output counts what comes back; nothing else
-//! that left since is taken off, because such agents do not know of it.
+//! It is the number that the agent itself would compute. If its rules decide, it is also the number that is
+//! shown; else it is stored beside ours for comparison. Of the last output, only the part that comes back
+//! counts. Nothing else is subtracted, because such agents do not know about it.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,16 +11,16 @@ use crate::context::{Breakdown, CountingMethod, EstimateMethod};
 use crate::dialect::{Chain, Conversation, Part, Role};
 use crate::tokens::classic::{ClassicRules, SentContent};
 
-/// What an agent's rules say that a call will cost.
+/// The cost of a request by an agent's rules.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClassicEstimate {
-    /// What the rules are called.
+    /// The name of the rules.
     pub rules: Box<str>,
     /// Input tokens.
     pub tokens: u64,
-    /// Whether it grew from a call before.
+    /// Whether it is based on an earlier call.
     pub method: EstimateMethod,
-    /// Tokens of the messages that are new since that call; all of them without one.
+    /// Tokens of the messages that are new since that call; without one, of all messages.
     pub new: u64,
     /// Tokens of that call's input and output that are not sent again.
     #[serde(skip)]
@@ -28,13 +28,13 @@ pub struct ClassicEstimate {
     /// Tokens of the system prompt.
     #[serde(skip)]
     pub system: u64,
-    /// Tokens of the tools' definitions.
+    /// Tokens of the tool definitions.
     #[serde(skip)]
     pub tools: u64,
 }
 
-/// Counts a request by `rules`; `seen` says what is sent of each part, `added` what was put beside them,
-/// as the rules weigh it: of what is new where there is a call to grow from, else all.
+/// Counts a request by `rules`. `seen` says what is sent of each part. `added` is the weight of what was
+/// inserted: with an earlier call, of what is new; else of all.
 pub fn classic<'s>(
     rules: &ClassicRules,
     conversation: &Conversation,
@@ -58,7 +58,7 @@ pub fn classic<'s>(
     let new = rules.sum(new + added);
     let context = last.and_then(|(_, anchor)| anchor.turn.context()).unwrap_or_default();
     let gone = context.input.saturating_add(context.output).saturating_sub(before);
-    // What such rules leave out of their count has no share in it.
+    // What the rules do not count gets no share.
     let (system, tools) = match rules.head || last.is_some() {
         true => (rules.system(conversation, body), rules.tools(conversation, body)),
         false => (0, 0),
@@ -72,8 +72,8 @@ pub fn classic<'s>(
     ClassicEstimate { rules, tokens: before.saturating_add(new), method, new, gone, system, tools }
 }
 
-/// The first message that neither the anchor's request nor its reply held: after the request's end, or
-/// where that is not found again after the last words of the model, and past the reply.
+/// The first message that is in neither the anchor's request nor its reply: after the end of the request, or
+/// if that is not found, after the model's last message; then past the reply.
 fn first_new(conversation: &Conversation, anchor: &Anchor<'_>) -> usize {
     let ends = [anchor.turn.position.chain, anchor.turn.after];
     let messages = &conversation.messages;
@@ -90,7 +90,7 @@ fn first_new(conversation: &Conversation, anchor: &Anchor<'_>) -> usize {
 }
 
 impl MeasuredEstimate {
-    /// The classic count takes the place of ours: it is what is shown, kept and decided by.
+    /// Replaces our number by the classic one: it is shown, stored and used for decisions.
     pub(super) fn ruled_by_classic(&mut self) {
         let Some(classic) = &self.classic else { return };
         let estimate = &mut self.estimate;

@@ -1,8 +1,8 @@
-//! What messages are made of: who said it, calls, results by tool, media, summaries; and tools that are
-//! offered but not loaded.
+//! The tokens of messages by kind of content: user and model text, calls, results by tool, media, summaries;
+//! and the tools that are offered but not loaded.
 //!
-//! Estimated part by part, then scaled to what the messages cost, so that the numbers add up. Holds names of
-//! tools and no other word. Pure.
+//! Estimated part by part, then scaled to the total of the messages. Of the request's text, it holds only
+//! names of tools. Pure.
 
 use std::fmt;
 
@@ -12,22 +12,22 @@ use super::line::{grouped, line};
 use crate::context::SketchPart;
 use crate::dialect::{Part, PartKind, Reply, Role};
 
-/// Most tools that are named; the others are one number.
+/// At most this many tools are named; the others are summed up.
 const MOST_TOOLS: usize = 12;
-/// Most deferred tools that are named.
+/// At most this many deferred tools are named.
 const MOST_DEFERRED: usize = 16;
 /// Most characters of a tool's name.
 const NAME: usize = 64;
-/// The name of the tools that have no place of their own.
+/// The name for the tools that are summed up.
 const OTHERS: &str = "(others)";
 
-/// Tokens of messages, by what they are.
+/// Tokens of messages, by kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MessageTokens {
-    /// The user's words, with what clients put beside them.
+    /// The user's text, including what clients add to it.
     pub user: u64,
-    /// The model's words.
+    /// The model's text.
     pub assistant: u64,
     /// Calls of tools.
     pub tool_calls: u64,
@@ -36,16 +36,16 @@ pub struct MessageTokens {
     pub tool_results: Vec<ToolTokens>,
     /// Reasoning that is sent back and read.
     pub reasoning: u64,
-    /// Pictures, documents, audio and video.
+    /// Images, documents, audio and video.
     pub media: u64,
-    /// Summaries that stand in place of older messages.
+    /// Summaries that replace older messages.
     pub summaries: u64,
-    /// What is not understood.
+    /// Parts that are not understood.
     pub other: u64,
     /// Tools that are offered but not loaded: they cost nothing until the model looks for them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub deferred: Vec<ToolTokens>,
-    /// How many more of these there are.
+    /// How many more deferred tools there are.
     #[serde(skip_serializing_if = "is_zero")]
     pub deferred_more: u64,
 }
@@ -65,7 +65,7 @@ pub struct ToolTokens {
 }
 
 impl MessageTokens {
-    /// Adds a part of the history; `tool`: the name of the tool that a result is of.
+    /// Adds a part of the history; `tool`: the name of the tool that a result comes from.
     pub(super) fn add(&mut self, part: &Part, tool: Option<&str>, tokens: u64) {
         let is_summary = part.name.as_deref() == Some("compaction");
         match (part.kind, part.role) {
@@ -75,7 +75,7 @@ impl MessageTokens {
         }
     }
 
-    /// Adds what was said in the reply, as its client will send it back: `parts` are its keyed ones.
+    /// Adds a reply, in the form in which its client will send it back: `parts` are its keyed parts.
     #[must_use]
     pub(crate) fn with_reply(mut self, reply: &Reply, parts: &[SketchPart]) -> Self {
         for ((_, run), sketched) in reply.runs().zip(parts) {
@@ -113,7 +113,7 @@ impl MessageTokens {
         }
     }
 
-    /// The largest tools first, and few of them.
+    /// Sorts tools by size, and sums up the small ones.
     #[must_use]
     pub fn with_few_tools(mut self) -> Self {
         let tools = &mut self.tool_results;
@@ -125,17 +125,17 @@ impl MessageTokens {
         self
     }
 
-    /// Whether there is nothing in it.
+    /// Whether it is empty.
     pub fn is_nothing(&self) -> bool {
         *self == Self::default()
     }
 
-    /// All results together.
+    /// Tokens of all results.
     pub fn results(&self) -> u64 {
         self.tool_results.iter().map(|it| it.tokens).sum()
     }
 
-    /// The same so that all of it is `messages` tokens, `reasoning` of them reasoning.
+    /// Scales the numbers so that they sum to `messages` tokens, `reasoning` of them reasoning.
     #[must_use]
     pub(super) fn fit(mut self, messages: u64, reasoning: u64) -> Self {
         let (reasoning, mut left) = (reasoning.min(messages), messages.saturating_sub(reasoning));
@@ -149,14 +149,14 @@ impl MessageTokens {
         for tokens in &mut all {
             let weight = u128::from(**tokens);
             let fair = (u128::from(left) * weight).checked_div(weights).unwrap_or(0) as u64;
-            // In proportion to what is left of both, so that the last one gets the rest.
+            // Each number gets its share of what is left, so that rounding never loses a token.
             (weights, left, **tokens) = (weights - weight, left - fair, fair);
         }
         *other = left;
         self
     }
 
-    /// The lines under "Messages"; `of_users`: what can be told apart in what stands with the user's words.
+    /// The lines under "Messages"; `of_users`: the sections that can be told apart within the user's part.
     pub(super) fn lines(
         &self,
         f: &mut fmt::Formatter<'_>,
@@ -183,7 +183,7 @@ impl MessageTokens {
     }
 }
 
-/// The tools that are not loaded, in words.
+/// The names of the tools that are not loaded.
 impl fmt::Display for MessageTokens {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<&str> = self.deferred.iter().map(|it| &*it.tool).collect();
@@ -195,7 +195,7 @@ impl fmt::Display for MessageTokens {
     }
 }
 
-/// A tool's name as it can be shown: clients choose them.
+/// A tool's name with unsafe characters replaced: clients choose the names.
 fn plain(name: &str) -> Box<str> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-.:/".contains(c);
     name.chars().take(NAME).map(|c| if is_plain(c) { c } else { '_' }).collect::<String>().into()

@@ -1,7 +1,7 @@
-//! The number that a request is decided by, which is the number that is shown: our own estimate, or where
-//! an agent's rules decide, theirs.
+//! The number that decisions about a request use, which is also the number that is shown: our own estimate,
+//! or that of an agent's rules if they decide.
 //!
-//! The one place that says which. Views, decisions, log lines and metrics take it from here.
+//! Only this file chooses between them. Views, decisions, log lines and metrics take the number from here.
 
 use std::borrow::Cow;
 
@@ -14,8 +14,8 @@ use crate::dialect::{self, Dialect};
 use crate::tokens::classic::{ClassicRules, SentContent};
 use crate::tokens::learn::EstimatorState;
 
-/// What `request` will cost, sent as the plan says, by the count that decides. `known`: what stands in
-/// what is sent.
+/// What `request` will cost in its planned form, by the count that decides. `known`: the recorded decisions
+/// in that form.
 pub fn estimate(
     request: &PlanRequest<'_>,
     sent: &Overlay,
@@ -28,7 +28,7 @@ pub fn estimate(
     let mut measured = measure(conversation, body, sent, request.model, anchor, tokenizer, learned);
     let policy = &request.policy.estimate;
     let Some(rules) = policy.rules() else { return measured };
-    // Such rules know of no summary: they begin anew with it.
+    // Such rules know nothing of summaries: after one, they count from the start.
     let anchor = anchor.filter(|_| measured.estimate.method != EstimateMethod::Compacted);
     let is_whole = anchor.is_none() || !rules.anchored;
     let added = added(rules, request, sent, known, is_whole);
@@ -50,14 +50,14 @@ pub fn estimate(
 }
 
 impl Estimate {
-    /// Nine times in ten no fewer and no more tokens; `None` of a number that an agent's rules gave.
+    /// The range that contains the real number in nine of ten cases; `None` for a number by an agent's rules.
     pub fn band(&self) -> Option<(u64, u64)> {
         (self.guess.tokens == self.tokens).then_some((self.guess.low, self.guess.high))
     }
 }
 
-/// What is sent and did not come: the summary that begins the history, and queued words. Of a request
-/// that grows from a call, words that are said for the first time.
+/// The weight of what is sent but not from the client: the summary, and injected messages. If the count is
+/// based on an earlier call, only messages injected for the first time.
 fn added(
     rules: &ClassicRules,
     request: &PlanRequest<'_>,
@@ -73,11 +73,11 @@ fn added(
         let is_sent = request.part(at).is_some_and(|part| !sent.said_after(part.span).is_empty());
         said.into_iter().filter_map(|said| said.taken()).filter(move |_| is_sent)
     });
-    let new = said.filter(|taken| is_whole || *taken.request == *request.id);
+    let new = said.filter(|taken| is_whole || taken.exchange == *request.exchange);
     summary + new.map(|taken| rules.weigh_words(&taken.text)).sum::<f64>()
 }
 
-/// The messages of a summary, as they stand in a body.
+/// The weight of a summary's messages.
 fn summary_weight(rules: &ClassicRules, dialect: Dialect, raw: &str) -> f64 {
     let (target, member) = match dialect {
         Dialect::Anthropic => ("/v1/messages", "messages"),

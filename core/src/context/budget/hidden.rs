@@ -1,6 +1,6 @@
-//! Input that cannot be seen from here: what is reported of it is no measure of the estimate.
+//! Input that cannot be seen from here, so that its reported size does not measure the estimate.
 //!
-//! Says which exchanges these are, from what was reported and how the estimate was made. Counts nothing.
+//! Says which exchanges these are, from reported usage and the estimate's method. Counts nothing.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,18 +11,18 @@ use crate::dialect::Usage;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HiddenInput {
-    /// Tools ran at the provider: what they brought is in no request, and several calls are reported as one.
+    /// Tools ran at the provider: their results are in no request, and several calls are reported as one.
     HostedTools,
     /// The provider summarised or cleared the history itself.
     ProviderEdit,
-    /// The provider holds a history whose turns did not come through here.
+    /// The provider holds a history whose turns did not pass through Plimsoll.
     Continuation,
 }
 
 impl HiddenInput {
-    /// Of an exchange that was estimated so and reported that.
+    /// The reason for an exchange with this usage and estimate, if there is one.
     pub fn of(usage: &Usage, estimate: &Estimate) -> Option<Self> {
-        // With a turn to grow from, what is held is known.
+        // With an anchor, the held history is known.
         let grows = estimate.new < estimate.tokens;
         match () {
             () if usage.hosted_tools => Some(Self::HostedTools),
@@ -33,7 +33,7 @@ impl HiddenInput {
         }
     }
 
-    /// As people read it.
+    /// In words.
     pub(super) fn words(self) -> &'static str {
         match self {
             Self::HostedTools => "tools ran at the provider",

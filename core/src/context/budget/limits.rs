@@ -1,7 +1,7 @@
-//! Where something begins in a context: pruning, preparing a summary, compacting, refusing; and the buffer
-//! that is shown as a category of its own.
+//! The token counts at which pruning, preparing a summary, compacting and refusing begin; and the buffer that
+//! is shown as a category of its own.
 //!
-//! The points are those that decisions go by (`prune`, `compact`); no second formula. Pure.
+//! These are the points that decisions use (`prune`, `compact`), not a second formula. Pure.
 
 use std::fmt;
 
@@ -12,35 +12,35 @@ use crate::context::compact;
 use crate::context::plan::PlanRequest;
 use crate::context::policy::{PruneGate, SummaryEngine};
 
-/// Tokens at which something begins in the window of a request, under the policy in force.
+/// The token counts at which something begins for a request, under the current policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct WindowLimits {
-    /// Tokens that may be filled: the window less what is held free for the answer.
+    /// Tokens that may be filled: the window less the reserve for output.
     pub usable: u64,
-    /// Past it old tool results are cut. 0: with every call. `None`: fullness cuts none, as where nobody knows
-    /// the window.
+    /// Above it, old tool results are cut. 0: with every request. `None`: the size of the context causes no
+    /// cut, for example because the window is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pruning: Option<u64>,
-    /// From it on a summary is written in the background. `None`: not before it is needed.
+    /// From it on, a summary is written in the background. `None`: not before it is needed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preparing: Option<u64>,
-    /// From it on a summary takes the place of the history's beginning. `None`: never.
+    /// From it on, a summary replaces the beginning of the history. `None`: never.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compacting: Option<u64>,
-    /// Past it the provider refuses: the window. `None` where nobody knows that.
+    /// Above it, the provider refuses: the window. `None` if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refusing: Option<u64>,
-    /// What is shown as a category of its own and is no free space.
+    /// Shown as a category of its own, and not counted as free.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub buffer: Option<u64>,
 }
 
-/// What is held free where nothing is compacted by itself, tokens: a user's own command needs it.
+/// The buffer if nothing is compacted automatically, tokens: a user's own compaction command needs it.
 const MANUAL_BUFFER: u64 = 500;
 
 impl WindowLimits {
-    /// Of `request`. `decides`: whether anything new is decided for its thread.
+    /// The limits for `request`. `decides`: whether new decisions are made for its thread.
     pub fn of(request: &PlanRequest<'_>, decides: bool) -> Self {
         let (policy, window) = (request.policy, request.model.window);
         let (prune, compact) = (&policy.prune, &policy.compact);
@@ -70,7 +70,7 @@ impl WindowLimits {
         }
     }
 
-    /// Each with its share of a window.
+    /// Each limit with its share of a window.
     pub(super) fn points(&self, window: u64) -> Thresholds {
         let point = |tokens: Option<u64>| {
             tokens.map(|tokens| WindowPoint { tokens, percent: percent(tokens, window) })
@@ -84,21 +84,21 @@ impl WindowLimits {
     }
 }
 
-/// Tokens in percent of a window; 0 of none.
+/// Tokens in percent of a window; 0 if the window is 0.
 pub(super) fn percent(tokens: u64, window: u64) -> f64 {
     if window == 0 { 0.0 } else { tokens as f64 * 100.0 / window as f64 }
 }
 
-/// Where things begin, as it is shown. `null`: it does not begin.
+/// The limits as they are shown. `null`: it never begins.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Thresholds {
-    /// Past it old tool results are cut; at 0 with every call.
+    /// Above it, old tool results are cut; 0: with every request.
     pub pruning: Option<WindowPoint>,
-    /// From it on a summary is written in the background.
+    /// From it on, a summary is written in the background.
     pub preparing: Option<WindowPoint>,
-    /// From it on a summary takes the place of the history's beginning.
+    /// From it on, a summary replaces the beginning of the history.
     pub compacting: Option<WindowPoint>,
-    /// Past it the provider refuses.
+    /// Above it, the provider refuses.
     pub refusing: Option<WindowPoint>,
 }
 

@@ -1,6 +1,6 @@
-//! A line of a table that people read: a name, and how many tokens.
+//! A line of a table for people: a name and a number of tokens.
 //!
-//! Words for people alone: nothing is decided by them.
+//! For display only; nothing is decided by it.
 
 use std::fmt;
 
@@ -19,7 +19,7 @@ pub(super) fn line(
     }
 }
 
-/// With a comma at every third digit: `52,100`.
+/// A number with a comma after every third digit: `52,100`.
 pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() * 4 / 3);

@@ -1,20 +1,20 @@
 //! What a reply will cost once its client sends it back, part by part.
 //!
-//! What was reported is shared among the parts; their words only say how. Pure.
+//! The reported output is split among the parts in proportion to their counted text. Pure.
 
 use super::{SketchPart, Tokenizer, sum};
 use crate::context::PromptSection;
 use crate::dialect::models::Family;
 use crate::dialect::{PartKind, Reply};
 
-/// What each keyed part of a reply will cost when the client sends it back: the reported output
-/// less its reasoning, shared among them. Kept as [`Turn::reply`](crate::context::Turn::reply).
+/// What each keyed part of a reply will cost when the client sends it back: the reported output less its
+/// reasoning, split among the parts. Stored as [`Turn::reply`](crate::context::Turn::reply).
 pub fn reply(reply: &Reply, tokenizer: Tokenizer) -> Vec<SketchPart> {
     let mut counter = tokenizer.reply();
     let runs: Vec<_> = reply.runs().collect();
     let thoughts = reply.parts.iter().filter(|part| part.kind == PartKind::Reasoning).count();
     let reasoned = thoughts > 0;
-    // Of a single part all that was reported is known without counting its words.
+    // A single part gets the whole reported number, so its text need not be counted.
     let is_told = reply.usage.reasoning.is_some() || !reasoned;
     let counts = runs.len() > 1 || !is_told || reply.usage.context().is_none();
     let keyed = runs.into_iter().map(|(key, run)| {
@@ -25,34 +25,36 @@ pub fn reply(reply: &Reply, tokenizer: Tokenizer) -> Vec<SketchPart> {
     let mut parts: Vec<SketchPart> = keyed.collect();
     if let Some(context) = reply.usage.context() {
         let marks = match tokenizer.family {
-            Family::O200k => 2 * thoughts as u64, // what stands around each
+            Family::O200k => 2 * thoughts as u64, // the tokens around each block
             _ => 0,
         };
         let visible = match reply.usage.reasoning {
             Some(reasoning) => context.output.saturating_sub(reasoning).saturating_sub(marks),
-            // Not told apart, as older Claude does: what the words do not explain is thinking.
+            // Older Claude models do not report reasoning: output that the visible text does not explain is
+            // reasoning.
             None if reasoned => sum(&parts).min(context.output),
             None => context.output,
         };
         let said = sum(&parts);
-        // Of parallel calls in a stream, some report the first one alone: what was said was sent. What
-        // hosted tools bring along is no output.
+        // For parallel calls in a stream, some providers report only the first; all of them were sent, so our
+        // count is used. Not if hosted tools ran, whose content is no output.
         let is_short = said > visible.saturating_mul(3) / 2 + SHORT && is_spoken(reply);
         share(&mut parts, if is_short { said } else { visible });
     }
     parts
 }
 
-/// Whether the model itself said all of it.
+/// Whether the model itself wrote all of it.
 fn is_spoken(reply: &Reply) -> bool {
     let spoken = [PartKind::Text, PartKind::ToolCall, PartKind::Reasoning];
     reply.parts.iter().all(|part| spoken.contains(&part.kind))
 }
 
-/// So many tokens more than reported may be errors of counting, beside half as many again.
+/// Our count may exceed one and a half times the reported number by this many tokens before the report is
+/// taken as too low.
 const SHORT: u64 = 64;
 
-/// Gives the parts `total` together, each in proportion to what it was.
+/// Splits `total` among the parts, in proportion to their tokens.
 fn share(parts: &mut [SketchPart], total: u64) {
     let weights: u64 = parts.iter().map(|part| u64::from(part.tokens).max(1)).sum();
     let (mut left, last) = (total, parts.len());

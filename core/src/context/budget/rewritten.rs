@@ -75,7 +75,7 @@ fn a_summary_costs_what_it_is_counted_as() {
         near,
         is_own: true,
         at: 1,
-        request: scene.request().id.into(),
+        exchange: scene.request().exchange.clone(),
         raw: r#"{"role":"user","content":"They spoke."}"#.into(),
         was: 100,
         tokens: 70,

@@ -1,8 +1,8 @@
-//! What stands inside tools and messages and can be told apart: tools of MCP servers, and what Claude
-//! Code puts before a conversation (memory files, skills, agents).
+//! Sections inside tools and messages that can be told apart: tools of MCP servers, and what Claude Code puts
+//! before a conversation (memory files, skills, agents).
 //!
-//! Told by names and by the reminders' own words, which other agents use too; a part is of one
-//! section as a whole. What is not found stays what it was.
+//! Recognised by names and by the text of the reminders, which other agents use too. A part belongs to one
+//! section as a whole. What is not recognised stays in its category.
 
 use memchr::memmem;
 use serde::{Deserialize, Serialize};
@@ -10,20 +10,20 @@ use serde::{Deserialize, Serialize};
 use super::Breakdown;
 use crate::dialect::{Part, PartKind, Role};
 
-/// Tokens of what can be told apart, estimated.
+/// Tokens of the recognised sections, estimated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SectionTokens {
-    /// The part of `tools` that comes from MCP servers (`mcp__*`).
+    /// The share of `tools` that comes from MCP servers (`mcp__*`).
     #[serde(skip_serializing_if = "is_zero")]
     pub mcp_tools: u64,
-    /// The part of `messages` that is memory files (CLAUDE.md).
+    /// The share of `messages` that is memory files (CLAUDE.md).
     #[serde(skip_serializing_if = "is_zero")]
     pub memory: u64,
-    /// The part of `messages` that lists skills.
+    /// The share of `messages` that lists skills.
     #[serde(skip_serializing_if = "is_zero")]
     pub skills: u64,
-    /// The part of `messages` that lists agents.
+    /// The share of `messages` that lists agents.
     #[serde(skip_serializing_if = "is_zero")]
     pub agents: u64,
 }
@@ -33,11 +33,11 @@ fn is_zero(tokens: &u64) -> bool {
     *tokens == 0
 }
 
-/// How a reminder begins, as a string literal.
+/// The beginning of a reminder, as a JSON string.
 const REMINDER: &[u8] = b"\"<system-reminder>";
 
 impl SectionTokens {
-    /// Adds a part of so many tokens where it is of a section.
+    /// Adds a part with its tokens, if it belongs to a section.
     pub(super) fn add(&mut self, part: &Part, body: &[u8], tokens: u32) {
         if let Some(section) = self.of(part, body) {
             *section += u64::from(tokens);
@@ -67,7 +67,7 @@ impl SectionTokens {
         }
     }
 
-    /// No more than what they are parts of.
+    /// Caps the sections at the totals that they are shares of.
     pub(super) fn within(mut self, whole: &Breakdown) -> Self {
         self.mcp_tools = self.mcp_tools.min(whole.tools);
         let mut left = whole.messages;
@@ -78,7 +78,8 @@ impl SectionTokens {
         self
     }
 
-    /// Those that there are, with what a person calls them: of tools, and of messages.
+    /// The sections that are not empty, with the names shown to people: first those of tools, then of
+    /// messages.
     pub(super) fn named(&self) -> [Vec<(&'static str, u64)>; 2] {
         let there = |all: &[(&'static str, u64)]| {
             all.iter().copied().filter(|(_, tokens)| *tokens > 0).collect()

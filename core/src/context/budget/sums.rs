@@ -1,6 +1,7 @@
-//! Sums over parts: what is read for each habit, and what came and left since an anchor.
+//! Sums over parts: what is read under each reasoning retention, and what was added and removed since an
+//! anchor.
 //!
-//! Parts that stayed cancel out, whatever they were believed to cost. Counts no text.
+//! Parts that stayed cancel out, whatever their estimated tokens. Counts no text.
 
 use super::{Anchor, sum};
 use crate::context::{Breakdown, PromptSection, SketchPart, Turn};
@@ -10,20 +11,20 @@ use crate::tokens::retention::{ByRetention, ReasoningRetention};
 /// Sums of parts, tokens.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct TokenSums {
-    /// All but reasoning, the structure around what is new not counted.
+    /// Everything but reasoning, without the structure around new parts.
     pub(super) words: u64,
-    /// Reasoning after the user's last words.
+    /// Reasoning after the user's last text.
     pub(super) reasoning: u64,
-    /// Reasoning before them, of the turn that goes on.
+    /// Reasoning before it, in the open turn.
     pub(super) steered: u64,
-    /// Reasoning of turns before it.
+    /// Reasoning of earlier turns.
     pub(super) old: u64,
-    /// What stands around new parts.
+    /// The structure around new parts.
     pub(super) around: i64,
-    /// The same once more where reasoning is read.
+    /// The additional structure if reasoning is read.
     pub(super) around_read: u64,
-    /// Of `words`, those that neither the anchor's request nor its reply held, with what stands around
-    /// them.
+    /// The share of `words` that is in neither the anchor's request nor its reply, including the structure
+    /// around it.
     pub(super) new: u64,
 }
 
@@ -49,12 +50,12 @@ impl TokenSums {
         *sum += u64::from(part.tokens);
     }
 
-    /// All reasoning, wherever it stands.
+    /// All reasoning, old or new.
     pub(super) fn thoughts(&self) -> u64 {
         self.reasoning + self.steered + self.old
     }
 
-    /// What is read, for each habit.
+    /// Tokens that are read, for each reasoning retention.
     pub(super) fn by_retention(&self) -> ByRetention<(ReasoningRetention, u64)> {
         ReasoningRetention::ALL.map(|retention| {
             let (thoughts, around) = match retention {
@@ -69,17 +70,17 @@ impl TokenSums {
     }
 }
 
-/// Tokens that may leave without meaning anything: marks around a reply.
+/// A difference of this many tokens has no meaning: it may be markers around a reply.
 pub(super) const FEW: u64 = 64;
 
-/// Reasoning that may leave between two calls, tokens.
+/// Tokens of the reasoning that may disappear between two calls.
 pub(super) fn thoughts(anchor: &Anchor<'_>) -> u64 {
     reasoning_of(anchor.turn).saturating_add(TokenSums::of(anchor.sketch).thoughts())
 }
 
-/// What was reported, and what came and left since: the parts that stayed cancel out. `left`: tokens of
-/// the history that is gone, as they were counted; with much of it goes its share of what the whole was
-/// counted wrong by.
+/// The anchor's reported context, plus what was added and less what was removed since; parts that stayed
+/// cancel out. `left`: removed tokens of the history, as they were counted. If that is much, they are
+/// corrected by their share of the error of the whole count.
 pub(super) fn grown(
     anchor: &Anchor<'_>,
     (retention, all): (ReasoningRetention, u64),
@@ -93,9 +94,9 @@ pub(super) fn grown(
     cleared(anchor, whole, clears_past)
 }
 
-/// A guess with a floor, and a band as wide as what it stands on is unsure. What left was counted, not
-/// measured: a response schema that was counted for more than it cost takes more with it than there was.
-/// `head_left`: tokens of system prompt and tools that left, as they were counted.
+/// The prediction, limited from below, in a range widened by what is uncertain. Removed tokens were counted,
+/// not measured: a response schema counted too high would subtract too much. `head_left`: removed tokens of
+/// system prompt and tools, as they were counted.
 pub(super) fn floored(
     guess: CostPrediction,
     anchor: &Anchor<'_>,
@@ -105,7 +106,7 @@ pub(super) fn floored(
     let at = guess.retention as usize;
     let (all, before) =
         (now.by_retention()[at].1, TokenSums::of(anchor.sketch).by_retention()[at].1);
-    // What is sent now, if all of it was counted wrong as the whole was.
+    // The tokens sent now, if they were miscounted by the same ratio as the whole.
     let reported = u128::from(whole(anchor).min(before));
     let share = (u128::from(all) * reported / u128::from(before.max(1))) as u64;
     let unsure = head_left / 2;
@@ -123,27 +124,28 @@ pub(super) fn floored(
     }
 }
 
-/// Tokens of the history that is gone, as the provider counts: `left`, as they were counted, with their share
-/// of what the whole was counted wrong by.
+/// Removed tokens of the history in the provider's count: `left`, as they were counted, corrected by their
+/// share of the error of the whole count.
 pub(super) fn went(anchor: &Anchor<'_>, retention: ReasoningRetention, left: u64) -> u64 {
     let before = TokenSums::of(anchor.sketch).by_retention()[retention as usize].1;
     left.saturating_add_signed(miscounted(whole(anchor), before, left))
 }
 
-/// What was counted too little of `left` tokens, if the whole, `before`, was `reported` in truth.
+/// How many tokens too few `left` was counted, if the whole count was `before` and the reported number
+/// `reported`.
 fn miscounted(reported: u64, before: u64, left: u64) -> i64 {
     let share = if left < MUCH { 0.0 } else { left as f64 / before.max(1) as f64 };
     let wrong = (reported as f64 - before as f64).clamp(-0.5 * before as f64, before as f64);
     (share.min(1.0) * wrong) as i64
 }
 
-/// Less than this leaves and comes again with every call of some clients.
+/// Some clients remove and add fewer tokens than this with every call.
 const MUCH: u64 = 1_000;
 
-/// What came (with what was cleared, where it is read again), and what left of input and reply
-/// together.
+/// The tokens that are new (including what was cleared and is read again), and those removed from input and
+/// reply.
 ///
-/// `counted`: the tokens before what was learned corrected them; that is of what is new.
+/// `counted`: the tokens before the correction by what was learned; the correction counts as new tokens.
 pub(super) fn moved(anchor: &Anchor<'_>, (counted, tokens): (u64, u64), new: u64) -> (u64, u64) {
     let context = anchor.turn.context().unwrap_or_default();
     let before = context.input.saturating_add(context.output);
@@ -152,7 +154,7 @@ pub(super) fn moved(anchor: &Anchor<'_>, (counted, tokens): (u64, u64), new: u64
     (new, before.saturating_add(new).saturating_sub(tokens))
 }
 
-/// The parts' sum, by as much wrong as the last sum was for its tokenizer.
+/// The sum of the parts, corrected by the error that the anchor's sum had with its tokenizer.
 pub(super) fn rescaled(anchor: &Anchor<'_>, all: u64, clears_past: Option<u64>) -> u64 {
     let whole = match sum(anchor.sketch) {
         0 => all,
@@ -161,21 +163,21 @@ pub(super) fn rescaled(anchor: &Anchor<'_>, all: u64, clears_past: Option<u64>) 
     cleared(anchor, whole, clears_past)
 }
 
-/// The anchor's input with what the provider cleared of it, as its sketch has it.
+/// The anchor's input, including what the provider cleared of it, as its sketch does.
 fn whole(anchor: &Anchor<'_>) -> u64 {
     let context = anchor.turn.context().unwrap_or_default();
     context.input.saturating_add(cleared_of(anchor.turn))
 }
 
-/// What is left of a whole prompt: the client sends again what was cleared, and the provider clears
-/// it again, where it is asked to and the prompt is large enough. What it clears for the first time
-/// cannot be foretold.
+/// The prompt without what the provider clears. The client sends cleared results again, and the provider
+/// clears them again if it is asked to and the prompt is large enough. What it will clear for the first time
+/// cannot be predicted.
 fn cleared(anchor: &Anchor<'_>, whole: u64, clears_past: Option<u64>) -> u64 {
     let clears = clears_past.is_some_and(|past| whole > past);
     if clears { whole.saturating_sub(cleared_of(anchor.turn)) } else { whole }
 }
 
-/// The same of a turn's own input and what was added to it: what was cleared comes again.
+/// The same for a turn's own input plus what was added to it: what was cleared is sent again.
 pub(super) fn cleared_next(turn: &Turn, tokens: u64, clears_past: Option<u64>) -> u64 {
     let whole = tokens.saturating_add(cleared_of(turn));
     if clears_past.is_some_and(|past| whole > past) { tokens } else { whole }
@@ -185,7 +187,7 @@ fn cleared_of(turn: &Turn) -> u64 {
     turn.usage.cleared.map_or(0, |cleared| cleared.input_tokens)
 }
 
-/// Where the tokens are; reasoning as far as it is read.
+/// The breakdown of parts; reasoning only if it is read.
 pub(super) fn places(parts: &[SketchPart], retention: ReasoningRetention) -> Breakdown {
     let sums = TokenSums::of(parts);
     let at = |place| {
@@ -206,19 +208,19 @@ pub(super) fn places(parts: &[SketchPart], retention: ReasoningRetention) -> Bre
     }
 }
 
-/// Reasoning tokens of a turn's reply: its output less what its parts cost, and no fewer than reported.
+/// Reasoning tokens of a turn's reply: its output less the tokens of its parts, but not fewer than reported.
 pub(super) fn reasoning_of(turn: &Turn) -> u64 {
     let Some(context) = turn.context() else { return 0 };
     context.output.saturating_sub(sum(&turn.reply)).max(reported_reasoning(turn))
 }
 
-/// The same as far as it was reported.
+/// The reported reasoning tokens of a turn's reply.
 pub(super) fn reported_reasoning(turn: &Turn) -> u64 {
     let output = turn.context().map_or(0, |context| context.output);
     turn.usage.reasoning.unwrap_or(0).min(output)
 }
 
-/// A breakdown whose sum is `total`: messages are what system and tools leave, never below 0.
+/// A breakdown whose sum is `total`: messages are the rest after system and tools, never below 0.
 pub(super) fn fit(parts: Breakdown, total: u64) -> Breakdown {
     let head = parts.system.saturating_add(parts.tools);
     let capped = head > total;

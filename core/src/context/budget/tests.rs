@@ -54,7 +54,7 @@ impl Case {
         let mut said = reading.finish(true);
         said.usage = usage.clone();
         let turn = Turn {
-            request: "before".into(),
+            exchange: "before".into(),
             position: Position {
                 thread: "t".into(),
                 parent: None,
@@ -170,7 +170,7 @@ fn the_next_call_is_the_last_one_with_its_reply_and_what_is_new() {
     assert_eq!(estimate.method, EstimateMethod::Anchored);
     assert_eq!(estimate.tokens, 52_000 + estimate.new - estimate.gone);
     assert!((1..20).contains(&estimate.new) && estimate.gone == 0, "{estimate:?}");
-    assert_eq!(measured.sketch.base.as_deref(), Some("before"));
+    assert_eq!(measured.sketch.base, Some("before".into()));
     assert_eq!((measured.sketch.kept, measured.sketch.added.len()), (3, 2));
     check_sum(&measured);
 }

@@ -1,7 +1,7 @@
-//! What a person sees of a context: how full it is, of what, how sure, and what is left.
+//! What a person sees of a context: how full it is, with what, how certain that is, and how much is left.
 //!
-//! Tally of a turn and of what was predicted after it. Text and JSON say the same numbers; the
-//! text's layout is part of the product and held by tests.
+//! Made from a turn, and from the prediction after it. Text and JSON have the same numbers. The text's layout
+//! is part of the product, and checked by tests.
 
 use std::fmt;
 
@@ -17,54 +17,54 @@ use crate::context::policy::{Mode, SummaryAuthor};
 use crate::context::{Breakdown, Estimate, EstimateMethod, ProviderCount, Turn};
 use crate::dialect::LastCall;
 
-/// One context, measured.
+/// A context with its numbers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ContextView {
     /// Tokens in the context.
     pub total: u64,
-    /// How large it may be, tokens.
+    /// The window, tokens.
     pub window: u64,
-    /// Output tokens held free.
+    /// Output tokens that are reserved.
     pub reserve: u64,
-    /// Tokens that can still be added: window less reserve less total, never below 0; where the buffer
-    /// is a category of its own, less that in place of the reserve.
+    /// Tokens that can still be added: window less reserve less total, never below 0. If the buffer is a
+    /// category of its own, it is subtracted instead of the reserve.
     pub free: u64,
     /// Total in percent of the window.
     pub percent: f64,
-    /// How the total was made; `None` where it is what the provider reported.
+    /// How the total was estimated; `None` if the provider reported it.
     pub method: Option<EstimateMethod>,
-    /// Where the tokens are; the sum is `total`.
+    /// How the tokens are split; the sum is `total`.
     pub breakdown: Breakdown,
-    /// What the messages are made of; the sum is `breakdown.messages`.
+    /// The messages by kind of content; the sum is `breakdown.messages`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub contents: Option<MessageTokens>,
-    /// Prompt tokens of tools that ran at the provider in the last call (Gemini): input that is paid for
-    /// and does not stay in the context.
+    /// Prompt tokens of tools that ran at the provider in the last call (Gemini): they are billed as input,
+    /// but do not stay in the context.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tool_use_prompt: Option<u64>,
-    /// What the total was calculated from; `None` without a call that reported its usage.
+    /// What the total is based on; `None` without a call that reported its usage.
     pub basis: Option<EstimateBasis>,
-    /// The last estimate against what was reported, percent: above 0 where it was too high.
+    /// The error of the last estimate, percent of the reported number; above 0 if it was too high.
     pub last_error_percent: Option<f64>,
-    /// Why the last call's input could not be known beforehand: its estimate is compared with nothing.
+    /// Why the last call's input could not be known before it was reported; its estimate is then not checked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hidden_input: Option<HiddenInput>,
-    /// Tokens that may be filled before anything has to give way.
+    /// Tokens that may be filled before something has to be cut.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usable: Option<u64>,
     /// The points at which pruning, preparing, compacting and refusing begin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub thresholds: Option<Thresholds>,
-    /// What lies past the point of compaction, where policy shows that as a category of its own.
+    /// The part of the window past the point of compaction, if policy shows it as a category of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub autocompact_buffer: Option<u64>,
-    /// The provider's own count of the last request, where its counting endpoint was asked.
+    /// The provider's count of the last request, if its counting endpoint was asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub counted: Option<ProviderCount>,
     /// What was done to the request.
     #[serde(default)]
     pub rewriting: RewriteView,
-    /// The request is on its way: this is what it will make of the context.
+    /// The request is in flight: the numbers include it.
     #[serde(default)]
     pub in_flight: bool,
 }
@@ -72,16 +72,16 @@ pub struct ContextView {
 /// What was done to the request of a context.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RewriteView {
-    /// How far we might go. In shadow mode nothing of it was sent.
+    /// The mode. In shadow mode nothing of it was sent.
     pub mode: Mode,
     /// The session is held out for comparison.
     pub held_out: bool,
-    /// The provider refused the rewrite, and the original was sent.
+    /// The provider refused the rewritten request, so the original was sent.
     pub resent: bool,
-    /// The provider refused what was decided for it; it was sent as those before it were.
+    /// The provider refused the new decisions, so the request was sent with the earlier ones only.
     #[serde(default)]
     pub taken_back: bool,
-    /// The window was not large enough: how that showed, and whether room was made.
+    /// The window was too small: how that showed, and whether room was made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overflow: Option<OverflowReport>,
     /// Changes, replayed and new.
@@ -89,37 +89,37 @@ pub struct RewriteView {
     /// How many of them are new with this request.
     #[serde(default, skip_serializing_if = "ChangeCounts::is_nothing")]
     pub new: ChangeCounts,
-    /// Who wrote the summary that is sent, of a request that is on its way.
+    /// For a request in flight: who wrote the summary that is sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub summary_by: Option<SummaryAuthor>,
     /// Tokens of tool results that were not sent, estimated.
     pub tokens_removed: u64,
-    /// The part of these that is new with this request.
+    /// The share of these that is new with this request.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub tokens_pruned: u64,
-    /// Tokens that a summary took the place of, less its own, estimated.
+    /// Tokens that a summary replaced, less its own, estimated.
     #[serde(default)]
     pub tokens_compacted: u64,
 }
 
-/// What a total was calculated from: `input + output + new − gone`.
+/// What a total is based on: `input + output + new − gone`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EstimateBasis {
     /// Input of the last call, as reported.
     pub input: u64,
-    /// Its output, as reported; of a reply that was cut what came of it, estimated.
+    /// Its output, as reported; if the reply broke off, an estimate of what was received.
     pub output: u64,
-    /// The reply was cut before its output was reported.
+    /// The reply broke off before its output was reported.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub cut: bool,
-    /// What came since, estimated.
+    /// Tokens added since, estimated.
     pub new: u64,
-    /// What left since, reasoning that does not come back included, estimated.
+    /// Tokens removed since, including reasoning that does not come back, estimated.
     pub gone: u64,
 }
 
 impl ContextView {
-    /// A context after its newest turn: what the next request will hold of it ([`Turn::carried`]).
+    /// A context after its newest turn: what the next request will contain of it ([`Turn::carried`]).
     pub fn after(turn: &Turn) -> Self {
         let estimated = turn.estimate.as_ref();
         let total = turn.carried().unwrap_or(0);
@@ -145,7 +145,7 @@ impl ContextView {
         .made_of(turn.carry.as_ref().map(|carry| &carry.contents))
     }
 
-    /// The same with the points at which things begin, where they are known.
+    /// Adds the points at which pruning, compaction and so on begin, if they are known.
     #[must_use]
     pub fn with(self, limits: Option<WindowLimits>) -> Self {
         let Some(limits) = limits else { return self };
@@ -162,7 +162,7 @@ impl ContextView {
         }
     }
 
-    /// The same with what its messages are made of, where that is known.
+    /// Adds the messages by kind of content, if known.
     #[must_use]
     pub fn made_of(self, contents: Option<&MessageTokens>) -> Self {
         let Breakdown { messages, reasoning, .. } = self.breakdown;
@@ -170,7 +170,7 @@ impl ContextView {
         Self { contents: contents.map(|it| it.fit(messages, reasoning)), ..self }
     }
 
-    /// The same where the client compacts by itself: it is only helped once its request does not fit.
+    /// Adapts the points to a client that compacts by itself: only a request that does not fit is compacted.
     #[must_use]
     pub fn where_the_client_compacts(mut self) -> Self {
         if let Some((thresholds, usable)) = self.thresholds.as_mut().zip(self.usable) {
@@ -182,8 +182,8 @@ impl ContextView {
         self
     }
 
-    /// A context as a request that is on its way will make it, after what was `done` to it; `anchor`
-    /// is the turn the estimate grew from.
+    /// A context as a request in flight will make it, after the rewrites `done`; `anchor` is the turn that
+    /// the estimate is based on.
     pub fn before(
         estimate: &Estimate,
         window: u64,
@@ -255,7 +255,7 @@ fn error_percent(turn: &Turn) -> Option<f64> {
 
 impl fmt::Display for ContextView {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Without a call to calculate from all is estimated, and after a summary that no call has read.
+        // Without an earlier call everything is estimated; also after a summary that no call has read yet.
         let estimated = self.basis.is_none() || self.method == Some(EstimateMethod::Compacted);
         let parts = &self.breakdown;
         writeln!(
@@ -336,7 +336,7 @@ impl fmt::Display for ContextView {
 }
 
 impl ContextView {
-    /// Where things begin, and what is free.
+    /// Writes the points at which pruning and so on begin, and what is free.
     fn limits(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(thresholds) = &self.thresholds {
             write!(f, "{thresholds}")?;

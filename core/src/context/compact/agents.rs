@@ -1,22 +1,21 @@
-//! What known agents take the last call for, where they cut, what they take as worth it: each rule to the
-//! number; presets name them. When they compact is said by keys of `[compact]`.
+//! The exact rules of known agents, which presets name: what counts as the size of the last call, where the
+//! history is cut, and which summaries are accepted. When they compact is configured in `[compact]`.
 //!
-//! Pure: nothing is summarised here, and nothing is changed.
+//! Pure: nothing is summarised or changed here.
 
 use super::holds;
 use crate::dialect::{Conversation, Message, PartKind, Role, Usage};
 use crate::tokens::classic;
 
-/// What a call read, from the cache or not. Its `input` is without what the cache gave and took; ours
-/// is all of it.
+/// Input tokens of a call, cached or not. An agent's `input` excludes cache reads and writes; ours includes
+/// them.
 pub fn read(usage: &Usage) -> Option<u64> {
     usage.input.map(|input| input.saturating_sub(usage.cache_write.unwrap_or(0)))
 }
 
-/// The first message that is kept where the last share `keep` of the history should be, by length
-/// (Gemini CLI: 0.3). Everything before it gives way to a summary; 0: nothing can. The cut is before
-/// words of the user, so that calls and their results stay together; after the end only where the
-/// model has finished.
+/// The first message to keep if the last share `keep` of the history, by length, is to stay (Gemini CLI:
+/// 0.3). Everything before it is summarised; 0: nothing can be. The cut is before a user's text, so that
+/// calls and their results stay together. It is after the last message only if the model has finished.
 pub fn cut_point(conversation: &Conversation, body: &[u8], keep: f64) -> usize {
     let messages = &conversation.messages;
     let lengths: Vec<u64> =
@@ -35,17 +34,17 @@ pub fn cut_point(conversation: &Conversation, body: &[u8], keep: f64) -> usize {
     if messages.last().is_some_and(is_finished) { messages.len() } else { last }
 }
 
-/// Whether a compaction is worth it: it must shrink the context, and not to nothing.
+/// Whether a compaction is accepted: it must shrink the context, but not to nothing.
 pub fn is_worth_it(before: u64, after: u64) -> bool {
     0 < after && after < before
 }
 
-/// The user speaks, and answers no call.
+/// Whether a message is the user's own and not a tool result.
 fn is_asked(message: &Message) -> bool {
     message.role == Role::User && !holds(message, PartKind::ToolResult)
 }
 
-/// The model has spoken, and waits for no result.
+/// Whether a message is the model's last in its turn: it has no calls.
 fn is_finished(message: &Message) -> bool {
     message.role == Role::Assistant && !holds(message, PartKind::ToolCall)
 }

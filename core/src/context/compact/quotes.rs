@@ -1,9 +1,9 @@
-//! What the user said before a cut, as far as it stays beside the summary: word for word, from the user's messages
-//! alone, never from what a summariser makes of them.
+//! Quotes of what the user said before a cut, kept beside the summary: literal, and only from the user's
+//! messages, never from the summariser's output.
 //!
-//! Results of tools are not the user's words though they come in the user's message, nor are blocks that a client puts
-//! there, nor the summaries that a client writes itself. What a client sends as the user's text otherwise is the
-//! user's: it stood in the history as that. Pure.
+//! Not quoted, although they are in user messages: tool results, blocks that a client inserts, and summaries
+//! that a client writes itself. Anything else that a client sends as the user's text is quoted, because it
+//! was in the history as such. Pure.
 
 use crate::context::InjectionState;
 use crate::context::plan::{PlanRequest, RecordedDecisions};
@@ -13,26 +13,26 @@ use crate::dialect::{Message, PartKind, ReplyPart, Role};
 
 /// Most bytes of one message that are quoted.
 const BYTES: usize = 2000;
-/// Newest words of the operator's that stay.
+/// Quoted messages of the operator, the newest.
 const OPERATORS: usize = 8;
-/// Quotes take one in so many of the tokens that may be filled, at most.
+/// Quotes take at most this fraction (1/n) of the tokens that may be filled.
 const SHARE: u64 = 16;
 
-/// What is quoted, and of how many messages of the user it is.
+/// The quotes, and how many messages the user wrote.
 pub(super) struct Quotes {
     /// The quotes, in order.
     pub(super) quotes: Vec<Quote>,
-    /// Messages that hold words of the user.
+    /// Messages that contain text of the user.
     pub(super) messages: usize,
 }
 
-/// Most tokens of quotes, the first message and those with a pin apart.
+/// Most tokens of quotes, not counting the first message and pinned ones.
 pub fn most_quoted(request: &PlanRequest<'_>) -> u64 {
     request.policy.compact.quote_tokens.min(super::usable(request) / SHARE)
 }
 
-/// The user's words before a cut: the first message and those that hold a pin, as policy says, then the newest as
-/// far as its tokens reach; beside them what the operator said there last.
+/// The user's text before a cut. Kept are the first message and those with a pin, as policy says, then the
+/// newest as far as the tokens allow, and the operator's last messages.
 pub(super) fn quotes(request: &PlanRequest<'_>, known: &RecordedDecisions, cut: usize) -> Quotes {
     let policy = &request.policy.compact;
     let said = said(request, known, cut);
@@ -71,7 +71,7 @@ pub(super) fn quotes(request: &PlanRequest<'_>, known: &RecordedDecisions, cut: 
     Quotes { quotes: quotes.map(|(quote, _)| quote).collect(), messages }
 }
 
-/// All that was said before a cut, whole.
+/// Everything the user and the operator said before a cut, in full.
 fn said(request: &PlanRequest<'_>, known: &RecordedDecisions, cut: usize) -> Vec<Quote> {
     let (mut said, mut number) = (Vec::new(), 0);
     let messages = request.conversation.messages.iter().enumerate();
@@ -89,14 +89,14 @@ fn said(request: &PlanRequest<'_>, known: &RecordedDecisions, cut: usize) -> Vec
     said
 }
 
-/// No more of it than is quoted of one message.
+/// Shortens a quote to the most that is quoted of one message.
 fn shorten(quote: &Quote) -> Quote {
     let end = quote.text.floor_char_boundary(BYTES);
     let is_whole = quote.is_whole && end == quote.text.len();
     Quote { text: quote.text[..end].to_owned(), is_whole, ..*quote }
 }
 
-/// The user's own words in a message, and whether nothing else stood among them.
+/// The user's own text in a message, and whether the message contains nothing else.
 fn own_words(message: &Message, body: &[u8]) -> Option<(String, bool)> {
     if message.role != Role::User {
         return None;
@@ -107,7 +107,7 @@ fn own_words(message: &Message, body: &[u8]) -> Option<(String, bool)> {
     for part in &message.parts {
         match part.kind {
             PartKind::ToolResult => results = results.max(part.span.end),
-            // What stands in a result follows it.
+            // Text inside a tool result starts before the result's end, and is skipped.
             PartKind::Text if part.role == Role::User && part.span.start >= results => {
                 for text in &part.texts {
                     let text = words_at(*text, body);
@@ -123,7 +123,7 @@ fn own_words(message: &Message, body: &[u8]) -> Option<(String, bool)> {
     (!words.is_empty()).then(|| (words.join("\n"), is_whole))
 }
 
-/// Tags of blocks that clients put into the user's messages, by how their names begin.
+/// Tags of blocks that clients insert into user messages, by the start of their names.
 const BLOCKS: [&str; 22] = [
     "system-reminder",
     "system_reminder",
@@ -149,7 +149,7 @@ const BLOCKS: [&str; 22] = [
     "turn_aborted",
 ];
 
-/// How texts begin that clients write in the user's place: notes, and summaries of their own.
+/// How texts begin that clients write in the user's name: notes, and summaries of their own.
 const NOTES: [&str; 7] = [
     CONTINUED,
     "This session is being continued from a previous conversation",
@@ -160,8 +160,8 @@ const NOTES: [&str; 7] = [
     "<returncode>",
 ];
 
-/// A text without the blocks that a client put there: each from the tag that begins a line through the last that
-/// closes it, because what stands in it may hold one too; to the end where none does.
+/// A text without the blocks that a client inserted. A block goes from a tag at the start of a line to the
+/// last matching closing tag, because it may contain such tags itself; without a closing tag, to the end.
 fn without_blocks(text: &str) -> String {
     if NOTES.iter().any(|note| text.trim_start().starts_with(note)) {
         return String::new();
@@ -177,7 +177,7 @@ fn without_blocks(text: &str) -> String {
     own
 }
 
-/// The first block of a client's at or after a place: where it begins, and its name.
+/// The first inserted block at or after a place: its start and its name.
 fn block(text: &str, from: usize) -> Option<(usize, String)> {
     let mut tags = text[from..].match_indices('<').map(|(at, _)| from + at);
     tags.find_map(|at| {

@@ -1,8 +1,7 @@
-//! What is told of a compaction: who wrote the summary, when and why, what it took the place of, and what
-//! that cost.
+//! Reports on a compaction: who wrote the summary, when and why, what it replaced, and what it cost.
 //!
-//! Shown outward, so nothing in it may hold a word of a summary (invariant 9). Money is priced by whoever
-//! knows prices. Pure.
+//! Shown to operators, so it must not contain any text of a summary (invariant 9). The caller, who knows
+//! prices, adds the money. Pure.
 
 use std::sync::Arc;
 
@@ -12,10 +11,10 @@ use serde::{Deserialize, Serialize};
 use crate::context::ledger::Ledger;
 use crate::context::plan::DecisionReason;
 use crate::context::policy::SummaryAuthor;
-use crate::context::{CompactionRecord, Millis, Turn};
+use crate::context::{CompactionRecord, ExchangeId, Millis, Turn};
 use crate::dialect::Usage;
 
-/// A compaction, as it is told.
+/// The report on one compaction.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CompactionReport {
     /// Who wrote the summary.
@@ -24,36 +23,36 @@ pub struct CompactionReport {
     pub upstream: Box<str>,
     /// The model that was asked.
     pub model: Box<str>,
-    /// Why.
+    /// The reason.
     pub why: DecisionReason,
-    /// When it was taken into use, ms since 1970; of one that still waits, when it was written.
+    /// When it was first used, or written if it is not in use yet; ms since 1970.
     pub at: Millis,
-    /// The exchange that took it into use, or for which it was written.
-    pub request: Box<str>,
-    /// What the messages before the cut cost, tokens, estimated.
+    /// The exchange that first used it, or that it was written for.
+    #[serde(rename = "request")]
+    pub exchange: ExchangeId,
+    /// Tokens of the messages before the cut, estimated.
     pub tokens_before: u64,
-    /// What stands in their place costs, tokens, estimated.
+    /// Tokens of what replaces them, estimated.
     pub tokens_after: u64,
     /// How long writing took, ms.
     pub took_ms: Millis,
-    /// What writing cost, as reported: overhead, in no turn's usage.
+    /// Reported usage for writing it. This is overhead, and in no turn's usage.
     pub spent: Usage,
-    /// The same at catalogue prices, US dollars; `None` where price or usage is not known.
+    /// The same at catalogue prices, US dollars; `None` if price or usage is unknown.
     pub dollars: Option<f64>,
 }
 
 /// The compactions of a context.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Compactions {
-    /// Those that it rests on, oldest first: the last one stands at its beginning, those before it are
-    /// folded into it.
+    /// Those in its history, oldest first. The last one is in the context; earlier ones are part of its text.
     pub used: Vec<CompactionReport>,
-    /// Written, and waiting for the context to cross the threshold.
+    /// A summary that is written and waits for the context to cross the threshold.
     pub ready: Option<CompactionReport>,
 }
 
 impl CompactionReport {
-    /// Of a fact, without its price.
+    /// The report on a fact, without its price.
     pub fn of(compact: &CompactionRecord) -> Self {
         Self {
             engine: compact.by,
@@ -61,7 +60,7 @@ impl CompactionReport {
             model: compact.model.clone(),
             why: compact.why,
             at: compact.at,
-            request: compact.request.clone(),
+            exchange: compact.exchange.clone(),
             tokens_before: compact.was,
             tokens_after: u64::from(compact.tokens),
             took_ms: compact.took,
@@ -77,7 +76,7 @@ impl Compactions {
         self.used.is_empty() && self.ready.is_none()
     }
 
-    /// The one at the beginning of the context.
+    /// The one that is in the context.
     pub fn newest(&self) -> Option<&CompactionReport> {
         self.used.last()
     }
@@ -87,8 +86,8 @@ impl Compactions {
         self.used.iter_mut().chain(&mut self.ready)
     }
 
-    /// Those of a turn's context: the summary that was sent with it is found in its sketch, those before
-    /// it with the turns it grew from.
+    /// The compactions of a turn's context: the one sent with it is found by its sketch, earlier ones by the
+    /// turn's ancestors.
     pub fn of_turn(ledger: &Ledger, turn: &Turn) -> Self {
         if ledger.summaries(false).chain(ledger.compacts(false)).next().is_none() {
             return Self::default();
@@ -101,7 +100,7 @@ impl Compactions {
             return Self { used: Vec::new(), ready: ready(ledger, &line, 0) };
         };
         let folded = |one: &&Arc<CompactionRecord>| {
-            one.about != newest.about && one.at <= newest.at && line.contains(&*one.request)
+            one.about != newest.about && one.at <= newest.at && line.contains(&one.exchange)
         };
         let mut used: Vec<_> = ledger.compacts(false).filter(folded).collect();
         used.sort_by_key(|compact| compact.at);
@@ -111,23 +110,23 @@ impl Compactions {
     }
 }
 
-/// The exchanges that a turn grew from, itself among them.
-fn line<'l>(ledger: &'l Ledger, turn: &'l Turn) -> HashSet<&'l str> {
-    let parent = |turn: &&'l Turn| Some(&**ledger.turn(turn.position.parent.as_deref()?)?);
+/// The turn's exchange and its ancestors.
+fn line<'l>(ledger: &'l Ledger, turn: &'l Turn) -> HashSet<&'l ExchangeId> {
+    let parent = |turn: &&'l Turn| Some(&**ledger.turn(turn.position.parent.as_ref()?)?);
     let turns = std::iter::successors(Some(turn), parent);
     let mut line = HashSet::default();
-    // What was seen before is a circle: the facts contradict each other.
-    turns.map(|turn| &*turn.request).take_while(|request| line.insert(*request)).for_each(drop);
+    // A turn that was seen before means a cycle: the facts contradict each other.
+    turns.map(|turn| &turn.exchange).take_while(|exchange| line.insert(*exchange)).for_each(drop);
     line
 }
 
-/// The newest summary that was written for one of these exchanges after `since` and is not in use.
-fn ready(ledger: &Ledger, line: &HashSet<&str>, since: Millis) -> Option<CompactionReport> {
+/// The newest unused summary written for one of these exchanges after `since`.
+fn ready(ledger: &Ledger, line: &HashSet<&ExchangeId>, since: Millis) -> Option<CompactionReport> {
     let is_used = |one: &CompactionRecord| {
         ledger.compacts(false).any(|used| (used.about, used.after) == (one.about, one.after))
     };
     let fresh = ledger.summaries(false).filter(|one| one.at > since);
-    let ready = fresh.filter(|one| line.contains(&*one.request) && !is_used(one));
+    let ready = fresh.filter(|one| line.contains(&one.exchange) && !is_used(one));
     ready.max_by_key(|one| one.at).map(|one| CompactionReport::of(one))
 }
 

@@ -6,7 +6,7 @@ use super::*;
 use crate::context::ledger::Ledger;
 use crate::context::policy::{self, Mode, Policy};
 use crate::context::scene::{self, messages};
-use crate::context::{PromptSection, Turn, lineage};
+use crate::context::{ExchangeId, PromptSection, Turn, lineage};
 use crate::dialect::models::{Catalogue, Model, ReasoningBinding};
 use crate::dialect::{self, Conversation};
 use crate::tokens::Tokenizer;
@@ -21,6 +21,7 @@ struct Scene {
     model: Model,
     policy: Policy,
     echo: EchoRule,
+    exchange: ExchangeId,
 }
 
 impl Scene {
@@ -60,12 +61,13 @@ impl Scene {
             model,
             policy: Policy { compact, ..Policy::default() },
             echo: EchoRule::Wanted,
+            exchange: "r".into(),
         }
     }
 
     fn request(&self) -> PlanRequest<'_> {
         PlanRequest {
-            id: "r",
+            exchange: &self.exchange,
             conversation: &self.conversation,
             body: &self.body,
             model: &self.model,
@@ -83,7 +85,7 @@ impl Scene {
 
     fn known(&self) -> RecordedDecisions {
         let ledger = Ledger::default();
-        let placed = lineage::place(&ledger, &self.conversation, "r", None);
+        let placed = lineage::place(&ledger, &self.conversation, &self.exchange, None);
         RecordedDecisions::of(&ledger, &self.conversation, &placed, false)
     }
 
@@ -397,7 +399,7 @@ fn written(scene: &scene::SessionFixture, cut: usize) -> CompactionRecord {
         near,
         is_own: true,
         at: 5,
-        request: "writer".into(),
+        exchange: "writer".into(),
         raw: r#"{"role":"user","content":"They spoke."}"#.into(),
         was: 100,
         tokens: 10,
@@ -415,13 +417,17 @@ fn written(scene: &scene::SessionFixture, cut: usize) -> CompactionRecord {
 
 #[test]
 fn the_call_before_a_summary_says_nothing_of_what_is_sent_now() {
-    let settled = |at, request: &'static str, ended| {
+    let settled = |at, exchange: &'static str, ended| {
         let mut scene = scene::SessionFixture::of("claude-sonnet-4-5", &messages("uauau"));
         scene.policy.compact.watches = ThresholdBasis::LastCall;
-        let one = CompactionRecord { at, request: scene.request().id.into(), ..written(&scene, 2) };
+        let one = CompactionRecord {
+            at,
+            exchange: scene.request().exchange.clone(),
+            ..written(&scene, 2)
+        };
         scene.ledger.add(Fact::Compact(Box::new(one)));
         let known = scene.grown_from(|turn: &mut Turn| {
-            (turn.request, turn.ended) = (request.into(), ended);
+            (turn.exchange, turn.ended) = (exchange.into(), ended);
         });
         let is = is_settled(&scene.request(), &known);
         scene.policy.compact.watches = ThresholdBasis::Estimate;
@@ -493,7 +499,7 @@ fn a_history_is_summarised_in_pieces_of_whole_steps() {
 #[test]
 fn what_was_summarised_weighs_as_its_summary() {
     let mut scene = scene::SessionFixture::of("claude-sonnet-4-5", &messages("uauauau"));
-    let one = CompactionRecord { request: scene.request().id.into(), ..written(&scene, 2) };
+    let one = CompactionRecord { exchange: scene.request().exchange.clone(), ..written(&scene, 2) };
     scene.ledger.add(Fact::Compact(Box::new(one)));
     let (known, parts) = (scene.known(), scene.parts(|_| EACH));
     let weights = MessageWeights::of(&scene.request(), &known, &parts).messages;
@@ -546,7 +552,7 @@ fn results_too_large_to_be_summarised_are_shortened() {
         after: None,
         about: PartKey(scene.about(2)),
         at: 1,
-        request: "r".into(),
+        exchange: "r".into(),
         content: crate::context::Replacement::Text("gone".into()),
         keep_media: false,
         was: 900,
@@ -569,7 +575,7 @@ fn a_summary_is_taken_into_use_with_what_it_makes_void() {
         scene.ledger.add(Fact::Summary(Box::new(one)));
         let facts = propose(&scene.request(), &scene.known(), due)?;
         let Some((Fact::Compact(one), voided)) = facts.split_first() else { panic!("{facts:?}") };
-        assert_eq!((one.at, &*one.request, one.shadow), (9, scene.request().id, true));
+        assert_eq!((one.at, &one.exchange, one.shadow), (9, scene.request().exchange, true));
         Ok((one.why, voided.len()))
     };
     use CompactionNeed::{Must, Swap};

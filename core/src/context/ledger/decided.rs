@@ -1,7 +1,7 @@
-//! What was decided in a session and holds: in which branch, and until what refusal.
+//! The decisions of a session that apply: in which branch, and until which refusal.
 //!
-//! A decision is looked for at its place; where it was taken back, at the place after that, once. Must
-//! not know what is decided from it.
+//! A decision is looked up under its key. If it was revoked, the one that replaced it is looked up, once.
+//! Must not know what is decided from it.
 
 use std::sync::Arc;
 
@@ -11,23 +11,23 @@ use super::Ledger;
 use crate::context::decisions::{Decidable, Decisions};
 use crate::context::repair::RepairDecision;
 use crate::context::{
-    CompactionRecord, Cut, Fact, Millis, ReasoningAction, ReasoningDecision, Revocation,
-    RevocationRetry, Suspension, Turn,
+    CompactionRecord, Cut, ExchangeId, Fact, Millis, ReasoningAction, ReasoningDecision,
+    Revocation, RevocationRetry, Suspension, ThreadId, Turn,
 };
 use crate::dialect::PartKey;
 
 impl Ledger {
-    /// Whether anything was decided, in shadow mode or not.
+    /// Whether any decision is stored, of shadow mode or of the real one.
     pub fn has_decided(&self, shadow: bool) -> bool {
         self.cuts.any(shadow) || self.echoes.any(shadow) || self.repairs.any(shadow)
     }
 
-    /// The summaries that are in use, in no order.
+    /// The summaries in use, in no order.
     pub fn compacts(&self, shadow: bool) -> impl Iterator<Item = &Arc<CompactionRecord>> {
         self.compacts.all().filter(move |one| one.shadow == shadow)
     }
 
-    /// Those that are in use in a thread that was `suspended` then.
+    /// The summaries in use that apply in a branch that was last suspended at this time.
     pub fn compacts_holding(
         &self,
         shadow: bool,
@@ -41,7 +41,7 @@ impl Ledger {
         self.summaries.all().filter(move |one| one.shadow == shadow)
     }
 
-    /// Those that a thread which was `suspended` then can use.
+    /// The written summaries that a branch last suspended at this time can use.
     pub fn summaries_holding(
         &self,
         shadow: bool,
@@ -54,17 +54,17 @@ impl Ledger {
         self.summaries.holding(shadow, suspended).filter(move |one| may_be_used(one))
     }
 
-    /// What was cut from a result, in a thread that was `suspended` then.
+    /// The cut of a result that applies in a branch last suspended at this time.
     pub fn cut(&self, about: u128, shadow: bool, suspended: Option<Millis>) -> Option<&Arc<Cut>> {
         self.holding(&self.cuts, about, shadow, suspended)
     }
 
-    /// Everything that is cut in a thread that was `suspended` then, in no order.
+    /// All cuts that apply in a branch last suspended at this time, in no order.
     pub fn cuts_holding(&self, suspended: Option<Millis>) -> impl Iterator<Item = &Arc<Cut>> {
         self.all_that_hold(&self.cuts, false, suspended)
     }
 
-    /// What was decided about reasoning, in a thread that was `suspended` then.
+    /// The decision about reasoning that applies in a branch last suspended at this time.
     pub fn echo(
         &self,
         about: u128,
@@ -74,7 +74,7 @@ impl Ledger {
         self.holding(&self.echoes, about, shadow, suspended)
     }
 
-    /// Reasoning of clients that is taken out, in a thread that was `suspended` then.
+    /// Decisions to remove the client's reasoning that apply in a branch last suspended at this time.
     pub fn taken_out(
         &self,
         shadow: bool,
@@ -84,32 +84,32 @@ impl Ledger {
         holding.filter(|echo| echo.does == ReasoningAction::Out)
     }
 
-    /// Changes that answer refusals, and hold, in no order.
+    /// The changes that answer refusals and apply, in no order.
     ///
-    /// A refused rewrite sets none aside: they answer what was said of the client's own words.
+    /// Suspensions do not affect them: they answer refusals of the client's own content.
     pub fn repairs(&self) -> impl Iterator<Item = &Arc<RepairDecision>> {
         self.all_that_hold(&self.repairs, false, None)
     }
 
-    /// When a rewrite was last refused that a request of `thread`, grown from `parent`, has to mind: one
-    /// of the turns that it grew from, or one that grew from there in the same thread.
-    pub fn suspended_since(&self, thread: &str, parent: Option<&Turn>) -> Option<Millis> {
-        let from = parent.map(|turn| &*turn.request);
+    /// When a rewrite was last refused that affects a request of `thread` with this parent: a rewrite of one
+    /// of its ancestors, or of another request with the same thread and parent.
+    pub fn suspended_since(&self, thread: &ThreadId, parent: Option<&Turn>) -> Option<Millis> {
+        let from = parent.map(|turn| &turn.exchange);
         let beside = |suspended: &&Suspension| {
-            *suspended.thread == *thread && suspended.parent.as_deref() == from
+            suspended.thread == *thread && suspended.parent.as_ref() == from
         };
         let beside = self.suspensions.iter().filter(beside).map(|suspended| suspended.at).max();
         beside.max(parent.and_then(|turn| turn.position.suspended))
     }
 
-    /// What took a decision back.
+    /// The revocation of a decision.
     fn taker(&self, one: &impl Decidable) -> Option<&Revocation> {
         let about = PartKey(one.place().0);
-        let taken = self.taken_back.get(one.request())?;
+        let taken = self.taken_back.get(one.exchange())?;
         taken.iter().find(|taken| taken.about.contains(&about))
     }
 
-    /// Everything that was taken back, in no order.
+    /// All revocations, in no order.
     pub fn all_taken_back(&self) -> impl Iterator<Item = &Revocation> {
         self.taken_back.values().flatten()
     }
@@ -118,8 +118,8 @@ impl Ledger {
         self.taker(one).is_some()
     }
 
-    /// The last that was decided about something, void or not, and the refusal after which: once anew after
-    /// it was taken back, and no more.
+    /// The last decision with a key, void or not, and the marker of the refusal that it came after. A revoked
+    /// decision is made again once, and no more.
     fn last<'l, T: Decidable>(
         &'l self,
         all: &'l Decisions<T>,
@@ -134,7 +134,7 @@ impl Ledger {
         }
     }
 
-    /// What holds of it.
+    /// The decision with a key that applies.
     fn holding<'l, T: Decidable>(
         &'l self,
         all: &'l Decisions<T>,
@@ -155,8 +155,8 @@ impl Ledger {
         first.filter_map(move |first| self.holding(all, first.place().0, shadow, suspended))
     }
 
-    /// A new decision for a request that was `suspended` then, if it ever was: it stands after what took
-    /// back the one before it.
+    /// Marks a new decision for a request of a branch last suspended at this time: it comes after the
+    /// revocation of the decision before it.
     pub fn after_suspension(&self, fact: Fact, suspended: Option<Millis>) -> Fact {
         let after = match &fact {
             Fact::Cut(cut) => self.last(&self.cuts, cut.place().0, cut.shadow, suspended).0,
@@ -168,7 +168,7 @@ impl Ledger {
         fact.after(after)
     }
 
-    /// Whether a decision was taken back, and is not to be made.
+    /// Whether a decision was revoked and must not be made.
     pub fn voids(&self, fact: &Fact) -> bool {
         match fact {
             Fact::Cut(cut) => self.is_void(&**cut),
@@ -179,7 +179,7 @@ impl Ledger {
         }
     }
 
-    /// What was taken back for good in a thread that was `suspended` then: what that is kept by.
+    /// The keys of decisions that were revoked for good in a branch last suspended at this time.
     pub fn given_up(&self, shadow: bool, suspended: Option<Millis>) -> HashSet<u128> {
         if self.taken_back.is_empty() {
             return HashSet::default();
@@ -202,23 +202,23 @@ impl Ledger {
         })
     }
 
-    /// Whether nothing new is tried in a request of `thread`, grown from `parent`, until its cache is cold:
-    /// decisions were refused in one that it grew from, or that grew from there in the same thread, and
-    /// nothing was learned that would spare the next ones.
-    pub fn rests(&self, thread: &str, parent: Option<&Turn>) -> bool {
-        let from = parent.map(|turn| &*turn.request);
+    /// Whether a request of `thread` with this parent gets no new decisions until its cache is cold. That is
+    /// so if decisions were refused for one of its ancestors, or for another request with the same thread and
+    /// parent, and nothing was learned that would prevent the next refusal.
+    pub fn rests(&self, thread: &ThreadId, parent: Option<&Turn>) -> bool {
+        let from = parent.map(|turn| &turn.exchange);
         let mut resting =
             self.all_taken_back().filter(|taken| taken.retry == RevocationRetry::Cold).peekable();
         if resting.peek().is_none() {
             return false;
         }
-        let before = |turn: &&Turn| Some(&**self.turn(turn.position.parent.as_deref()?)?);
-        // No line is longer.
+        let before = |turn: &&Turn| Some(&**self.turn(turn.position.parent.as_ref()?)?);
+        // No branch is longer than the number of turns.
         let line = std::iter::successors(parent, before).take(self.turns.len());
-        let line: HashSet<&str> = line.map(|turn| &*turn.request).collect();
+        let line: HashSet<&ExchangeId> = line.map(|turn| &turn.exchange).collect();
         resting.any(|taken| {
-            let beside = *taken.thread == *thread && taken.parent.as_deref() == from;
-            beside || line.contains(&*taken.request)
+            let beside = taken.thread == *thread && taken.parent.as_ref() == from;
+            beside || line.contains(&taken.exchange)
         })
     }
 }
@@ -229,11 +229,11 @@ mod tests {
     use crate::context::Replacement;
     use crate::context::plan::DecisionReason;
 
-    fn cut(request: &str, after: Option<Millis>) -> Fact {
+    fn cut(exchange: &str, after: Option<Millis>) -> Fact {
         Fact::Cut(Box::new(Cut {
             about: PartKey(1),
             at: 1,
-            request: request.into(),
+            exchange: exchange.into(),
             content: Replacement::Text("cut".into()),
             keep_media: false,
             was: 2,
@@ -244,9 +244,9 @@ mod tests {
         }))
     }
 
-    fn taken_back(request: &str, retry: RevocationRetry) -> Revocation {
-        let (request, thread) = (request.into(), "thread".into());
-        Revocation { request, thread, parent: None, at: 2, about: vec![PartKey(1)], retry }
+    fn taken_back(exchange: &str, retry: RevocationRetry) -> Revocation {
+        let (exchange, thread) = (exchange.into(), "thread".into());
+        Revocation { exchange, thread, parent: None, at: 2, about: vec![PartKey(1)], retry }
     }
 
     #[test]
@@ -279,7 +279,7 @@ mod tests {
             Fact::Echo(Box::new(ReasoningDecision {
                 about,
                 at: 1,
-                request: request.into(),
+                exchange: request.into(),
                 does: ReasoningAction::Back,
                 why,
                 shadow: false,
@@ -288,7 +288,7 @@ mod tests {
             Fact::Repair(Box::new(RepairDecision {
                 about,
                 at: 1,
-                request: request.into(),
+                exchange: request.into(),
                 model: "m".into(),
                 upstream: "u".into(),
                 repair: Repair::Unicode,
@@ -299,7 +299,7 @@ mod tests {
                 near: Vec::new(),
                 is_own: true,
                 at: 1,
-                request: request.into(),
+                exchange: request.into(),
                 raw: "{}".into(),
                 was: 2,
                 tokens: 1,
@@ -364,15 +364,15 @@ mod tests {
             [("t", None, 5), ("t", None, 7), ("u", None, 9), ("t", Some("p"), 11)]
         {
             ledger.add(Fact::Aside(Box::new(Suspension {
-                request: format!("r{at}").into(),
+                exchange: format!("r{at}").into(),
                 thread: thread.into(),
                 parent: parent.map(Into::into),
                 at,
             })));
         }
-        assert_eq!(ledger.suspended_since("t", None), Some(7));
-        assert_eq!(ledger.suspended_since("u", None), Some(9));
-        assert_eq!(ledger.suspended_since("v", None), None);
+        assert_eq!(ledger.suspended_since(&"t".into(), None), Some(7));
+        assert_eq!(ledger.suspended_since(&"u".into(), None), Some(9));
+        assert_eq!(ledger.suspended_since(&"v".into(), None), None);
     }
 
     /// Until its cache is cold nothing is tried in the thread that was refused from the same turn.
@@ -380,13 +380,13 @@ mod tests {
     fn a_thread_rests_where_it_was_refused() {
         let mut ledger = Ledger::default();
         ledger.add(Fact::TakenBack(Box::new(taken_back("first", RevocationRetry::Next))));
-        assert!(!ledger.rests("thread", None), "the next request may try again");
+        assert!(!ledger.rests(&"thread".into(), None), "the next request may try again");
         ledger.add(Fact::TakenBack(Box::new(taken_back("second", RevocationRetry::Cold))));
-        assert!(ledger.rests("thread", None) && !ledger.rests("other", None));
+        assert!(ledger.rests(&"thread".into(), None) && !ledger.rests(&"other".into(), None));
         let parent = Some("p".into());
         let elsewhere = Revocation { parent, ..taken_back("third", RevocationRetry::Cold) };
         let mut ledger = Ledger::default();
         ledger.add(Fact::TakenBack(Box::new(elsewhere)));
-        assert!(!ledger.rests("thread", None), "it grew from another turn");
+        assert!(!ledger.rests(&"thread".into(), None), "it grew from another turn");
     }
 }

@@ -8,7 +8,7 @@ use crate::context::{Millis, PromptSection, ReasoningAction, Replacement, plan};
 
 const HELD: usize = 1 << 16;
 
-fn long() -> Box<str> {
+fn long<T: From<String>>() -> T {
     "w".repeat(HELD).into()
 }
 
@@ -47,7 +47,7 @@ fn a_turn_counts_for_what_it_holds() {
         check(of(turn) - base, times);
     };
     // What a turn is found by is kept twice.
-    with(2, |turn| turn.request = long());
+    with(2, |turn| turn.exchange = long());
     with(2, |turn| turn.response = Some(long()));
     with(2, |turn| turn.position.parent = Some(long()));
     with(1, |turn| turn.position.client_thread = Some(long()));
@@ -83,7 +83,7 @@ fn queued(id: &str, number: u32, at: Millis) -> QueuedMessage {
 
 fn said(id: &str, number: u32) -> InjectedMessage {
     let place = InjectionPlace {
-        request: "r".into(),
+        exchange: "r".into(),
         thread: "t".into(),
         number,
         after: PartKey(1),
@@ -117,7 +117,7 @@ fn queued_words_count_for_what_they_hold() {
         check(of(one) - base, 1);
     };
     with(|place| place.text = long());
-    with(|place| place.request = long());
+    with(|place| place.exchange = long());
     with(|place| place.thread = long());
     let removed = InjectedMessage { fate: InjectionState::Removed, ..said("q", 1) };
     assert!(of(removed) < base);
@@ -152,7 +152,7 @@ fn decisions_are_counted_apart() {
         after: None,
         about: PartKey(1),
         at: 1,
-        request: "r".into(),
+        exchange: "r".into(),
         content: Replacement::Text(long()),
         keep_media: false,
         was: 2,
@@ -163,7 +163,7 @@ fn decisions_are_counted_apart() {
     let echo = ReasoningDecision {
         about: PartKey(2),
         at: 1,
-        request: "r".into(),
+        exchange: "r".into(),
         does: ReasoningAction::StandIn(long()),
         why: plan::DecisionReason::Demanded,
         shadow: false,
@@ -175,7 +175,7 @@ fn decisions_are_counted_apart() {
         near,
         is_own: true,
         at: 1,
-        request: "r".into(),
+        exchange: "r".into(),
         raw: long(),
         was: 2,
         tokens: 1,
@@ -194,7 +194,7 @@ fn decisions_are_counted_apart() {
     let repair = crate::context::repair::RepairDecision {
         about: PartKey(3),
         at: 1,
-        request: "r".into(),
+        exchange: "r".into(),
         model: "m".into(),
         upstream: "u".into(),
         repair: crate::dialect::repair::Repair::Empty { text: long() },
@@ -231,7 +231,7 @@ fn the_oldest_quarter_of_a_long_session_is_forgotten() {
             kept: n.min(2) as u32,
             added: vec![part(n)],
         };
-        let mut turn = Turn { request: n.to_string().into(), sketch, ..base.clone() };
+        let mut turn = Turn { exchange: n.to_string().into(), sketch, ..base.clone() };
         turn.position.thread = if n.is_multiple_of(2) { "even".into() } else { "odd".into() };
         turn.usage = Usage { input: Some(1), output: Some(2), ..Usage::default() };
         ledger.add(Fact::Turn(Box::new(turn)));
@@ -241,15 +241,15 @@ fn the_oldest_quarter_of_a_long_session_is_forgotten() {
     }
     assert_eq!(ledger.turns().count(), TURNS);
     let before = ledger.bytes();
-    let compaction = Turn { request: "c".into(), purpose: Purpose::Compaction, ..base.clone() };
+    let compaction = Turn { exchange: "c".into(), purpose: Purpose::Compaction, ..base.clone() };
     ledger.add(Fact::Turn(Box::new(compaction)));
     let left = TURNS - TURNS / 4;
     assert_eq!(ledger.turns().count(), left + 1);
     assert!(ledger.bytes() < before * 4 / 5 && ledger.bytes() > before / 2, "{}", ledger.bytes());
     assert!(ledger.client_compacts(), "its client compacts by itself");
     let oldest = (TURNS / 4).to_string();
-    assert!(ledger.turn(&oldest).is_some() && ledger.turn("0").is_none());
-    let sketch = |n: usize| ledger.sketch(ledger.turn(&n.to_string()).unwrap());
+    assert!(ledger.turn(&oldest.into()).is_some() && ledger.turn(&"0".into()).is_none());
+    let sketch = |n: usize| ledger.sketch(ledger.turn(&n.to_string().into()).unwrap());
     assert_eq!(sketch(TURNS / 4).unwrap(), [part(0), part(1), part(TURNS / 4)]);
     assert_eq!(sketch(TURNS - 1).unwrap(), [part(0), part(1), part(TURNS - 1)]);
     let threads: Vec<_> =

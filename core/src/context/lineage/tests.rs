@@ -26,9 +26,9 @@ impl Play {
         client_thread: Option<&str>,
     ) -> Placement {
         self.count += 1;
-        let request = format!("req-{}", self.count);
+        let exchange: ExchangeId = format!("req-{}", self.count).into();
         let conversation = dialect::read(Dialect::Anthropic, "/v1/messages", body.as_bytes());
-        let placed = place(&self.ledger, &conversation, &request, client_thread);
+        let placed = place(&self.ledger, &conversation, &exchange, client_thread);
         let sent = conversation.parts().filter_map(|part| part.key);
         let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Json, 1 << 20);
         let id = format!("msg_{}", self.count);
@@ -36,7 +36,7 @@ impl Play {
         let reply = reading.finish(true);
         let sketched = |key| SketchPart { key, tokens: 1, place: PromptSection::History };
         self.ledger.add(Fact::Turn(Box::new(Turn {
-            request: request.into(),
+            exchange,
             after: reply.chain_after(placed.position.chain),
             position: placed.position.clone(),
             done: Default::default(),
@@ -93,7 +93,7 @@ fn result(id: &str) -> String {
 }
 
 fn parent(placed: &Placement) -> Option<&str> {
-    placed.position.parent.as_deref()
+    placed.position.parent.as_ref().map(ExchangeId::as_str)
 }
 
 #[test]
@@ -301,17 +301,17 @@ fn an_aborted_call_is_an_anchor_where_it_told_its_input() {
     let messages = [user("one"), model("1"), user("two")].join(",");
     let aborted = play.send(&body(&messages, "You are calm.", ""), "", Outcome::ClientLeft, None);
     assert_eq!(aborted.growth, Growth::Grows);
-    let turn = Turn::clone(play.ledger.turn("req-2").unwrap());
+    let turn = Turn::clone(play.ledger.turn(&"req-2".into()).unwrap());
     let anchor = |play: &mut Play, name: &str, input| {
-        let mut turn = Turn { request: name.into(), ..turn.clone() };
+        let mut turn = Turn { exchange: name.into(), ..turn.clone() };
         (turn.usage.input, turn.usage.lower_bound) = (input, true);
         play.ledger.add(Fact::Turn(Box::new(turn)));
-        let at = play.ledger.turn(name).unwrap();
-        play.ledger.anchor_at(at).unwrap().request.clone()
+        let at = play.ledger.turn(&name.into()).unwrap();
+        play.ledger.anchor_at(at).unwrap().exchange.clone()
     };
-    assert_eq!(&*anchor(&mut play, "req-2b", None), "req-1");
+    assert_eq!(anchor(&mut play, "req-2b", None), "req-1");
     // One that told its input at the start measured it.
-    assert_eq!(&*anchor(&mut play, "req-2c", Some(900)), "req-2c");
+    assert_eq!(anchor(&mut play, "req-2c", Some(900)), "req-2c");
 }
 
 #[test]
@@ -319,7 +319,7 @@ fn sketches_are_put_together_from_their_differences() {
     let mut play = Play::default();
     play.say(&user("one"), &words("1"));
     let part = |n: u128| SketchPart { key: PartKey(n), tokens: 1, place: PromptSection::History };
-    let mut turn = Turn::clone(play.ledger.turn("req-1").unwrap());
+    let mut turn = Turn::clone(play.ledger.turn(&"req-1".into()).unwrap());
     for (id, base, kept, added) in [
         ("a", None, 0, vec![part(1), part(2), part(3)]),
         ("b", Some("a"), 2, vec![part(4)]),
@@ -327,11 +327,11 @@ fn sketches_are_put_together_from_their_differences() {
         ("lost", Some("nowhere"), 1, vec![]),
         ("round", Some("round"), 1, vec![]),
     ] {
-        turn.request = id.into();
+        turn.exchange = id.into();
         turn.sketch = Sketch { base: base.map(Into::into), kept, added };
         play.ledger.add(Fact::Turn(Box::new(turn.clone())));
     }
-    let sketch = |id: &str| play.ledger.sketch(play.ledger.turn(id).unwrap());
+    let sketch = |id: &str| play.ledger.sketch(play.ledger.turn(&id.into()).unwrap());
     assert_eq!(sketch("c").unwrap(), [part(1), part(2), part(4), part(5)]);
     assert_eq!((sketch("lost"), sketch("round")), (None, None));
 }
@@ -342,12 +342,12 @@ fn sketches_are_put_together_from_their_differences() {
 fn of_turns_that_ended_alike_the_nearest_is_the_parent() {
     let mut play = Play::default();
     play.say(&user("one"), &words("1"));
-    let base = Turn::clone(play.ledger.turn("req-1").unwrap());
+    let base = Turn::clone(play.ledger.turn(&"req-1".into()).unwrap());
     let conversation = body(&user("one"), "You are calm.", "");
     let conversation = dialect::read(Dialect::Anthropic, "/v1/messages", conversation.as_bytes());
     let here = position(&conversation, Some("main"));
-    let turn = |request: &str, change: fn(&mut Turn)| {
-        let mut turn = Turn { request: request.into(), ..base.clone() };
+    let turn = |exchange: &str, change: fn(&mut Turn)| {
+        let mut turn = Turn { exchange: exchange.into(), ..base.clone() };
         turn.position.client_thread = Some("main".into());
         change(&mut turn);
         Arc::new(turn)
@@ -361,14 +361,14 @@ fn of_turns_that_ended_alike_the_nearest_is_the_parent() {
     ];
     let of = |turns: &[&Arc<Turn>]| {
         let found = prefer(turns.iter().copied(), &here).unwrap();
-        found.request.to_string()
+        found.exchange.to_string()
     };
     for (at, other) in others.iter().enumerate() {
         assert_eq!((of(&[other, &best]), of(&[&best, other])), ("best".into(), "best".to_owned()));
         // The earlier a rule stands, the more it says.
         for worse in &others[..at] {
-            assert_eq!(of(&[worse, other]), *other.request, "against {}", worse.request);
-            assert_eq!(of(&[other, worse]), *other.request, "against {}", worse.request);
+            assert_eq!(of(&[worse, other]), other.exchange.as_str(), "against {}", worse.exchange);
+            assert_eq!(of(&[other, worse]), other.exchange.as_str(), "against {}", worse.exchange);
         }
     }
     assert_eq!(of(&[&turn("newest", |_| {}), &best]), "newest");
@@ -380,7 +380,7 @@ fn what_follows_a_bare_warm_up_is_found_by_its_words() {
     let mut play = Play::default();
     let warm = r#"{"model":"m","max_tokens":0,"system":"You are calm.","messages":[]}"#;
     play.send(warm, "", Outcome::Complete, None);
-    assert!(is_bare(play.ledger.turn("req-1").unwrap()));
+    assert!(is_bare(play.ledger.turn(&"req-1".into()).unwrap()));
     let after = r#","thread":{"type":"continue","previous_message_id":"msg_1"}"#;
     let mut go_on = |messages: &[String], answer| {
         let body = body(&messages.join(","), "You are calm.", after);
@@ -396,7 +396,7 @@ fn what_follows_a_bare_warm_up_is_found_by_its_words() {
     let again = body(&user("hi"), "", after);
     let again = play.send(&again, &words("B"), Outcome::Complete, None);
     assert_eq!((again.growth, parent(&again)), (Growth::Grows, Some("req-1")));
-    let base = || Turn::clone(play.ledger.turn("req-1").unwrap());
+    let base = || Turn::clone(play.ledger.turn(&"req-1".into()).unwrap());
     let of = |change: fn(&mut Turn)| {
         let mut turn = base();
         (turn.purpose, turn.position.chain) = (Purpose::WarmUp, Chain::START);

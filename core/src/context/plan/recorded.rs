@@ -1,8 +1,8 @@
-//! What is known of a request's parts: decisions that apply to them, replies that came back.
+//! What is known about a request's parts: recorded decisions that apply, and replies that came back.
 //!
-//! Gathered from the ledger in one look, so that planning needs no lock; new facts join it once they
-//! are saved. Replies are found by their chain, or by a mark where the client changed what stands
-//! before them (`docs/architecture.md` "Facts").
+//! Gathered from the ledger at once, so that planning needs no lock. New facts are added once they are saved.
+//! Replies are found by their chain, or by an anchor key if the client changed something before them
+//! (`docs/architecture.md` "Facts").
 
 mod branch;
 mod repairs;
@@ -19,11 +19,12 @@ use crate::context::ledger::{self, BoundaryHash, Ledger};
 use crate::context::lineage::Placement;
 use crate::context::repair::RepairDecision;
 use crate::context::{
-    CompactionRecord, Cut, Fact, InjectedMessage, Millis, QueuedMessage, ReasoningAction,
-    ReasoningDecision, ThreadId, Turn, inject,
+    CompactionRecord, Cut, ExchangeId, Fact, InjectedMessage, Millis, QueuedMessage,
+    ReasoningAction, ReasoningDecision, ThreadId, Turn, inject,
 };
 use crate::dialect::{Chain, Conversation, Dialect, Part, PartIndex, PartKey, PartKind, Role};
 use branch::{Branch, CutCount};
+use returned::CutReach;
 
 pub use replies::ReturnedReply;
 
@@ -33,58 +34,57 @@ struct KeyedPart {
     /// Message and part.
     at: PartIndex,
     key: PartKey,
-    /// What decisions about it are kept by.
+    /// The key that decisions about it are stored under.
     about: u128,
     role: Role,
 }
 
-/// Everything known of one request.
+/// Everything known about one request.
 #[derive(Clone, Debug, Default)]
 pub struct RecordedDecisions {
     keyed_parts: Vec<KeyedPart>,
     /// The chain of system prompt and tools.
     head: Chain,
     cuts: HashMap<u128, Arc<Cut>>,
-    /// How far the history goes with the requests that decided them, by what they are kept by: a part's
-    /// place.
-    ends: HashMap<u128, PartIndex>,
+    /// For each cut, by its decision key: the range of the history in which it makes reasoning void.
+    reaches: HashMap<u128, CutReach>,
     echoes: HashMap<u128, Arc<ReasoningDecision>>,
-    /// Those of them, about parts, that were made for the model that is asked.
+    /// Those decisions about parts that were made for the requested model.
     of_its_model: HashSet<PartKey>,
-    /// What decisions are kept by that were refused and taken back for good.
+    /// Keys of decisions that were refused and are never made again.
     given_up: HashSet<u128>,
-    /// Changes that answer refusals of this upstream and model, in the order in which they are made.
+    /// Changes that answer refusals by this upstream and model, in the order in which they are made.
     pub(in crate::context) repairs: Vec<Arc<RepairDecision>>,
-    /// What decisions of other branches are kept by that this request made its own.
+    /// Keys of decisions of other branches that this request adopted.
     taken_over: HashSet<u128>,
-    /// Its exchange.
-    request: Box<str>,
-    /// The reasoning that the turn it grew from sent.
+    /// The id of its exchange.
+    exchange: ExchangeId,
+    /// The keys of the reasoning that the parent turn sent.
     thoughts: Arc<HashSet<PartKey>>,
     /// Replies whose reasoning is recorded, oldest first.
     pub replies: Vec<ReturnedReply>,
-    /// The turn it grew from.
+    /// The turn that it continues.
     pub parent: Option<Arc<Turn>>,
-    /// A rewrite of its thread was refused then: what was decided before is not repeated.
+    /// When a rewrite of its branch was refused: earlier decisions are not repeated.
     pub suspended: Option<Millis>,
-    /// Decisions of its thread were refused: nothing new is decided until its cache is cold.
+    /// Decisions of its branch were refused: nothing new is decided until its cache is cold.
     pub rests: bool,
-    /// The summary that is in use, with the first message that stays.
+    /// The summary in use, with the index of the first message that stays.
     compact: Option<(usize, Arc<CompactionRecord>)>,
-    /// Summaries that were written for it and are not in use, each with the first message that stays.
+    /// Summaries written for it and not in use, each with the index of the first message that stays.
     pub summaries: Vec<(usize, Arc<CompactionRecord>)>,
-    /// Its client was seen to compact by itself.
+    /// Its client has compacted by itself before.
     pub client_compacts: bool,
-    /// Words that were said in it: the number of the keyed part that they follow.
+    /// Injected messages, each with the number of the keyed part that it follows.
     injected: Vec<(usize, Arc<InjectedMessage>)>,
-    /// Words that wait to be said, in order, if this is the request to say them in.
+    /// Messages that wait for injection, in order, if this request can take them.
     pub(in crate::context) waiting: Vec<Arc<QueuedMessage>>,
     /// Its thread.
     pub(in crate::context) thread: ThreadId,
 }
 
 impl RecordedDecisions {
-    /// Gathers what `ledger` knows. `shadow`: decisions of shadow mode in place of the real ones.
+    /// Gathers what `ledger` knows. `shadow`: use the decisions of shadow mode, not the real ones.
     pub fn of(
         ledger: &Ledger,
         conversation: &Conversation,
@@ -99,7 +99,7 @@ impl RecordedDecisions {
             client_compacts: ledger.client_compacts(),
             waiting: inject::waiting(ledger, placed),
             thread: placed.position.thread.clone(),
-            request: placed.request.clone(),
+            exchange: placed.exchange.clone(),
             ..Self::bare(conversation)
         };
         let branch = Branch::of(ledger, placed, &known.keyed_parts, shadow);
@@ -109,10 +109,11 @@ impl RecordedDecisions {
             known.thoughts = Arc::new(branch.thoughts());
         }
         if ledger.has_decided(shadow) {
-            known.find_decisions(ledger, shadow, &branch, conversation.model.as_deref());
+            let forms =
+                known.find_decisions(ledger, shadow, &branch, conversation.model.as_deref());
             known.given_up = ledger.given_up(shadow, known.suspended);
             known.given_up.extend(branch.given_up());
-            known.find_ends(ledger, conversation, &branch);
+            known.find_reaches(ledger, conversation, &branch, &forms);
         }
         if !shadow {
             known.find_repairs(ledger, &branch);
@@ -123,12 +124,12 @@ impl RecordedDecisions {
         known
     }
 
-    /// Of a conversation of which nothing is known.
+    /// Nothing is known, except the conversation itself.
     pub(super) fn bare(conversation: &Conversation) -> Self {
         Self { head: head(conversation), keyed_parts: keyed_parts(conversation), ..Self::default() }
     }
 
-    /// The place of words that were said, if this request has it.
+    /// Finds the place of an injected message in this request, if it has one.
     fn find_said(&mut self, injected: &Arc<InjectedMessage>) {
         let Some(taken) = injected.taken() else { return };
         if taken.suspended != self.suspended {
@@ -137,26 +138,26 @@ impl RecordedDecisions {
         let place = self.keyed_parts.iter().rposition(|keyed| keyed.about == taken.after.0);
         let Some(place) = place.or_else(|| self.joined(taken.boundary?)) else { return };
         self.injected.push((place, injected.clone()));
-        // In order of the parts they follow, and of being queued.
+        // Ordered by the part that they follow, then by when they were queued.
         let order = |of: &InjectedMessage| of.taken().map(|taken| taken.number);
         self.injected.sort_by_key(|(place, injected)| (*place, order(injected)));
     }
 
-    /// The part that stands after the one it stood after before; `None` unless there is one alone.
+    /// The keyed part with this boundary hash; `None` unless there is exactly one.
     fn joined(&self, boundary: PartKey) -> Option<usize> {
         let mut found =
             (1..self.keyed_parts.len()).filter(|place| self.boundary(*place) == Some(boundary));
         found.next().filter(|_| found.next().is_none())
     }
 
-    /// A keyed part and the one before it.
+    /// The boundary hash of a keyed part and the one before it.
     fn boundary(&self, place: usize) -> Option<PartKey> {
         let before = self.keyed_parts.get(place.checked_sub(1)?)?.key;
         Some(PartKey(BoundaryHash::of(before, self.keyed_parts.get(place)?.key).0))
     }
 
-    /// Where words can be said now: after the newest part, if the model has not answered it. Its
-    /// place, what decisions about it are kept by, and its boundary.
+    /// Where a message can be injected now: after the newest part, if the model has not replied to it.
+    /// Returns its place, the decision key and the boundary hash.
     pub(in crate::context) fn end(&self) -> Option<(PartIndex, u128, Option<PartKey>)> {
         let heard = |keyed: &KeyedPart| keyed.role != Role::System;
         let place = self.keyed_parts.iter().rposition(heard)?;
@@ -165,12 +166,12 @@ impl RecordedDecisions {
         open.then(|| (keyed.at, keyed.about, self.boundary(place)))
     }
 
-    /// Whether words stand in this request.
+    /// Whether an injected message is in this request.
     pub(in crate::context) fn is_said(&self, id: &str) -> bool {
         self.injected.iter().any(|(_, injected)| *injected.id == *id)
     }
 
-    /// Words that follow the part at a place.
+    /// Messages injected after the part at a place.
     pub(in crate::context) fn said_at(
         &self,
         at: PartIndex,
@@ -179,7 +180,7 @@ impl RecordedDecisions {
         here.map(|(_, injected)| &**injected)
     }
 
-    /// Words that follow a part of a message, in order.
+    /// Messages injected after any part of a message, in order.
     pub(in crate::context) fn said_in(
         &self,
         message: usize,
@@ -191,7 +192,7 @@ impl RecordedDecisions {
         here.map(|(_, injected)| &**injected)
     }
 
-    /// Words that are said in this request: the place they follow, and all that follow it, in order.
+    /// Messages injected in this request: the place that they follow, and all that follow it, in order.
     pub(in crate::context) fn said_here(
         &self,
     ) -> impl Iterator<Item = (PartIndex, Vec<&InjectedMessage>)> {
@@ -203,17 +204,19 @@ impl RecordedDecisions {
                 group.iter().map(|(_, injected)| &**injected).collect(),
             )
         });
-        // What a summary stands for is not said again.
+        // Messages that a summary covers are not repeated.
         groups.filter(move |(at, _): &(_, Vec<&InjectedMessage>)| at.message >= from)
     }
 
+    /// Finds the decisions that apply here. Returns in which form the parent turn sent the parts that were cut,
+    /// by index into `keyed_parts`.
     fn find_decisions(
         &mut self,
         ledger: &Ledger,
         shadow: bool,
         branch: &Branch<'_>,
         model: Option<&str>,
-    ) {
+    ) -> HashMap<usize, CutCount> {
         let suspended = self.suspended;
         let mut cuts = Vec::new();
         for (index, keyed) in self.keyed_parts.iter().enumerate() {
@@ -240,23 +243,24 @@ impl RecordedDecisions {
             let echo = echo.filter(|echo| branch.has_back(echo, &returned.reasoning));
             self.echoes.extend(echo.map(|echo| (about, echo.clone())));
         }
-        // What a client sends itself is known by its bytes, which are not at hand here.
+        // The bytes of what the client sends are not at hand here, so all decisions to remove are taken.
         let replies = self.replies.iter().map(|returned| &*returned.reasoning);
         let elsewhere = branch.not_out(ledger.taken_out(shadow, suspended), replies);
         let out =
             ledger.taken_out(shadow, suspended).filter(|echo| !elsewhere.contains(&echo.about));
         self.echoes.extend(out.map(|echo| (echo.about.0, echo.clone())));
+        forms
     }
 
-    /// Something is decided for this request; where another branch was first, as it decided it.
-    fn takes_over(&mut self, about: u128, by: &str) {
-        if *by != *self.request {
+    /// Records that a decision for this request was made first by another branch and adopted as it is.
+    fn takes_over(&mut self, about: u128, by: &ExchangeId) {
+        if *by != self.exchange {
             self.taken_over.insert(about);
         }
     }
 
-    /// What this request made its own of other branches' decisions is its own still. `before`: what was
-    /// known of it.
+    /// Keeps the decisions that this request adopted from other branches. `before`: what was known about the
+    /// request earlier.
     pub fn keeps_what_was_taken_over(&mut self, before: &Self) {
         for about in &before.taken_over {
             let cut = before.cuts.get(about).map(|cut| (*about, cut.clone()));
@@ -278,15 +282,15 @@ impl RecordedDecisions {
         for fact in facts {
             match fact {
                 Fact::Cut(cut) => {
-                    self.takes_over(cut.about.0, &cut.request);
+                    self.takes_over(cut.about.0, &cut.exchange);
                     self.cuts.entry(cut.about.0).or_insert_with(|| Arc::new(*cut));
                 }
                 Fact::Echo(echo) => {
-                    self.takes_over(echo.about.0, &echo.request);
+                    self.takes_over(echo.about.0, &echo.exchange);
                     self.echoes.entry(echo.about.0).or_insert_with(|| Arc::new(*echo));
                 }
                 Fact::Repair(repair) => {
-                    self.takes_over(repair.about.0, &repair.request);
+                    self.takes_over(repair.about.0, &repair.exchange);
                     self.add_repair(Arc::new(*repair));
                 }
                 Fact::Compact(compact) => self.uses(*compact),
@@ -305,31 +309,31 @@ impl RecordedDecisions {
         }
     }
 
-    /// What an exchange decided: what that is kept by.
-    pub fn decided_by(&self, request: &str) -> HashSet<PartKey> {
-        let cuts = self.cuts.values().map(|cut| (&cut.request, cut.about));
-        let echoes = self.echoes.values().map(|echo| (&echo.request, echo.about));
-        let compact = self.compact().map(|(_, one)| (&one.request, PartKey(one.address().0)));
-        let repairs = self.repairs.iter().map(|one| (&one.request, one.about));
+    /// The keys of the decisions that an exchange made.
+    pub fn decided_by(&self, exchange: &ExchangeId) -> HashSet<PartKey> {
+        let cuts = self.cuts.values().map(|cut| (&cut.exchange, cut.about));
+        let echoes = self.echoes.values().map(|echo| (&echo.exchange, echo.about));
+        let compact = self.compact().map(|(_, one)| (&one.exchange, PartKey(one.address().0)));
+        let repairs = self.repairs.iter().map(|one| (&one.exchange, one.about));
         let all = cuts.chain(echoes).chain(compact).chain(repairs);
         let is_its =
-            |by: &str, about: PartKey| self.decision(about.0, by, request) == Decision::New;
+            |by: &ExchangeId, about: PartKey| self.decision(about.0, by, exchange) == Decision::New;
         all.filter(|(by, about)| is_its(by, *about)).map(|(_, about)| about).collect()
     }
 
-    /// The same without what this exchange cut of what was sent before: as the provider's cache has it. `None`
-    /// where it cut nothing of that.
-    pub fn as_cached(&self, request: &str) -> Option<Self> {
+    /// The same without the cuts that this exchange newly made in parts that were sent before: the form that
+    /// the provider has cached. `None` if there are no such cuts.
+    pub fn as_cached(&self, exchange: &ExchangeId) -> Option<Self> {
         let is_new = |about: u128, cut: &Cut| {
             let is_birth = matches!(cut.why, DecisionReason::Birth | DecisionReason::TooLarge);
-            !is_birth && self.decision(about, &cut.request, request) == Decision::New
+            !is_birth && self.decision(about, &cut.exchange, exchange) == Decision::New
         };
         let mut cuts = self.cuts.clone();
         cuts.retain(|about, cut| !is_new(*about, cut));
         (cuts.len() < self.cuts.len()).then(|| Self { cuts, ..self.clone() })
     }
 
-    /// Whether a decision may be made: it was not refused and taken back for good.
+    /// Whether a decision may be made, that is, was not refused for good.
     pub fn may_decide(&self, fact: &Fact) -> bool {
         match fact {
             Fact::Cut(cut) => !self.given_up.contains(&cut.about.0),
@@ -339,56 +343,57 @@ impl RecordedDecisions {
         }
     }
 
-    /// Takes over what an exchange decided when it first saw something: nothing rests on the absence
-    /// of that, and no reasoning stands behind it.
-    pub fn takes_births(&mut self, of: &Self, request: &str) {
-        let is_birth = |about: u128, by: &str, why| {
-            let is_new = of.decision(about, by, request) == Decision::New;
+    /// Takes over what an exchange decided about parts that it sent for the first time: nothing depends on
+    /// their unchanged form, and no reasoning comes after them.
+    pub fn takes_births(&mut self, of: &Self, exchange: &ExchangeId) {
+        let is_birth = |about: u128, by: &ExchangeId, why| {
+            let is_new = of.decision(about, by, exchange) == Decision::New;
             is_new && matches!(why, DecisionReason::Birth | DecisionReason::TooLarge)
         };
-        let cuts = of.cuts.iter().filter(|(about, cut)| is_birth(**about, &cut.request, cut.why));
+        let cuts = of.cuts.iter().filter(|(about, cut)| is_birth(**about, &cut.exchange, cut.why));
         self.cuts.extend(cuts.map(|(about, cut)| (*about, cut.clone())));
         let echoes = of.echoes.iter();
-        let echoes = echoes.filter(|(about, echo)| is_birth(**about, &echo.request, echo.why));
+        let echoes = echoes.filter(|(about, echo)| is_birth(**about, &echo.exchange, echo.why));
         self.echoes.extend(echoes.map(|(about, echo)| (*about, echo.clone())));
     }
 
-    /// Whether nothing was decided that could change the request.
+    /// Whether no decision could change the request.
     pub fn decides_nothing(&self) -> bool {
         let is_empty = self.cuts.is_empty() && self.echoes.is_empty() && self.injected.is_empty();
         is_empty && self.compact.is_none() && self.repairs.is_empty()
     }
 
-    /// Whether reasoning that clients send was decided to be taken out.
+    /// Whether reasoning that the client sends is to be removed.
     pub(super) fn takes_out(&self) -> bool {
         self.echoes.values().any(|echo| echo.does == ReasoningAction::Out)
     }
 
-    /// Whether any is taken out though its provider did not refuse it.
+    /// Whether any reasoning is removed for another reason than that the provider refused it.
     pub fn takes_out_unrefused(&self) -> bool {
         let mut out = self.echoes.values().filter(|echo| echo.does == ReasoningAction::Out);
         out.any(|echo| echo.why != DecisionReason::Refusal)
     }
 
-    /// Whether the turn that it grew from sent the reasoning of a reply, or some of it.
+    /// Whether the parent turn sent the reasoning of a reply, or a part of it.
     pub fn was_sent(&self, returned: &ReturnedReply) -> bool {
         !self.thoughts.is_empty()
             && branch::names(&returned.reasoning).any(|key| self.thoughts.contains(&key))
     }
 
-    /// What was decided about reasoning.
+    /// The decision about reasoning with this key.
     pub fn echo(&self, about: u128) -> Option<&ReasoningDecision> {
         self.echoes.get(&about).map(|echo| &**echo)
     }
 
-    /// The cut that is kept by `about`.
+    /// The cut with this key; if that only trimmed the result, the later cut that cleared it.
     pub fn cut(&self, about: u128) -> Option<&Cut> {
         let again = || self.cuts.get(&again(about));
         let first = self.cuts.get(&about)?;
         Some(if first.why == DecisionReason::TooLarge { again().unwrap_or(first) } else { first })
     }
 
-    /// The cut of a result at a place; and once more, where it was trimmed alone.
+    /// The cut of the result at a place. Second, the same cut if it only trimmed the result, which may then
+    /// be cleared.
     pub fn cut_at(&self, part: &Part, at: PartIndex) -> (Option<&Cut>, Option<&Cut>) {
         let is_kind = matches!(part.kind, PartKind::ToolResult | PartKind::Image);
         let may_be = is_kind && !self.cuts.is_empty();
@@ -399,13 +404,13 @@ impl RecordedDecisions {
         (cut, cut.filter(is_trim))
     }
 
-    /// What the part at a place cost before anything of it was cut, tokens.
+    /// Tokens of the part at a place before its first cut.
     pub(super) fn tokens_before(&self, at: PartIndex, cut: &Cut) -> u64 {
         let first = self.about(at).and_then(|about| self.cuts.get(&about));
         u64::from(first.map_or(cut.was, |first| first.was))
     }
 
-    /// What a part is known by, cut as it is.
+    /// The part's key in the form in which it is sent, with its cuts.
     fn cut_key(&self, keyed: &KeyedPart) -> PartKey {
         match self.cut(keyed.about) {
             Some(cut) if cut.about.0 == keyed.about => keyed.key.cut(),
@@ -414,18 +419,18 @@ impl RecordedDecisions {
         }
     }
 
-    /// What decisions about the part at a place are kept by; `None` for parts without a key.
+    /// The key of decisions about the part at a place; `None` for parts without a key.
     pub fn about(&self, at: PartIndex) -> Option<u128> {
         let found = self.keyed_parts.binary_search_by_key(&at, |keyed| keyed.at).ok()?;
         Some(self.keyed_parts[found].about)
     }
 
-    /// Whether a decision about a part was made for the model that this request asks.
+    /// Whether a decision about a part was made for the model that this request asks for.
     pub(super) fn is_of_its_model(&self, echo: &ReasoningDecision) -> bool {
         self.of_its_model.contains(&echo.about)
     }
 
-    /// The cuts of this request's results: place, what the part is known by then, cut.
+    /// The cuts in this request: place, key of the cut part, cut.
     pub fn cuts_here(&self) -> impl Iterator<Item = (PartIndex, PartKey, &Cut)> {
         let (none, from) = (self.cuts.is_empty(), self.kept_from());
         let keyed_parts =
@@ -441,13 +446,13 @@ impl RecordedDecisions {
         keyed_parts.filter_map(|keyed| Some((keyed.at, &**self.echoes.get(&keyed.about)?)))
     }
 
-    /// Whether a decision of the exchange `of`, kept by `about`, is new to the exchange `here`.
-    pub(super) fn decision(&self, about: u128, of: &str, here: &str) -> Decision {
-        let is_new = of == here || here == &*self.request && self.taken_over.contains(&about);
+    /// Whether a decision with key `about`, made by the exchange `of`, is new to the exchange `here`.
+    pub(super) fn decision(&self, about: u128, of: &ExchangeId, here: &ExchangeId) -> Decision {
+        let is_new = of == here || *here == self.exchange && self.taken_over.contains(&about);
         if is_new { Decision::New } else { Decision::Replayed }
     }
 
-    /// What is forwarded as far as cuts make it: chains, and no overlay yet.
+    /// What is forwarded according to summary, cuts and injections: the chains only, no overlay yet.
     pub(in crate::context) fn sent(&self) -> Overlay {
         let mut chains = Vec::with_capacity(self.keyed_parts.len() + 1);
         let mut chain = self.head;
@@ -471,7 +476,7 @@ impl RecordedDecisions {
     }
 }
 
-/// What the clearing of a part is kept by that was trimmed before.
+/// The decision key for clearing a part that was trimmed before.
 pub(in crate::context) fn again(about: u128) -> u128 {
     PartKey(about).cut().0
 }
@@ -482,7 +487,7 @@ fn head(conversation: &Conversation) -> Chain {
 }
 
 fn keyed_parts(conversation: &Conversation) -> Vec<KeyedPart> {
-    // Gemini's ids are the clients' own making and no identity.
+    // Ids in Gemini requests are made up by clients and identify nothing.
     let ids_count = conversation.dialect != Dialect::Gemini;
     let mut own: HashMap<&str, bool> = HashMap::default();
     let mut chain = Chain::START;
@@ -494,7 +499,7 @@ fn keyed_parts(conversation: &Conversation) -> Vec<KeyedPart> {
             let id = part.id.as_deref().filter(|id| ids_count && !id.is_empty());
             let is_own = id.is_some_and(|id| {
                 let name = part.name.as_deref().unwrap_or_default();
-                // A result rarely names its tool; its call, which came before it, does.
+                // A result rarely names its tool; its call, which came earlier, does.
                 *own.entry(id).or_insert_with(|| ledger::is_own(id, name))
             });
             let about = about(key, chain, is_own);

@@ -1,5 +1,5 @@
-//! Changes that answer refusals, as they are made of a request: those of one part first, among the other edits; those
-//! of the whole text last, over what the others made of it.
+//! Replays the changes that answer refusals. Changes of one part come first, among the other edits; rules for
+//! the whole body come last, over the result of the others.
 
 use super::{Change, DecisionReason, Plan, PlanRequest, PlanStep, RecordedDecisions};
 use crate::context::repair::RepairDecision;
@@ -8,7 +8,7 @@ use crate::dialect::{Part, PartIndex, PartKey, Span};
 use crate::tokens::media::base64_tokens;
 use crate::wire::splice::{self, Edit};
 
-/// Words or a smaller picture in place of media, and a message after the model's.
+/// Text or a smaller image in place of media, and a message after the model's last one.
 pub(super) fn of_parts(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
     for one in known.repairs_of(request) {
         match &one.repair {
@@ -58,7 +58,7 @@ pub(super) fn of_parts(request: &PlanRequest<'_>, known: &RecordedDecisions, pla
     }
 }
 
-/// Rules of the whole request, over what the other edits made of it.
+/// Rules for the whole body, applied to the result of the other edits.
 pub(super) fn of_text(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
     let mut sent: Option<Vec<u8>> = None;
     for one in known.repairs_of(request) {
@@ -82,7 +82,7 @@ pub(super) fn of_text(request: &PlanRequest<'_>, known: &RecordedDecisions, plan
     }
 }
 
-/// The parts with this key that stand in what is sent.
+/// The parts with this key, from the message `from` on.
 fn places<'r>(request: &PlanRequest<'r>, key: PartKey, from: usize) -> Vec<(PartIndex, &'r Part)> {
     let messages = request.conversation.messages.iter().enumerate().skip(from);
     let parts = messages.flat_map(|(at, message)| {
@@ -107,7 +107,7 @@ fn told(
 ) {
     plan.steps.push(PlanStep {
         change: Change::Repaired,
-        decision: known.decision(one.about.0, &one.request, request.id),
+        decision: known.decision(one.about.0, &one.exchange, request.exchange),
         why: DecisionReason::Refusal,
         at,
         byte: edits.first().map_or(0, |edit| edit.at.start as u64),

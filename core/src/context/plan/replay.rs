@@ -1,6 +1,7 @@
-//! Replays recorded decisions: the edits that they make of a request, and what is sent then.
+//! Replays recorded decisions: makes the edits, and describes what is then sent.
 //!
-//! The same facts and the same request give the same bytes, always. Edits that contradict each other are not made.
+//! The same facts and the same request always give the same bytes. If edits contradict each other, none is
+//! made.
 
 use super::{
     Change, DecisionReason, Overlay, Plan, PlanRequest, PlanStep, RecordedDecisions, ReturnedReply,
@@ -12,14 +13,14 @@ use crate::dialect::rewrite::{self, ReasoningInsert};
 use crate::dialect::{Dialect, Part, PartIndex, PartKey, PartKind, Span};
 use crate::wire::splice::{self, Edit};
 
-/// What is forwarded where nothing is changed.
+/// What is forwarded if nothing is changed.
 pub fn as_it_came(request: &PlanRequest<'_>) -> Overlay {
     let mut sent = RecordedDecisions::bare(request.conversation).sent();
     sent.thought = reasoning::newest(request, &sent);
     sent
 }
 
-/// Replays what is known: every recorded decision that applies, and nothing else.
+/// Replays every recorded decision that applies, and nothing else.
 pub fn replay(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Plan {
     if request.conversation.held.is_some() {
         return Plan { sent: as_it_came(request), ..Plan::default() };
@@ -51,14 +52,14 @@ fn compact(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan
     let Some((edits, first)) =
         edits.and_then(|edits| Some((edits.clone(), edits.into_iter().next()?)))
     else {
-        // What rests on it cannot be sent either.
+        // Decisions that depend on the summary cannot be sent either.
         plan.conflict = true;
         return;
     };
     plan.sent.begins_with((compact.key(), compact.tokens), &conversation.messages[..cut]);
     plan.steps.push(PlanStep {
         change: Change::Compacted,
-        decision: known.decision(compact.address().0, &compact.request, request.id),
+        decision: known.decision(compact.address().0, &compact.exchange, request.exchange),
         why: compact.why,
         at: PartIndex::default(),
         byte: first.at.start as u64,
@@ -84,7 +85,7 @@ fn cuts(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
             rewrite::cut(request.conversation, request.body, at, &change)
         });
         if edits.is_empty() {
-            // The fact rests on bytes that are not there.
+            // The text that the cut was decided for is not in this body.
             let tokens = u64::from(cut.was);
             plan.steps.push(PlanStep::refused(
                 Change::Cut,
@@ -105,7 +106,7 @@ fn cuts(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
         let before = edits.iter().map(|edit| edit.at.len() as u64).sum();
         plan.steps.push(PlanStep {
             change: Change::Cut,
-            decision: known.decision(cut.about.0, &cut.request, request.id),
+            decision: known.decision(cut.about.0, &cut.exchange, request.exchange),
             why: cut.why,
             at,
             byte: edits.first().map_or(0, |edit| edit.at.start as u64),
@@ -118,7 +119,7 @@ fn cuts(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
     }
 }
 
-/// Words that somebody outside said, where they stand.
+/// Injected messages, at their places.
 fn said(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
     for (at, said) in known.said_here() {
         let Some(part) = request.part(at) else { continue };
@@ -136,7 +137,7 @@ fn said(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
             }
             plan.sent.say(part.span, key, taken.tokens);
             plan.steps.push(PlanStep {
-                decision: known.decision(key.0, &taken.request, request.id),
+                decision: known.decision(key.0, &taken.exchange, request.exchange),
                 why: DecisionReason::Queued,
                 byte: part.span.end as u64,
                 bytes_before: 0,
@@ -159,8 +160,8 @@ fn reasoning_of(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut
             put_back(request, known, returned, echo, plan);
         }
     }
-    // Another model than the one that demanded something may refuse it. To the same it goes again, whatever is
-    // known by now of what it demands.
+    // Another model than the one that required a stand-in may refuse it. The same model gets it again, even
+    // if it is no longer known to require it.
     let is_demanded = request.echo == EchoRule::Demanded;
     for (at, echo) in
         known.stand_ins().filter(|(_, echo)| is_demanded || known.is_of_its_model(echo))
@@ -176,7 +177,7 @@ fn reasoning_of(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut
     take_out(request, known, plan);
 }
 
-/// A signature on the part itself (Gemini), or a field of its message.
+/// Inserts a stand-in: a signature on the part itself (Gemini), or a field of its message.
 fn stand_in(request: &PlanRequest<'_>, at: PartIndex, raw: &str) -> Vec<Edit> {
     let conversation = request.conversation;
     match conversation.dialect {
@@ -188,7 +189,7 @@ fn stand_in(request: &PlanRequest<'_>, at: PartIndex, raw: &str) -> Vec<Edit> {
     }
 }
 
-/// Reasoning that is missing, message by message, and signatures, part by part.
+/// Inserts missing reasoning, message by message, and missing signatures, part by part.
 fn put_back(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
@@ -251,7 +252,7 @@ fn take_out(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Pla
         let Some((first, echo)) = out.first().copied() else { continue };
         let parts: Vec<usize> = out.iter().map(|(at, _)| *at).collect();
         let taken = rewrite::take_out(request.conversation, request.body, index, &parts);
-        // Of a message that goes whole, nothing else can change.
+        // A message that is removed whole cannot have other edits.
         let within =
             |other: &Edit| message.span.start < other.at.end && other.at.start < message.span.end;
         let is_changed = || plan.edits.iter().any(within);
@@ -266,7 +267,7 @@ fn take_out(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Pla
     }
 }
 
-/// A change as its edits make it; without any, the bytes did not allow it.
+/// The step for a change with these edits; without edits, the structure of the body did not allow it.
 fn step_of(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
@@ -281,7 +282,7 @@ fn step_of(
     };
     PlanStep {
         change,
-        decision: known.decision(echo.about.0, &echo.request, request.id),
+        decision: known.decision(echo.about.0, &echo.exchange, request.exchange),
         why: echo.why,
         at,
         byte: first.at.start as u64,

@@ -1,6 +1,6 @@
-//! What is told of a plan: what was done, counted, and each decision's rule in words.
+//! Reports on a plan: the changes, their counts, and the rule behind each decision in words.
 //!
-//! Kept with the turn and shown outward, so nothing in it may hold a word of a prompt (invariant 9).
+//! Stored with the turn and shown to operators, so it must not contain any text of a prompt (invariant 9).
 
 use serde::{Deserialize, Serialize};
 
@@ -10,10 +10,10 @@ use crate::context::policy::Mode;
 use crate::dialect::refusal::RefusalCause;
 use crate::dialect::repair::RepairCause;
 
-/// What was done to a request; kept with its turn.
+/// What was done to a request; stored with its turn.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RewriteSummary {
-    /// The steps that are new or were refused; the first [`MOST_TOLD`] of them.
+    /// The steps that are new or refused, at most [`MOST_TOLD`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub steps: Vec<PlanStep>,
     /// How many changes were made, replayed and new.
@@ -22,43 +22,42 @@ pub struct RewriteSummary {
     /// How many of them are new.
     #[serde(default, skip_serializing_if = "ChangeCounts::is_nothing")]
     pub new: ChangeCounts,
-    /// Tokens of tool results that did not have to be sent, estimated. Reasoning that was taken out
-    /// is counted in pieces alone: what is sealed cannot be weighed.
+    /// Tokens of tool results that were not sent, estimated. Removed reasoning is only counted in pieces,
+    /// because the size of sealed reasoning is unknown.
     #[serde(default, skip_serializing_if = "is_default")]
     pub tokens_removed: u64,
-    /// The part of `tokens_removed` that is new with this request.
+    /// The share of `tokens_removed` that is new with this request.
     #[serde(default, skip_serializing_if = "is_default")]
     pub tokens_pruned: u64,
     /// Tokens by which cut results grew, estimated.
     #[serde(default, skip_serializing_if = "is_default")]
     pub tokens_added: u64,
-    /// Tokens that a summary took the place of, less its own, estimated.
+    /// Tokens that a summary replaced, less its own, estimated.
     #[serde(default, skip_serializing_if = "is_default")]
     pub tokens_compacted: u64,
-    /// How many tokens really went for each that is claimed above, as the provider's counts show it.
+    /// How many tokens were really saved per token claimed above, according to the provider's counts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<f64>,
-    /// How far we might go. In shadow mode all of this was decided and measured, and none of it sent.
+    /// The mode. In shadow mode all of this was decided and measured, and nothing of it sent.
     #[serde(default, skip_serializing_if = "is_default")]
     pub mode: Mode,
     /// The session is held out for comparison: nothing new is decided in it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub held_out: bool,
-    /// The provider refused the request as it was rewritten, naming this; the original was sent in
-    /// its place.
+    /// The provider refused the rewritten request for this cause, so the original was sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resent: Option<RefusalCause>,
-    /// The provider refused what was decided for the request, naming this; that was taken back, and the
-    /// request sent as those before it were.
+    /// The provider refused the new decisions of this request for this cause. They were revoked, and the
+    /// request was sent with the earlier decisions only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub taken_back: Option<RefusalCause>,
-    /// The provider refused the request for these, and took it with them changed.
+    /// The provider refused the request for these causes, and accepted it with them repaired.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub healed: Vec<RepairCause>,
-    /// That thinking is shown was asked on the client's behalf.
+    /// Visible thinking was requested on the client's behalf.
     #[serde(default, skip_serializing_if = "is_default")]
     pub shows_thinking: bool,
-    /// The window was not large enough.
+    /// What was done because the window was too small.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overflow: Option<OverflowReport>,
 }
@@ -69,19 +68,19 @@ pub struct ChangeCounts {
     /// Tool results that were cut.
     #[serde(default)]
     pub cut: u32,
-    /// Pieces of reasoning that were put back, stand-ins included.
+    /// Pieces of reasoning that were put back, including stand-ins.
     #[serde(default)]
     pub put_back: u32,
-    /// Pieces of reasoning that were taken out.
+    /// Pieces of reasoning that were removed.
     #[serde(default)]
     pub taken_out: u32,
-    /// Whether a summary stands in place of the history's beginning: 1, else 0.
+    /// 1 if a summary replaces the beginning of the history, else 0.
     #[serde(default)]
     pub compacted: u32,
-    /// Queued words that were said.
+    /// Queued messages that were injected.
     #[serde(default)]
     pub said: u32,
-    /// Changes that answer what the provider refused.
+    /// Changes that answer a refusal.
     #[serde(default, skip_serializing_if = "is_default")]
     pub repaired: u32,
 }
@@ -92,14 +91,13 @@ impl ChangeCounts {
         *self == Self::default()
     }
 
-    /// All of them.
+    /// The sum of all kinds.
     pub fn count(&self) -> u32 {
         let parts = [self.put_back, self.taken_out, self.compacted, self.said, self.repaired];
         parts.into_iter().fold(self.cut, u32::saturating_add)
     }
 
-    /// In words, and of each kind how many are new: `3 tool results cut (2 new), 1 piece of reasoning
-    /// put back`.
+    /// In words, with the new ones of each kind: `3 tool results cut (2 new), 1 piece of reasoning put back`.
     pub fn words(&self, new: ChangeCounts) -> String {
         let kinds = [
             (self.cut, new.cut, "tool result", "cut"),
@@ -118,7 +116,7 @@ impl ChangeCounts {
         told.collect::<Vec<_>>().join(", ")
     }
 
-    /// Those of a kind; stand-ins are among what was put back.
+    /// The counter of a kind; stand-ins count as put back.
     pub fn of(&mut self, change: Change) -> &mut u32 {
         match change {
             Change::Cut => &mut self.cut,
@@ -131,7 +129,7 @@ impl ChangeCounts {
     }
 }
 
-/// Most steps that a turn keeps.
+/// At most this many steps are stored with a turn.
 pub const MOST_TOLD: usize = 64;
 
 impl RewriteSummary {
@@ -140,17 +138,17 @@ impl RewriteSummary {
         *self == Self::default()
     }
 
-    /// Whether what was made is on the wire.
+    /// Whether the changes were really sent.
     pub fn is_sent(&self) -> bool {
         !self.made.is_nothing() && self.mode != Mode::Shadow && self.resent.is_none()
     }
 
-    /// Tokens that were claimed, as far as the provider's counts show what went.
+    /// Claimed tokens, corrected by the share that the provider's counts confirm.
     pub fn measured(&self, claimed: u64) -> u64 {
         (claimed as f64 * self.measured.unwrap_or(1.0)).round() as u64
     }
 
-    /// Of these steps.
+    /// Summarises these steps.
     pub fn of(steps: &[PlanStep], mode: Mode) -> Self {
         let mut done = Self { mode, ..Self::default() };
         for step in steps {
@@ -179,7 +177,7 @@ pub(in crate::context) fn is_default<T: Default + PartialEq>(value: &T) -> bool 
     *value == T::default()
 }
 
-/// Where rules are written down, by heading.
+/// The documents and headings that state the rules.
 const OLD_RESULTS: &str = "docs/rewriting.md \"Old tool results\"";
 const COMPACTION: &str = "docs/rewriting.md \"Compaction\"";
 const ALWAYS: &str = "docs/rewriting.md \"Rules for every rewrite\"";
@@ -189,7 +187,7 @@ const HEALING: &str = "docs/healing.md \"What is changed\"";
 const TOO_LARGE: &str = "docs/rewriting.md \"A request that does not fit\"";
 
 impl DecisionReason {
-    /// The rule in words, and the heading of a document of the project under which it is written down.
+    /// The rule in words, and the document and heading that state it.
     pub fn rule(self) -> (&'static str, &'static str) {
         match self {
             Self::Pressure => ("the window fills past prune.pressure", OLD_RESULTS),

@@ -33,7 +33,7 @@ fn cut(scene: &SessionFixture, message: usize, why: DecisionReason) -> Fact {
         after: None,
         about: PartKey(scene.about(message)),
         at: scene.now,
-        request: scene.request().id.into(),
+        exchange: scene.request().exchange.clone(),
         content: Replacement::Text(GONE.into()),
         keep_media: false,
         was: 900,
@@ -154,7 +154,7 @@ fn a_refused_decision_is_void() {
     let about = vec![PartKey(scene.about(2))];
     let revoked = |scene: &SessionFixture, retry| {
         Fact::TakenBack(Box::new(Revocation {
-            request: scene.request().id.into(),
+            exchange: scene.request().exchange.clone(),
             thread: scene.placed().position.thread,
             parent: scene.placed().position.parent,
             at: 2,
@@ -182,7 +182,7 @@ fn a_refused_decision_is_void() {
     suspended.ledger.add(cut(&suspended, 2, PRESSURE));
     let position = suspended.placed().position;
     suspended.ledger.add(Fact::Aside(Box::new(Suspension {
-        request: "refused".into(),
+        exchange: "refused".into(),
         thread: position.thread,
         parent: position.parent,
         at: 9,
@@ -225,15 +225,20 @@ fn what_another_branch_decided_is_taken_over() {
     let first = scene.ledger.cut(scene.about(2), false, None).unwrap().clone();
     known.add([Fact::Cut(Box::new(Cut::clone(&first)))]);
     assert!(!known.decides_nothing());
-    let decision = known.decision(first.about.0, &first.request, scene.request().id);
+    let decision = known.decision(first.about.0, &first.exchange, scene.request().exchange);
     assert_eq!(decision, Decision::New, "new to this exchange");
-    assert_eq!(known.decision(first.about.0, &first.request, "other"), Decision::Replayed);
-    assert_eq!(known.decided_by(scene.request().id).into_iter().collect::<Vec<_>>(), [first.about]);
+    assert_eq!(known.decision(first.about.0, &first.exchange, &"other".into()), Decision::Replayed);
+    assert_eq!(
+        known.decided_by(scene.request().exchange).into_iter().collect::<Vec<_>>(),
+        [first.about]
+    );
     let mut later = bare.clone();
     later.keeps_what_was_taken_over(&known);
     assert_eq!(later.cuts_here().count(), 1);
-    assert!(known.as_cached(scene.request().id).is_some_and(|cached| cached.decides_nothing()));
-    assert!(bare.as_cached(scene.request().id).is_none());
+    assert!(
+        known.as_cached(scene.request().exchange).is_some_and(|cached| cached.decides_nothing())
+    );
+    assert!(bare.as_cached(scene.request().exchange).is_none());
 }
 
 /// Nothing rests on the absence of what was decided when it was first seen.
@@ -242,11 +247,11 @@ fn births_are_taken_over_by_what_is_sent_again() {
     let births = |why| {
         let mut scene = plain("ucr");
         scene.ledger.add(cut(&scene, 2, why));
-        let (of, id) = (scene.known(), scene.request().id);
+        let (of, id) = (scene.known(), scene.request().exchange);
         let mut known = plain("ucr").known();
         known.takes_births(&of, id);
         let mut other = plain("ucr").known();
-        other.takes_births(&of, "other");
+        other.takes_births(&of, &"other".into());
         assert!(other.decides_nothing());
         (known.cuts_here().count(), of.as_cached(id).is_some())
     };
@@ -263,7 +268,7 @@ fn summary(scene: &SessionFixture, cut: usize) -> CompactionRecord {
         near,
         is_own: scene.known().has_own_near(&scene.conversation, cut),
         at: 1,
-        request: scene.request().id.into(),
+        exchange: scene.request().exchange.clone(),
         raw: r#"{"role":"user","content":"They spoke."}"#.into(),
         was: 100,
         tokens: 10,
@@ -336,7 +341,7 @@ fn the_latest_summary_of_a_branch_is_in_use() {
     assert_eq!(scene.known().kept_from(), 0, "a message has to follow");
     let mut fork = plain("uauau");
     let mut one = summary(&fork, 2);
-    one.request = "elsewhere".into();
+    one.exchange = "elsewhere".into();
     fork.ledger.add(Fact::Compact(Box::new(one)));
     assert_eq!(fork.known().kept_from(), 0, "this branch never sent it");
 }
@@ -370,7 +375,7 @@ fn a_written_summary_is_taken_into_use_once() {
     let mut known = scene.known();
     let facts = compact_of(&scene).unwrap();
     let [Fact::Compact(one)] = &facts[..] else { panic!("{facts:?}") };
-    assert_eq!(&*one.request, scene.request().id);
+    assert_eq!(one.exchange, *scene.request().exchange);
     known.add(facts);
     assert_eq!((known.kept_from(), known.summaries.len()), (4, 0), "older ones are of no use");
     let mut later = scene.known();
@@ -394,7 +399,7 @@ fn a_summary_is_found_by_what_stands_before_its_cut() {
         scene.send(&all);
         // This branch has to have it, too.
         scene.ledger.add(Fact::Compact(Box::new(CompactionRecord {
-            request: scene.request().id.into(),
+            exchange: scene.request().exchange.clone(),
             about: Chain(7),
             ..one
         })));
@@ -509,9 +514,9 @@ fn queued_words_are_said_once_and_stay() {
     let said = proposed(&scene);
     assert_eq!(said.len(), 2);
     said.iter().for_each(|fact| scene.ledger.add(fact.clone()));
-    assert_eq!(inject::taken(&said, scene.request().id), ["q1".into(), "q2".into()]);
-    assert_eq!(inject::taken(&said, "other"), [] as [Box<str>; 0]);
-    assert_eq!(inject::untaken(&said, scene.request().id).len(), 2);
+    assert_eq!(inject::taken(&said, scene.request().exchange), ["q1".into(), "q2".into()]);
+    assert_eq!(inject::taken(&said, &"other".into()), [] as [Box<str>; 0]);
+    assert_eq!(inject::untaken(&said, scene.request().exchange).len(), 2);
     assert!(proposed(&scene).is_empty(), "nothing waits any more");
     let words = |scene: &SessionFixture| {
         let sent = sent(scene).to_string();
@@ -535,8 +540,9 @@ fn queued_words_are_said_once_and_stay() {
     let steps = scene.plan().steps;
     assert!(steps.iter().all(|step| step.decision == Decision::Replayed), "{steps:?}");
     // Of a request that nobody answered they wait again.
-    let waits =
-        |scene: &SessionFixture, in_vain| inject::again(&scene.known(), "r9", 5, in_vain).len();
+    let waits = |scene: &SessionFixture, in_vain| {
+        inject::again(&scene.known(), &"r9".into(), 5, in_vain).len()
+    };
     assert_eq!(waits(&scene, false), 0, "they stand further up");
     scene.send(&messages("uau"));
     assert_eq!((waits(&scene, false), waits(&scene, true)), (2, 2));
@@ -605,7 +611,7 @@ fn a_stand_in_goes_where_it_is_demanded() {
     let ReasoningAction::StandIn(raw) = &echo.does else { panic!("{echo:?}") };
     assert_eq!(&**raw, r#"{"reasoning_content":" "}"#);
     scene.ledger.add(Fact::Echo(Box::new(ReasoningDecision {
-        request: "unknown".into(),
+        exchange: "unknown".into(),
         ..*echo.clone()
     })));
     assert!(proposed(&scene).is_empty(), "once");
@@ -740,7 +746,7 @@ fn what_is_given_up_is_not_decided_again() {
         Fact::Echo(Box::new(ReasoningDecision {
             about,
             at: 1,
-            request: "r".into(),
+            exchange: "r".into(),
             does,
             why,
             shadow: false,
@@ -753,7 +759,7 @@ fn what_is_given_up_is_not_decided_again() {
     assert!(known.may_decide(&cut) && known.may_decide(&out));
     scene.ledger.add(cut.clone());
     scene.ledger.add(Fact::TakenBack(Box::new(Revocation {
-        request: scene.request().id.into(),
+        exchange: scene.request().exchange.clone(),
         thread: scene.placed().position.thread,
         parent: scene.placed().position.parent,
         at: 1,

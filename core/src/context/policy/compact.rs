@@ -1,6 +1,6 @@
-//! Policy of compaction: the keys of `[compact]`, and what may be said for one upstream or model alone.
+//! Policy of compaction: the keys of `[compact]`, and those that can be set for a single upstream or model.
 //!
-//! Doc comments here are what a person reads in `config/default.toml`. Pure values.
+//! Doc comments here are the text in `config/default.toml`. Pure values.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -119,7 +119,7 @@ pub struct CompactOverride {
 }
 
 impl CompactOverride {
-    /// Whether it says where the threshold is.
+    /// Whether it sets the threshold.
     fn has_threshold(&self) -> bool {
         let tokens = self.threshold_tokens.is_some() || self.threshold_buffer_tokens.is_some();
         tokens || self.threshold.is_some()
@@ -167,9 +167,9 @@ pub enum SummaryEngine {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, strum::EnumIter)]
 #[serde(rename_all = "lowercase")]
 pub enum SummaryAuthor {
-    /// The model, at our request.
+    /// The model, at Plimsoll's request.
     Summary,
-    /// The provider, in a form that only it may change.
+    /// The provider, in a sealed form that only it can read.
     Provider,
 }
 
@@ -183,7 +183,7 @@ impl SummaryAuthor {
     }
 }
 
-/// What a summary is asked for with, unless policy says otherwise.
+/// The default prompt for summaries.
 const PROMPT: &str = "\
 Stop here. Do not go on with the task and do not call any tool. Write a summary of the conversation so \
 far, from which another instance of you, that sees nothing of it but this summary and the newest \
@@ -235,7 +235,7 @@ impl Default for CompactPolicy {
 }
 
 impl CompactPolicy {
-    /// The same with what is said for an upstream or a model over it.
+    /// The same with the settings of an upstream or model applied.
     #[must_use]
     pub fn with(&self, over: &CompactOverride) -> Self {
         let mut compact = self.clone();
@@ -252,7 +252,7 @@ impl CompactPolicy {
         compact
     }
 
-    /// Tokens past which a history is compacted, in a window of which `usable` may be filled.
+    /// Tokens above which a history is compacted, in a window of which `usable` may be filled.
     pub fn threshold(&self, usable: u64) -> u64 {
         let tokens = match (self.threshold_tokens, self.threshold_buffer_tokens) {
             (Some(tokens), _) => tokens,
@@ -262,21 +262,21 @@ impl CompactPolicy {
         tokens.min(usable)
     }
 
-    /// Tokens past which its summary is prepared.
+    /// Tokens above which its summary is prepared.
     pub fn mark(&self, usable: u64) -> u64 {
         (self.prepare * self.threshold(usable) as f64) as u64
     }
 
-    /// What the model says to a summary of so many messages.
+    /// The model's reply to a summary of this many messages.
     pub fn boundary(&self, messages: usize, is_asked: bool) -> Option<String> {
         let kind = if is_asked { "manual" } else { "auto" };
         let words = self.boundary.replace("{type}", kind);
         let words = words.replace("{messages}", &messages.to_string());
-        // A message without words is refused.
+        // A message without text would be refused.
         (!words.trim().is_empty()).then_some(words)
     }
 
-    /// Most tokens that stay word for word.
+    /// Most tokens that are kept as they are.
     pub fn tail(&self, usable: u64) -> u64 {
         self.keep_tokens.min((self.keep_share * usable as f64) as u64)
     }

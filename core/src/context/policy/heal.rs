@@ -1,5 +1,5 @@
-//! What may be changed of a request after its provider refused it. Also the keys of `[heal]`: doc comments here are
-//! what a person reads in `config/default.toml`.
+//! What may be changed in a request after its provider refused it. Also the keys of `[heal]`: doc comments
+//! here are the text in `config/default.toml`.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

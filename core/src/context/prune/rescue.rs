@@ -1,7 +1,7 @@
-//! Room where the provider said that there is none: whatever can be cut is cut, at once.
+//! Makes room after the provider said that a request does not fit: everything that can be cut is cut at once.
 //!
-//! The gates are about cost; here the alternative is a request that is refused. What policy keeps by
-//! name stays, what it protects for being new is protected less. Pure; proposes facts as its parent.
+//! The gates are about cost; here the alternative is a refused request. What policy keeps by name stays; what
+//! it protects as new is protected less. Pure; proposes facts, like its parent module.
 
 use super::{CutCandidate, LEAST_TRIMMED, PruneCandidates, RequestCost, SMALLEST};
 use crate::context::plan::{DecisionReason, PlanRequest, RecordedDecisions};
@@ -10,12 +10,12 @@ use crate::context::{Fact, repair};
 use crate::dialect::Purpose;
 use crate::dialect::overflow::Overflow;
 
-/// Messages that stay whole, and the share of the room that the newest tokens keep, one in so many.
+/// How many messages stay whole, and the fraction (1/n) of the room that the newest tokens keep.
 const NEWEST: (u32, u64) = (2, 4);
 
-/// Cuts that make room for a request which costs `cost` and did not fit: all old results that may be
-/// cut and, where these are not enough, new ones down to head and tail. `said`: what the provider
-/// said; the model's window is what it said already.
+/// Cuts that make room for a request of `cost` that did not fit: all old results that may be cut, and if that
+/// is not enough, new ones down to head and tail. `said`: the provider's message; its window is already in
+/// the model.
 pub fn make_room(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
@@ -25,7 +25,7 @@ pub fn make_room(
     if request.conversation.held.is_some() || request.conversation.purpose != Purpose::Turn {
         return Vec::new();
     }
-    // Output that gave way leaves little to cut: no more than that.
+    // If the output limit was lowered, less has to be cut.
     let lowered = repair::lowered_output(request, known);
     let goal = goal(request, cost.tokens, said, lowered);
     let policy = &request.policy.prune;
@@ -59,9 +59,8 @@ pub fn make_room(
     facts
 }
 
-/// How many tokens fit, as we count them: where the provider counted more or fewer, its number is
-/// right.
-/// `lowered`: output that was lowered, where that was refused with the prompt.
+/// How many tokens fit, in our count, corrected by the provider's count if its message has one. `lowered`:
+/// the lowered output limit, if prompt and output were refused together.
 fn goal(request: &PlanRequest<'_>, ours: u64, said: Overflow, lowered: Option<u64>) -> u64 {
     let window = request.model.window;
     let asked = request.conversation.max_output.unwrap_or(0).max(request.reserve);
@@ -69,11 +68,11 @@ fn goal(request: &PlanRequest<'_>, ours: u64, said: Overflow, lowered: Option<u6
     let usable = window.saturating_sub(output.min(window / 2));
     let counted = |input: u64| u128::from(usable) * u128::from(ours) / u128::from(input.max(1));
     let usable = said.input.map_or(usable, |input| u64::try_from(counted(input)).unwrap_or(usable));
-    // Where it says nothing, that much was too much.
+    // Without numbers in the message, a quarter of the request must be cut.
     if said.input.is_some() && lowered.is_some() { usable } else { usable.min(ours - ours / 4) }
 }
 
-/// New results that are larger than their share of the room, cut to head and tail.
+/// New results that are larger than their share of the room, trimmed to head and tail.
 fn shortened(
     found: &PruneCandidates<'_>,
     request: &PlanRequest<'_>,

@@ -1,25 +1,24 @@
-//! The order of bound reasoning: a piece that was made after another is void where anything else
-//! stands before it (`docs/protocols.md` 1.5.3). Pieces may be missing from the start, never between.
+//! The order of bound reasoning: a piece is void unless the reasoning before it is the same as when it was
+//! made (`docs/protocols.md` 1.5.3). Pieces may be missing at the start, never in between.
 //!
-//! Works from the newest reply back: whatever is put back must lead on to what stands after it.
+//! Works backwards from the newest reply: each piece that is put back must lead to the one after it.
 
 use crate::context::plan::{Overlay, PlanRequest, RecordedDecisions, ReturnedReply};
 use crate::dialect::{PartIndex, PartKey, PartKind};
 use crate::wire::json::Document;
 
-/// What may stand before the oldest piece that stays.
+/// Which reasoning may come before the oldest piece that stays.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum OrderConstraint {
-    /// Nothing stays yet: anything.
+    /// Any, because nothing stays yet.
     Free,
-    /// This piece, or none.
+    /// Only this piece; with `None`, no piece.
     Exactly(Option<PartKey>),
-    /// It is not known: none of ours.
+    /// Unknown, so none of ours.
     Unknown,
 }
 
-/// Which replies' reasoning is put back, of those that are `wanted`: all of them where the model does
-/// not bind it.
+/// Which of the `wanted` replies get their reasoning back. All of them if the model does not bind it.
 pub fn chosen(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
@@ -43,11 +42,11 @@ pub fn chosen(
         if missing.is_nothing() || keeps_some && missing.is_partial() {
             need = order;
         } else if !keeps_some && returned.parts.is_empty() && is_elsewhere(known, returned) {
-            // Nothing of it came back: what stands there is of a reply that was made in its place.
+            // No part of it came back: the reasoning there belongs to a reply that was made in its place.
             chosen[index] = false;
         } else if keeps_some || returned.parts.is_empty() {
-            // The client kept some of it, or what it sends is another's: what it is worth is the provider's
-            // to say.
+            // The client kept some of it, or sends reasoning of another reply; the provider decides what that
+            // is worth.
             (chosen[index], need) = (false, OrderConstraint::Unknown);
         } else if chosen[index] {
             let last = returned.reasoning.blocks.last().and_then(|block| seal(&block.raw));
@@ -62,13 +61,13 @@ pub fn chosen(
     chosen
 }
 
-/// Whether the reasoning at the place of a reply without words or calls is another known reply's.
+/// Whether the reasoning at the place of a reply without text or calls belongs to another known reply.
 fn is_elsewhere(known: &RecordedDecisions, returned: &ReturnedReply) -> bool {
     let at = returned.begins();
     known.replies.iter().any(|other| other.number != returned.number && other.spans(at))
 }
 
-/// Where a client sends reasoning that no known reply holds.
+/// The places where a client sends reasoning that is in no known reply.
 fn foreign(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<PartIndex> {
     let messages = request.conversation.messages.iter().enumerate().skip(known.kept_from());
     let parts = messages.flat_map(|(index, message)| {
@@ -79,7 +78,7 @@ fn foreign(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<PartInde
     parts.filter(|at| !known.replies.iter().any(|returned| returned.spans(*at))).collect()
 }
 
-/// The newest reasoning that is sent: what is made next is bound to stand after it.
+/// The newest reasoning that is sent: the model's next reasoning is bound to come after it.
 pub fn newest(request: &PlanRequest<'_>, sent: &Overlay) -> Option<PartKey> {
     let messages = request.conversation.messages.iter().rev();
     for message in messages {
@@ -101,20 +100,21 @@ pub fn newest(request: &PlanRequest<'_>, sent: &Overlay) -> Option<PartKey> {
     None
 }
 
-/// The fields that seal a block.
+/// The members of a block that hold its seal.
 const SEALS: [&str; 4] = ["signature", "data", "encrypted_content", "thoughtSignature"];
-/// Those of the look-alikes of Chat Completions, whose words are all that it is.
+/// The members of APIs compatible with Chat Completions, which send reasoning as plain text.
 const WORDS: [&str; 2] = ["reasoning_content", "reasoning"];
 
-/// The identity of a block as it was received: of its seal, as [`Part::reasoning_key`](crate::dialect::Part::reasoning_key) has it of a client's.
+/// The key of a block as it was received: the hash of its seal, the same as
+/// [`Part::reasoning_key`](crate::dialect::Part::reasoning_key) gives for a client's block.
 pub fn seal(raw: &str) -> Option<PartKey> {
     let document = Document::read(raw.as_bytes()).ok()?;
     let root = document.root(raw.as_bytes())?;
     Some(PartKey::of_bytes(root.get_any(&SEALS)?.text()?.as_bytes()))
 }
 
-/// What a client's block is known by ([`Part::reasoning_key`](crate::dialect::Part::reasoning_key)), of one as it was received: its seal, else its words,
-/// as they stand there.
+/// What [`Part::reasoning_key`](crate::dialect::Part::reasoning_key) hashes, taken from a block as it was
+/// received: its seal, else its text, as a raw JSON string without quotes.
 pub fn literal(raw: &str) -> Option<String> {
     let document = Document::read(raw.as_bytes()).ok()?;
     let root = document.root(raw.as_bytes())?;

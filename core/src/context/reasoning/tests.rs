@@ -247,7 +247,7 @@ fn summarised(name: &'static str, sends: fn(usize) -> bool) -> SessionFixture {
         near,
         is_own: true,
         at: 1,
-        request: scene.request().id.into(),
+        exchange: scene.request().exchange.clone(),
         raw: r#"{"role":"user","content":"They spoke."}"#.into(),
         was: 100,
         tokens: 10,

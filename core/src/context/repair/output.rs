@@ -1,7 +1,7 @@
-//! The limit of output, lowered before any history is cut.
+//! Lowers the output limit, before any history is cut.
 //!
-//! What the model writes at most holds for its every request. What the window has room for depends on the prompt, so
-//! it is reckoned anew each time from what the prompt is estimated to be.
+//! A model's maximum output is the same for every request. The room in the window depends on the prompt, so
+//! that limit is computed for each request from the prompt's estimate.
 
 use super::{PlanRequest, RecordedDecisions, decided};
 use crate::context::Fact;
@@ -11,12 +11,12 @@ use crate::dialect::repair::{OutputLimit, Refusal, RefusalDetail, Repair, Repair
 use crate::wire::json::Document;
 use crate::wire::splice;
 
-/// Limits of more tokens are other numbers.
+/// Numbers outside this range are not taken as limits, tokens.
 const BELIEVED: std::ops::RangeInclusive<u64> = 128..=10_000_000;
-/// Room that is left beside an estimate, one part in so many, and at least so many tokens.
+/// The margin beside an estimate: 1/50 of it, and at least 64 tokens.
 const MARGIN: (u64, u64) = (50, 64);
 
-/// The change that answers a refusal of the limit.
+/// The change that answers a refusal of the output limit.
 pub(super) fn propose(request: &PlanRequest<'_>, refusal: &Refusal) -> Option<Fact> {
     let limit = refusal.limit.filter(|limit| BELIEVED.contains(limit))?;
     let document = Document::read(request.body).ok()?;
@@ -35,7 +35,7 @@ pub(super) fn propose(request: &PlanRequest<'_>, refusal: &Refusal) -> Option<Fa
     lowers.then(|| decided(request, repair))
 }
 
-/// The change that spares a request a refusal: its model can write `most` tokens, as another request's refusal said.
+/// The change that prevents a refusal: another request's refusal said that the model can write `most` tokens.
 pub fn spare(request: &PlanRequest<'_>, known: &RecordedDecisions, most: u64) -> Option<Fact> {
     let heal = &request.policy.heal;
     let conversation = request.conversation;
@@ -55,8 +55,8 @@ pub fn spare(request: &PlanRequest<'_>, known: &RecordedDecisions, most: u64) ->
     (asked > most && known.may_decide(&fact)).then_some(fact)
 }
 
-/// Lowers the limit of output in a plan to the room that the window has beside `input` tokens, where that was refused
-/// before. `is_counted`: the provider's own number.
+/// Lowers the output limit in a plan to the room that the window has beside `input` tokens, if a request was
+/// refused for that before. `is_counted`: `input` is the provider's own number.
 pub fn fit_output(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
@@ -74,14 +74,14 @@ pub fn fit_output(
     }
 }
 
-/// The output that is asked for where prompt and output were refused together: the least that policy leaves.
+/// The output limit after prompt and output were refused together: the least that policy allows.
 pub fn lowered_output(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Option<u64> {
     let asked = request.conversation.max_output;
     let least = request.policy.heal.min_output;
     window(request, known).map(|_| asked.map_or(least, |asked| asked.min(least)))
 }
 
-/// The window that prompt and output were refused for together.
+/// The window that a refusal of prompt and output together named.
 fn window(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Option<u64> {
     let of = |repair: &Repair| match repair {
         Repair::OutputFits { window } => Some(*window),

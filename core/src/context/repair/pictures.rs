@@ -1,5 +1,6 @@
-//! Which picture or document gives way to text, or to a smaller picture: the one that is named and all that break the
-//! same limit, else the oldest, where there is too much of them, else the newest, because those before it were accepted.
+//! Chooses the images or documents that text or a smaller image replaces. If a place is named: that one, and
+//! all that break the same limit. If there are too many, the oldest; else the newest, because earlier ones
+//! were accepted.
 
 use super::thoughts::meets;
 use super::{Fact, RefusedRequest, decided};
@@ -10,13 +11,13 @@ use crate::dialect::{Part, PartKey, PartKind};
 use crate::tokens::media::{base64_size, size};
 use crate::wire::splice;
 
-/// Of pictures that are one too many, some more go, so that the next one is not one too many again: one in so many
-/// of those that are allowed.
+/// If there is one image too many, more are replaced, so that the next one is not too many again: this
+/// fraction (1/n) of the allowed ones.
 const SPARE: u64 = 10;
-/// Of a request with too many bytes, so much of its media goes at once: one part in so many.
+/// If a request has too many bytes, this fraction (1/n) of its media is replaced at once.
 const SHARE: usize = 4;
 
-/// Decisions that put words in place of media.
+/// Decisions that replace media by text.
 pub(super) fn propose(refused: &RefusedRequest<'_>, place: Option<&PathTarget>) -> Vec<Fact> {
     let request = refused.request;
     let known = refused.known;
@@ -45,7 +46,7 @@ pub(super) fn propose(refused: &RefusedRequest<'_>, place: Option<&PathTarget>) 
     facts
 }
 
-/// The client's media at the place that is named.
+/// The client's media at the named place.
 fn named<'p>(refused: &RefusedRequest<'_>, place: &PathTarget, all: &[&'p Part]) -> Vec<&'p Part> {
     let sent = crate::dialect::read(refused.request.conversation.dialect, "/", refused.sent);
     let there = sent.parts().filter(|part| part.media.is_some() && meets(part.span, place.span));
@@ -55,7 +56,7 @@ fn named<'p>(refused: &RefusedRequest<'_>, place: &PathTarget, all: &[&'p Part])
     if !named.is_empty() {
         return named;
     }
-    // A smaller one has a key of its own.
+    // An image that was made smaller has another key in the sent body.
     let at = splice::origin(refused.edits, place.span);
     let is_smaller = |part: &&&Part| {
         let smaller = part.key.and_then(|key| refused.known.smaller_picture(refused.request, key));
@@ -64,7 +65,7 @@ fn named<'p>(refused: &RefusedRequest<'_>, place: &PathTarget, all: &[&'p Part])
     all.iter().filter(is_smaller).copied().collect()
 }
 
-/// The base64 of media as they are sent: of a picture that was made smaller, of the smaller one.
+/// The base64 data of media as sent: if an image was made smaller, that of the smaller one.
 pub(super) fn sent_base64<'a>(
     request: &PlanRequest<'a>,
     known: &'a RecordedDecisions,
@@ -74,7 +75,7 @@ pub(super) fn sent_base64<'a>(
     smaller.map_or_else(|| base64_of(part, request.body), str::as_bytes)
 }
 
-/// Media that break the limit that is told.
+/// Media that break the limit in the refusal.
 fn breaking<'p>(
     refused: &RefusedRequest<'_>,
     all: &[&'p Part],
@@ -88,7 +89,7 @@ fn breaking<'p>(
     };
     match (refusal.detail, refusal.limit) {
         (Some(RefusalDetail::Bytes), Some(limit)) => {
-            // Some count what is sent, some what that is decoded to.
+            // Some providers count the base64 data, some the decoded bytes.
             let is_plain = named.zip(refusal.count).is_some_and(|(part, count)| {
                 bytes(part).abs_diff(count) > (bytes(part) / 4 * 3).abs_diff(count)
             });
@@ -120,7 +121,7 @@ fn breaking<'p>(
     }
 }
 
-/// How base64 of each type begins.
+/// How the base64 data of each type begins.
 const BEGINS: [(&str, &str); 5] = [
     ("image/png", "iVBORw0KGgo"),
     ("image/jpeg", "/9j/"),
@@ -129,14 +130,14 @@ const BEGINS: [(&str, &str); 5] = [
     ("application/pdf", "JVBERi"),
 ];
 
-/// Whether media have the type that they are said to have, as far as that can be told.
+/// Whether media have the type that they declare, as far as that can be checked.
 fn is_what_it_says(part: &Part, body: &[u8]) -> bool {
     let data = base64_of(part, body);
     let said = part.media.as_ref().and_then(|media| media.mime.as_deref());
     let said = said.map(|said| if said == "image/jpg" { "image/jpeg" } else { said });
     match BEGINS.iter().find(|(mime, _)| Some(*mime) == said) {
         Some((_, begins)) => data.is_empty() || data.starts_with(begins.as_bytes()),
-        // Of a picture of another type nobody here knows; of what says none, what it is.
+        // An unknown type is taken as wrong; without a declared type, any known format is fine.
         None if said.is_none() => {
             data.is_empty() || BEGINS.iter().any(|(_, begins)| data.starts_with(begins.as_bytes()))
         }
@@ -144,12 +145,12 @@ fn is_what_it_says(part: &Part, body: &[u8]) -> bool {
     }
 }
 
-/// The base64 of media; empty where it is elsewhere.
+/// The base64 data of media; empty if they are only linked.
 pub(super) fn base64_of<'b>(part: &Part, body: &'b [u8]) -> &'b [u8] {
     media::base64_span(part, body).map_or(&[], |at| at.of(body))
 }
 
-/// What stood there, in words.
+/// A description of the replaced media.
 fn words(request: &PlanRequest<'_>, part: &Part, detail: Option<RefusalDetail>) -> String {
     let what = if part.kind == PartKind::Image { "An image" } else { "A document" };
     let mut about = Vec::new();

@@ -1,7 +1,7 @@
-//! A smaller picture instead of one that was refused, if policy asks for that and not for text.
+//! Replaces a refused image by a smaller one, if policy asks for that instead of text.
 //!
-//! Decodes pictures, which takes long: its caller does that outside the async threads, one at a time. A picture that
-//! cannot be made smaller keeps its text.
+//! Decoding images takes long: the caller runs this outside the async threads, one image at a time. An image
+//! that cannot be made smaller is replaced by text.
 
 use super::pictures::{base64_of, sent_base64};
 use super::{Fact, decided};
@@ -12,17 +12,17 @@ use crate::dialect::repair::{Refusal, RefusalDetail, Repair, media};
 use crate::dialect::{Part, PartKey, PartKind};
 use crate::tokens::media::base64_size;
 
-/// The longer side where the refusal names none: what is taken of many pictures at once (`docs/protocols.md` 1.8), and
-/// about as much as models look at (`docs/estimates.md` 1.4).
+/// The longer side in pixels if the refusal names none: accepted for many images at once (`docs/protocols.md`
+/// 1.8), and about as much as models look at (`docs/estimates.md` 1.4).
 const SIDE: u32 = 2_000;
-/// Most base64 of one: it is kept in the session, in memory too.
+/// Most base64 bytes of one image: it is stored in the session, and held in memory.
 const KEPT: usize = 512 * 1024;
-/// Where the whole request has too many bytes, a picture becomes so many times smaller.
+/// If the whole request has too many bytes, an image is reduced to this fraction (1/n).
 const SHARE: usize = 4;
-/// Most that are decoded for one refusal.
+/// Most images that are decoded for one refusal.
 const AT_ONCE: usize = 8;
 
-/// Whether policy wants pictures smaller that are refused so.
+/// Whether policy asks for smaller images after this refusal.
 pub fn may_be_smaller(request: &PlanRequest<'_>, refusal: &Refusal) -> bool {
     let is_of_size = matches!(
         refusal.detail,
@@ -31,8 +31,8 @@ pub fn may_be_smaller(request: &PlanRequest<'_>, refusal: &Refusal) -> bool {
     request.policy.heal.images == ImageRepair::Shrink && is_of_size
 }
 
-/// The same decisions, with a smaller picture in place of words where there is one. `room`: bytes that all of them
-/// together may take.
+/// The same decisions, with a smaller image instead of text where one can be made. `room`: bytes that all of
+/// them together may take.
 pub fn smaller(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
@@ -55,7 +55,7 @@ pub fn smaller(
     made.chain(later.iter().cloned()).collect()
 }
 
-/// The picture that a decision has words for, made as small as the refusal wants it.
+/// The image that a decision replaces by text, reduced as the refusal requires.
 fn picture(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
@@ -71,7 +71,7 @@ fn picture(
     Some((key, media::base64(&shrink(&file, mime, goal)?)))
 }
 
-/// How small it has to be; `None` where it is that small already, and was refused all the same.
+/// The required size; `None` if the image was already reduced to it and refused all the same.
 fn goal(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
@@ -104,7 +104,7 @@ fn goal(
         }
         _ => return None,
     }
-    // What a limit counts is the base64, or the file, which is smaller.
+    // The limit counts either the base64 data or the file, which is smaller; this meets both.
     Some(Goal { side, bytes: bytes / 4 * 3 })
 }
 

@@ -214,7 +214,7 @@ fn what_is_ours_is_not_mended() {
         near,
         is_own: true,
         at: 1,
-        request: one.request().id.into(),
+        exchange: one.request().exchange.clone(),
         raw: r#"{"role":"user","content":""}"#.into(),
         was: 100,
         tokens: 70,
@@ -288,7 +288,7 @@ fn decisions_are_named_by_what_they_are_kept_by() {
     assert_eq!(keys(&facts), [repair.about]);
     assert_eq!(
         keys(&[Fact::Aside(Box::new(crate::context::Suspension {
-            request: "r".into(),
+            exchange: "r".into(),
             thread: "t".into(),
             parent: None,
             at: 1,
@@ -376,9 +376,9 @@ fn a_decision_comes_back_from_the_store() {
         Repair::MaxTokens { most: 8 },
         Repair::OutputFits { window: 9 },
     ] {
-        let (request, model, upstream) = ("r".into(), "m".into(), "u".into());
+        let (exchange, model, upstream) = ("r".into(), "m".into(), "u".into());
         let (about, at, after) = (PartKey(1), 2, Some(3));
-        let one = RepairDecision { about, at, request, model, upstream, repair, after };
+        let one = RepairDecision { about, at, exchange, model, upstream, repair, after };
         let kept = serde_json::to_string(&Fact::Repair(Box::new(one.clone()))).unwrap();
         let read: Fact = serde_json::from_str(&kept).unwrap_or_else(|why| panic!("{why}: {kept}"));
         assert_eq!(read, Fact::Repair(Box::new(one)));

@@ -1,4 +1,4 @@
-//! Reasoning that its provider does not take back: the piece that is named goes, and where that does not help, all
+//! Reasoning that the provider refuses: the named piece is removed, and if that does not help, all reasoning
 //! that the client sends.
 
 use super::RefusedRequest;
@@ -8,7 +8,7 @@ use crate::dialect::repair::path::PathTarget;
 use crate::dialect::{Part, PartKey, PartKind, Span};
 use crate::wire::json::Document;
 
-/// Decisions to take reasoning out.
+/// Decisions to remove reasoning.
 pub(super) fn propose(refused: &RefusedRequest<'_>, place: Option<&PathTarget>) -> Vec<Fact> {
     let request = refused.request;
     let conversation = request.conversation;
@@ -21,13 +21,15 @@ pub(super) fn propose(refused: &RefusedRequest<'_>, place: Option<&PathTarget>) 
         own.filter_map(|part| Some((part.reasoning_key(request.body)?, part))).collect();
     let tried = own.iter().any(|(about, _)| {
         let echo = refused.known.echo(*about);
-        echo.is_some_and(|echo| *echo.request == *request.id && echo.why == DecisionReason::Refusal)
+        echo.is_some_and(|echo| {
+            echo.exchange == *request.exchange && echo.why == DecisionReason::Refusal
+        })
     });
     let left: Vec<(u128, &Part)> = own.into_iter().filter(|(about, _)| !is_out(*about)).collect();
     let named = if tried { Vec::new() } else { named(refused, place, &left) };
     let is_named = place.is_some() || refused.refusal.name.is_some();
     let chosen = match named.is_empty() {
-        // What is named and not the client's was put back by us.
+        // The named reasoning is not the client's, so we put it back ourselves.
         true if is_named && !tried => Vec::new(),
         true => left.iter().map(|(about, _)| *about).collect(),
         false => named,
@@ -35,7 +37,7 @@ pub(super) fn propose(refused: &RefusedRequest<'_>, place: Option<&PathTarget>) 
     chosen.into_iter().map(|about| out(refused, about)).collect()
 }
 
-/// The client's reasoning at the place that is named, or with the id.
+/// The client's reasoning at the named place, or with the named id.
 fn named(
     refused: &RefusedRequest<'_>,
     place: Option<&PathTarget>,
@@ -59,7 +61,7 @@ fn named(
     own.iter().map(|(about, _)| *about).filter(|about| there.contains(about)).collect()
 }
 
-/// Whether one holds the other.
+/// Whether one range contains the other.
 pub(super) fn meets(one: Span, two: Span) -> bool {
     let holds = |outer: Span, inner: Span| outer.start <= inner.start && inner.end <= outer.end;
     holds(one, two) || holds(two, one)
@@ -69,7 +71,7 @@ fn out(refused: &RefusedRequest<'_>, about: u128) -> Fact {
     Fact::Echo(Box::new(ReasoningDecision {
         about: PartKey(about),
         at: refused.request.now,
-        request: refused.request.id.into(),
+        exchange: refused.request.exchange.clone(),
         does: ReasoningAction::Out,
         why: DecisionReason::Refusal,
         shadow: false,

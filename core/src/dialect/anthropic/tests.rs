@@ -38,7 +38,7 @@ fn a_request_is_read_with_its_ranges() {
     );
     assert_eq!(read.model.as_deref(), Some("claude-opus-4-5"));
     assert_eq!((read.stream, read.max_output), (true, Some(64)));
-    assert_eq!(read.session.as_deref(), Some("s-1"));
+    assert_eq!(read.session, Some("s-1".into()));
     assert_eq!(read.notes, [Note::UnknownPart]);
     let parts: Vec<&Part> = read.parts().collect();
     assert_eq!(parts[0].texts[0].of(body), br#""look""#);
@@ -117,7 +117,7 @@ fn purposes_sessions_and_models() {
         ("user-7", None),
     ] {
         let body = format!(r#"{{"metadata":{{"user_id":"{user}"}}}}"#);
-        assert_eq!(of("/v1/messages", &body).session.as_deref(), session);
+        assert_eq!(of("/v1/messages", &body).session, session.map(Into::into));
     }
     let thread = r#"{"thread":{"type":"continue","previous_message_id":"msg_1"}}"#;
     assert_eq!(of("/v1/messages", thread).held, Some(HeldHistory::After("msg_1".into())));

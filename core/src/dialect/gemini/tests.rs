@@ -174,7 +174,7 @@ fn wrapped_requests_are_read() {
     let target = "/v1internal:streamGenerateContent?alt=sse";
     let seen = crate::dialect::read(Dialect::Gemini, target, assist.as_bytes());
     assert_eq!((seen.model.as_deref(), seen.stream), (Some("gemini-3-pro"), true));
-    assert_eq!(seen.session.as_deref(), Some("s-12345678"));
+    assert_eq!(seen.session, Some("s-12345678".into()));
     assert_eq!(last(&seen), last(&request(r#"{"parts":[{"text":"hi"}]}"#)));
 
     let count = r#"{"generateContentRequest":{"model":"models/m-2","contents":[{"parts":[{"text":"hi"}]}],

@@ -104,7 +104,7 @@ fn a_request_is_read_with_its_ranges() {
     let read = read("/v1/chat/completions", bytes);
     assert_eq!((read.model.as_deref(), read.stream), (Some("m"), true));
     assert_eq!((read.max_output, read.include_usage), (Some(99), Some(false)));
-    assert_eq!(read.session.as_deref(), Some("key_12345678"));
+    assert_eq!(read.session, Some("key_12345678".into()));
     assert_eq!(read.purpose, Purpose::Turn);
     let texts = |parts: &[Part]| -> Vec<String> {
         let texts = parts.iter().flat_map(|part| &part.texts);

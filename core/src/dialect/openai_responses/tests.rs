@@ -56,7 +56,7 @@ fn a_request_is_read_with_its_ranges() {
     assert_eq!(kinds(&read), all);
     assert_eq!(read.model.as_deref(), Some("gpt-5.5"));
     assert_eq!((read.stream, read.max_output), (true, Some(900)));
-    assert_eq!(read.session.as_deref(), Some("thread-1"));
+    assert_eq!(read.session, Some("thread-1".into()));
     assert_eq!(read.reasoning_context.as_deref(), Some("all_turns"));
     assert_eq!((read.purpose, &read.held, read.notes.len()), (Purpose::Turn, &None, 0));
     let texts = |parts: &[Part]| -> Vec<String> {

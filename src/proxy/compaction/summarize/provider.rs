@@ -1,7 +1,7 @@
-//! A summary by the provider itself: asked for, judged, and what its refusal teaches.
+//! A summary by the provider itself: the request, the check of its response, and what a refusal teaches.
 //!
-//! It reads what was forwarded before the cut, unchanged, because reasoning after the cut stays bound
-//! to that (`docs/protocols.md` 1.5.7).
+//! The provider reads the forwarded history before the cut unchanged, because reasoning after the cut stays
+//! bound to it (`docs/protocols.md` 1.5.7).
 
 use bytes::Bytes;
 use http::{StatusCode, Uri};
@@ -21,7 +21,7 @@ use crate::proxy::offload::{OFF_THREAD, off_thread};
 use crate::wire::splice::splice;
 
 impl SummaryJob {
-    /// Asks the provider to compact what is before the cut.
+    /// Asks the provider to compact everything before the cut.
     pub(super) async fn by_provider(
         &self,
         choice: &CutPoint,
@@ -29,7 +29,7 @@ impl SummaryJob {
     ) -> Result<CompactionRecord, SummaryError> {
         let window = self.prepared.model.window;
         let output = OUTPUT.min(window / 6);
-        // Its share of the whole, as the whole is known to count.
+        // The chunk's share of the request's total, which is more exact than the sum of parts.
         let all: u64 = self.parts.iter().map(|part| u64::from(part.tokens)).sum();
         let piece = HistoryChunk { from: 0, through: choice.cut };
         let history = compact::weigh(&self.prepared.request(), &self.known, &self.parts, piece);
@@ -53,19 +53,19 @@ impl SummaryJob {
         {
             return Err(SummaryError::Rejected);
         }
-        // What cannot be read costs what was generated.
+        // A sealed summary cannot be counted, so it is taken to cost its output tokens.
         let sealed = written.usage.output.filter(|_| written.is_sealed);
         let tokens = self.count(&written.words).saturating_add(sealed.unwrap_or(0));
         let written = SummaryMessage { raw: written.raw, by: SummaryAuthor::Provider };
         self.judged(choice, written, tokens, Some(self.known.carried(choice.cut)))
     }
 
-    /// The request with nothing of its history but what is before the cut, as it is forwarded.
+    /// The body of the request, with only the history before the cut, as it is forwarded.
     async fn body_before(&self, choice: &CutPoint, output: u64) -> Option<Bytes> {
         let piece = HistoryChunk { from: 0, through: choice.cut };
         let edits = self.edits_of(piece, None, None)?;
         let prepared = self.prepared.clone();
-        // A provider's own instructions are better than ours, unless somebody has something to say.
+        // The provider's own instructions are better than ours, unless there is something to focus on.
         let says = self.focuses().next().is_some();
         let words = says.then(|| self.instruction());
         let made = off_thread(prepared.body.len().max(OFF_THREAD + 1), move || {
@@ -93,13 +93,13 @@ impl SummaryJob {
         }
     }
 
-    /// A refusal teaches where it says that there is nothing of the kind.
+    /// Handles a refusal: it teaches a lesson if it says that there is no such feature.
     async fn refused<T>(&self, status: StatusCode, body: &[u8]) -> Result<T, SummaryError> {
         let host = self.head.uri.host().unwrap_or_default();
         if overflow(&ErrorResponse { status: status.as_u16(), host, body }).is_some() {
             return Err(SummaryError::TooLarge);
         }
-        // Its own codes are about this request, or this moment.
+        // The provider's own error codes are about this request, or this moment.
         let is_about_this = memchr::memmem::find(body, b"\"compaction_").is_some();
         let names_it = refusal::cause(body) == RefusalCause::Compaction && !is_about_this;
         match status.as_u16() {
@@ -108,7 +108,8 @@ impl SummaryJob {
             400 | 422 => return Err(SummaryError::Rejected),
             _ => return Err(SummaryError::Upstream),
         }
-        // Its own words are remembered; in other words it holds for this question.
+        // The lesson is only remembered if the message is the provider's own; otherwise it applies to this
+        // request.
         let error = lessons::RefusalResponse::Refused { status: status.as_u16(), body };
         let taught = lessons::taught(error, self.prepared.quotable(), Some(&self.head)).await;
         self.proxy.count_quoted(&self.prepared.upstream, &taught);
@@ -125,5 +126,5 @@ impl SummaryJob {
     }
 }
 
-/// What a sealed summary weighs beside its words, at most, times.
+/// A sealed summary has at most this many times the bytes of its text.
 const ENVELOPE: u64 = 4;

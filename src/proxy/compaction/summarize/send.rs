@@ -1,7 +1,7 @@
-//! The question for a summary on the wire: where it goes, with which headers, and how its answer is read.
+//! Sends the request for a summary: its address and headers, and how the response is read.
 //!
-//! Bounded in size: an answer or a refusal past its limit is read no further. What a refusal says goes nowhere but
-//! into what is learned.
+//! Limited in size: a response or refusal is not read past its limit. The text of a refusal is only used for
+//! lessons.
 
 use std::pin::Pin;
 
@@ -30,7 +30,7 @@ use crate::proxy::upstream::route::{self, Route};
 const REFUSAL_BYTES: usize = 64 * 1024;
 
 impl SummaryJob {
-    /// Sends it, and reads the answer to its end.
+    /// Sends the body, and reads the whole response.
     pub(super) async fn call(&self, body: Bytes) -> Result<SummaryResponse, SummaryError> {
         let (other, ..) = self.asked(SummaryAuthor::Summary);
         let uri = self.address(other).ok_or(SummaryError::Upstream)?;
@@ -59,7 +59,7 @@ impl SummaryJob {
             }
         }
         let reply = reading.finish(true).reply.ok_or(SummaryError::Rejected)?;
-        // Half a summary is better than a conversation that ends here.
+        // If the request would not fit otherwise, even an incomplete summary is accepted.
         match summary::words(&reply, self.due == CompactionNeed::Must) {
             Ok(words) if words.len() <= most => Ok(SummaryResponse { words, usage: reply.usage }),
             Err(SummaryRejection::Refused) => Err(SummaryError::Upstream),
@@ -67,7 +67,7 @@ impl SummaryJob {
         }
     }
 
-    /// Why a question was refused, as far as that matters. The words themselves go nowhere.
+    /// Why a request was refused, as far as that matters. The text itself is dropped.
     async fn why_refused(&self, response: Response<OutgoingBody>) -> SummaryError {
         let status = response.status().as_u16();
         let body = Limited::new(response.into_body(), REFUSAL_BYTES).collect().await;
@@ -80,7 +80,7 @@ impl SummaryJob {
         SummaryError::Bound { is_taught: taught.holds(Lesson::ReasoningBound) }
     }
 
-    /// Sends a question with what its host may see of the client's headers.
+    /// Sends a request with those of the client's headers that its host may see.
     pub(super) async fn sent(
         &self,
         by: SummaryAuthor,
@@ -108,7 +108,7 @@ impl SummaryJob {
         self.proxy.pool.send(request).await.map_err(|_| SummaryError::Upstream)
     }
 
-    /// Where it is sent: the request's own address, or the same path at the configured upstream.
+    /// The address: that of the client's request, or the matching path at the configured upstream.
     pub(super) fn address(&self, other: Option<&Upstream>) -> Option<Uri> {
         let dialect = self.prepared.conversation.dialect;
         let (_, _, model) = self.asked(SummaryAuthor::Summary);

@@ -1,11 +1,11 @@
-//! What a summary's calls and its history come to: the usage of several calls, and the tokens of the head.
+//! Sums for summaries: the usage of several calls, and the tokens of the head.
 //!
-//! What none of the calls reports stays unknown.
+//! A number that none of the calls reported stays unknown.
 
 use crate::context::{PromptSection, SketchPart};
 use crate::dialect::Usage;
 
-/// What system prompt and tools cost.
+/// Tokens of system prompt and tools.
 pub(in crate::proxy) fn head_tokens(parts: &[SketchPart]) -> u64 {
     let head = [
         PromptSection::System,
@@ -17,7 +17,7 @@ pub(in crate::proxy) fn head_tokens(parts: &[SketchPart]) -> u64 {
     parts.map(|part| u64::from(part.tokens)).sum()
 }
 
-/// Adds what one call reported.
+/// Adds the reported usage of one call.
 pub(super) fn add(sum: &mut Usage, one: &Usage) {
     for (sum, one) in [
         (&mut sum.input, one.input),

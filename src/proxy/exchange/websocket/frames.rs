@@ -1,8 +1,9 @@
-//! Responses over WebSocket: what passes a tunnel is read, told and kept as exchanges.
+//! Responses over WebSocket: reads the messages in a tunnel, and reports and stores them as exchanges.
 //!
-//! Bytes have left before they are looked at here, and nothing found out can change, delay or end
-//! the tunnel. A large message, and what comes while it is read, is read off the async threads. Each request on the connection is an exchange of its own, metered only: the provider
-//! holds its history (`docs/protocols.md` 3.1).
+//! Bytes are forwarded before they are read here, and nothing found in them can change, delay or end the
+//! tunnel. A large message, and what arrives while it is read, is read off the async threads. Each request on
+//! the connection is an exchange of its own. They are only metered, because the provider holds the history
+//! (`docs/protocols.md` 3.1).
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -27,13 +28,13 @@ use crate::telemetry::{FailOpen, GaugeGuard, MemoryKind};
 use crate::wire::memory::Memory as _;
 use crate::wire::websocket::{FrameError, MessageDecoder, negotiated};
 
-/// Requests without a reply that are remembered; of more, the oldest is given up.
+/// Most requests without a reply that are remembered; past it, the oldest is dropped.
 const MAX_OPEN: usize = 16;
-/// Requests that are being placed, wait for their reply, or are being kept. Past it one passes unread: it came
-/// faster than the store answers.
+/// Most requests that are being placed, wait for their reply, or are being stored. Past it, requests pass
+/// unread, because the store is too slow for them.
 const MAX_READ: usize = 32;
 
-/// Which way bytes go.
+/// The direction of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     /// To the upstream.
@@ -42,19 +43,19 @@ pub(crate) enum Direction {
     Down,
 }
 
-/// What reads along on one connection.
+/// Reads the messages of one connection.
 pub(crate) struct FrameObserver(Arc<FrameObserverState>);
 
 struct FrameObserverState {
-    /// `Err` once the reading gave up, with the reason where it is ours.
+    /// `Err` once reading has stopped, with the reason if it is ours.
     state: Mutex<Result<MessageState, Option<FailOpen>>>,
-    /// Told when a reply ends, or what waited was read.
+    /// Notified when a reply ends, or when waiting messages have been read.
     answered: Notify,
     asked: Arc<ClientRequest>,
     connection: SocketConnection,
 }
 
-/// What the exchanges on one connection have in common.
+/// What the exchanges of one connection share.
 struct SocketConnection {
     proxy: Arc<Proxy>,
     memory: Arc<MemoryShare>,
@@ -62,7 +63,7 @@ struct SocketConnection {
     /// The path, without its query.
     path: Box<str>,
     upstream: Option<Box<str>>,
-    /// Of the connection's own request: those on it have none of their own.
+    /// That of the connection's own request: requests on it have none.
     provider_request_id: Option<Box<str>>,
     status: Option<u16>,
     /// See [`MAX_READ`].
@@ -75,35 +76,35 @@ struct MessageState {
     work: MessageReader,
 }
 
-/// Who reads messages, in their order.
+/// Who reads messages; they are always read in order.
 enum MessageReader {
-    /// Each as it passes.
+    /// Here, each message as it passes.
     Here(Box<SocketConversation>),
-    /// A task, because one was large: what comes meanwhile waits for it.
+    /// A task, because one was large: later messages wait for it.
     Away(Backlog),
 }
 
 /// Messages that wait to be read.
 struct Backlog {
     messages: Vec<(Direction, Vec<u8>)>,
-    /// What they take.
+    /// Their memory.
     memory: HeldMemory,
     bytes: usize,
-    /// The tunnel has ended: how its open replies did.
+    /// How open replies end, once the tunnel has ended.
     ended: Option<Outcome>,
 }
 
-/// What was said on a connection.
+/// The requests and replies of a connection.
 struct SocketConversation {
     socket: SocketReader,
     open: BTreeMap<u64, oneshot::Sender<(Reply, Outcome)>>,
-    /// What the open replies take.
+    /// The memory of the open replies.
     replies: HeldMemory,
 }
 
-/// A message of more bytes asks for memory before it is looked into.
+/// Memory is reserved before a message with more bytes than this is parsed.
 const LOOKED_INTO: usize = 64 << 10;
-/// How much looking into a message takes, in its lengths.
+/// Parsing a message takes this many times its length in memory.
 const LOOK: usize = 5;
 
 impl FrameObserver {
@@ -141,7 +142,7 @@ impl FrameObserver {
         Self(Arc::new(FrameObserverState { state, answered, asked, connection }))
     }
 
-    /// Bytes that have passed.
+    /// Reads bytes that have been forwarded.
     pub(crate) fn saw(&self, way: Direction, bytes: &[u8]) {
         let mut state = self.0.state();
         let Ok(MessageState { up, down, work }) = state.as_mut() else { return };
@@ -167,8 +168,7 @@ impl FrameObserver {
         }
     }
 
-    /// Ready once no request waits for its reply. A connection that cannot be read is never known
-    /// to be idle.
+    /// Ready once no request waits for its reply. Never ready if the connection cannot be read.
     pub(crate) async fn idle(&self) {
         loop {
             let answered = self.0.answered.notified();
@@ -184,8 +184,8 @@ impl FrameObserver {
         matches!(&*state, Ok(MessageState { work: MessageReader::Here(talk), .. }) if talk.open.is_empty())
     }
 
-    /// The tunnel has ended: what had come of open replies is told, too. Answers why the reading gave up,
-    /// where that was ours.
+    /// Ends the exchanges of a tunnel that has ended, with the parts of replies received so far. Returns why
+    /// reading had stopped, if the reason is ours.
     pub(crate) fn ended(&self, outcome: Outcome) -> Option<FailOpen> {
         let left = match outcome {
             Outcome::Complete | Outcome::Refused | Outcome::ClientLeft => Outcome::ClientLeft,
@@ -210,7 +210,7 @@ impl FrameObserverState {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads a message, or has it read in its turn; `false` where there is no memory for that.
+    /// Reads a message, or queues it to be read; `false` if there is no memory for that.
     fn read(self: &Arc<Self>, work: &mut MessageReader, way: Direction, message: &[u8]) -> bool {
         match work {
             MessageReader::Here(talk) if message.len() <= OFF_THREAD => {
@@ -229,7 +229,7 @@ impl FrameObserverState {
         }
     }
 
-    /// Reads what waits, off the async threads, until nothing does.
+    /// Reads the waiting messages off the async threads, until there are none.
     async fn catch_up(self: Arc<Self>, mut talk: Box<SocketConversation>, mut backlog: Backlog) {
         loop {
             let shared = self.clone();
@@ -240,7 +240,7 @@ impl FrameObserverState {
             });
             let read = reading.await;
             let mut state = self.state();
-            // The reading gave up meanwhile.
+            // Reading has stopped meanwhile.
             let Ok(MessageState { work, .. }) = state.as_mut() else { return };
             talk = match read {
                 Ok((talk, true)) => talk,
@@ -270,7 +270,7 @@ impl FrameObserverState {
         }
     }
 
-    /// A request's message, copied and read.
+    /// Copies and reads a request's message.
     fn analyse(&self, message: &[u8]) -> Result<RequestAnalysis, FailOpen> {
         let SocketConnection { proxy, memory, .. } = &self.connection;
         let mut held = memory.guard(MemoryKind::Request);
@@ -281,7 +281,7 @@ impl FrameObserverState {
         self.asked.reader(Dialect::OpenaiResponses, proxy, memory).analyse(body)
     }
 
-    /// The recorder of one request on the connection.
+    /// The recorder for one request on the connection.
     fn recorder(&self) -> ExchangeRecorder {
         let connection = &self.connection;
         let SocketConnection { proxy, memory, phase, path, .. } = connection;
@@ -303,7 +303,7 @@ impl Backlog {
         Self { messages: Vec::new(), memory, bytes: 0, ended: None }
     }
 
-    /// `false` where there is no memory for it.
+    /// Returns `false` if there is no memory for it.
     fn add(&mut self, way: Direction, message: &[u8]) -> bool {
         self.bytes += message.len();
         let has_room = self.memory.hold(self.bytes);
@@ -315,7 +315,7 @@ impl Backlog {
 }
 
 impl SocketConversation {
-    /// A message; `false` where there is no memory to look into it, or for what it says.
+    /// Reads a message; `false` if there is no memory for parsing it, or for its content.
     fn hears(&mut self, way: Direction, message: &[u8], shared: &Arc<FrameObserverState>) -> bool {
         let Some(_look) = look_into(message, &shared.connection) else { return false };
         match way {
@@ -358,7 +358,7 @@ impl SocketConversation {
         self.replies.hold(self.socket.holds())
     }
 
-    /// The connection has ended.
+    /// Ends the open replies when the connection has ended.
     fn ends(mut self, outcome: Outcome) {
         let socket = self.socket;
         let partial = catch_unwind(AssertUnwindSafe(|| socket.finish())).unwrap_or_default();
@@ -370,14 +370,14 @@ impl SocketConversation {
     }
 }
 
-/// Memory to look into a message; `None` where there is none.
+/// Memory for parsing a message; `None` if there is none.
 fn look_into(message: &[u8], connection: &SocketConnection) -> Option<HeldMemory> {
     let mut look = connection.memory.guard(MemoryKind::Message);
     let needs = if message.len() > LOOKED_INTO { LOOK * message.len() } else { 0 };
     look.hold(needs).then_some(look)
 }
 
-/// Places a request, waits for its reply, and keeps the turn.
+/// Places a request, waits for its reply, and stores the turn.
 async fn kept(
     asked: Arc<ClientRequest>,
     read: Result<RequestAnalysis, FailOpen>,
@@ -399,7 +399,7 @@ async fn kept(
     };
     let proxy = recorder.proxy.clone();
     let settle = pending.map(|pending| pending.open(&proxy).settle(proxy));
-    // Given up: as if the client had left before anything came.
+    // Dropped: treated as if the client had left before any reply.
     let Ok((reply, outcome)) = answered.await else { return };
     recorder.noted(reply.notes.iter().copied());
     recorder.event.error_kind = reply.error.as_ref().map(ErrorKind::of);

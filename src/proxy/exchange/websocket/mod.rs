@@ -1,6 +1,6 @@
-//! Requests that are upgraded: bytes in both directions, and the messages in them read along.
+//! Upgraded requests: tunnels bytes in both directions, and reads the messages in them.
 //!
-//! A connection that nobody uses is closed in its time.
+//! An unused connection is closed after a while.
 
 pub(super) mod frames;
 pub(super) mod tunnel;

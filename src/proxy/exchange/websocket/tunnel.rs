@@ -1,8 +1,7 @@
-//! Upgraded connections: bytes both ways, untouched, until one side ends.
+//! Upgraded connections: bytes both ways, unchanged, until one side ends.
 //!
-//! Whatever leaves HTTP is carried as it is. What passes can be looked at, never changed, and
-//! looking can neither delay nor end a tunnel. It keeps its place among the connections until it ends, and
-//! ends where nothing passes.
+//! Any protocol is carried as it is. The bytes can be observed, but not changed, and observing can neither
+//! delay nor end a tunnel. A tunnel keeps its permit until it ends, and is closed if nothing passes.
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,11 +18,11 @@ use crate::proxy::http::memory::MemoryShare;
 use crate::proxy::http::tunnel_timeouts::TunnelTimeouts;
 use crate::proxy::state::ServingPhase;
 
-/// Bytes moved at once, each way. WebSocket messages of agents are a few KB.
+/// Bytes copied at once, each way. WebSocket messages of agents have a few KB.
 const BUFFER: usize = 8 * 1024;
 
-/// Carries bytes between client and upstream until both have ended, one fails, or the deadline of
-/// a drain comes.
+/// Carries bytes between client and upstream until both have ended, one fails, or a drain reaches its
+/// deadline.
 pub(crate) async fn carry(
     client: OnUpgrade,
     upstream: OnUpgrade,
@@ -75,8 +74,8 @@ pub(crate) async fn carry(
     recorder.event.outcome = outcome;
 }
 
-/// Ready when a drain may end this tunnel: at its deadline, or, where the tunnel is read, as soon
-/// as no request waits for its reply.
+/// Ready when a drain may end this tunnel: at its deadline, or if the tunnel's messages are read, as soon as
+/// no request waits for its reply.
 async fn drained(phase: &mut watch::Receiver<ServingPhase>, frames: Option<&FrameObserver>) {
     let _ = phase.wait_for(|phase| *phase != ServingPhase::Serving).await;
     let breaking = async { drop(phase.wait_for(|phase| *phase == ServingPhase::Breaking).await) };
@@ -89,7 +88,7 @@ async fn drained(phase: &mut watch::Receiver<ServingPhase>, frames: Option<&Fram
     }
 }
 
-/// Ready where nothing has passed for as long as a tunnel may be quiet.
+/// Ready when nothing has passed for as long as a tunnel may be idle.
 async fn quiet(timeouts: TunnelTimeouts, memory: &MemoryShare, half_closed: &AtomicBool) {
     loop {
         let is_short = memory.budget().is_short_of_connections();
@@ -101,8 +100,8 @@ async fn quiet(timeouts: TunnelTimeouts, memory: &MemoryShare, half_closed: &Ato
     }
 }
 
-/// Moves bytes one way until their end, which is passed on; each side comes with what it means if
-/// it fails.
+/// Copies bytes one way until the end of the stream, which is passed on. Each side has the outcome that
+/// applies if it fails.
 async fn pump(
     mut from: impl AsyncRead + Unpin,
     from_failed: Outcome,
@@ -115,7 +114,7 @@ async fn pump(
     loop {
         let read = from.read(&mut buffer).await.map_err(|_| from_failed)?;
         if read == 0 {
-            // The other side may be gone already, which is no failure of an ended direction.
+            // The other side may be gone already, which is no failure of a direction that has ended.
             let _ = to.shutdown().await;
             half_closed.store(true, Ordering::Relaxed);
             return Ok(());

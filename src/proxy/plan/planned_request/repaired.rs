@@ -1,6 +1,6 @@
-//! A request with what its provider refused of it changed (`docs/healing.md`).
+//! Repairs a request that its provider refused (`docs/healing.md`).
 //!
-//! What is changed is decided in `context::repair`, saved as any decision, and replayed with the others.
+//! The change is decided in `context::repair`, saved like any decision, and replayed with the others.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::store::ledgers::OpenedSession;
 use crate::telemetry::RefusalOutcome;
 
 impl PreparedRequest {
-    /// Lowers the output that is asked for, where the window was refused with it.
+    /// Lowers the output limit, if an earlier refusal said that prompt and output exceed the window.
     pub(super) fn fit_output(
         &self,
         plan: &mut Plan,
@@ -30,11 +30,11 @@ impl PreparedRequest {
 }
 
 impl PlannedRequest {
-    /// The same request with the smallest change that answers a refusal of it: decided, saved, and replayed. Answers
-    /// also what was decided.
+    /// The same request with the smallest change that fixes a refusal of it: decided, saved, and replayed.
+    /// Also returns the keys of the decisions.
     ///
     /// # Errors
-    /// Why there is none.
+    /// The reason why there is none.
     pub(crate) async fn repaired(
         &self,
         proxy: &Proxy,
@@ -42,7 +42,7 @@ impl PlannedRequest {
         opened: &OpenedSession,
         refusal: &Refusal,
     ) -> Result<(Self, Vec<PartKey>), RefusalOutcome> {
-        // Its edits went out with it.
+        // Its edits were moved out when it was sent.
         let before = self.again(prepared).await;
         let proposal = {
             let (prepared, known) = (prepared.clone(), self.known.clone());
@@ -69,8 +69,8 @@ impl PlannedRequest {
         }
     }
 
-    /// The same decisions, with smaller pictures instead of text, if policy wants that. They are decoded outside the
-    /// async threads, for one request at a time; a request that would wait too long keeps the text.
+    /// The same decisions, with smaller images instead of text if policy wants that. Images are decoded off
+    /// the async threads, for one request at a time; if that would take too long, the text is used.
     async fn with_smaller_pictures(
         &self,
         prepared: &Arc<PreparedRequest>,

@@ -32,7 +32,7 @@ fn place_of(name: &str, cache: Arc<SessionCache>, began: Instant) -> OpenedSessi
 }
 
 fn turn_of(name: &str) -> Fact {
-    Fact::Turn(Box::new(Turn { request: name.into(), ..TURN.clone() }))
+    Fact::Turn(Box::new(Turn { exchange: name.into(), ..TURN.clone() }))
 }
 
 fn scope() -> Scope {
@@ -46,7 +46,7 @@ fn now<T>(answer: impl Future<Output = T>) -> T {
 
 /// Which turns of these are known.
 fn turns_of(ledger: &Ledger) -> Vec<String> {
-    let mut turns: Vec<String> = ledger.turns().map(|turn| turn.request.to_string()).collect();
+    let mut turns: Vec<String> = ledger.turns().map(|turn| turn.exchange.to_string()).collect();
     turns.sort();
     turns
 }
@@ -126,7 +126,7 @@ impl World {
                 Request::HasPlace(Box::new(place_of(name, cache, began)))
             }
             Request::HasPlace(opened) => {
-                let fact = turn_of(&opened.request);
+                let fact = turn_of(opened.exchange.as_str());
                 now(self.ledgers.commit(*opened, vec![fact])).unwrap();
                 Request::Over
             }

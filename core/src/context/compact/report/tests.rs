@@ -10,13 +10,13 @@ use crate::dialect::Chain;
 const MODEL: &str = "claude-opus-4-6";
 
 /// A summary of something that is told by a number, written or taken into use then and for that request.
-fn record(about: u128, at: Millis, request: &str) -> Box<CompactionRecord> {
+fn record(about: u128, at: Millis, exchange: &str) -> Box<CompactionRecord> {
     Box::new(CompactionRecord {
         about: Chain(about),
         near: Vec::new(),
         is_own: true,
         at,
-        request: request.into(),
+        exchange: exchange.into(),
         raw: format!(r#"{{"role":"user","content":"They spoke {about}."}}"#).into(),
         was: 100,
         tokens: 70,
@@ -40,7 +40,7 @@ fn session() -> SessionFixture {
     scene.answered(&json!([{"type": "text", "text": "Said 3."}]));
     scene.send(&messages("uauau"));
     let (about, near) = scene.known().at_cut(2).unwrap();
-    let one = CompactionRecord { about, near, ..*record(0, 10, scene.request().id) };
+    let one = CompactionRecord { about, near, ..*record(0, 10, "r3") };
     scene.ledger.add(Fact::Compact(Box::new(one)));
     let mut turn = scene.turn(&scene.reply(&json!([{"type": "text", "text": "Said 5."}])));
     turn.done.made.compacted = 1;
@@ -72,7 +72,7 @@ fn a_context_rests_on_what_was_sent_with_it() {
         model: MODEL.into(),
         why: DecisionReason::Threshold,
         at: 10,
-        request: "r3".into(),
+        exchange: "r3".into(),
         tokens_before: 100,
         tokens_after: 70,
         took_ms: 5,

@@ -1,10 +1,10 @@
-//! Decisions belong to branches: what another branch of the session decided holds here only where nothing in
-//! this one stands on other bytes.
+//! Decisions belong to branches: a decision of another branch of the session applies here only if nothing in
+//! this branch depends on other bytes.
 //!
-//! What this branch sent is in the sketch of the turn that a request grew from. A decision holds that an
-//! exchange of this branch made, or that this branch has sent before. What else policy wants, it decides
-//! anew, and takes over what is kept of it ([`RecordedDecisions::add`](super::RecordedDecisions::add)). Where it is not known what this branch sent, all
-//! decisions hold.
+//! The sketch of the parent turn says what this branch sent. A decision applies if an exchange of this branch
+//! made it, or if this branch has sent it before. Whatever else policy wants, this branch decides again, and
+//! adopts the stored decision if there is one ([`RecordedDecisions::add`](super::RecordedDecisions::add)). If
+//! it is unknown what this branch sent, all decisions apply.
 
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ use crate::context::lineage::Placement;
 use crate::context::plan::DecisionReason;
 use crate::context::repair::RepairDecision;
 use crate::context::{
-    CompactionRecord, Cut, InjectedMessage, PromptSection, ReasoningAction, ReasoningDecision,
-    ReasoningRecord, RevocationRetry, SketchPart, Turn, reasoning,
+    CompactionRecord, Cut, ExchangeId, InjectedMessage, PromptSection, ReasoningAction,
+    ReasoningDecision, ReasoningRecord, RevocationRetry, SketchPart, Turn, reasoning,
 };
 use crate::dialect::repair::Repair;
 use crate::dialect::{PartKey, Role};
@@ -27,19 +27,19 @@ use crate::dialect::{PartKey, Role};
 pub(super) struct Branch<'l> {
     ledger: &'l Ledger,
     /// The request's own exchange.
-    request: &'l str,
-    /// The turn that it grew from.
+    exchange: &'l ExchangeId,
+    /// The turn that it continues.
     parent: Option<&'l Turn>,
-    /// What that sent, part by part; `None` where it is not known.
+    /// What that turn sent, part by part; `None` if unknown.
     sent: Option<Vec<SketchPart>>,
-    /// The exchanges that it grew from.
-    line: OnceCell<HashSet<&'l str>>,
-    /// The keys of all that.
+    /// The ancestors of the request.
+    line: OnceCell<HashSet<&'l ExchangeId>>,
+    /// The keys of everything in `sent`.
     keys: OnceCell<HashSet<PartKey>>,
 }
 
 impl<'l> Branch<'l> {
-    /// `decides_apart`: the decisions are those of shadow mode, which nobody sent.
+    /// `decides_apart`: the decisions are those of shadow mode, which were never sent.
     pub(super) fn of(
         ledger: &'l Ledger,
         placed: &'l Placement,
@@ -48,7 +48,7 @@ impl<'l> Branch<'l> {
     ) -> Self {
         let parent = placed.parent.as_deref();
         let known = parent.filter(|parent| {
-            // Words of the model that no turn is known for: what stood before them then is not known either.
+            // The model's parts without a known turn: what was sent before them is unknown, too.
             let is_its = |key: PartKey| parent.reply.iter().any(|part| part.key == key);
             let mut after = keyed_parts.iter().skip(placed.covers);
             let is_known = after.all(|keyed| keyed.role != Role::Assistant || is_its(keyed.key));
@@ -56,7 +56,7 @@ impl<'l> Branch<'l> {
         });
         let sent = known.and_then(|parent| ledger.sketch(parent)).filter(|sent| !sent.is_empty());
         let (line, keys) = Default::default();
-        Self { ledger, request: &placed.request, parent, sent, line, keys }
+        Self { ledger, exchange: &placed.exchange, parent, sent, line, keys }
     }
 
     fn has_sent(&self, key: PartKey) -> bool {
@@ -64,19 +64,19 @@ impl<'l> Branch<'l> {
         self.keys.get_or_init(keys).contains(&key)
     }
 
-    /// Whether an exchange of this branch made it.
-    fn has_made(&self, request: &str) -> bool {
-        request == self.request || self.line().contains(request)
+    /// Whether an exchange of this branch made the decision.
+    fn has_made(&self, exchange: &ExchangeId) -> bool {
+        exchange == self.exchange || self.line().contains(exchange)
     }
 
-    fn line(&self) -> &HashSet<&'l str> {
+    fn line(&self) -> &HashSet<&'l ExchangeId> {
         self.line.get_or_init(|| {
             let before =
-                |turn: &&'l Turn| Some(&**self.ledger.turn(turn.position.parent.as_deref()?)?);
+                |turn: &&'l Turn| Some(&**self.ledger.turn(turn.position.parent.as_ref()?)?);
             let mut line = HashSet::default();
-            // What was seen before is a circle: the facts contradict each other.
+            // A turn that was seen before means a cycle: the facts contradict each other.
             for turn in std::iter::successors(self.parent, before) {
-                if !line.insert(&*turn.request) {
+                if !line.insert(&turn.exchange) {
                     break;
                 }
             }
@@ -84,8 +84,8 @@ impl<'l> Branch<'l> {
         })
     }
 
-    /// How this branch sent the parts with these keys, by their places in `keyed_parts`: how often each was cut.
-    /// What it did not send is not there.
+    /// In which form this branch sent the parts with these keys: how often each was cut, by index into
+    /// `keyed_parts`. Parts that it did not send are absent.
     pub(super) fn forms(
         &self,
         keyed_parts: &[KeyedPart],
@@ -101,7 +101,7 @@ impl<'l> Branch<'l> {
         for (key, cuts) in here.filter_map(|part| names.get(&part.key)) {
             forms.entry(*key).or_default().push(*cuts);
         }
-        // The same words may stand in more than one place: they are told apart by their order.
+        // Equal parts in several places are matched by their order.
         let mut seen: HashMap<PartKey, usize> = HashMap::default();
         let mut found = HashMap::default();
         for (index, keyed) in
@@ -114,40 +114,43 @@ impl<'l> Branch<'l> {
         found
     }
 
-    /// Whether a cut holds of a part that this branch has sent as `form`. A result that it has not sent yet
-    /// is whole, or trimmed as it was at its birth: the model of this branch has not read it.
+    /// Whether a cut applies to a part that this branch has sent in the form `form`. A result that it has not
+    /// sent yet stays whole, or is trimmed as it was when another branch first sent it: no model of this
+    /// branch has read it.
     pub(super) fn has_cut(&self, cut: &Cut, nth: CutCount, form: Option<CutCount>) -> bool {
         let is_sent = match form {
             Some(form) => form >= nth,
             None => cut.why == DecisionReason::TooLarge,
         };
-        self.sent.is_none() || is_sent || self.has_made(&cut.request)
+        self.sent.is_none() || is_sent || self.has_made(&cut.exchange)
     }
 
-    /// Whether a summary is in use here.
+    /// Whether a summary is in use in this branch.
     pub(super) fn has_compact(&self, compact: &CompactionRecord) -> bool {
-        self.sent.is_none() || self.has_sent(compact.key()) || self.has_made(&compact.request)
+        self.sent.is_none() || self.has_sent(compact.key()) || self.has_made(&compact.exchange)
     }
 
-    /// Whether a change that answers a refusal holds: a picture that this branch has sent stays. What a rule
-    /// changes was accepted in no branch.
+    /// Whether a change that answers a refusal applies: an image that this branch has already sent stays.
+    /// Rules for the whole request always apply, because no branch was accepted without them.
     pub(super) fn has_repair(&self, one: &RepairDecision) -> bool {
         let (Repair::Media { part, .. } | Repair::Picture { part, .. }) = one.repair else {
             return true;
         };
-        self.sent.is_none() || self.has_made(&one.request) || !self.has_sent(part)
+        self.sent.is_none() || self.has_made(&one.exchange) || !self.has_sent(part)
     }
 
-    /// Whether words that somebody queued stand here after the part with this key.
+    /// Whether an injected message belongs in this branch, after the part with this key.
     pub(super) fn has_said(&self, said: &InjectedMessage, after: PartKey) -> bool {
         let is_new = || !CutCount::ALL.iter().any(|cuts| self.has_sent(cuts.of(after)));
-        let has_made = || said.taken().is_some_and(|taken| self.has_made(&taken.request));
+        let has_made = || said.taken().is_some_and(|taken| self.has_made(&taken.exchange));
         self.sent.is_none() || self.has_sent(said.key()) || has_made() || is_new()
     }
 
-    /// Whether it holds that the reasoning of a reply is put back.
+    /// Whether the decision to put a reply's reasoning back applies.
     pub(super) fn has_back(&self, echo: &ReasoningDecision, reasoning: &ReasoningRecord) -> bool {
-        if echo.does != ReasoningAction::Back || self.sent.is_none() || self.has_made(&echo.request)
+        if echo.does != ReasoningAction::Back
+            || self.sent.is_none()
+            || self.has_made(&echo.exchange)
         {
             return true;
         }
@@ -155,31 +158,31 @@ impl<'l> Branch<'l> {
         !was_there || self.has_thought(reasoning)
     }
 
-    /// Whether a decision was made for this model. Of one whose turn is not known, it is taken to be.
+    /// Whether a decision was made for this model. True if its turn is unknown.
     pub(super) fn is_of_model(&self, echo: &ReasoningDecision, model: Option<&str>) -> bool {
-        self.ledger.turn(&echo.request).is_none_or(|turn| Some(&*turn.model) == model)
+        self.ledger.turn(&echo.exchange).is_none_or(|turn| Some(&*turn.model) == model)
     }
 
-    /// Those of the decisions to take reasoning out which its client sends that do not hold here, by what they
-    /// are kept by: this branch sent it. Of what nobody knows, all hold.
+    /// Decisions to remove reasoning that do not apply here, because this branch has sent that reasoning.
+    /// Returns their keys. If it is unknown what this branch sent, all decisions apply and none is returned.
     pub(super) fn not_out<'r>(
         &self,
         out: impl Iterator<Item = &'r Arc<ReasoningDecision>>,
         replies: impl Iterator<Item = &'r ReasoningRecord>,
     ) -> HashSet<PartKey> {
-        let others = out.filter(|echo| self.sent.is_some() && !self.has_made(&echo.request));
+        let others = out.filter(|echo| self.sent.is_some() && !self.has_made(&echo.exchange));
         let others: HashMap<PartKey, &ReasoningDecision> =
             others.map(|echo| (echo.about, &**echo)).collect();
-        // Where reasoning is not put back, no reply is known.
+        // If policy does not put reasoning back, no replies are known; the keys of what was sent still tell.
         let sent = others.keys().copied().filter(|about| self.has_sent(*about));
         let sent: HashSet<PartKey> = sent.collect();
-        // Few have any: to read all replies takes its time.
+        // Such decisions are rare, and reading all replies takes time.
         let replies = replies.filter(|_| !others.is_empty());
         let blocks = replies.flat_map(|reply| reply.blocks.iter().map(move |it| (it, reply)));
         let elsewhere = blocks.filter_map(|(block, reply)| {
             let literal = reasoning::literal(&block.raw)?;
             let echo = others.get(&PartKey::of_bytes(literal.as_bytes()))?;
-            // It went with what made it void there.
+            // It was removed there together with the change that made it void.
             let is_new = self.parent.is_some_and(|parent| parent.after == reply.after);
             (self.has_thought(reply) || is_new && echo.why == DecisionReason::Bound)
                 .then_some(echo.about)
@@ -187,12 +190,12 @@ impl<'l> Branch<'l> {
         elsewhere.chain(sent).collect()
     }
 
-    /// Whether the turn before sent the reasoning of a reply: its client's own, or put back.
+    /// Whether the parent turn sent the reasoning of a reply, from its client or put back.
     fn has_thought(&self, reasoning: &ReasoningRecord) -> bool {
         names(reasoning).any(|key| self.has_sent(key))
     }
 
-    /// The reasoning that the turn before sent.
+    /// The keys of the reasoning that the parent turn sent.
     pub(super) fn thoughts(&self) -> HashSet<PartKey> {
         let is_thought = |part: &&SketchPart| {
             let places = [
@@ -205,12 +208,12 @@ impl<'l> Branch<'l> {
         self.sent.iter().flatten().filter(is_thought).map(|part| part.key).collect()
     }
 
-    /// What was taken back in this branch and is not decided in it again: twice, or for good.
+    /// Keys of decisions that are never made again in this branch: revoked twice, or for good.
     pub(super) fn given_up(&self) -> HashSet<u128> {
         let mut taken: HashMap<u128, usize> = HashMap::default();
         for one in self.ledger.all_taken_back() {
-            let grew_from = one.parent.as_deref();
-            if self.has_made(&one.request) || grew_from.is_some_and(|it| self.has_made(it)) {
+            let grew_from = one.parent.as_ref();
+            if self.has_made(&one.exchange) || grew_from.is_some_and(|it| self.has_made(it)) {
                 let times = if one.retry == RevocationRetry::Never { 2 } else { 1 };
                 one.about.iter().for_each(|about| *taken.entry(about.0).or_default() += times);
             }
@@ -218,44 +221,45 @@ impl<'l> Branch<'l> {
         taken.into_iter().filter(|(_, times)| *times > 1).map(|(about, _)| about).collect()
     }
 
-    /// The exchanges of this branch that sent parts so first, by the keys that they have so.
-    fn first_sent(&self, keys: &HashSet<PartKey>) -> HashMap<PartKey, &'l str> {
+    /// The exchange of this branch that first sent each of these keys.
+    fn first_sent(&self, keys: &HashSet<PartKey>) -> HashMap<PartKey, &'l ExchangeId> {
         let mut line = Vec::new();
         let mut next = self.parent;
-        // No line is longer.
+        // No branch is longer than the number of turns.
         for _ in self.ledger.turns() {
             let Some(turn) = next else { break };
             line.push(turn);
-            next = turn.sketch.base.as_deref().and_then(|base| Some(&**self.ledger.turn(base)?));
+            next = turn.sketch.base.as_ref().and_then(|base| Some(&**self.ledger.turn(base)?));
         }
-        let (mut parts, mut first): (Vec<PartKey>, HashMap<PartKey, &'l str>) = Default::default();
+        let (mut parts, mut first): (Vec<PartKey>, HashMap<PartKey, &'l ExchangeId>) =
+            Default::default();
         for turn in line.into_iter().rev() {
             let kept = parts.len().min(turn.sketch.kept as usize);
             let gone = parts.drain(kept..).filter_map(|key| first.remove_entry(&key));
-            let gone: HashMap<PartKey, &'l str> = gone.collect();
+            let gone: HashMap<PartKey, &'l ExchangeId> = gone.collect();
             let added = turn.sketch.added.iter().map(|part| part.key);
             for key in added.filter(|key| keys.contains(key)) {
-                first.insert(key, gone.get(&key).copied().unwrap_or(&turn.request));
+                first.insert(key, gone.get(&key).copied().unwrap_or(&turn.exchange));
             }
             parts.extend(turn.sketch.added.iter().map(|part| part.key));
         }
         first
     }
 
-    /// The exchange of this branch with which each of these cuts began to be sent in it, by what it is kept
-    /// by: the one that decided it, or that took it over. `cuts`: each with the key of its part.
+    /// The exchange that began to send each of these cuts in this branch: it made the decision, or adopted
+    /// it. Keyed by the decision key. `cuts`: each with the key of its cut part.
     pub(super) fn began<'c>(
         &self,
         cuts: impl Iterator<Item = (&'c Cut, PartKey)>,
-    ) -> HashMap<PartKey, Box<str>> {
+    ) -> HashMap<PartKey, ExchangeId> {
         let (own, others): (Vec<_>, Vec<_>) =
-            cuts.partition(|(cut, _)| self.sent.is_none() || self.has_made(&cut.request));
-        let mut began: HashMap<PartKey, Box<str>> =
-            own.iter().map(|(cut, _)| (cut.about, cut.request.clone())).collect();
+            cuts.partition(|(cut, _)| self.sent.is_none() || self.has_made(&cut.exchange));
+        let mut began: HashMap<PartKey, ExchangeId> =
+            own.iter().map(|(cut, _)| (cut.about, cut.exchange.clone())).collect();
         if !others.is_empty() {
             let first = self.first_sent(&others.iter().map(|(_, key)| *key).collect());
             let first = others.iter().filter_map(|(cut, key)| Some((cut.about, first.get(key)?)));
-            began.extend(first.map(|(about, request)| (about, (*request).into())));
+            began.extend(first.map(|(about, exchange)| (about, (*exchange).clone())));
         }
         began
     }
@@ -272,7 +276,7 @@ pub(super) enum CutCount {
 impl CutCount {
     const ALL: [Self; 3] = [Self::None, Self::Once, Self::Twice];
 
-    /// What a part is known by then.
+    /// The key of a part that was cut this often.
     pub(super) fn of(self, key: PartKey) -> PartKey {
         match self {
             Self::None => key,
@@ -282,7 +286,7 @@ impl CutCount {
     }
 }
 
-/// What the reasoning of a reply is known by among the parts of a turn: put back by us, or sent by its client.
+/// The keys that a reply's reasoning can have in a sketch: put back by us, or sent by its client.
 pub(super) fn names(reasoning: &ReasoningRecord) -> impl Iterator<Item = PartKey> + '_ {
     let blocks = reasoning.blocks.iter().flat_map(|block| {
         let literal = reasoning::literal(&block.raw).map(|literal| spelled(&literal));
@@ -292,7 +296,7 @@ pub(super) fn names(reasoning: &ReasoningRecord) -> impl Iterator<Item = PartKey
     blocks.chain(reasoning.seals.iter().flat_map(|signature| spelled(&signature.seal)))
 }
 
-/// A signature, without its quotes and with them.
+/// The keys of a signature without its quotes and with them.
 fn spelled(seal: &str) -> [PartKey; 2] {
     [PartKey::of_bytes(seal.as_bytes()), PartKey::of_bytes(format!("\"{seal}\"").as_bytes())]
 }

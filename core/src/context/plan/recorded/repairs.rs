@@ -1,6 +1,6 @@
-//! Changes that answer refusals: which of them hold for a request.
+//! Changes that answer refusals: which of them apply to a request.
 //!
-//! They hold for the upstream and model that refused. Must not know what they change.
+//! They apply to the upstream and model that refused. Must not know what they change.
 
 use std::sync::Arc;
 
@@ -13,17 +13,17 @@ use crate::dialect::PartKey;
 use crate::dialect::repair::Repair;
 
 impl RecordedDecisions {
-    /// Those that hold in this branch.
+    /// Collects those that apply in this branch.
     pub(super) fn find_repairs(&mut self, ledger: &Ledger, branch: &Branch<'_>) {
         let here = ledger.repairs().filter(|one| branch.has_repair(one));
         here.for_each(|one| self.add_repair(one.clone()));
     }
 
-    /// Adds one, unless it is there.
+    /// Adds one, unless it is already there.
     pub(super) fn add_repair(&mut self, one: Arc<RepairDecision>) {
         if self.repairs.iter().all(|other| other.about != one.about) {
             self.repairs.push(one);
-            // Of two that a picture was made into, the smaller one stands.
+            // If two replace the same image, the smaller one comes first and is used.
             let size = |repair: &Repair| match repair {
                 Repair::Picture { data, .. } => data.len(),
                 _ => 0,
@@ -32,7 +32,7 @@ impl RecordedDecisions {
         }
     }
 
-    /// Those that were decided for what a request asks.
+    /// Those that were decided for the upstream and model of a request.
     pub(in crate::context) fn repairs_of<'k>(
         &'k self,
         request: &PlanRequest<'_>,
@@ -40,7 +40,7 @@ impl RecordedDecisions {
         self.repairs.iter().map(|one| &**one).filter(|one| one.is_for(request))
     }
 
-    /// Whether words take the place of a picture or document.
+    /// Whether text replaces an image or document.
     pub(in crate::context) fn has_words_for(
         &self,
         request: &PlanRequest<'_>,
@@ -50,7 +50,7 @@ impl RecordedDecisions {
         self.repairs_of(request).any(is_it)
     }
 
-    /// The base64 of the picture that takes the place of another.
+    /// The base64 data of the smaller image that replaces another.
     pub(in crate::context) fn smaller_picture(
         &self,
         request: &PlanRequest<'_>,

@@ -1,7 +1,7 @@
-//! Replies that a client sent back, whose reasoning is recorded: where their parts stand, and what of it is
-//! missing.
+//! Replies that a client sent back and whose reasoning is recorded: where their parts are, and which
+//! reasoning is missing.
 //!
-//! They are found by their chain, or by a mark where the client changed what stands before them.
+//! They are found by their chain, or by an anchor key if the client changed something before them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,19 +16,18 @@ use crate::context::{ReasoningBlock, ReasoningRecord};
 use crate::dialect::{Chain, Conversation, Dialect, Part, PartIndex, PartKind, Role};
 use crate::wire::json::text_of;
 
-/// A reply that the client sent back, whose reasoning is recorded.
+/// A reply that the client sent back and whose reasoning is recorded.
 #[derive(Clone, Debug)]
 pub struct ReturnedReply {
-    /// What it thought.
+    /// Its recorded reasoning.
     pub reasoning: Arc<ReasoningRecord>,
-    /// Where each of its keyed parts stands; `None` for those the client dropped.
+    /// The place of each of its keyed parts; `None` for those that the client dropped.
     pub parts: Vec<Option<PartIndex>>,
-    /// Its place among the known replies of the request.
+    /// Its index among the known replies of the request.
     pub number: usize,
-    /// The first keyed part of it, counted among all keyed parts of the history.
+    /// The index of its first keyed part among all keyed parts of the history.
     pub index: usize,
-    /// The parts of the history that belong to it, keyed or not: message and part of the first, and
-    /// one past the last, counted over all parts.
+    /// The places of the parts that belong to it, with a key or without: from the first to one past the last.
     region: Range<PartIndex>,
 }
 
@@ -37,24 +36,24 @@ pub struct ReturnedReply {
 pub struct DroppedReasoning<'r> {
     /// Blocks, in order.
     pub blocks: Vec<&'r ReasoningBlock>,
-    /// Signatures, by message and part that they stand on.
+    /// Signatures, with the part that each belongs to.
     pub seals: Vec<(PartIndex, &'r str)>,
 }
 
 impl DroppedReasoning<'_> {
-    /// Whether the client sent everything.
+    /// Whether the client dropped nothing.
     pub fn is_nothing(&self) -> bool {
         self.blocks.is_empty() && self.seals.is_empty()
     }
 
-    /// Whether the client left out no more than what is not known to be whole.
+    /// Whether the client dropped only blocks that may be incomplete.
     pub fn is_partial(&self) -> bool {
         self.seals.is_empty() && self.blocks.iter().all(|block| block.partial)
     }
 }
 
 impl RecordedDecisions {
-    /// Replies by the chain after them, else by a mark.
+    /// Finds replies by the chain after them, else by an anchor key.
     pub(super) fn find_replies(&mut self, ledger: &Ledger, conversation: &Conversation) {
         let mut found: HashSet<Chain> = HashSet::default();
         let mut covered = vec![false; self.keyed_parts.len()];
@@ -92,7 +91,7 @@ impl RecordedDecisions {
         self.only_kept();
     }
 
-    /// A reply that was nothing but reasoning, after the part at `index`, if its client sends that.
+    /// A reply of nothing but reasoning, after the part at `index`, if its client sends the reasoning.
     fn thought_only(
         &self,
         conversation: &Conversation,
@@ -108,7 +107,7 @@ impl RecordedDecisions {
         Some(ReturnedReply { region: thought?..returned.region.end, ..returned })
     }
 
-    /// Where the parts of a reply stand around one of them, in order.
+    /// Finds the parts of a reply, in order, around the one at `marked`.
     #[allow(clippy::type_complexity, reason = "used once")]
     fn aligned(
         &self,
@@ -161,28 +160,28 @@ impl ReturnedReply {
         self.parts.iter().all(Option::is_some)
     }
 
-    /// Whether its stream broke off within a block of reasoning that a client may send.
+    /// Whether its stream broke off inside a reasoning block that a client may send back.
     pub fn is_partial(&self) -> bool {
         self.reasoning.blocks.iter().any(|block| block.partial)
     }
 
-    /// Message and part with which it begins.
+    /// The place of its first part.
     pub fn begins(&self) -> PartIndex {
         self.parts.iter().flatten().next().copied().unwrap_or(self.region.start)
     }
 
-    /// Whether a place lies between its neighbours.
+    /// Whether a place is within it.
     pub fn spans(&self, at: PartIndex) -> bool {
         self.region.contains(&at)
     }
 
-    /// Whether one of its parts stands there.
+    /// Whether one of its keyed parts is at this place.
     pub fn holds(&self, at: PartIndex) -> bool {
         self.parts.iter().flatten().any(|part| *part == at)
     }
 
-    /// What the client left out. What it sends itself is left as it is: one signature that is there
-    /// stands for its block, and in dialects of one reasoning field that field for all.
+    /// The reasoning that the client dropped. What it sends is left as it is: one signature stands for its
+    /// block, and in dialects with one reasoning field, that field stands for all.
     pub fn missing(&self, request: &PlanRequest<'_>) -> DroppedReasoning<'_> {
         let sent: Vec<&Part> = self.region(request.conversation);
         let is_reasoning = |part: &&&Part| part.kind == PartKind::Reasoning;
@@ -211,8 +210,8 @@ impl ReturnedReply {
         DroppedReasoning { blocks: blocks.collect(), seals: seals.collect() }
     }
 
-    /// Message and part that a signature stands on. `None` where that did not come back, and of words also where
-    /// they came back in other pieces, which it does not fit.
+    /// The part that a signature belongs to. `None` if that part did not come back, or if it is text that
+    /// came back split differently, so that the signature does not fit.
     fn signed(&self, request: &PlanRequest<'_>, signature: &Signature) -> Option<PartIndex> {
         let keyed = self.parts.get(signature.part as usize).copied().flatten()?;
         if request.part(keyed)?.kind != PartKind::Text {
@@ -240,8 +239,8 @@ impl ReturnedReply {
         })
     }
 
-    /// Message and part before which a block stood. `None` where what ran at the provider between
-    /// did not come back: the block led to it, and alone it would be refused (`docs/protocols.md` 3.2).
+    /// The part that a block has to be inserted before. `None` if the block led to a call that ran at the
+    /// provider and did not come back: alone, the block would be refused (`docs/protocols.md` 3.2).
     pub fn place(
         &self,
         conversation: &Conversation,
@@ -274,7 +273,7 @@ impl ReturnedReply {
         })
     }
 
-    /// Every part between the neighbours of the reply that is the model's.
+    /// Every part of the model within the reply's range.
     pub(in crate::context) fn region<'c>(&self, conversation: &'c Conversation) -> Vec<&'c Part> {
         let places = self.places(conversation);
         let parts = places.filter_map(|at| conversation.part(at));
@@ -282,13 +281,13 @@ impl ReturnedReply {
     }
 }
 
-/// Whether a part of the model's ran at the provider: it has no key, and is neither words nor thought.
+/// Whether a part of the model ran at the provider: it has no key, and is neither text nor reasoning.
 fn is_hosted(part: &Part) -> bool {
     let said = matches!(part.kind, PartKind::Text | PartKind::Reasoning);
     part.role == Role::Assistant && part.key.is_none() && !said
 }
 
-/// Bytes of words; `None` of any other part.
+/// Length of a text part's text, bytes; `None` for other parts.
 fn said_bytes(part: &Part, body: &[u8]) -> Option<usize> {
     let bytes = part.texts.iter().map(|text| text_of(text.of(body)).map_or(0, |text| text.len()));
     (part.kind == PartKind::Text).then(|| bytes.sum())

@@ -1,26 +1,41 @@
-//! Reasoning that a client left out while results before it were cut, and sends after all.
+//! Reasoning that a client dropped while results before it were cut, and that it sends after all.
 //!
-//! Where a model binds reasoning to its prefix, the cut that was free then would make it void now
-//! (`docs/architecture.md` "When a rewrite is allowed"): such a cut is not repeated while the reasoning is
-//! there. What was made after a cut rests on it, and stays.
+//! If a model binds reasoning to its prefix, a cut that was harmless then would make the reasoning void now
+//! (`docs/architecture.md` "When a rewrite is allowed"). Such a cut is not repeated as long as the reasoning
+//! is sent. Reasoning that was made after a cut depends on the cut, which then stays. A cut also stays if this
+//! branch has already sent it together with the same reasoning: policy accepted the loss at that time, and the
+//! provider's cache holds those bytes.
 
-use foldhash::HashMap;
+use std::sync::Arc;
+
+use foldhash::{HashMap, HashSet};
 
 use super::branch::{Branch, CutCount};
 use super::{RecordedDecisions, again};
-use crate::context::ReasoningAction;
 use crate::context::ledger::Ledger;
 use crate::context::plan::PlanRequest;
 use crate::context::policy::StripPolicy;
-use crate::dialect::{Chain, Conversation, PartIndex, PartKind};
+use crate::context::{ExchangeId, ReasoningAction};
+use crate::dialect::{Chain, Conversation, PartIndex, PartKey, PartKind};
+
+/// The range of the history in which a cut makes reasoning void.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CutReach {
+    /// The end: the first part that the request which decided the cut does not share.
+    end: PartIndex,
+    /// The parent turn sent the part in this cut form.
+    is_sent: bool,
+}
 
 impl RecordedDecisions {
-    /// Finds how far the history goes with the requests that decided the cuts, if it may matter.
-    pub(super) fn find_ends(
+    /// Finds how far this history agrees with the requests that decided the cuts, if that can matter.
+    /// `forms`: in which form the parent turn sent the parts that were cut.
+    pub(super) fn find_reaches(
         &mut self,
         ledger: &Ledger,
         conversation: &Conversation,
         branch: &Branch<'_>,
+        forms: &HashMap<usize, CutCount>,
     ) {
         let thinks = || conversation.parts().any(|part| part.kind == PartKind::Reasoning);
         if self.cuts.is_empty() || !thinks() {
@@ -29,24 +44,32 @@ impl RecordedDecisions {
         let ends =
             conversation.chains().zip(&self.keyed_parts).map(|(chain, keyed)| (chain, keyed.at));
         let ends: HashMap<Chain, PartIndex> = ends.collect();
-        let mut shared: HashMap<Box<str>, Option<PartIndex>> = HashMap::default();
-        let cuts = self.keyed_parts.iter().flat_map(|keyed| {
+        let mut shared: HashMap<ExchangeId, Option<PartIndex>> = HashMap::default();
+        let mut sent = HashSet::default();
+        let cuts = self.keyed_parts.iter().enumerate().flat_map(|(index, keyed)| {
             let nth = [(keyed.about, CutCount::Once), (again(keyed.about), CutCount::Twice)];
+            let form = forms.get(&index);
+            sent.extend(nth.iter().filter(|(_, nth)| form >= Some(nth)).map(|(about, _)| *about));
             nth.map(|(about, nth)| Some((&**self.cuts.get(&about)?, nth.of(keyed.key))))
         });
-        for (about, request) in branch.began(cuts.flatten()) {
-            let end = shared.entry(request).or_insert_with_key(|it| last_shared(ledger, &ends, it));
-            self.ends.extend(end.map(|end| (about.0, end)));
+        let began = branch.began(cuts.flatten());
+        for (about, exchange) in began {
+            let end =
+                shared.entry(exchange).or_insert_with_key(|it| last_shared(ledger, &ends, it));
+            let reach = end.map(|end| CutReach { end, is_sent: sent.contains(&about.0) });
+            self.reaches.extend(reach.map(|reach| (about.0, reach)));
+        }
+        if !self.reaches.is_empty() && self.thoughts.is_empty() {
+            self.thoughts = Arc::new(branch.thoughts());
         }
     }
 
-    /// Lets go of the cuts that would make reasoning void which came back, where policy does not accept
-    /// its loss.
+    /// Drops the cuts that would make returned reasoning void, unless policy accepts its loss.
     pub fn spares_reasoning(&mut self, request: &PlanRequest<'_>) {
         let policy = request.policy;
         let loses =
             policy.prune.accept_reasoning_loss || policy.reasoning.strip() != StripPolicy::None;
-        if self.ends.is_empty() || !request.is_bound() || loses {
+        if self.reaches.is_empty() || !request.is_bound() || loses {
             return;
         }
         let messages = request.conversation.messages.iter().enumerate();
@@ -59,41 +82,45 @@ impl RecordedDecisions {
         });
         let is_out =
             |about: u128| self.echo(about).is_some_and(|echo| echo.does == ReasoningAction::Out);
-        // What another model thought is nothing to this one, whatever stands before it.
+        // Reasoning of another model is not read, so it does not matter what changes before it.
         let others = self.replies.iter().filter(|reply| *reply.reasoning.model != *request.name);
         let others: Vec<_> = others.collect();
         let is_foreign = |at| others.iter().any(|reply| reply.spans(at));
-        let thoughts = parts.filter(|(at, part)| {
-            part.reasoning_key(request.body).is_some_and(|about| !is_out(about)) && !is_foreign(*at)
+        let thoughts = parts.filter_map(|(at, part)| {
+            let about = part.reasoning_key(request.body).filter(|about| !is_out(*about))?;
+            (!is_foreign(at)).then(|| (at, self.thoughts.contains(&PartKey(about))))
         });
-        let thoughts: Vec<PartIndex> = thoughts.map(|(at, _)| at).collect();
-        let is_void = |at, end| thoughts.iter().any(|thought| (at..end).contains(thought));
+        let thoughts: Vec<(PartIndex, bool)> = thoughts.collect();
+        let is_void = |at, reach: &CutReach| {
+            let mut here = thoughts.iter().filter(|(thought, _)| (at..reach.end).contains(thought));
+            here.any(|(_, was_sent)| !(*was_sent && reach.is_sent))
+        };
         let abouts = self
             .keyed_parts
             .iter()
             .flat_map(|keyed| [keyed.about, again(keyed.about)].map(|it| (it, keyed.at)));
-        let spared =
-            abouts.filter(|(about, at)| self.ends.get(about).is_some_and(|end| is_void(*at, *end)));
+        let spared = abouts
+            .filter(|(about, at)| self.reaches.get(about).is_some_and(|reach| is_void(*at, reach)));
         let spared: Vec<u128> = spared.map(|(about, _)| about).collect();
         spared.iter().for_each(|about| drop(self.cuts.remove(about)));
     }
 }
 
-/// How far a history goes with the request of an exchange: to that request's end, or as far as to where
-/// it left it (a rewind, a fork). `ends`: the chains of the history, with their places.
+/// How far a history agrees with the request of an exchange: to the end of that request, or to where it
+/// diverged (a rewind, a fork). `ends`: the chains of the history, with their places.
 fn last_shared(
     ledger: &Ledger,
     ends: &HashMap<Chain, PartIndex>,
-    request: &str,
+    exchange: &ExchangeId,
 ) -> Option<PartIndex> {
-    let mut turn = ledger.turn(request)?;
+    let mut turn = ledger.turn(exchange)?;
     let mut end = ends.get(&turn.position.chain);
-    // No line is longer.
+    // No branch is longer than the number of turns.
     for _ in ledger.turns() {
         if end.is_some() {
             break;
         }
-        turn = ledger.turn(turn.position.parent.as_deref()?)?;
+        turn = ledger.turn(turn.position.parent.as_ref()?)?;
         end = ends.get(&turn.after).or_else(|| ends.get(&turn.position.chain));
     }
     end.copied()

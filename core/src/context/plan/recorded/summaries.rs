@@ -1,7 +1,7 @@
-//! Which summaries a request has: those that are written for its history, and the one in use.
+//! The summaries of a request: those written for its history, and the one in use.
 //!
-//! A summary is found by the chain at its cut, or by the parts before it where the client changed
-//! what stands further up (`docs/architecture.md` "Branches and decisions").
+//! A summary is found by the chain at its cut, or by the parts before the cut if the client changed something
+//! earlier (`docs/architecture.md` "Branches and decisions").
 
 use std::sync::Arc;
 
@@ -13,12 +13,12 @@ use crate::context::ledger::{self, Ledger};
 use crate::context::{CompactionRecord, ForwardedHistory};
 use crate::dialect::{Chain, Conversation, PartKey, PartKind, Role, Span};
 
-/// Keyed parts before a cut by which it is found again.
+/// How many keyed parts before a cut are stored to find it again.
 const NEAR: usize = 4;
 
 impl RecordedDecisions {
-    /// Where a summary's cut lies in this history: by its chain, else by the parts before it. `None`
-    /// where its end is not there (a rewind), or no message begins there.
+    /// The index of the first message after a summary's cut in this history, by its chain, else by the parts
+    /// before it. `None` if the cut is not in the history (a rewind), or not at the start of a message.
     fn cut_of(&self, chains: &HashMap<Chain, usize>, compact: &CompactionRecord) -> Option<usize> {
         let near = |index: usize| {
             let before = self.keyed_parts[..=index].iter().rev().map(|keyed| keyed.key);
@@ -67,17 +67,17 @@ impl RecordedDecisions {
         self.summaries = written.into_iter().filter(|(cut, _)| *cut > kept).collect();
     }
 
-    /// The summary that is in use, and the first message that stays.
+    /// The summary in use, with the index of the first message that stays.
     pub fn compact(&self) -> Option<(usize, &CompactionRecord)> {
         self.compact.as_ref().map(|(cut, compact)| (*cut, &**compact))
     }
 
-    /// The first message that is sent as it came; 0 without a summary.
+    /// The index of the first message that is sent as it came; 0 without a summary.
     pub fn kept_from(&self) -> usize {
         self.compact.as_ref().map_or(0, |(cut, _)| *cut)
     }
 
-    /// Forgets the replies that a summary stands for.
+    /// Removes the replies that the summary covers.
     pub(super) fn only_kept(&mut self) {
         let from = self.kept_from();
         if from > 0 {
@@ -87,19 +87,19 @@ impl RecordedDecisions {
         }
     }
 
-    /// A summary that was written for this request is taken into use.
+    /// Puts a summary that was written for this request into use.
     pub(super) fn uses(&mut self, compact: CompactionRecord) {
         let written = self.summaries.iter().find(|(_, one)| one.about == compact.about);
         if let Some(cut) = written.map(|(cut, _)| *cut).filter(|cut| *cut > self.kept_from()) {
-            self.takes_over(compact.address().0, &compact.request);
+            self.takes_over(compact.address().0, &compact.exchange);
             self.compact = Some((cut, Arc::new(compact)));
             self.summaries.retain(|(other, _)| *other > cut);
             self.only_kept();
         }
     }
 
-    /// The chain at a cut, and the keyed parts before it, nearest first; `None` where no keyed part
-    /// ends the message before it, so that it could not be found again.
+    /// The chain at a cut, and the keyed parts before it, nearest first. `None` if the message before it does
+    /// not end with a keyed part, so that the cut could not be found again.
     pub fn at_cut(&self, cut: usize) -> Option<(Chain, Vec<PartKey>)> {
         let before = self.keyed_parts.partition_point(|keyed| keyed.at.message < cut);
         let keyed_parts = &self.keyed_parts[..before];
@@ -108,8 +108,8 @@ impl RecordedDecisions {
         Some((chain, keyed_parts.iter().rev().take(NEAR).map(|keyed| keyed.key).collect()))
     }
 
-    /// Whether one of the parts just before a cut stands for itself: by an id of its own, or by words
-    /// of the model that are long enough to be said once.
+    /// Whether one of the parts just before a cut is unique: by an id of its own, or because it is a text of
+    /// the model that is long enough.
     pub fn has_own_near(&self, conversation: &Conversation, cut: usize) -> bool {
         let before = self.keyed_parts.partition_point(|keyed| keyed.at.message < cut);
         self.keyed_parts[..before].iter().rev().take(NEAR).any(|keyed| {

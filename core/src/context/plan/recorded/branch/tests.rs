@@ -15,7 +15,8 @@ fn branch<'l>(ledger: &'l Ledger, sent: Option<&[u128]>) -> Branch<'l> {
         |key: &u128| SketchPart { key: PartKey(*key), tokens: 1, place: PromptSection::History };
     let sent = sent.map(|keys| keys.iter().map(part).collect());
     let (line, keys) = Default::default();
-    Branch { ledger, request: "here", parent: None, sent, line, keys }
+    static HERE: std::sync::LazyLock<ExchangeId> = std::sync::LazyLock::new(|| "here".into());
+    Branch { ledger, exchange: &HERE, parent: None, sent, line, keys }
 }
 
 fn echo(request: &str, does: ReasoningAction, why: DecisionReason) -> ReasoningDecision {
@@ -23,7 +24,7 @@ fn echo(request: &str, does: ReasoningAction, why: DecisionReason) -> ReasoningD
     ReasoningDecision {
         about,
         at: 1,
-        request: request.into(),
+        exchange: request.into(),
         does,
         why,
         shadow: false,
@@ -63,7 +64,7 @@ fn a_picture_stays_where_it_was_sent() {
         let one = RepairDecision {
             about: PartKey(9),
             at: 1,
-            request: request.into(),
+            exchange: request.into(),
             model: "m".into(),
             upstream: "u".into(),
             repair,
@@ -88,7 +89,7 @@ fn words_stand_where_they_were_said() {
         id: "q".into(),
         at: 1,
         fate: InjectionState::Taken(Box::new(InjectionPlace {
-            request: request.into(),
+            exchange: request.into(),
             thread: "t".into(),
             number: 1,
             after: PartKey(1),
@@ -162,7 +163,7 @@ fn what_was_taken_back_twice_is_given_up_in_its_branch() {
         let mut ledger = Ledger::default();
         for (at, (request, parent, retry)) in all.iter().enumerate() {
             ledger.add(Fact::TakenBack(Box::new(Revocation {
-                request: (*request).into(),
+                exchange: (*request).into(),
                 thread: "t".into(),
                 parent: parent.map(Into::into),
                 at: at as u64,
@@ -205,13 +206,17 @@ fn a_line_goes_back_to_its_first_turn() {
     let placed = scene.placed();
     let known = scene.known();
     let branch = Branch::of(&scene.ledger, &placed, &known.keyed_parts, false);
-    assert!(branch.has_made("r1") && branch.has_made("r2") && branch.has_made("r3"));
-    assert!(!branch.has_made("r4") && !branch.has_made(""));
+    assert!(
+        branch.has_made(&"r1".into())
+            && branch.has_made(&"r2".into())
+            && branch.has_made(&"r3".into())
+    );
+    assert!(!branch.has_made(&"r4".into()) && !branch.has_made(&"".into()));
     assert!(branch.sent.is_some());
     assert!(Branch::of(&scene.ledger, &placed, &known.keyed_parts, true).sent.is_none());
     let mut ring = Turn::clone(placed.parent.as_ref().unwrap());
-    (ring.request, ring.position.parent) = ("ring".into(), Some("ring".into()));
+    (ring.exchange, ring.position.parent) = ("ring".into(), Some("ring".into()));
     scene.ledger.add(Fact::Turn(Box::new(ring.clone())));
     let branch = Branch { parent: Some(&ring), ..super::tests::branch(&scene.ledger, None) };
-    assert_eq!(*branch.line(), HashSet::from_iter(["ring"]));
+    assert_eq!(*branch.line(), HashSet::from_iter([&"ring".into()]));
 }

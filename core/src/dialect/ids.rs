@@ -1,0 +1,104 @@
+//! The names of what belongs together: whose it is, which session, which thread, which exchange.
+//!
+//! Each is a type of its own, so that none is passed where another is meant. Stored and served as plain text.
+
+use std::borrow::Borrow;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+macro_rules! ids {
+    ($($(#[$doc:meta])* $name:ident)+) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(transparent)]
+        pub struct $name(Box<str>);
+
+        impl $name {
+            /// The text of it.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl<T: Into<Box<str>>> From<T> for $name {
+            fn from(text: T) -> Self {
+                Self(text.into())
+            }
+        }
+
+        impl AsRef<str> for $name {
+            fn as_ref(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl Borrow<str> for $name {
+            fn borrow(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl PartialEq<str> for $name {
+            fn eq(&self, text: &str) -> bool {
+                *self.0 == *text
+            }
+        }
+
+        impl PartialEq<&str> for $name {
+            fn eq(&self, text: &&str) -> bool {
+                *self.0 == **text
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(&self.0, f)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Debug::fmt(&self.0, f)
+            }
+        }
+    )+};
+}
+
+ids! {
+    /// Whose a request is: a keyed hash of its credential, 16 hex digits.
+    TenantId
+
+    /// What a client names as one session, or else a name of ours for one lineage.
+    SessionId
+
+    /// One lineage of messages in a session: 16 hex digits, of the exchange with which it began.
+    ThreadId
+
+    /// One request and its response.
+    ExchangeId
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, HashMap};
+
+    use super::*;
+
+    /// They stand in stores and answers as they did before they were types.
+    #[test]
+    fn an_id_is_written_and_read_as_plain_text() {
+        let id = SessionId::from("s-1");
+        assert_eq!(serde_json::to_string(&id).unwrap(), r#""s-1""#);
+        assert_eq!(serde_json::from_str::<SessionId>(r#""s-1""#).unwrap(), id);
+        assert_eq!((format!("{id:>5}"), format!("{id:?}")), ("  s-1".into(), r#""s-1""#.into()));
+        assert!(id == "s-1" && id != *"s-2");
+    }
+
+    #[test]
+    fn a_map_of_ids_is_asked_by_text() {
+        let hashed = HashMap::from([(TenantId::from("t"), 1)]);
+        let sorted = BTreeMap::from([(ExchangeId::from(String::from("e")), 2)]);
+        assert_eq!((hashed.get("t"), hashed.get("u"), sorted.get("e")), (Some(&1), None, Some(&2)));
+    }
+}
