@@ -56,16 +56,13 @@ pub(super) fn text(text: &str) -> Value {
     json!({"type": "text", "text": text})
 }
 
-/// Each rule of the whole request: what is refused, and what stands there instead. What was mended is not refused for
-/// it again, and what is no violation is not touched.
-#[test]
-fn a_rule_mends_what_breaks_it_and_nothing_else() {
+/// Of each rule: what is refused, and the messages before and after.
+fn rules() -> Vec<(Refusal, Value, Value)> {
     let call = |id: &str| json!({"type": "tool_use", "id": id, "name": "Read", "input": {}});
-    let result = |id: &str| json!({"type": "tool_result", "tool_use_id": id, "content": "ok"});
     let model = |content: &Value| json!({"role": "assistant", "content": content});
     let marked = |n: usize| json!({"type": "text", "text": format!("{n}"), "cache_control": {"type": "ephemeral"}});
     let cited = json!({"type": "text", "text": "So.", "citations": []});
-    let cases = [
+    vec![
         (
             refusal(RepairCause::Empty),
             json!([user(&json!([text(" "), text("Go.")]))]),
@@ -114,8 +111,13 @@ fn a_rule_mends_what_breaks_it_and_nothing_else() {
             json!([user(&json!("Go.")), model(&json!("So"))]),
             json!([user(&json!("Go.")), model(&json!("So")), user(&json!(GO_ON))]),
         ),
-    ];
-    for (refusal, before, after) in cases {
+    ]
+}
+
+/// What was mended is not refused for it again, and what is no violation is not touched.
+#[test]
+fn a_rule_mends_what_breaks_it_and_nothing_else() {
+    for (refusal, before, after) in rules() {
         let mut one = scene(&before);
         assert_eq!(mended(&mut one, &refusal), after, "{refusal:?}");
         if refusal.cause != RepairCause::Prefill {
@@ -130,7 +132,14 @@ fn a_rule_mends_what_breaks_it_and_nothing_else() {
             "{refusal:?}: nothing breaks it"
         );
     }
-    // Ids of the same form everywhere, in a call and in its result.
+}
+
+/// Ids get the same form everywhere, in a call and in its result.
+#[test]
+fn ids_of_calls_get_the_same_form_everywhere() {
+    let call = |id: &str| json!({"type": "tool_use", "id": id, "name": "Read", "input": {}});
+    let result = |id: &str| json!({"type": "tool_result", "tool_use_id": id, "content": "ok"});
+    let model = |content: &Value| json!({"role": "assistant", "content": content});
     let ids = |limit| {
         let all = json!([
             user(&json!("Go.")),

@@ -36,8 +36,8 @@ fn call(n: u64, counting: CountingMethod) -> Observation {
         calls: 0,
         media,
         tool: (!is_text && media == 0).then_some(7 + n % 2),
-        head: (n % 17 == 0).then_some(u128::from(n % 34)),
-        headed: if n % 17 == 0 { 300 } else { 0 },
+        head: n.is_multiple_of(17).then_some(u128::from(n % 34)),
+        headed: if n.is_multiple_of(17) { 300 } else { 0 },
     };
     let thoughts = 40 * (n % 9);
     let base = 10_000 + size;

@@ -159,10 +159,8 @@ fn json_says_the_same() {
     assert_eq!(serde_json::from_str::<ContextView>(&json).unwrap(), view());
 }
 
-/// All that a view may hold, each line at its place: sections and contents under what they are a part of, then what was
-/// calculated from, counted and changed, and where things begin.
-#[test]
-fn a_view_that_holds_everything_is_laid_out_to_the_letter() {
+/// A view that holds all that one may hold.
+fn whole() -> ContextView {
     let tool = |tool: &str, tokens| ToolTokens { tool: tool.into(), tokens };
     let contents = MessageTokens {
         user: 20_000,
@@ -179,14 +177,6 @@ fn a_view_that_holds_everything_is_laid_out_to_the_letter() {
     let sections = SectionTokens { mcp_tools: 5_000, memory: 2_900, skills: 0, agents: 700 };
     let breakdown = Breakdown { sections, reasoning: 3_000, ..view().breakdown };
     let basis = EstimateBasis { input: 50_000, output: 3_000, cut: true, new: 100, gone: 1_000 };
-    let limits = WindowLimits {
-        usable: 184_000,
-        pruning: Some(92_000),
-        preparing: Some(110_400),
-        compacting: Some(165_600),
-        refusing: Some(200_000),
-        buffer: Some(34_400),
-    };
     let said = crate::dialect::overflow::Overflow { window: Some(200_000), ..<_>::default() };
     let overflow =
         OverflowReport { sign: crate::context::overflow::OverflowSign::Refused, said, saved: true };
@@ -207,7 +197,26 @@ fn a_view_that_holds_everything_is_laid_out_to_the_letter() {
         rewriting,
         ..view()
     };
-    let view = view.with(Some(limits)).made_of(Some(&contents));
+    view.with(Some(limits())).made_of(Some(&contents))
+}
+
+fn limits() -> WindowLimits {
+    WindowLimits {
+        usable: 184_000,
+        pruning: Some(92_000),
+        preparing: Some(110_400),
+        compacting: Some(165_600),
+        refusing: Some(200_000),
+        buffer: Some(34_400),
+    }
+}
+
+/// All that a view may hold, each line at its place: sections and contents under what they are a part of, then what was
+/// calculated from, counted and changed, and where things begin.
+#[test]
+fn a_view_that_holds_everything_is_laid_out_to_the_letter() {
+    let view = whole();
+    let overflow = view.rewriting.overflow.unwrap();
     let text = format!(
         "\
 Context Usage: 52,100 / 200,000 tokens (26%)
@@ -251,14 +260,20 @@ Autocompact buffer: 34,400 tokens
 Free space: 113,500 tokens (after the buffer)"
     );
     assert_eq!(view.to_string(), text);
+}
+
+/// What begins nowhere has no line, and what is nothing has none; no guess of a window decides.
+#[test]
+fn what_is_nothing_has_no_line() {
+    let view = whole();
     // Where the client compacts by itself, nothing is prepared, and only what does not fit is compacted.
     let helped = view.clone().where_the_client_compacts().to_string();
     assert!(!helped.contains("Preparing:"), "{helped}");
     assert!(helped.contains("  Compacting:    184,000 tokens (92.0%)\n"), "{helped}");
     // What is zero has no line, and what was not cut was reported; no guess of a window decides.
-    let unknown = WindowLimits { pruning: Some(0), refusing: None, buffer: None, ..limits };
+    let unknown = WindowLimits { pruning: Some(0), refusing: None, buffer: None, ..limits() };
     let few = MessageTokens { user: 9, ..<_>::default() };
-    let basis = EstimateBasis { cut: false, gone: 0, ..basis };
+    let basis = EstimateBasis { cut: false, gone: 0, ..view.basis.unwrap() };
     let plain = ContextView { basis: Some(basis), rewriting: RewriteView::default(), ..view };
     let plain = plain.with(Some(unknown)).made_of(Some(&few)).to_string();
     for gone in ["Assistant:", "Deferred", "Gone since", "was cut", "Rewriting", "Refusing:"] {
@@ -289,20 +304,16 @@ fn sections_and_reasoning_are_told_once() {
     assert_eq!(view.clone().made_of(None).with(None), view);
 }
 
-/// What is shown between turns and of a request on its way: each number is the turn's, the plan's or the estimate's.
-#[test]
-fn a_view_says_what_its_turn_and_its_plan_say() {
-    use crate::context::budget::CarryOver;
+/// A turn that was rewritten in shadow mode, and how that is shown.
+fn rewritten() -> (Turn, RewriteView) {
     use crate::context::scene::{SessionFixture, messages};
     use crate::dialect::refusal::RefusalCause;
     let scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
     let said = scene.reply(&serde_json::json!([{"type": "text", "text": "Aye."}]));
     let mut turn = scene.turn(&said);
-    let made = ChangeCounts { cut: 3, ..<_>::default() };
-    let new = ChangeCounts { cut: 1, ..<_>::default() };
     turn.done = RewriteSummary {
-        made,
-        new,
+        made: ChangeCounts { cut: 3, ..<_>::default() },
+        new: ChangeCounts { cut: 1, ..<_>::default() },
         tokens_removed: 100,
         tokens_pruned: 40,
         tokens_compacted: 7,
@@ -314,7 +325,7 @@ fn a_view_says_what_its_turn_and_its_plan_say() {
     turn.counted = Some(ProviderCount { as_it_came: true, tokens: 901 });
     turn.usage.tool_use_prompt = Some(12);
     turn.estimate.as_mut().unwrap().tokens = 990;
-    let carry = CarryOver { tokens: 960, reasoning: 30, ..CarryOver::default() };
+    let carry = crate::context::budget::CarryOver { tokens: 960, reasoning: 30, ..<_>::default() };
     turn.carry = Some(carry);
     let rewriting = RewriteView {
         mode: Mode::Shadow,
@@ -322,13 +333,20 @@ fn a_view_says_what_its_turn_and_its_plan_say() {
         resent: true,
         taken_back: false,
         overflow: None,
-        made,
-        new,
+        made: turn.done.made,
+        new: turn.done.new,
         summary_by: None,
         tokens_removed: 100,
         tokens_pruned: 40,
         tokens_compacted: 7,
     };
+    (turn, rewriting)
+}
+
+/// What is shown between turns and of a request on its way: each number is the turn's, the plan's or the estimate's.
+#[test]
+fn a_view_says_what_its_turn_and_its_plan_say() {
+    let (mut turn, rewriting) = rewritten();
     let after = ContextView::after(&turn);
     let expected = ContextView {
         basis: Some(EstimateBasis { input: 900, output: 100, cut: false, new: 0, gone: 40 }),

@@ -41,15 +41,15 @@ fn gemini(model: &Value) -> SessionFixture {
     SessionFixture::read(Dialect::Gemini, path, "gemini-3-pro-preview", &body)
 }
 
+/// A signature: the number of its keyed part, its words, and the piece of the part that it stands on.
+type Seal<'s> = (u32, &'s str, Option<(u32, u32)>);
+
 /// The places of the signatures that are missing, of words in three pieces, two calls and words again.
-fn unsigned(model: &Value, seals: &[(u32, &str, Option<(u32, u32)>)]) -> Vec<(usize, String)> {
+fn unsigned(model: &Value, seals: &[Seal]) -> Vec<(usize, String)> {
     let mut scene = gemini(model);
     let keyed = scene.conversation.parts().filter(|part| part.key.is_some()).count();
-    let of = |(part, seal, piece): &(u32, &str, Option<(u32, u32)>)| Signature {
-        part: *part,
-        seal: (*seal).into(),
-        piece: *piece,
-    };
+    let of =
+        |(part, seal, piece): &Seal| Signature { part: *part, seal: (*seal).into(), piece: *piece };
     let seals = seals.iter().map(of).collect();
     let one = ReasoningRecord { seals, ..record(&scene, keyed - 2, keyed - 2) };
     scene.ledger.add(Fact::Reasoning(Box::new(one)));
