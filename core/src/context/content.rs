@@ -302,8 +302,7 @@ impl ContentWriter<'_> {
             self.left -= said.beside() + length;
             return out.push(said);
         }
-        let left_out =
-            TranscriptPart { chars: 0, redacted: 1, ..TranscriptPart::of(TranscriptKind::Other) };
+        let left_out = TranscriptPart { redacted: 1, ..TranscriptPart::of(TranscriptKind::Other) };
         match out.last_mut() {
             Some(last) if *last == (TranscriptPart { chars: last.chars, ..left_out.clone() }) => {
                 last.chars = last.chars.saturating_add(said.chars);
@@ -509,5 +508,86 @@ mod tests {
             (user, TranscriptKind::ToolResult, 0),
         ];
         assert_eq!(told, expected);
+    }
+
+    /// What a request says that its parent did not: the reply as the client sends it, then what is new. System prompt
+    /// and tools are written again where they are others; of a history that changed all is said.
+    #[test]
+    fn what_the_parent_said_is_not_said_again() {
+        use serde_json::{Value, json};
+
+        use crate::context::scene::SessionFixture;
+        const MODEL: &str = "claude-opus-4-6";
+        let user = |text: &str| json!({"role": "user", "content": text});
+        let model = |text: &str| json!({"role": "assistant", "content": text});
+        let body = |system: &str, messages: &Value| {
+            let tools = json!([{"name": "look", "input_schema": {}}]);
+            json!({"model": MODEL, "system": system, "tools": tools, "messages": messages})
+        };
+        let first = body("Be kind.", &json!([user("Words.")]));
+        let mut scene = SessionFixture::read(Dialect::Anthropic, "/v1/messages", MODEL, &first);
+        scene.answered(&json!([{"type": "text", "text": "Said."}]));
+        let mut next = |body: &Value| {
+            scene.body = body.to_string().into_bytes();
+            scene.conversation = dialect::read(Dialect::Anthropic, "/v1/messages", &scene.body);
+            let (conversation, body) = (&scene.conversation, &scene.body);
+            let kept = ExchangeContent::asked(conversation, body, &scene.placed(), 1 << 20);
+            let told = |said: Vec<TranscriptPart>| -> Vec<(String, bool)> {
+                said.into_iter().map(|said| (said.text, said.reply)).collect()
+            };
+            (kept.follows, kept.head.len(), told(kept.said))
+        };
+        let said = |texts: &[(&str, bool)]| -> Vec<(String, bool)> {
+            texts.iter().map(|(text, reply)| ((*text).to_owned(), *reply)).collect()
+        };
+        let grown =
+            json!([user("Words."), model("Said."), user("More."), model("So."), user("On.")]);
+        let new = said(&[("Said.", true), ("More.", false), ("So.", false), ("On.", false)]);
+        assert_eq!(next(&body("Be kind.", &grown)), (ContentLink::Request, 0, new.clone()));
+        assert_eq!(next(&body("Be brief.", &grown)), (ContentLink::Request, 2, new));
+        let bare = json!([user("Words."), model("Said.")]);
+        let reply = said(&[("Said.", true)]);
+        assert_eq!(next(&body("Be kind.", &bare)), (ContentLink::Request, 0, reply));
+        let other = json!([user("Others."), model("Said."), user("More.")]);
+        let all = said(&[("Others.", false), ("Said.", false), ("More.", false)]);
+        assert_eq!(next(&body("Be kind.", &other)).2, all);
+        assert_eq!(next(&body("Be kind.", &other)).0, ContentLink::Nothing);
+        // The provider holds what was said and answered.
+        let held = json!({"model": "gpt-5", "previous_response_id": "msg_1", "input": "More."});
+        scene.body = held.to_string().into_bytes();
+        scene.conversation = dialect::read(Dialect::OpenaiResponses, "/v1/responses", &scene.body);
+        let (conversation, body) = (&scene.conversation, &scene.body);
+        let kept = ExchangeContent::asked(conversation, body, &scene.placed(), 1 << 20);
+        assert_eq!((kept.follows, kept.said.len()), (ContentLink::Reply, 1));
+        assert_eq!((&*kept.said[0].text, kept.said[0].reply), ("More.", false));
+    }
+
+    /// Where a text does not fit its size stays, in a request and in a reply; several texts of one thought are one part.
+    #[test]
+    fn what_does_not_fit_leaves_its_size() {
+        let body = asked(&"x".repeat(100));
+        let read = dialect::read(Dialect::Anthropic, "/v1/messages", body.as_bytes());
+        let placed = place(&Ledger::default(), &read, &"r".into(), None);
+        let kept = |most| ExchangeContent::asked(&read, body.as_bytes(), &placed, most);
+        let part = TranscriptPart::of(TranscriptKind::Text);
+        let whole = TranscriptPart { text: "x".repeat(100), chars: 100, ..part.clone() };
+        // As it stands in the body, with its quotes.
+        assert_eq!(kept(BESIDE + 102).said, [whole]);
+        let cut = TranscriptPart { chars: 102, redacted: 1, ..part };
+        assert_eq!(kept(BESIDE + 101).said, std::slice::from_ref(&cut));
+        let nothing = TranscriptPart { kind: TranscriptKind::Other, ..cut.clone() };
+        assert_eq!(kept(BESIDE - 1).said, [nothing]);
+        let said = ReplyPart { text: "y".repeat(100), ..ReplyPart::of(PartKind::Text) };
+        let reply = Reply { parts: vec![said], ..Reply::default() };
+        let answered = kept(0).answered(&reply, BESIDE + 99);
+        let cut = TranscriptPart { role: TranscriptSpeaker::Assistant, chars: 100, ..cut };
+        assert_eq!(answered.reply, [cut]);
+        let body = r#"{"input":[{"type":"reasoning","encrypted_content":"AAAA","summary":[
+            {"type":"summary_text","text":"One. "},{"type":"summary_text","text":"Two."}]}]}"#;
+        let read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", body.as_bytes());
+        let placed = place(&Ledger::default(), &read, &"r".into(), None);
+        let kept = ExchangeContent::asked(&read, body.as_bytes(), &placed, 1 << 20);
+        let texts: Vec<&str> = kept.said.iter().map(|said| &*said.text).collect();
+        assert_eq!(texts, ["One. Two."]);
     }
 }

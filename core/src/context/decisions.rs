@@ -385,4 +385,41 @@ mod tests {
         assert_eq!(echo(ReasoningAction::Back).exchange(), "1");
         assert_eq!(summary(SummaryAuthor::Summary, "m").exchange(), "1");
     }
+
+    /// A repair counts for all that it holds, and is kept with who decided it and after which refusal.
+    #[test]
+    fn a_repair_counts_for_what_it_holds() {
+        use crate::context::repair::RepairDecision;
+        use crate::dialect::repair::Repair;
+        let long = || -> Box<str> { "x".repeat(4_096).into() };
+        let one = RepairDecision {
+            about: PartKey(7),
+            at: 1,
+            exchange: "r".into(),
+            model: "m".into(),
+            upstream: "u".into(),
+            repair: Repair::Empty { text: "w".into() },
+            after: Some(3),
+        };
+        assert_eq!((one.place(), one.exchange()), ((7, false, Some(3)), &"r".into()));
+        let of = |change: fn(&mut RepairDecision, Box<str>)| {
+            let mut other = one.clone();
+            change(&mut other, long());
+            other.bytes() - one.bytes()
+        };
+        for more in [
+            of(|one, long| one.exchange = (&*long).into()),
+            of(|one, long| one.model = long),
+            of(|one, long| one.upstream = long),
+            of(|one, long| one.repair = Repair::Empty { text: long }),
+        ] {
+            assert!((4_000..4_500).contains(&more), "{more}");
+        }
+        assert!((size_of::<RepairDecision>()..2_000).contains(&one.bytes()), "{}", one.bytes());
+        let fact = |fact: Fact| match fact.after(Some(9)) {
+            Fact::Repair(one) => one.after,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(fact(Fact::Repair(Box::new(one))), Some(9));
+    }
 }

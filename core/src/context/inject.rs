@@ -228,3 +228,64 @@ impl InjectedMessage {
         PartKey::of_bytes(self.id.as_bytes())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::context::lineage;
+    use crate::context::scene::SessionFixture;
+    use crate::dialect::{self, Dialect};
+
+    const MODEL: &str = "claude-opus-4-6";
+
+    fn body(system: &str, tool: &str, messages: &Value) -> Value {
+        let tools = json!([{"name": tool, "input_schema": {}}]);
+        json!({"model": MODEL, "system": system, "tools": tools, "messages": messages})
+    }
+
+    /// The main line is what grows from the first turn; where it breaks, the same system prompt and tools carry it on. A
+    /// thread that its client names is another line.
+    #[test]
+    fn the_main_line_is_that_of_the_first_turn() {
+        let user = |text: &str| json!({"role": "user", "content": text});
+        let first = json!([user("Words.")]);
+        let path = "/v1/messages";
+        let begun = body("Be kind.", "look", &first);
+        let mut scene = SessionFixture::read(Dialect::Anthropic, path, MODEL, &begun);
+        let placed = |ledger: &Ledger, body: &Value, thread| {
+            let read = dialect::read(Dialect::Anthropic, path, body.to_string().as_bytes());
+            lineage::place(ledger, &read, &"next".into(), thread)
+        };
+        let goes_on = |ledger: &Ledger, body: &Value, thread| {
+            let placed = placed(ledger, body, thread);
+            (carries_on(ledger, &placed), waiting(ledger, &placed).len())
+        };
+        scene.ledger.add(Fact::Queued(Box::new(QueuedMessage {
+            id: "q".into(),
+            number: 1,
+            at: 1,
+            text: "Mind the tide.".into(),
+            again: None,
+        })));
+        // The first request carries on what is to be the main line, but nothing is said in it yet.
+        assert_eq!(goes_on(&scene.ledger, &begun, None), (true, 0));
+        assert_eq!(goes_on(&scene.ledger, &begun, Some("sub")), (false, 0));
+        scene.answered(&json!([{"type": "text", "text": "Said."}]));
+        let (on, off) = ((true, 1), (false, 0));
+        let ledger = &scene.ledger;
+        let grown = json!([user("Words."), {"role": "assistant", "content": "Said."}, user("On.")]);
+        assert_eq!(goes_on(ledger, &body("Be kind.", "look", &grown), None), on);
+        assert_eq!(
+            goes_on(ledger, &body("Be brief.", "look", &grown), None),
+            on,
+            "it grew from it"
+        );
+        let other = json!([user("A summary of all that.")]);
+        assert_eq!(goes_on(ledger, &body("Be kind.", "look", &other), None), on);
+        assert_eq!(goes_on(ledger, &body("Be brief.", "look", &other), None), off);
+        assert_eq!(goes_on(ledger, &body("Be kind.", "find", &other), None), off);
+        assert_eq!(goes_on(ledger, &body("Be kind.", "look", &grown), Some("sub")), off);
+    }
+}

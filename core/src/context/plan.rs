@@ -107,7 +107,7 @@ impl PlanRequest<'_> {
 
 /// Why something was decided or refused; a metric label. [`DecisionReason::rule`] gives the rule and the
 /// document that has it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, strum::EnumIter)]
 #[serde(rename_all = "snake_case")]
 pub enum DecisionReason {
     /// The window is filling up.

@@ -464,4 +464,46 @@ mod tests {
         assert_eq!(left_out.strip(), StripPolicy::All);
         assert_eq!(ReasoningPolicy::default().strip(), StripPolicy::None);
     }
+
+    /// Each schedule is read as it is written, its schema allows it, and what is none is told.
+    #[test]
+    fn a_schedule_is_read_as_it_is_written() {
+        let schema = CountSchedule::json_schema(&mut SchemaGenerator::default());
+        let pattern = schema.get("pattern").and_then(|it| it.as_str()).unwrap().to_owned();
+        assert_eq!(schema.get("type").and_then(|it| it.as_str()), Some("string"));
+        assert_eq!(CountSchedule::schema_name(), "Ask");
+        let schedules = [
+            ("off", CountSchedule::Off),
+            ("cold", CountSchedule::Cold),
+            ("near_threshold", CountSchedule::NearThreshold),
+            ("media", CountSchedule::Media),
+            ("sample:0.25", CountSchedule::Sample(0.25)),
+        ];
+        for (word, schedule) in schedules {
+            assert_eq!(CountSchedule::try_from(word.to_owned()), Ok(schedule));
+            assert_eq!(String::from(schedule), word);
+            assert!(pattern.contains(word.split(':').next().unwrap()), "{pattern}");
+        }
+        for word in ["", "never", "sample:", "sample:1.5", "sample:-0.1", "sample:NaN"] {
+            let told = CountSchedule::try_from(word.to_owned()).unwrap_err();
+            assert!(told.starts_with(&format!("{word:?} is none of ")), "{told}");
+        }
+    }
+
+    /// Requests are counted by the rules where that is asked for or where they decide.
+    #[test]
+    fn rules_count_where_they_are_asked_or_decide() {
+        let of = |classic, decides| {
+            let rules = ClassicRules { name: "mine".into(), ..ClassicRules::default() };
+            let policy = ClassicPolicy { classic, decides, rules, ..ClassicPolicy::default() };
+            let name = |rules: Option<&ClassicRules>| rules.map(|it| it.name.clone());
+            (name(policy.rules()), name(policy.deciding()))
+        };
+        let mine = || Some("mine".to_owned());
+        assert_eq!(of(false, ClassicRole::Nothing), (None, None));
+        assert_eq!(of(true, ClassicRole::Nothing), (mine(), None));
+        for decides in [ClassicRole::Decisions, ClassicRole::Budget] {
+            assert_eq!(of(false, decides), (mine(), mine()));
+        }
+    }
 }

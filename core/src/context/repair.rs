@@ -213,33 +213,4 @@ pub fn is_of_window(refusal: &Refusal) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// What is kept and what is changed stand in one object: no name stands twice.
-    #[test]
-    fn a_decision_comes_back_from_the_store() {
-        let (part, text) = (PartKey(7), || "words".into());
-        for repair in [
-            Repair::Media { part, text: text() },
-            Repair::Picture { part, data: text() },
-            Repair::Empty { text: text() },
-            Repair::Prefill { part, text: text() },
-            Repair::Unicode,
-            Repair::ToolPairs { text: text() },
-            Repair::ToolIds { length: Some(9) },
-            Repair::CacheMarks { most: 4 },
-            Repair::Field { place: text() },
-            Repair::MaxTokens { most: 8 },
-            Repair::OutputFits { window: 9 },
-        ] {
-            let (exchange, model, upstream) = ("r".into(), "m".into(), "u".into());
-            let (about, at, after) = (PartKey(1), 2, Some(3));
-            let one = RepairDecision { about, at, exchange, model, upstream, repair, after };
-            let kept = serde_json::to_string(&Fact::Repair(Box::new(one.clone()))).unwrap();
-            let read: Fact =
-                serde_json::from_str(&kept).unwrap_or_else(|why| panic!("{why}: {kept}"));
-            assert_eq!(read, Fact::Repair(Box::new(one)));
-        }
-    }
-}
+mod tests;

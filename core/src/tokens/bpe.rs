@@ -452,4 +452,17 @@ mod tests {
         let long = " the".repeat(3000) + &"日本".repeat(3000);
         assert_eq!(few.count(&long), 6000);
     }
+
+    /// Once it is loaded nobody has to load it; what is no vocabulary is not provided.
+    #[test]
+    fn a_vocabulary_is_loaded_once() {
+        for family in [Family::O200k, Family::Cl100k, Family::Claude] {
+            let encoding = load(family).unwrap();
+            assert!(!is_wanted(family), "{family:?}");
+            assert!(loaded(family).is_some_and(|it| std::ptr::eq(it, encoding)));
+        }
+        assert_eq!(format!("{:?}", load(Family::Cl100k).unwrap()), "Encoding(100256 tokens)");
+        assert_eq!(fits(b"hello"), Err(VocabularyError::Unread));
+        assert_eq!(provide(b"hello"), Err(VocabularyError::Unread));
+    }
 }

@@ -580,4 +580,42 @@ mod tests {
         assert_eq!(count(&rules, cut), 9);
         assert_eq!(count(&ClassicRules { placeholders: false, ..rules }, cut), 6);
     }
+
+    /// Texts past a length count as if all of them were ASCII; before it, each character by its rate.
+    #[test]
+    fn other_characters_have_their_rate_in_short_texts() {
+        let rules = ClassicRules {
+            other_tokens_per_char: 1.5,
+            piece_rounding: Rounding::None,
+            ..ClassicRules::default()
+        };
+        let text = "abcdéé"; // 4 and 2
+        assert_eq!(rules.weigh_words(text), 1.0 + 3.0);
+        let past = |limit| ClassicRules { plain_past_chars: Some(limit), ..rules.clone() };
+        assert_eq!((past(6).weigh_words(text), past(5).weigh_words(text)), (4.0, 1.5));
+        let least = ClassicRules { least_tokens: 7, ..rules };
+        assert_eq!(least.weigh_words(text), 7.0);
+    }
+
+    /// Parts and heads by themselves, after the factor and the last rounding.
+    #[test]
+    fn a_part_is_counted_by_itself() {
+        let read = dialect::read(Dialect::Anthropic, "/v1/messages", BODY.as_bytes());
+        let rules = ClassicRules { factor: 10.0, ..ClassicRules::default() };
+        let part = |message: usize, part: usize| &read.messages[message].parts[part];
+        let body = BODY.as_bytes();
+        assert_eq!((rules.part(body, part(0, 0)), rules.part(body, part(1, 1))), (20, 30));
+        let result = part(2, 0);
+        assert_eq!((rules.part(body, result), rules.stands_for(body, result, "12345")), (20, 20));
+        assert_eq!(rules.stands_for(body, result, "123456789"), 30);
+        assert_eq!((rules.system(&read, body), rules.tools(&read, body)), (20, 40));
+        // A message of which nothing is sent costs nothing; one without parts costs what a message costs.
+        let wrapped = ClassicRules { message_tokens: 5, ..ClassicRules::default() };
+        let sent = |messages: &[Message], seen| {
+            wrapped.messages(body, messages, move |_: &Part| -> SentContent<'static> { seen })
+        };
+        assert_eq!(sent(&read.messages[..1], SentContent::Gone), 0);
+        let empty = Message { parts: Vec::new(), ..read.messages[0].clone() };
+        assert_eq!(sent(&[empty], SentContent::Gone), 5);
+    }
 }

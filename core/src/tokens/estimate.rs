@@ -463,7 +463,6 @@ impl StructureCost {
             text: 4,
             call: 6,
             result,
-            result_read: None,
             names_results: true,
             tool: 8,
             tool_percent: 60,
@@ -637,3 +636,6 @@ mod tests {
         }
     }
 }
+
+#[cfg(test)]
+mod structure;

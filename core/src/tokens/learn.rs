@@ -1083,3 +1083,6 @@ mod tests {
         }
     }
 }
+
+#[cfg(test)]
+mod session;

@@ -65,20 +65,17 @@ fn picture(width: u32, height: u32, family: Family, cost: PictureCost) -> u32 {
     match family {
         Family::Claude | Family::ClaudeNew => {
             let (width, height) = within(width, height, 1568);
-            (width.div_ceil(28) * height.div_ceil(28)).min(4_800)
+            width.div_ceil(28) * height.div_ceil(28)
         }
         Family::O200k | Family::Cl100k | Family::Other => {
             let (width, height) = within(width, height, 2048);
             let patches = width.div_ceil(32) * height.div_ceil(32);
             (patches.min(1_536) * 6).div_ceil(5)
         }
-        Family::Gemini => match width.max(height) {
-            0..=384 => 258,
-            _ => {
-                let (width, height) = within(width, height, 3_072);
-                258 * width.div_ceil(768) * height.div_ceil(768)
-            }
-        },
+        Family::Gemini => {
+            let (width, height) = within(width, height, 3_072);
+            258 * width.div_ceil(768) * height.div_ceil(768)
+        }
     }
 }
 
@@ -221,5 +218,98 @@ mod tests {
                 "{width}×{height} {family:?}"
             );
         }
+    }
+
+    /// Documented sizes at which pictures are scaled down, and where patches and tiles begin anew (1.4).
+    #[test]
+    fn pictures_are_scaled_and_cut_into_pieces() {
+        let cases = [
+            // Of 28 by 28, once the longer side is 1,568.
+            (Family::Claude, 28, 28, 1),
+            (Family::Claude, 29, 28, 2),
+            (Family::ClaudeNew, 1_568, 1_568, 56 * 56),
+            (Family::Claude, 3_136, 1_568, 56 * 28),
+            (Family::Claude, 1_568, 3_136, 28 * 56),
+            (Family::Claude, 16_000, 1, 56),
+            // Of 32 by 32 at 1.2 tokens, once the longer side is 2,048; no more than 1,536 of them.
+            (Family::O200k, 32, 32, 2),
+            (Family::Other, 33, 64, 5),
+            (Family::Cl100k, 4_096, 320, (64 * 5 * 6_u32).div_ceil(5)),
+            (Family::O200k, 2_048, 2_048, 1_844),
+            // Tiles of 768, once the longer side is 3,072; a small picture is one.
+            (Family::Gemini, 384, 384, 258),
+            (Family::Gemini, 385, 10, 258),
+            (Family::Gemini, 10, 769, 2 * 258),
+            (Family::Gemini, 769, 768, 2 * 258),
+            (Family::Gemini, 6_144, 1_536, 4 * 258),
+        ];
+        for (family, width, height, tokens) in cases {
+            let told = picture(width, height, family, PictureCost::Family);
+            assert_eq!(told, tokens, "{width}×{height} {family:?}");
+        }
+        let grok = |width, height| picture(width, height, Family::Other, PictureCost::Tiles);
+        assert_eq!([grok(448, 448), grok(449, 448), grok(448, 897)], [256, 3 * 256, 4 * 256]);
+        assert_eq!([grok(896, 1_344), grok(1_344, 1_344)], [7 * 256; 2]);
+        let shape = |width, height| picture(width, height, Family::Gemini, PictureCost::Shape);
+        assert_eq!([shape(1, 1), shape(40, 40), shape(400, 100)], [1_089, 1_089, 66 * 16]);
+        assert_eq!([shape(1, 9_000), shape(9_000, 1)], [1_120; 2], "one is enough across");
+    }
+
+    /// What a header says is believed up to a size; a picture without one, and a document, cost a flat guess.
+    #[test]
+    fn what_cannot_be_true_is_guessed_and_says_so() {
+        let model = Catalogue::default().model("claude-opus-4-5", "");
+        let told = |kind: PartKind, data: Option<String>| {
+            let data = data.unwrap_or_else(|| "bm8gcGljdHVyZQ==".to_owned());
+            let body = format!(
+                r#"{{"messages":[{{"role":"user","content":[{{"type":"image","source":{{"type":"base64",
+                "media_type":"image/png","data":"{data}"}}}}]}}]}}"#
+            );
+            let read = dialect::read(Dialect::Anthropic, "/v1/messages", body.as_bytes());
+            let part = Part { kind, ..read.parts().next().unwrap().clone() };
+            let cost = (model.family, model.picture_cost);
+            tokens(&part, part.media.as_ref().unwrap(), body.as_bytes(), cost)
+        };
+        let image = |width, height| told(PartKind::Image, Some(png(width, height)));
+        assert_eq!(image(280, 56), Ok(20));
+        assert_eq!(image(16_384, 28), Ok(56));
+        for (width, height) in [(0, 28), (28, 0), (16_385, 28), (28, 16_385)] {
+            assert_eq!(image(width, height), Err(PICTURE), "{width}×{height}");
+        }
+        assert_eq!(told(PartKind::Image, None), Ok(PICTURE_BY_ADDRESS));
+        assert_eq!(told(PartKind::Document, Some(png(280, 56))), Ok(DOCUMENT));
+        let bare = |width, height| base64_tokens(&png(width, height), &model);
+        assert_eq!([bare(280, 56), bare(0, 56), bare(280, 0)], [20, PICTURE, PICTURE]);
+        assert_eq!(base64_tokens("bm8gcGljdHVyZQ==", &model), PICTURE);
+    }
+
+    /// A header is found behind a camera's notes as far as these are looked through; the rest is not decoded.
+    #[test]
+    fn only_so_much_of_a_picture_is_decoded() {
+        // A JPEG whose notes take so many bytes before its size.
+        let jpeg = |notes: usize| {
+            let mut bytes = vec![0xff, 0xd8];
+            for _ in 0..notes.div_ceil(60_000) {
+                bytes.extend([0xff, 0xe1, 0xea, 0x62]); // 60,002 bytes with the length itself
+                bytes.extend(vec![0; 60_000]);
+            }
+            bytes.extend([
+                0xff, 0xc0, 0, 17, 8, 0, 56, 1, 24, 3, 1, 0x22, 0, 2, 0x11, 1, 3, 0x11, 1,
+            ]);
+            bytes.extend(vec![0; 60_000]);
+            base64::engine::general_purpose::STANDARD.encode(bytes)
+        };
+        let read = Some(Size { width: 280, height: 56 });
+        assert_eq!(base64_size(jpeg(0).as_bytes()), read);
+        assert_eq!(base64_size(jpeg(60_000).as_bytes()), read);
+        assert_eq!(base64_size(jpeg(120_000).as_bytes()), None);
+        // Cut within four letters, and in the alphabet of addresses.
+        let mut cut = png(280, 56);
+        cut.truncate(cut.len() - 3);
+        assert_eq!(base64_size(cut.as_bytes()), read);
+        let url = jpeg(0).replace('+', "-").replace('/', "_");
+        assert_eq!(base64_size(url.as_bytes()), read);
+        assert_eq!(size(format!("\"data:image/png,{}\"", png(280, 56)).as_bytes()), None);
+        assert_eq!(size(png(280, 56).as_bytes()), None, "it is no string");
     }
 }

@@ -346,4 +346,36 @@ mod tests {
             let _ = read(&broken);
         }
     }
+
+    /// Nothing may be changed before text is split: no space in front, none taken away, no other characters.
+    #[test]
+    fn a_normalizer_that_changes_text_is_told() {
+        let of = |adds: u8, takes: u8, map: &[u8]| {
+            let all = [field(3, 0, &[adds]), field(4, 0, &[takes]), bytes(2, map)].concat();
+            changes(&all)
+        };
+        assert_eq!(of(0, 0, b""), Some(false));
+        assert_eq!([of(1, 0, b""), of(0, 1, b""), of(0, 0, b"map")], [Some(true); 3]);
+        assert_eq!(changes(&[]), Some(true), "its defaults change text");
+        assert!(
+            is_byte("<0x0A>") && !is_byte("<0x0AB>") && !is_byte("<0x0A ") && !is_byte(" 0x0A>")
+        );
+        // Fields that nobody asks for are passed over, also those of eight bytes.
+        let wide = [field(9, 1, &[7; 8]), field(3, 0, &[0]), field(4, 0, &[0])].concat();
+        assert_eq!(changes(&wide), Some(false));
+    }
+
+    /// As few pieces as bytes are no vocabulary; one more is.
+    #[test]
+    fn next_to_no_pieces_are_no_vocabulary() {
+        let of = |count: usize| {
+            let mut file = Vec::new();
+            for (at, letter) in letters().take(count).enumerate() {
+                file.extend(piece(&letter, -(at as f32), NORMAL));
+            }
+            file.extend([bytes(2, &trainer()), bytes(3, &plain())].concat());
+            read(&file).map(|it| it.merged.len())
+        };
+        assert_eq!((of(FEWEST - 1), of(FEWEST)), (Err(VocabularyError::Empty), Ok(FEWEST)));
+    }
 }

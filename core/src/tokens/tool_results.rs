@@ -97,3 +97,50 @@ impl ResultSample {
         i64::from(self.off).clamp(-most as i64, most as i64)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kept(offs: &[i64]) -> ToolResults {
+        let mut results = ToolResults::default();
+        offs.iter().for_each(|off| results.keep((7, false), 1_000, *off));
+        results
+    }
+
+    /// The median of the last seven, of two in the middle the lesser; nothing of fewer than three.
+    #[test]
+    fn the_middle_of_the_last_results_speaks() {
+        let offset = |offs: &[i64]| kept(offs).offset((7, false), 1_000);
+        assert_eq!((offset(&[]), offset(&[9, 9]), offset(&[9, 9, 9])), (None, None, Some(9)));
+        assert_eq!(offset(&[1, 50, 9]), Some(9));
+        assert_eq!(offset(&[1, 50, 9, 20]), Some(9));
+        assert_eq!(offset(&[-1, -50, -9, -20]), Some(-9));
+        assert_eq!(offset(&[90, 90, 90, 90, 1, 1, 1, 1]), Some(1), "the first is forgotten");
+        assert_eq!(offset(&[90, 90, 90, 90, 1, 1, 1]), Some(90), "and before that it counts");
+        let results = kept(&[9, 9, 9]);
+        assert_eq!(
+            (results.offset((8, false), 1_000), results.offset((7, true), 1_000)),
+            (None, None)
+        );
+    }
+
+    /// So many tools are remembered, those that were used last; what holds more was not written here.
+    #[test]
+    fn so_many_tools_are_remembered() {
+        let mut results = ToolResults::default();
+        let mut three = |name: u64| (0..3).for_each(|_| results.keep((name, false), 1_000, 5));
+        (0..TOOLS as u64).for_each(&mut three);
+        three(0);
+        three(999);
+        assert_eq!(results.0.len(), TOOLS);
+        let knows = |name| results.offset((name, false), 1_000).is_some();
+        assert!(knows(0) && !knows(1) && knows(2) && knows(999));
+        assert!(results.is_whole());
+        let mut many = results.clone();
+        many.0.push(many.0[0].clone());
+        assert!(!many.is_whole());
+        results.0[0].results = vec![ResultSample { counted: 1, off: 1 }; RESULTS + 1];
+        assert!(!results.is_whole());
+    }
+}

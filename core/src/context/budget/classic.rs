@@ -101,3 +101,6 @@ impl MeasuredEstimate {
         estimate.breakdown = fit(Breakdown { system, tools, ..estimate.breakdown }, classic.tokens);
     }
 }
+
+#[cfg(test)]
+mod tests;

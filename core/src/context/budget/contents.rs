@@ -234,4 +234,105 @@ mod tests {
         assert_eq!((&*contents.tool_results[0].tool, contents.results()), ("tool_19", 210));
         assert_eq!(&*contents.tool_results[MOST_TOOLS - 1].tool, OTHERS);
     }
+
+    fn part(kind: PartKind, role: Role) -> Part {
+        use crate::dialect::{self, Dialect};
+        let body = br#"{"messages":[{"role":"user","content":"Hi."}]}"#;
+        let read = dialect::read(Dialect::Anthropic, "/v1/messages", body);
+        Part { kind, role, ..read.parts().next().unwrap().clone() }
+    }
+
+    /// Each part of a history is counted once, by who said it and what it is.
+    #[test]
+    fn parts_are_counted_by_what_they_are() {
+        let mut contents = MessageTokens::default();
+        let parts = [
+            (PartKind::Text, Role::User, None, 1),
+            (PartKind::Text, Role::Assistant, None, 2),
+            (PartKind::ToolCall, Role::Assistant, None, 4),
+            (PartKind::ToolResult, Role::User, Some("Read"), 8),
+            (PartKind::ToolResult, Role::Tool, Some("Read"), 16),
+            (PartKind::ToolResult, Role::User, None, 32),
+            (PartKind::Image, Role::User, None, 64),
+            (PartKind::Document, Role::User, None, 128),
+            (PartKind::Opaque, Role::User, None, 256),
+            (PartKind::Text, Role::System, None, 512),
+        ];
+        for (kind, role, tool, tokens) in parts {
+            contents.add(&part(kind, role), tool, tokens);
+        }
+        let named = |name: &str, kind| Part { name: Some(name.into()), ..part(kind, Role::User) };
+        contents.add(&named("compaction", PartKind::Opaque), None, 1_024);
+        contents.add(&named("other", PartKind::Opaque), None, 2_048);
+        contents.add(&named("compaction", PartKind::Image), None, 4_096);
+        let tool = |tool: &str, tokens| ToolTokens { tool: tool.into(), tokens };
+        let expected = MessageTokens {
+            user: 1,
+            assistant: 2,
+            tool_calls: 4,
+            tool_results: vec![tool("Read", 24), tool("_", 32)],
+            media: 64 + 128 + 4_096,
+            summaries: 1_024,
+            other: 256 + 512 + 2_048,
+            ..MessageTokens::default()
+        };
+        assert_eq!(contents, expected);
+        assert!(!contents.is_nothing() && MessageTokens::default().is_nothing());
+    }
+
+    /// A reply's parts count as they will be sent back: words that follow one another are one part.
+    #[test]
+    fn a_reply_is_counted_as_it_comes_back() {
+        use serde_json::json;
+
+        use crate::context::scene::{SessionFixture, messages};
+        let scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
+        let call = json!({"type": "tool_use", "id": "toolu_1", "name": "Read", "input": {}});
+        let reply = scene.reply(&json!([{"type": "text", "text": "So."}, call]));
+        let turn = scene.turn(&reply);
+        assert_eq!(turn.reply.len(), 2);
+        let before = MessageTokens { user: 5, ..MessageTokens::default() };
+        let with = before.with_reply(&reply, &turn.reply);
+        let [said, called] = [0, 1].map(|at| u64::from(turn.reply[at].tokens));
+        let expected =
+            MessageTokens { user: 5, assistant: said, tool_calls: called, ..<_>::default() };
+        assert!(said > 0 && called > 0);
+        assert_eq!(with, expected);
+    }
+
+    /// So many tools are named, and of the others how many there are; names are short and plain.
+    #[test]
+    fn tools_that_are_not_loaded_are_named_as_far_as_they_are_few() {
+        let mut contents = MessageTokens::default();
+        for n in 0..MOST_DEFERRED {
+            contents.defers(&format!("mcp__a.b-c:{n}/x"));
+        }
+        assert_eq!((contents.deferred.len(), contents.deferred_more), (MOST_DEFERRED, 0));
+        assert!(!contents.to_string().contains(" more"), "{contents}");
+        assert!(contents.to_string().starts_with("mcp__a.b-c:0/x, mcp__a.b-c:1/x, "));
+        contents.defers("one");
+        contents.defers("two");
+        assert_eq!((contents.deferred.len(), contents.deferred_more), (MOST_DEFERRED, 2));
+        assert!(contents.to_string().ends_with(":15/x and 2 more"), "{contents}");
+        assert_eq!(plain(&"é(".repeat(80)).len(), NAME);
+        assert_eq!(&*plain("a b\"é"), "a_b__");
+    }
+
+    /// As many tools as may be named are; of one more the smallest two are one number. Equals go by their names.
+    #[test]
+    fn the_smallest_tools_are_one_number() {
+        let mut contents = MessageTokens::default();
+        let names = ["l", "k", "j", "i", "h", "g", "f", "e", "d", "c", "b", "a"];
+        names.iter().for_each(|name| contents.add_result(name, 7));
+        let mut sorted = names;
+        sorted.sort_unstable();
+        let few = contents.clone().with_few_tools();
+        let told: Vec<&str> = few.tool_results.iter().map(|it| &*it.tool).collect();
+        assert_eq!(told, sorted);
+        contents.add_result("z", 5);
+        let few = contents.with_few_tools();
+        let others = few.tool_results.last().unwrap();
+        assert_eq!((&*others.tool, others.tokens), (OTHERS, 12));
+        assert_eq!((few.tool_results.len(), few.results()), (MOST_TOOLS, 89));
+    }
 }

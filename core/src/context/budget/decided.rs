@@ -89,3 +89,6 @@ fn summary_weight(rules: &ClassicRules, dialect: Dialect, raw: &str) -> f64 {
     let read = dialect::read(dialect, target, body.as_bytes());
     rules.weigh(body.as_bytes(), &read.messages, &|_: &dialect::Part| SentContent::Whole)
 }
+
+#[cfg(test)]
+mod tests;

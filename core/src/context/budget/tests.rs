@@ -673,3 +673,51 @@ fn a_breakdown_adds_up_to_what_was_counted() {
     let huge = Breakdown { system: u64::MAX, tools: u64::MAX, ..Breakdown::default() };
     assert_eq!((fit(huge, 10).messages, fit(huge, 10).capped), (0, true));
 }
+
+/// What is new, by what it is; a result by itself is told by its tool.
+#[test]
+fn what_is_new_is_told_by_its_looks() {
+    let before = Case::new("S", TOOL, &user("hi")).answered(CALL, usage(1_000, 20));
+    let seen = |messages: &[&str]| {
+        let history = [user("hi"), model(CALL), messages.join(",")];
+        let next = history.join(",");
+        Case::new("S", TOOL, &next).measure(Some(&before))
+    };
+    let counts = |of: &MeasuredEstimate| {
+        let news = &of.seen.as_ref().unwrap().news;
+        (news.results, news.texts, news.calls, news.media, news.head)
+    };
+    let alone = seen(&[RESULT]);
+    assert_eq!(counts(&alone), (1, 0, 0, 0, None));
+    let tool = |of: &MeasuredEstimate| of.seen.as_ref().unwrap().news.tool;
+    assert_eq!(tool(&alone), Some(xxh3_64(b"Read")));
+    let others = seen(&[RESULT, &user("one"), &user("two"), &pictured(280, 56)]);
+    assert_eq!((counts(&others), tool(&others)), ((1, 2, 0, 20, None), None));
+    let twice = seen(&[RESULT, &RESULT.replace("three", "four")]);
+    assert_eq!((counts(&twice), tool(&twice)), ((2, 0, 0, 0, None), None));
+    let news = twice.seen.unwrap().news;
+    assert_eq!((news.tokens, news.words > 0), (twice.estimate.new, true));
+    assert!(news.tally.tokens() > 0);
+    let result = alone.contents.tool_results.iter().map(|it| &*it.tool).collect::<Vec<_>>();
+    assert_eq!((result, alone.contents.tool_calls > 0), (vec!["Read"], true));
+    // Of what grew from nothing the head is known again: system prompt and tools, and nothing else.
+    let head = |system: &str, tools: &str, words: &str| {
+        Case::new(system, tools, &user(words)).measure(None).seen.unwrap().news.head.unwrap()
+    };
+    assert_eq!(head("S", TOOL, "hi"), head("S", TOOL, "ho"));
+    assert_ne!(head("S", TOOL, "hi"), head("T", TOOL, "hi"));
+    assert_ne!(head("S", TOOL, "hi"), head("S", "", "hi"));
+}
+
+/// Tools that are not loaded are named, and cost nothing.
+#[test]
+fn tools_that_are_not_loaded_are_told_apart() {
+    let late = r#"{"name":"Late","defer_loading":true,"input_schema":{"type":"object"}}"#;
+    let with = Case::new("S", &format!("{TOOL},{late}"), &user("hi")).measure(None);
+    let without = Case::new("S", TOOL, &user("hi")).measure(None);
+    assert_eq!(with.estimate.tokens, without.estimate.tokens);
+    let named = with.contents.deferred.iter().map(|it| &*it.tool).collect::<Vec<_>>();
+    assert_eq!((named, without.contents.deferred.len()), (vec!["Late"], 0));
+    let words = u64::from(with.parts.last().unwrap().tokens);
+    assert_eq!((with.contents.user, with.contents.assistant), (words, 0));
+}

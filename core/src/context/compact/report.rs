@@ -129,3 +129,6 @@ fn ready(ledger: &Ledger, line: &HashSet<&ExchangeId>, since: Millis) -> Option<
     let ready = fresh.filter(|one| line.contains(&one.exchange) && !is_used(one));
     ready.max_by_key(|one| one.at).map(|one| CompactionReport::of(one))
 }
+
+#[cfg(test)]
+mod tests;

@@ -265,4 +265,128 @@ mod tests {
         assert!(given_up(&ledger));
         assert!(!ledger.given_up(true, None).contains(&1), "shadow mode's are others");
     }
+
+    /// One decision of each kind about one thing, decided for this request.
+    fn decisions(request: &str) -> [Fact; 4] {
+        use crate::context::policy::SummaryAuthor;
+        use crate::context::{ReasoningAction, ReasoningDecision};
+        use crate::dialect::repair::Repair;
+        use crate::dialect::{Chain, Usage};
+        let about = PartKey(1);
+        let why = DecisionReason::Always;
+        [
+            cut(request, None),
+            Fact::Echo(Box::new(ReasoningDecision {
+                about,
+                at: 1,
+                exchange: request.into(),
+                does: ReasoningAction::Back,
+                why,
+                shadow: false,
+                after: None,
+            })),
+            Fact::Repair(Box::new(RepairDecision {
+                about,
+                at: 1,
+                exchange: request.into(),
+                model: "m".into(),
+                upstream: "u".into(),
+                repair: Repair::Unicode,
+                after: None,
+            })),
+            Fact::Compact(Box::new(CompactionRecord {
+                about: Chain(1),
+                near: Vec::new(),
+                is_own: true,
+                at: 1,
+                exchange: request.into(),
+                raw: "{}".into(),
+                was: 2,
+                tokens: 1,
+                by: SummaryAuthor::Summary,
+                why,
+                upstream: "u".into(),
+                model: "m".into(),
+                spent: Usage::default(),
+                took: 0,
+                carries: None,
+                shadow: false,
+                after: None,
+            })),
+        ]
+    }
+
+    fn after(fact: Fact) -> Option<Millis> {
+        match fact {
+            Fact::Cut(it) => it.after,
+            Fact::Echo(it) => it.after,
+            Fact::Repair(it) => it.after,
+            Fact::Compact(it) | Fact::Summary(it) => it.after,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// What was taken back is not made by the request that made it, and what is decided anew stands after that. What
+    /// answers a refusal is set aside by none.
+    #[test]
+    fn what_was_taken_back_is_decided_anew_after_that() {
+        let back = taken_back("first", RevocationRetry::Next);
+        let epoch = back.epoch();
+        for (at, fact) in decisions("first").into_iter().enumerate() {
+            let mut ledger = Ledger::default();
+            let plain = after(ledger.after_suspension(fact.clone(), Some(9)));
+            let is_repair = matches!(fact, Fact::Repair(_));
+            assert_eq!(plain, if is_repair { None } else { Some(9) }, "{at}");
+            ledger.add(fact.clone());
+            assert!(!ledger.voids(&fact), "{at}");
+            ledger.add(Fact::TakenBack(Box::new(back.clone())));
+            assert!(ledger.voids(&fact), "{at}");
+            let anew = decisions("second").into_iter().nth(at).unwrap();
+            assert!(!ledger.voids(&anew), "{at}");
+            assert_eq!(after(ledger.after_suspension(anew, None)), epoch, "{at}");
+            let given_up = || ledger.given_up(false, None).contains(&1);
+            assert!(!given_up(), "{at}: it may be tried once more");
+        }
+        let [.., compact] = decisions("first");
+        let Fact::Compact(compact) = compact else { panic!() };
+        let mut ledger = Ledger::default();
+        ledger.add(Fact::TakenBack(Box::new(back)));
+        let summary = Fact::Summary(compact);
+        assert!(!ledger.voids(&summary), "nothing was sent of it");
+        assert_eq!(after(ledger.after_suspension(summary, Some(9))), Some(9));
+    }
+
+    /// A refused rewrite sets aside what its thread tries from the same turn, and nothing else.
+    #[test]
+    fn a_refusal_suspends_its_thread_where_it_was_refused() {
+        let mut ledger = Ledger::default();
+        for (thread, parent, at) in
+            [("t", None, 5), ("t", None, 7), ("u", None, 9), ("t", Some("p"), 11)]
+        {
+            ledger.add(Fact::Aside(Box::new(Suspension {
+                exchange: format!("r{at}").into(),
+                thread: thread.into(),
+                parent: parent.map(Into::into),
+                at,
+            })));
+        }
+        assert_eq!(ledger.suspended_since(&"t".into(), None), Some(7));
+        assert_eq!(ledger.suspended_since(&"u".into(), None), Some(9));
+        assert_eq!(ledger.suspended_since(&"v".into(), None), None);
+    }
+
+    /// Until its cache is cold nothing is tried in the thread that was refused from the same turn.
+    #[test]
+    fn a_thread_rests_where_it_was_refused() {
+        let mut ledger = Ledger::default();
+        ledger.add(Fact::TakenBack(Box::new(taken_back("first", RevocationRetry::Next))));
+        assert!(!ledger.rests(&"thread".into(), None), "the next request may try again");
+        ledger.add(Fact::TakenBack(Box::new(taken_back("second", RevocationRetry::Cold))));
+        assert!(ledger.rests(&"thread".into(), None) && !ledger.rests(&"other".into(), None));
+        let parent = Some("p".into());
+        let elsewhere = Revocation { parent, ..taken_back("third", RevocationRetry::Cold) };
+        let mut ledger = Ledger::default();
+        ledger.add(Fact::TakenBack(Box::new(elsewhere)));
+        assert!(!ledger.rests(&"thread".into(), None), "it grew from another turn");
+    }
 }

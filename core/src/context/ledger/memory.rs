@@ -191,7 +191,17 @@ fn decisions_are_counted_apart() {
     };
     let mut ledger = Ledger::default();
     let mut before = 0;
+    let repair = crate::context::repair::RepairDecision {
+        about: PartKey(3),
+        at: 1,
+        exchange: "r".into(),
+        model: "m".into(),
+        upstream: "u".into(),
+        repair: crate::dialect::repair::Repair::Empty { text: long() },
+        after: None,
+    };
     for fact in [
+        Fact::Repair(Box::new(repair)),
         Fact::Cut(Box::new(cut)),
         Fact::Echo(Box::new(echo)),
         Fact::Summary(Box::new(compact.clone())),

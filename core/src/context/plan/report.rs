@@ -333,4 +333,78 @@ mod tests {
             serde_json::from_str(r#"{"cut":1,"tokens_removed":3,"tokens_added":0}"#).unwrap();
         assert_eq!((before.made.cut, before.mode), (1, Mode::Active));
     }
+
+    /// What is shown of each change: its number, and how many are new; of one thing in the singular.
+    #[test]
+    fn changes_are_told_by_kind() {
+        let made =
+            ChangeCounts { cut: 1, put_back: 2, taken_out: 3, compacted: 1, said: 5, repaired: 6 };
+        assert_eq!(made.count(), 18);
+        let new = ChangeCounts { put_back: 1, ..ChangeCounts::default() };
+        let words = "1 tool result cut, 2 pieces of reasoning put back (1 new), 3 pieces of \
+                     reasoning removed, 1 history compacted, 5 queued messages sent, 6 refused \
+                     parts repaired";
+        assert_eq!(made.words(new), words);
+        let mut counted = ChangeCounts::default();
+        let changes = [
+            (Change::Cut, 1, "cut a tool result"),
+            (Change::PutBack, 1, "put reasoning back"),
+            (Change::StandIn, 1, "put a stand-in for lost reasoning"),
+            (Change::TakenOut, 3, "removed reasoning"),
+            (Change::Compacted, 1, "compacted the history"),
+            (Change::Said, 5, "sent a queued message"),
+            (Change::Repaired, 6, "changed what the provider refused"),
+        ];
+        for (change, times, words) in changes {
+            *counted.of(change) += times;
+            assert_eq!(change.words(), words);
+        }
+        assert_eq!(counted, made);
+    }
+
+    /// A summary is told apart from what was cut, and what is new from what is replayed.
+    #[test]
+    fn tokens_are_counted_by_what_took_them_away() {
+        let steps = [
+            step(Change::Compacted, Decision::New, 5_000, 400),
+            step(Change::Compacted, Decision::Replayed, 300, 100),
+            step(Change::Cut, Decision::New, 900, 10),
+            step(Change::Cut, Decision::New, 70, 10),
+            step(Change::Cut, Decision::Replayed, 60, 10),
+            step(Change::Said, Decision::New, 0, 12),
+            step(Change::Said, Decision::Replayed, 0, 30),
+        ];
+        let done = RewriteSummary::of(&steps, Mode::Active);
+        let new: Vec<PlanStep> =
+            steps.iter().filter(|step| step.decision == Decision::New).cloned().collect();
+        let expected = RewriteSummary {
+            steps: new,
+            made: ChangeCounts { cut: 3, compacted: 2, said: 2, ..ChangeCounts::default() },
+            new: ChangeCounts { cut: 2, compacted: 1, said: 1, ..ChangeCounts::default() },
+            tokens_removed: 890 + 60 + 50,
+            tokens_pruned: 890 + 60,
+            tokens_added: 42,
+            tokens_compacted: 4_600 + 200,
+            ..RewriteSummary::default()
+        };
+        assert_eq!(done, expected);
+        assert!(RewriteSummary::default().is_nothing() && !done.is_nothing());
+        let written = serde_json::to_value(RewriteSummary::default()).unwrap();
+        assert_eq!(written, serde_json::json!({}), "what is nothing is not written");
+    }
+
+    /// Every reason has a rule in words, and stands under a heading of a document.
+    #[test]
+    fn each_reason_has_its_rule() {
+        use strum::IntoEnumIterator as _;
+        let mut rules = Vec::new();
+        for why in DecisionReason::iter() {
+            let (rule, heading) = why.rule();
+            assert!(rule.len() > 10 && heading.starts_with("docs/"), "{why:?}: {rule}, {heading}");
+            rules.push(rule);
+        }
+        rules.sort_unstable();
+        rules.dedup();
+        assert_eq!(rules.len(), DecisionReason::iter().count(), "no two say the same");
+    }
 }

@@ -11,7 +11,7 @@ use crate::context::{
     ReasoningDecision, Replacement, Revocation, RevocationRetry, Suspension, compact, inject,
     reasoning,
 };
-use crate::dialect::Usage;
+use crate::dialect::{Dialect, Usage};
 use crate::wire::splice::splice;
 
 const FREE: &str = "claude-opus-4-6";
@@ -631,4 +631,191 @@ fn the_place_of_a_change_is_written_as_a_pair() {
     let written = serde_json::to_value(&step).unwrap();
     assert_eq!(written["at"], json!([2, 1]));
     assert_eq!(serde_json::from_value::<PlanStep>(written).unwrap(), step);
+}
+
+/// A session of which the request at hand says words that somebody queued.
+fn with_words(letters: &str) -> SessionFixture {
+    let mut scene = plain(letters);
+    scene.ledger.add(Fact::Queued(Box::new(QueuedMessage {
+        id: "q".into(),
+        number: 1,
+        at: 1,
+        text: "Mind the tide.".into(),
+        again: None,
+    })));
+    let said = inject::propose(&scene.request(), &scene.known());
+    assert_eq!(said.len(), 1);
+    said.into_iter().for_each(|fact| scene.ledger.add(fact));
+    scene
+}
+
+/// Where a client changed what came before them, words stay behind the part and its neighbour that they followed, if
+/// these stand in one place alone.
+#[test]
+fn words_are_found_by_what_they_stood_between() {
+    let mut scene = with_words("uau");
+    let tell = |scene: &mut SessionFixture, changed: &[(usize, &str)], letters: &str| {
+        let mut all = messages(letters);
+        changed.iter().for_each(|(at, words)| all[*at]["content"] = (*words).into());
+        scene.send(&all);
+        let sent = sent(scene)["messages"].clone();
+        let sent = sent.as_array().unwrap();
+        sent.iter().position(|one| one.to_string().contains("Mind the tide."))
+    };
+    let first = (0, "Words of another day.");
+    assert_eq!(tell(&mut scene, &[first], "uauau"), Some(2));
+    let again = [first, (3, "Said 1."), (4, "Words 2.")];
+    assert_eq!(tell(&mut scene, &again, "uauau"), None, "they might stand in two places");
+    assert_eq!(tell(&mut scene, &[first, (1, "Said otherwise.")], "uauau"), None);
+}
+
+/// The step that tells of queued words, and the chain of what is forwarded with them.
+#[test]
+fn words_are_told_and_forwarded_where_they_stand() {
+    let scene = with_words("uau");
+    let (plan, known) = (scene.plan(), scene.known());
+    let said = known.said_at(PartIndex::new(2, 0)).next().unwrap();
+    let tokens = u64::from(said.taken().unwrap().tokens);
+    let span = scene.request().part(PartIndex::new(2, 0)).unwrap().span;
+    let expected = PlanStep {
+        change: Change::Said,
+        decision: Decision::New,
+        why: DecisionReason::Queued,
+        at: PartIndex::new(2, 0),
+        byte: span.end as u64,
+        bytes_before: 0,
+        bytes_after: "Mind the tide.".len() as u64,
+        tokens_before: 0,
+        tokens_after: tokens,
+    };
+    assert_eq!(plan.steps, [expected]);
+    assert_eq!(plan.sent.said_after(span), [(said.key(), tokens as u32)]);
+    let keys: Vec<PartKey> = scene.conversation.parts().filter_map(|part| part.key).collect();
+    let mut chain = Chain::START;
+    for (at, key) in keys.iter().enumerate() {
+        assert_eq!(plan.sent.before(at), chain, "{at}");
+        chain = chain.then(*key);
+    }
+    assert_eq!(plan.sent.chain(), chain.then(said.key()));
+    assert!(!plan.sent.is_as_it_came() && plain("uau").plan().sent.is_as_it_came());
+}
+
+/// A summary stands in the chain in place of what it stands for; what is said before its cut is not said again.
+#[test]
+fn a_summary_stands_in_the_chain_of_what_is_forwarded() {
+    let mut scene = with_words("uau");
+    scene.answered(&json!([{"type": "text", "text": "Said 3."}]));
+    scene.send(&messages("uauau"));
+    let step =
+        |scene: &SessionFixture| scene.plan().steps.iter().map(|it| it.change).collect::<Vec<_>>();
+    assert_eq!(step(&scene), [Change::Said]);
+    let one = summary(&scene, 3);
+    let chain = Chain::START.then(one.key());
+    scene.ledger.add(Fact::Compact(Box::new(one)));
+    assert_eq!(step(&scene), [Change::Compacted]);
+    let keys: Vec<PartKey> = scene.conversation.parts().filter_map(|part| part.key).collect();
+    let sent = scene.plan().sent;
+    let after: Vec<Chain> = (0..5).map(|at| sent.before(at)).collect();
+    let kept = chain.then(keys[3]);
+    assert_eq!(after, [Chain::START, Chain::START, Chain::START, chain, kept]);
+    assert_eq!(sent.chain(), kept.then(keys[4]));
+}
+
+/// System prompt and tools begin the chain; what the provider is asked to clear is told with what is sent.
+#[test]
+fn what_is_forwarded_begins_with_its_head() {
+    let body = |system: &str| json!({"model": FREE, "system": system, "messages": messages("u")});
+    let of = |system: &str| {
+        let mut scene =
+            SessionFixture::read(Dialect::Anthropic, "/v1/messages", FREE, &body(system));
+        scene.clears_past = Some(5);
+        scene.plan().sent
+    };
+    let (kind, brief) = (of("Be kind."), of("Be brief."));
+    assert_ne!((kind.before(0), kind.chain()), (brief.before(0), brief.chain()));
+    assert_ne!(kind.before(0), Chain::START);
+    assert_eq!((kind.clears_past(), plain("u").plan().sent.clears_past()), (Some(5), None));
+}
+
+/// What was taken back for good is not decided again, whatever kind of decision it was.
+#[test]
+fn what_is_given_up_is_not_decided_again() {
+    let mut scene = plain("ucrau");
+    let about = PartKey(scene.about(2));
+    let echo = |why, does| {
+        Fact::Echo(Box::new(ReasoningDecision {
+            about,
+            at: 1,
+            exchange: "r".into(),
+            does,
+            why,
+            shadow: false,
+            after: None,
+        }))
+    };
+    let cut = cut(&scene, 2, PRESSURE);
+    let out = echo(DecisionReason::Refusal, ReasoningAction::Out);
+    let known = scene.known();
+    assert!(known.may_decide(&cut) && known.may_decide(&out));
+    scene.ledger.add(cut.clone());
+    scene.ledger.add(Fact::TakenBack(Box::new(Revocation {
+        exchange: scene.request().exchange.clone(),
+        thread: scene.placed().position.thread,
+        parent: scene.placed().position.parent,
+        at: 1,
+        about: vec![about],
+        retry: RevocationRetry::Never,
+    })));
+    let known = scene.known();
+    assert!(!known.may_decide(&cut) && !known.may_decide(&out));
+    let mut known = scene.known();
+    assert!(!known.takes_out_unrefused());
+    known.add([out]);
+    assert!(!known.takes_out_unrefused(), "its provider refused it");
+    let mut known = scene.known();
+    known.add([echo(DecisionReason::Stripped, ReasoningAction::Out)]);
+    assert!(known.takes_out_unrefused());
+    let mut known = scene.known();
+    known.add([echo(DecisionReason::Birth, ReasoningAction::Back)]);
+    assert!(!known.takes_out_unrefused());
+}
+
+/// A cut that was free while its client left reasoning out would make that void which comes back: it is let go where
+/// the model binds reasoning, and policy does not accept its loss.
+#[test]
+fn a_cut_is_let_go_where_reasoning_comes_back_behind_it() {
+    let call = |all: &Value, at: usize| all[at]["content"][0].clone();
+    let all = messages("ucrcrau");
+    let upto = |count: usize| all.as_array().unwrap()[..count].iter().cloned().collect::<Value>();
+    // Of each case: how many cuts are left of the one, once its client sends the reasoning of these messages.
+    let left = |name, thinks: &[usize], change: fn(&mut SessionFixture)| {
+        let mut scene = SessionFixture::of(name, &upto(1));
+        scene.answered(&json!([call(&all, 1)]));
+        scene.send(&upto(3));
+        scene.answered(&json!([thinking(3), call(&all, 3)]));
+        scene.send(&upto(5));
+        let fact = cut(&scene, 2, PRESSURE);
+        scene.ledger.add(fact);
+        scene.answered(&json!([{"type": "text", "text": "Said 5."}]));
+        let mut sends = all.clone();
+        for at in thinks {
+            sends[*at]["content"] = json!([thinking(*at), call(&all, *at)]);
+        }
+        scene.send(&sends);
+        change(&mut scene);
+        let mut known = scene.known();
+        assert_eq!(known.cuts_here().count(), 1);
+        known.spares_reasoning(&scene.request());
+        known.cuts_here().count()
+    };
+    assert_eq!(left(BOUND, &[3], |_| {}), 0);
+    assert_eq!(left(BOUND, &[], |_| {}), 1, "none comes back");
+    assert_eq!(left(BOUND, &[1], |_| {}), 1, "it stands before the cut");
+    assert_eq!(left(FREE, &[3], |_| {}), 1, "it is not bound");
+    assert_eq!(left(BOUND, &[3], |it| it.policy.prune.accept_reasoning_loss = true), 1);
+    let strip = |it: &mut SessionFixture| {
+        it.policy.reasoning.strip_from_context = crate::context::policy::StripPolicy::All;
+    };
+    assert_eq!(left(BOUND, &[3], strip), 1, "policy takes it out");
+    assert_eq!(left(BOUND, &[3], |it| it.name = "another"), 1, "it is another model's");
 }

@@ -92,3 +92,30 @@ fn shortened(
     });
     cuts.collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::context::scene::{SessionFixture, messages};
+
+    /// How many tokens fit, of a window of 100,000: less the output, by the provider's count where it told one, and
+    /// where it told none less than was too much.
+    #[test]
+    fn room_is_reckoned_by_the_providers_count() {
+        let of = |reserve, ours, input, lowered| {
+            let mut scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
+            (scene.model.window, scene.reserve) = (100_000, reserve);
+            goal(&scene.request(), ours, Overflow { window: None, input }, lowered)
+        };
+        assert_eq!(of(20_000, 200_000, None, None), 80_000);
+        assert_eq!(of(20_000, 90_000, None, None), 67_500);
+        assert_eq!(of(20_000, 50_000, Some(100_000), None), 37_500);
+        assert_eq!(of(20_000, 160_000, Some(200_000), None), 64_000);
+        assert_eq!(of(90_000, 200_000, None, None), 50_000, "output takes the half at most");
+        assert_eq!(of(0, 200_000, None, None), 99_991, "so much output is asked for");
+        // Output that gave way leaves more, and the provider's count is right.
+        assert_eq!(of(20_000, 200_000, None, Some(4_000)), 96_000);
+        assert_eq!(of(20_000, 50_000, Some(100_000), Some(4_000)), 48_000);
+        assert_eq!(of(20_000, 50_000, None, Some(4_000)), 37_500);
+    }
+}

@@ -732,3 +732,27 @@ fn room_is_made_of_old_results_first_and_of_new_ones_where_these_are_not_enough(
     let cost = RequestCost { tokens: 8_000, parts: &parts, rules: None };
     assert!(make_room(&scene.request(), &scene.known(), cost, said(None)).is_empty());
 }
+
+/// Pictures of the user's own are cut where policy says so; one in a tool's answer goes with that.
+#[test]
+fn a_picture_of_the_users_is_cut_by_itself() {
+    let picture = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}});
+    let mut all = messages("uacraua");
+    all[0]["content"] =
+        json!([{"type": "text", "text": "Look."}, picture, {"type": "text", "text": "So?"}]);
+    all[3]["content"][0]["content"] = json!([{"type": "text", "text": "Here."}, picture]);
+    let found = |media| {
+        let scene = of(FREE, &all, PrunePolicy { media, keep_media: true, ..eased() });
+        old(&scene)
+    };
+    assert_eq!(found(true), [3, 0]);
+    assert_eq!(found(false), [3]);
+    let scene = of(FREE, &all, eased());
+    let message = |at: usize| &scene.conversation.messages[at];
+    let users = |at: usize| -> Vec<usize> {
+        (0..message(at).parts.len()).filter(|part| is_users_picture(message(at), *part)).collect()
+    };
+    assert_eq!((users(0), users(3)), (vec![1], vec![]));
+    let models = Message { role: Role::Assistant, ..message(0).clone() };
+    assert!(!is_users_picture(&models, 1));
+}

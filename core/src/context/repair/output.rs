@@ -90,3 +90,6 @@ fn window(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Option<u64> {
     };
     known.repairs_of(request).filter_map(|one| of(&one.repair)).min()
 }
+
+#[cfg(test)]
+mod tests;

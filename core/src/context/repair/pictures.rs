@@ -174,3 +174,6 @@ fn words(request: &PlanRequest<'_>, part: &Part, detail: Option<RefusalDetail>) 
     let about = if about.is_empty() { String::new() } else { format!(" ({})", about.join(", ")) };
     format!("[{what} stood here{about}. It was left out: {why}.]")
 }
+
+#[cfg(test)]
+mod tests;

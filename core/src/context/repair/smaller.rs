@@ -107,3 +107,6 @@ fn goal(
     // The limit counts either the base64 data or the file, which is smaller; this meets both.
     Some(Goal { side, bytes: bytes / 4 * 3 })
 }
+
+#[cfg(test)]
+mod tests;

@@ -363,3 +363,77 @@ fn the_removed_share_is_of_all_that_was_sent() {
     all.join(&of(40, 60));
     assert_eq!(all.removed_share, Some(0.25));
 }
+
+/// Sums of exchanges and of summaries, each number by itself; net is what was saved, less what it cost.
+#[test]
+fn sums_are_joined_number_by_number() {
+    let of = |n: u64| Savings {
+        turns: n,
+        pruned_turns: 2 * n,
+        removed: 3 * n,
+        sent: 9 * n,
+        removed_share: None,
+        in_shadow: 5 * n,
+        reprocessed: 6 * n,
+        priced_turns: 7 * n,
+        checked: ClaimCheck { turns: 8 * n, claimed: 10 * n, came: 11 * n, sent: 12 * n },
+        summaries: SummaryCosts {
+            written: 13 * n,
+            priced: 14 * n,
+            input: 15 * n,
+            output: 16 * n,
+            dollars: 0.5 * n as f64,
+            tokens_compacted: 17 * n,
+        },
+        money: Money { spent: 8.0 * n as f64, saved: 4.0 * n as f64, broken: n as f64 },
+        net: 0.0,
+    };
+    let mut sum = of(1);
+    sum.join(&of(10));
+    let net = 44.0 - 11.0 - 5.5;
+    assert_eq!(sum, Savings { removed_share: Some(0.25), net, ..of(11) });
+    assert_eq!(sum.checked.saved(), -11);
+    // An exchange, and one that nobody checked or priced.
+    let money = Money { spent: 3.0, saved: 2.0, broken: 1.0 };
+    let one = ExchangeSavings {
+        removed: 100,
+        compacted: 20,
+        in_shadow: 5,
+        sent: 300,
+        reprocessed: 7,
+        came: Some(390),
+        money: Some(money),
+    };
+    let mut sum = Savings::default();
+    sum.add(&one);
+    let expected = Savings {
+        turns: 1,
+        pruned_turns: 1,
+        removed: 100,
+        sent: 300,
+        removed_share: Some(0.25),
+        in_shadow: 5,
+        reprocessed: 7,
+        priced_turns: 1,
+        checked: ClaimCheck { turns: 1, claimed: 100, came: 390, sent: 300 },
+        summaries: SummaryCosts { tokens_compacted: 20, ..SummaryCosts::default() },
+        money,
+        net: 1.0,
+    };
+    assert_eq!(sum, expected);
+    sum.add(&ExchangeSavings { sent: 100, ..ExchangeSavings::default() });
+    let expected = Savings { turns: 2, sent: 400, removed_share: Some(0.2), ..expected };
+    assert_eq!(sum, expected);
+    let mut spent = usage(1_000_000, 0, 0);
+    spent.output = Some(100_000);
+    sum.wrote(SummaryCosts::of(&spent, Some(PRICE), Dialect::Anthropic));
+    let written = SummaryCosts {
+        written: 1,
+        priced: 1,
+        input: 1_000_000,
+        output: 100_000,
+        dollars: 15.0,
+        tokens_compacted: 20,
+    };
+    assert_eq!(sum, Savings { summaries: written, net: -14.0, ..expected });
+}

@@ -280,3 +280,42 @@ fn a_client_that_drops_reasoning_is_seen_to() {
     assert!(!has_dropped(&before, Some(Anchor { turn: &none, sketch: &before })));
     assert!(!has_dropped(&before, None));
 }
+
+/// What is kept with a turn: the tokens by each way of counting, what its messages are made of, and where things begin.
+#[test]
+fn a_turn_keeps_what_the_next_request_holds() {
+    use crate::context::policy::ClassicRole;
+    let carried = |change: fn(&mut SessionFixture)| {
+        let mut scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
+        change(&mut scene);
+        let request = scene.request();
+        let limits = WindowLimits { usable: 7, ..WindowLimits::default() };
+        let learned = EstimatorState::new(scene.model.family);
+        let plan = scene.plan();
+        let known = scene.known();
+        let measured =
+            crate::context::budget::estimate(&request, &plan.sent, &known, None, &learned);
+        let reply = scene.reply(&json!([{"type": "text", "text": "Aye."}]));
+        let outlook = CarryOutlook::new(&request, &measured, None, true, limits);
+        outlook.carry_over(&scene.turn(&reply), &reply, &scene.model, &learned)
+    };
+    let plain = carried(|_| {});
+    let user = plain.contents.user;
+    let contents = MessageTokens { user, assistant: 100, ..MessageTokens::default() };
+    let expected = CarryOver {
+        tokens: 1_000,
+        by_rules: 1_000,
+        ruled: false,
+        reasoning: 0,
+        returns: false,
+        drops: false,
+        limits: Some(WindowLimits { usable: 7, ..WindowLimits::default() }),
+        contents,
+    };
+    assert!(user > 0);
+    assert_eq!(plain, expected);
+    let ruled = carried(|scene| scene.policy.estimate.decides = ClassicRole::Budget);
+    assert_eq!(ruled, CarryOver { ruled: true, ..expected });
+    let shown = |ruled| CarryOver { tokens: 5, by_rules: 6, ruled, ..CarryOver::default() }.shown();
+    assert_eq!((shown(false), shown(true)), (5, 6));
+}

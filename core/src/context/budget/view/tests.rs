@@ -1,7 +1,7 @@
 //! The layout, to the letter.
 
 use super::*;
-use crate::context::budget::SectionTokens;
+use crate::context::budget::{SectionTokens, ToolTokens};
 
 fn view() -> ContextView {
     let breakdown = Breakdown { system: 4_000, tools: 8_000, messages: 40_100, ..<_>::default() };
@@ -157,4 +157,271 @@ fn a_request_on_its_way_says_so() {
 fn json_says_the_same() {
     let json = serde_json::to_string(&view()).unwrap();
     assert_eq!(serde_json::from_str::<ContextView>(&json).unwrap(), view());
+}
+
+/// A view that holds all that one may hold.
+fn whole() -> ContextView {
+    let tool = |tool: &str, tokens| ToolTokens { tool: tool.into(), tokens };
+    let contents = MessageTokens {
+        user: 20_000,
+        assistant: 5_000,
+        tool_calls: 1_100,
+        tool_results: vec![tool("Read", 6_000), tool("Bash", 2_000)],
+        media: 1_500,
+        summaries: 900,
+        other: 600,
+        deferred: vec![tool("Look", 0), tool("Find", 0)],
+        deferred_more: 1_002,
+        ..MessageTokens::default()
+    };
+    let sections = SectionTokens { mcp_tools: 5_000, memory: 2_900, skills: 0, agents: 700 };
+    let breakdown = Breakdown { sections, reasoning: 3_000, ..view().breakdown };
+    let basis = EstimateBasis { input: 50_000, output: 3_000, cut: true, new: 100, gone: 1_000 };
+    let said = crate::dialect::overflow::Overflow { window: Some(200_000), ..<_>::default() };
+    let overflow =
+        OverflowReport { sign: crate::context::overflow::OverflowSign::Refused, said, saved: true };
+    let made = ChangeCounts { cut: 1, compacted: 1, ..<_>::default() };
+    let rewriting = RewriteView {
+        held_out: true,
+        overflow: Some(overflow),
+        made,
+        tokens_removed: 1_000,
+        tokens_compacted: 2_400,
+        ..<_>::default()
+    };
+    let view = ContextView {
+        breakdown,
+        basis: Some(basis),
+        hidden_input: Some(HiddenInput::ProviderEdit),
+        tool_use_prompt: Some(1_234),
+        rewriting,
+        ..view()
+    };
+    view.with(Some(limits())).made_of(Some(&contents))
+}
+
+fn limits() -> WindowLimits {
+    WindowLimits {
+        usable: 184_000,
+        pruning: Some(92_000),
+        preparing: Some(110_400),
+        compacting: Some(165_600),
+        refusing: Some(200_000),
+        buffer: Some(34_400),
+    }
+}
+
+/// All that a view may hold, each line at its place: sections and contents under what they are a part of, then what was
+/// calculated from, counted and changed, and where things begin.
+#[test]
+fn a_view_that_holds_everything_is_laid_out_to_the_letter() {
+    let view = whole();
+    let overflow = view.rewriting.overflow.unwrap();
+    let text = format!(
+        "\
+Context Usage: 52,100 / 200,000 tokens (26%)
+━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━
+Breakdown:
+  System prompt:   4,000 tokens (estimated)
+  Tools:           8,000 tokens (estimated)
+    MCP tools:     5,000 tokens (estimated)
+    Deferred:          0 tokens (Look, Find and 1,002 more)
+  Messages:       40,100 tokens (back-calculated)
+    User:         20,000 tokens (estimated)
+      Memory files: 2,900 tokens (estimated)
+      Agents:        700 tokens (estimated)
+    Assistant:     5,000 tokens (estimated)
+    Tool calls:    1,100 tokens (estimated)
+    Tool results:  8,000 tokens (estimated)
+      Read:        6,000 tokens (estimated)
+      Bash:        2,000 tokens (estimated)
+    Reasoning:     3,000 tokens (estimated)
+    Media:         1,500 tokens (estimated)
+    Summaries:       900 tokens (estimated)
+    Other:           600 tokens (estimated)
+  ─────────────────────────────
+  Total:          52,100 tokens
+Calculation basis:
+  Last actual input:  50,000 tokens
+  Last output:         3,000 tokens (estimated, the reply was cut)
+  New since then:        100 tokens (estimated)
+  Gone since then:     1,000 tokens (estimated)
+  Last estimate accuracy: +0.6% error
+Last estimate: not comparable, the provider edited the history
+Tool-use prompt: 1,234 tokens (for tools at the provider; they do not stay)
+Rewriting (active, held out): 1 tool result cut, 1 history compacted, 3,400 tokens less
+Overflow: {overflow}
+Thresholds:
+  Pruning:        92,000 tokens (46.0%)
+  Preparing:     110,400 tokens (55.2%)
+  Compacting:    165,600 tokens (82.8%)
+  Refusing:      200,000 tokens (100.0%)
+Autocompact buffer: 34,400 tokens
+Free space: 113,500 tokens (after the buffer)"
+    );
+    assert_eq!(view.to_string(), text);
+}
+
+/// What begins nowhere has no line, and what is nothing has none; no guess of a window decides.
+#[test]
+fn what_is_nothing_has_no_line() {
+    let view = whole();
+    // Where the client compacts by itself, nothing is prepared, and only what does not fit is compacted.
+    let helped = view.clone().where_the_client_compacts().to_string();
+    assert!(!helped.contains("Preparing:"), "{helped}");
+    assert!(helped.contains("  Compacting:    184,000 tokens (92.0%)\n"), "{helped}");
+    // What is zero has no line, and what was not cut was reported; no guess of a window decides.
+    let unknown = WindowLimits { pruning: Some(0), refusing: None, buffer: None, ..limits() };
+    let few = MessageTokens { user: 9, ..<_>::default() };
+    let basis = EstimateBasis { cut: false, gone: 0, ..view.basis.unwrap() };
+    let plain = ContextView { basis: Some(basis), rewriting: RewriteView::default(), ..view };
+    let plain = plain.with(Some(unknown)).made_of(Some(&few)).to_string();
+    for gone in ["Assistant:", "Deferred", "Gone since", "was cut", "Rewriting", "Refusing:"] {
+        assert!(!plain.contains(gone), "{gone}: {plain}");
+    }
+    let lines = "Thresholds:\n  Pruning:       with every call\n  Preparing:";
+    assert!(plain.contains(lines), "{plain}");
+    let lines = "\n  The model is unknown: its window is a guess, and no decision uses it.\n\
+                 Free space: ";
+    assert!(plain.contains(lines), "{plain}");
+}
+
+/// What messages are made of replaces the lines that say the same: sections and reasoning are told once.
+#[test]
+fn sections_and_reasoning_are_told_once() {
+    let sections = SectionTokens { skills: 300, ..<_>::default() };
+    let breakdown = Breakdown { sections, reasoning: 2_000, ..view().breakdown };
+    let view = ContextView { breakdown, ..view() };
+    let without = view.to_string();
+    assert!(without.contains("    Skills:          300 tokens"), "{without}");
+    assert!(without.contains("    Reasoning:     2,000 tokens"), "{without}");
+    let contents = MessageTokens { user: 40_000, ..<_>::default() };
+    let with = view.clone().made_of(Some(&contents)).to_string();
+    assert_eq!(with.matches("Skills:").count(), 1, "{with}");
+    assert_eq!(with.matches("Reasoning:").count(), 1, "{with}");
+    // Nothing is no content.
+    assert_eq!(view.clone().made_of(Some(&MessageTokens::default())), view);
+    assert_eq!(view.clone().made_of(None).with(None), view);
+}
+
+/// A turn that was rewritten in shadow mode, and how that is shown.
+fn rewritten() -> (Turn, RewriteView) {
+    use crate::context::scene::{SessionFixture, messages};
+    use crate::dialect::refusal::RefusalCause;
+    let scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
+    let said = scene.reply(&serde_json::json!([{"type": "text", "text": "Aye."}]));
+    let mut turn = scene.turn(&said);
+    turn.done = RewriteSummary {
+        made: ChangeCounts { cut: 3, ..<_>::default() },
+        new: ChangeCounts { cut: 1, ..<_>::default() },
+        tokens_removed: 100,
+        tokens_pruned: 40,
+        tokens_compacted: 7,
+        mode: Mode::Shadow,
+        held_out: true,
+        resent: Some(RefusalCause::Structure),
+        ..RewriteSummary::default()
+    };
+    turn.counted = Some(ProviderCount { as_it_came: true, tokens: 901 });
+    turn.usage.tool_use_prompt = Some(12);
+    turn.estimate.as_mut().unwrap().tokens = 990;
+    let carry = crate::context::budget::CarryOver { tokens: 960, reasoning: 30, ..<_>::default() };
+    turn.carry = Some(carry);
+    let rewriting = RewriteView {
+        mode: Mode::Shadow,
+        held_out: true,
+        resent: true,
+        taken_back: false,
+        overflow: None,
+        made: turn.done.made,
+        new: turn.done.new,
+        summary_by: None,
+        tokens_removed: 100,
+        tokens_pruned: 40,
+        tokens_compacted: 7,
+    };
+    (turn, rewriting)
+}
+
+/// What is shown between turns and of a request on its way: each number is the turn's, the plan's or the estimate's.
+#[test]
+fn a_view_says_what_its_turn_and_its_plan_say() {
+    let (mut turn, rewriting) = rewritten();
+    let after = ContextView::after(&turn);
+    let expected = ContextView {
+        basis: Some(EstimateBasis { input: 900, output: 100, cut: false, new: 0, gone: 40 }),
+        last_error_percent: Some(10.0),
+        counted: turn.counted,
+        tool_use_prompt: Some(12),
+        rewriting,
+        ..ContextView::new(after.breakdown, turn.window, turn.reserve)
+    };
+    assert_eq!(after, expected);
+    assert_eq!((after.total, after.breakdown.reasoning), (960, 30));
+    // The estimate was too low by a tenth, and of hidden input it is no measure.
+    turn.estimate.as_mut().unwrap().tokens = 810;
+    assert_eq!(ContextView::after(&turn).last_error_percent, Some(-10.0));
+    turn.usage.hosted_tools = true;
+    let hidden = ContextView::after(&turn);
+    let told = (hidden.last_error_percent, hidden.hidden_input);
+    assert_eq!(told, (None, Some(HiddenInput::HostedTools)));
+    turn.usage.hosted_tools = false;
+    // A request that grew from it.
+    let estimate = Estimate {
+        tokens: 1_100,
+        new: 105,
+        gone: 5,
+        method: EstimateMethod::Anchored,
+        ..turn.estimate.clone().unwrap()
+    };
+    let before =
+        |estimate: &Estimate| ContextView::before(estimate, 200_000, 9, Some(&turn), &turn.done);
+    let expected = ContextView {
+        method: Some(EstimateMethod::Anchored),
+        basis: Some(EstimateBasis { input: 900, output: 100, cut: false, new: 105, gone: 5 }),
+        last_error_percent: Some(-10.0),
+        rewriting,
+        in_flight: true,
+        ..ContextView::new(estimate.breakdown, 200_000, 9)
+    };
+    assert_eq!(before(&estimate), expected);
+    let anew = Estimate { method: EstimateMethod::Estimated, ..estimate };
+    assert_eq!(
+        (before(&anew).basis, before(&anew).method),
+        (None, Some(EstimateMethod::Estimated))
+    );
+    // Nothing was reported: all is estimated.
+    turn.usage.input = None;
+    let silent = ContextView::after(&turn);
+    assert_eq!((silent.basis, silent.method), (None, Some(turn.estimate.unwrap().method)));
+    assert_eq!(silent.last_error_percent, None);
+    // Nothing of it is written where nothing was new.
+    let json = |tokens_pruned| {
+        serde_json::to_value(RewriteView { tokens_pruned, ..rewriting }).unwrap()["tokens_pruned"]
+            .as_u64()
+    };
+    assert_eq!((json(0), json(7)), (None, Some(7)));
+}
+
+/// A reply without reported input measures nothing, and an input of nothing no error.
+#[test]
+fn no_input_is_no_error() {
+    use crate::context::scene::{SessionFixture, messages};
+    let scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
+    let mut turn = scene.turn(&scene.reply(&serde_json::json!([{"type": "text", "text": "Aye."}])));
+    turn.usage.input = Some(0);
+    assert_eq!(ContextView::after(&turn).last_error_percent, None);
+    turn.usage.input = Some(turn.estimate.as_ref().unwrap().tokens);
+    assert_eq!(ContextView::after(&turn).last_error_percent, Some(0.0));
+}
+
+/// What has no number is not written.
+#[test]
+fn deferred_tools_are_written_where_there_are_more() {
+    let written = |deferred_more| {
+        serde_json::to_value(MessageTokens { deferred_more, ..MessageTokens::default() }).unwrap()
+            ["deferred_more"]
+            .as_u64()
+    };
+    assert_eq!((written(0), written(3)), (None, Some(3)));
 }

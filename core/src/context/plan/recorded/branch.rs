@@ -300,3 +300,6 @@ pub(super) fn names(reasoning: &ReasoningRecord) -> impl Iterator<Item = PartKey
 fn spelled(seal: &str) -> [PartKey; 2] {
     [PartKey::of_bytes(seal.as_bytes()), PartKey::of_bytes(format!("\"{seal}\"").as_bytes())]
 }
+
+#[cfg(test)]
+mod tests;

@@ -355,3 +355,6 @@ fn said_bytes(part: &Part, body: &[u8]) -> Option<usize> {
     let bytes = part.texts.iter().map(|text| text_of(text.of(body)).map_or(0, |text| text.len()));
     (part.kind == PartKind::Text).then(|| bytes.sum())
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,106 @@
+//! What an agent's rules say of a request, by the turn it grew from: where the new messages begin, and what else counts.
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::context::Turn;
+use crate::context::budget::CarryOver;
+use crate::context::scene::{SessionFixture, messages};
+use crate::dialect::Dialect;
+
+const FREE: &str = "claude-opus-4-6";
+
+/// The turn of "Words 0." that was answered "Said 1.", with 900 tokens of input and 100 of output.
+fn turn(scene: &SessionFixture) -> Turn {
+    scene.turn(&scene.reply(&json!([{"type": "text", "text": "Said 1."}])))
+}
+
+fn of(rules: &ClassicRules, scene: &SessionFixture, last: Option<&Turn>) -> ClassicEstimate {
+    let anchor = last.map(|turn| Anchor { turn, sketch: &turn.sketch.added });
+    classic(rules, &scene.conversation, &scene.body, anchor, 0.0, |_| SentContent::Whole)
+}
+
+/// Where what is new begins: after the request and its reply, wherever the client put that; where neither is found
+/// again, after the model's last words.
+#[test]
+fn what_is_new_begins_after_what_was_sent_and_answered() {
+    let turn = turn(&SessionFixture::of(FREE, &messages("u")));
+    let anchor = Anchor { turn: &turn, sketch: &turn.sketch.added };
+    let user = |text: &str| json!({"role": "user", "content": text});
+    let model = |text: &str| json!({"role": "assistant", "content": text});
+    let first = |messages: &[Value]| {
+        first_new(&SessionFixture::of(FREE, &messages.to_vec().into()).conversation, &anchor)
+    };
+    let (asked, said) = (user("Words 0."), model("Said 1."));
+    assert_eq!(first(&[asked.clone(), said.clone(), user("On.")]), 2);
+    assert_eq!(first(&[asked.clone(), user("On.")]), 1, "the reply does not come");
+    assert_eq!(first(&[asked.clone(), model("Else."), user("On.")]), 2, "it comes otherwise");
+    assert_eq!(first(&[asked.clone(), said.clone(), model("More."), user("On.")]), 3);
+    assert_eq!(first(&[asked.clone(), said.clone(), user("On."), model("So."), user("Go.")]), 2);
+    let other = user("Other words.");
+    let changed = [other.clone(), said.clone(), user("On."), model("So."), user("Go.")];
+    assert_eq!(first(&changed), 4, "nothing is found again");
+    assert_eq!(first(&[other.clone(), user("On.")]), 0, "and the model said nothing");
+    assert_eq!(first(&[asked, said]), 2, "nothing is new");
+}
+
+/// System prompt and tools count with the first call, where the rules count them at all; later they were reported.
+#[test]
+fn system_prompt_and_tools_count_once() {
+    let tool = r#"{"name":"Read","input_schema":{}}"#;
+    let body = json!({"model": FREE, "max_tokens": 9, "system": "12345678", "messages": messages("u"),
+        "tools": [serde_json::from_str::<Value>(tool).unwrap()]});
+    let scene = SessionFixture::read(Dialect::Anthropic, "/v1/messages", FREE, &body);
+    let last = turn(&scene);
+    let tools = tool.len().div_ceil(4) as u64;
+    let rules = ClassicRules::default();
+    let expected = |tokens, method, new, head: bool| ClassicEstimate {
+        rules: "length-4".into(),
+        tokens,
+        method,
+        new,
+        gone: 0,
+        system: if head { 2 } else { 0 },
+        tools: if head { tools } else { 0 },
+    };
+    let (estimated, anchored) = (EstimateMethod::Estimated, EstimateMethod::Anchored);
+    let whole = 2 + tools + 2;
+    assert_eq!(of(&rules, &scene, None), expected(whole, estimated, whole, true));
+    let headless = ClassicRules { head: false, ..rules.clone() };
+    assert_eq!(of(&headless, &scene, None), expected(2, estimated, 2, false));
+    for rules in [&rules, &headless] {
+        assert_eq!(of(rules, &scene, Some(&last)), expected(1_000, anchored, 0, true));
+    }
+    let anew = ClassicRules { anchored: false, ..rules.clone() };
+    assert_eq!(of(&anew, &scene, Some(&last)), expected(whole, estimated, whole, true));
+    // A turn that reported nothing is none to grow from.
+    let mut silent = last.clone();
+    silent.usage.input = None;
+    assert_eq!(of(&rules, &scene, Some(&silent)), expected(whole, estimated, whole, true));
+    // Of the last output counts what comes back.
+    let carry = Some(CarryOver { by_rules: 940, ..CarryOver::default() });
+    let lost = ClassicEstimate { gone: 60, ..expected(940, anchored, 0, true) };
+    assert_eq!(of(&rules, &scene, Some(&Turn { carry, ..last })), lost);
+}
+
+/// A factor multiplies what is new, and what was put beside it; what was reported stays.
+#[test]
+fn what_was_reported_is_not_multiplied() {
+    let scene = SessionFixture::of(FREE, &messages("uau"));
+    let last = turn(&SessionFixture::of(FREE, &messages("u")));
+    let rules = ClassicRules { factor: 1.5, ..ClassicRules::default() };
+    let anchor = Some(Anchor { turn: &last, sketch: &last.sketch.added });
+    let seen = |_: &Part| SentContent::Whole;
+    let counted = classic(&rules, &scene.conversation, &scene.body, anchor, 4.0, seen);
+    assert_eq!((counted.tokens, counted.new), (1_009, 9));
+}
+
+#[test]
+fn what_the_provider_holds_is_told() {
+    let body = json!({"model": "gpt-5", "previous_response_id": "r", "input": "12345678"});
+    let scene = SessionFixture::read(Dialect::OpenaiResponses, "/v1/responses", "gpt-5", &body);
+    let last = turn(&SessionFixture::of(FREE, &messages("u")));
+    let counted = of(&ClassicRules::default(), &scene, Some(&last));
+    assert_eq!((counted.method, counted.tokens, counted.new), (EstimateMethod::Held, 1_002, 2));
+    assert_eq!(of(&ClassicRules::default(), &scene, None).method, EstimateMethod::Held);
+}

@@ -1,0 +1,174 @@
+//! Sessions counted by an agent's rules, by sums done by hand: a token for four characters, each text rounded up.
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::context::plan::DecisionReason;
+use crate::context::policy::{ClassicRole, SummaryAuthor};
+use crate::context::scene::{SessionFixture, messages};
+use crate::context::{
+    Breakdown, CompactionRecord, CountingMethod, Cut, Fact, QueuedMessage, Replacement, inject,
+};
+use crate::dialect::{PartKey, Usage};
+
+const FREE: &str = "claude-opus-4-6";
+
+/// The request at hand as it is decided by, measured from the turn it grew from.
+fn decided(scene: &SessionFixture) -> MeasuredEstimate {
+    let (plan, placed) = (scene.plan(), scene.placed());
+    let sketch = placed.parent.as_ref().and_then(|parent| scene.ledger.sketch(parent));
+    let anchor = placed.parent.as_deref().zip(sketch.as_deref());
+    let anchor = anchor.map(|(turn, sketch)| Anchor { turn, sketch });
+    let learned = EstimatorState::new(scene.model.family);
+    estimate(&scene.request(), &plan.sent, &scene.known(), anchor, &learned)
+}
+
+/// A session that is decided by an agent's rules; each request but the last was answered with 1,000 tokens of input and
+/// output together.
+fn ruled(letters: &str) -> SessionFixture {
+    let mut scene = SessionFixture::of(FREE, &messages("u"));
+    scene.policy.estimate.decides = ClassicRole::Budget;
+    let all = messages(letters);
+    for count in (1..letters.len()).filter(|count| "uer".contains(&letters[count - 1..*count])) {
+        if count > 1 {
+            scene.send(&all.as_array().unwrap()[..count].iter().cloned().collect::<Value>());
+        }
+        let content = &all[count]["content"];
+        let words = || json!([{"type": "text", "text": content}]);
+        scene.answered(&if content.is_string() { words() } else { content.clone() });
+    }
+    scene.send(&all);
+    scene
+}
+
+/// Tokens of the whole, of what is new and what is gone, by the rules.
+fn counted(scene: &SessionFixture) -> (u64, u64, u64) {
+    let classic = decided(scene).classic.unwrap();
+    (classic.tokens, classic.new, classic.gone)
+}
+
+/// Nobody asks for the rules, they stand beside the estimate, or they decide: then theirs is the number, it is counted
+/// by length, and it has no band.
+#[test]
+fn the_rules_are_asked_stand_beside_or_decide() {
+    let mut scene = ruled("uau");
+    let by_rules = decided(&scene);
+    scene.policy.estimate.decides = ClassicRole::Nothing;
+    let plain = decided(&scene);
+    assert_eq!(plain.classic, None);
+    assert_eq!(plain.estimate.band(), Some((plain.estimate.guess.low, plain.estimate.guess.high)));
+    scene.policy.estimate.classic = true;
+    let beside = decided(&scene);
+    assert_eq!((&beside.estimate, &beside.classic), (&plain.estimate, &by_rules.classic));
+    let (ours, theirs) = (plain.estimate, by_rules.estimate);
+    let expected = Estimate {
+        tokens: 1_002, // "Words 2."
+        new: 2,
+        gone: 0,
+        method: EstimateMethod::Anchored,
+        counting: CountingMethod::Length,
+        breakdown: Breakdown { messages: 1_002, ..ours.breakdown },
+        ..ours
+    };
+    assert_ne!(ours, expected);
+    assert_eq!(theirs, expected);
+    assert_eq!(theirs.band(), None);
+    let classic = by_rules.classic.unwrap();
+    assert_eq!((&*classic.rules, classic.method), ("length-4", EstimateMethod::Anchored));
+}
+
+/// Of a result that gave way its placeholder counts, in what is counted whole.
+#[test]
+fn a_result_that_gave_way_counts_as_its_placeholder() {
+    let mut scene = ruled("ucrau");
+    assert_eq!(counted(&scene), (1_002, 2, 0), "what is not new was reported");
+    scene.policy.estimate.rules.anchored = false;
+    // "Words 0.", "Read", `{"n":1}`, the result, "Said 3." and "Words 4.".
+    assert_eq!(counted(&scene).0, 2 + 1 + 2 + 753 + 2 + 2);
+    scene.ledger.add(Fact::Cut(Box::new(Cut {
+        after: None,
+        about: PartKey(scene.about(2)),
+        at: scene.now,
+        exchange: scene.request().exchange.clone(),
+        content: Replacement::Text("It went.".into()),
+        keep_media: false,
+        was: 753,
+        tokens: 20,
+        why: DecisionReason::Pressure,
+        shadow: false,
+    })));
+    assert_eq!(counted(&scene), (2 + 1 + 2 + 2 + 2 + 2, 11, 0));
+    scene.policy.estimate.rules.placeholders = false;
+    assert_eq!(counted(&scene).0, 9);
+}
+
+/// Words of others count with the request that says them first, and in what is counted whole.
+#[test]
+fn words_of_others_count_where_they_are_new() {
+    let mut scene = ruled("uau");
+    scene.ledger.add(Fact::Queued(Box::new(QueuedMessage {
+        id: "q".into(),
+        number: 1,
+        at: 1,
+        text: "Mind the tide.".into(),
+        again: None,
+    })));
+    assert_eq!(counted(&scene).0, 1_002, "they are not said yet");
+    let said = inject::propose(&scene.request(), &scene.known());
+    said.into_iter().for_each(|fact| scene.ledger.add(fact));
+    assert_eq!(counted(&scene), (1_002 + 4, 2 + 4, 0));
+    scene.answered(&json!([{"type": "text", "text": "Said 3."}]));
+    scene.send(&messages("uauau"));
+    assert_eq!(counted(&scene), (1_002, 2, 0));
+    scene.policy.estimate.rules.anchored = false;
+    assert_eq!(counted(&scene), (2 + 2 + 2 + 4 + 2 + 2, 14, 0));
+}
+
+/// Agents know of no summary: where one is new, they count what is sent as if nothing had been reported.
+#[test]
+fn a_summary_begins_the_count_anew() {
+    let mut scene = ruled("uauau");
+    let (about, near) = scene.known().at_cut(2).unwrap();
+    scene.ledger.add(Fact::Compact(Box::new(CompactionRecord {
+        about,
+        near,
+        is_own: true,
+        at: 1,
+        exchange: scene.request().exchange.clone(),
+        raw: r#"{"role":"user","content":"They spoke."}"#.into(),
+        was: 100,
+        tokens: 70,
+        by: SummaryAuthor::Summary,
+        why: DecisionReason::Threshold,
+        upstream: "up".into(),
+        model: FREE.into(),
+        spent: Usage::default(),
+        took: 0,
+        carries: None,
+        shadow: false,
+        after: None,
+    })));
+    // The summary, and the three messages that stay.
+    assert_eq!(counted(&scene), (3 + 2 + 2 + 2, 9, 0));
+    assert_eq!(decided(&scene).estimate.method, EstimateMethod::Estimated);
+    scene.answered(&json!([{"type": "text", "text": "Said 5."}]));
+    scene.send(&messages("uauauau"));
+    assert_eq!(counted(&scene), (1_002, 2, 0));
+    scene.policy.estimate.rules.anchored = false;
+    assert_eq!(counted(&scene), (3 + 5 * 2, 13, 0));
+}
+
+#[test]
+fn a_summary_weighs_the_same_in_every_protocol() {
+    let plain = r#"{"role":"user","content":"12345678"}"#;
+    let gemini = r#"{"role":"user","parts":[{"text":"12345678"}]}"#;
+    let of = [
+        (Dialect::Anthropic, plain),
+        (Dialect::OpenaiChat, plain),
+        (Dialect::OpenaiResponses, plain),
+        (Dialect::Gemini, gemini),
+    ];
+    for (dialect, raw) in of {
+        assert_eq!(summary_weight(&ClassicRules::default(), dialect, raw), 2.0, "{dialect:?}");
+    }
+}

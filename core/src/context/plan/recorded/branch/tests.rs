@@ -1,0 +1,222 @@
+//! What holds in a branch: by what it sent, and by which of its exchanges decided.
+
+use serde_json::json;
+
+use super::*;
+use crate::context::scene::{SessionFixture, messages};
+use crate::context::{
+    Fact, InjectionPlace, InjectionState, ReasoningBlock, ReasoningDecision, Revocation,
+};
+use crate::dialect::Chain;
+
+/// The end of a branch, an exchange called `here`, whose parent sent parts of these keys; `None`: nobody knows.
+fn branch<'l>(ledger: &'l Ledger, sent: Option<&[u128]>) -> Branch<'l> {
+    let part =
+        |key: &u128| SketchPart { key: PartKey(*key), tokens: 1, place: PromptSection::History };
+    let sent = sent.map(|keys| keys.iter().map(part).collect());
+    let (line, keys) = Default::default();
+    static HERE: std::sync::LazyLock<ExchangeId> = std::sync::LazyLock::new(|| "here".into());
+    Branch { ledger, exchange: &HERE, parent: None, sent, line, keys }
+}
+
+fn echo(request: &str, does: ReasoningAction, why: DecisionReason) -> ReasoningDecision {
+    let about = PartKey::of_bytes(b"c2ln");
+    ReasoningDecision {
+        about,
+        at: 1,
+        exchange: request.into(),
+        does,
+        why,
+        shadow: false,
+        after: None,
+    }
+}
+
+/// The reasoning of a reply of one part.
+fn thought() -> ReasoningRecord {
+    let raw = r#"{"type":"thinking","thinking":"Hm.","signature":"c2ln"}"#;
+    ReasoningRecord {
+        after: Chain(5),
+        at: 1,
+        prefix: Chain::START,
+        order: None,
+        model: "m".into(),
+        upstream: "u".into(),
+        blocks: vec![ReasoningBlock {
+            before: 0,
+            hosted: 0,
+            leads: false,
+            raw: raw.into(),
+            partial: false,
+        }],
+        seals: Vec::new(),
+        parts: vec![PartKey(1)],
+        anchor_keys: Vec::new(),
+    }
+}
+
+/// A picture that a branch has sent stays there, unless it was refused there; a rule holds everywhere.
+#[test]
+fn a_picture_stays_where_it_was_sent() {
+    let ledger = Ledger::default();
+    let (part, text) = (PartKey(1), || "words".into());
+    let of = |sent: Option<&[u128]>, request: &str, repair: Repair| {
+        let one = RepairDecision {
+            about: PartKey(9),
+            at: 1,
+            exchange: request.into(),
+            model: "m".into(),
+            upstream: "u".into(),
+            repair,
+            after: None,
+        };
+        branch(&ledger, sent).has_repair(&one)
+    };
+    for repair in [Repair::Media { part, text: text() }, Repair::Picture { part, data: text() }] {
+        assert!(!of(Some(&[1]), "there", repair.clone()), "it was sent here");
+        assert!(of(Some(&[1]), "here", repair.clone()), "and refused here");
+        assert!(of(Some(&[2]), "there", repair.clone()), "it is new here");
+        assert!(of(None, "there", repair), "nobody knows what was sent");
+    }
+    assert!(of(Some(&[1]), "there", Repair::Unicode));
+}
+
+/// Words stand where they were said, and where the part before them is new, whole or cut.
+#[test]
+fn words_stand_where_they_were_said() {
+    let ledger = Ledger::default();
+    let said = |request: &str| InjectedMessage {
+        id: "q".into(),
+        at: 1,
+        fate: InjectionState::Taken(Box::new(InjectionPlace {
+            exchange: request.into(),
+            thread: "t".into(),
+            number: 1,
+            after: PartKey(1),
+            boundary: None,
+            text: "Mind the tide.".into(),
+            tokens: 4,
+            queued: 1,
+            suspended: None,
+        })),
+    };
+    let after = PartKey(1);
+    let has =
+        |sent: Option<&[u128]>, request| branch(&ledger, sent).has_said(&said(request), after);
+    assert!(!has(Some(&[1]), "there"), "the part was sent without them");
+    assert!(!has(Some(&[after.cut().0]), "there") && !has(Some(&[after.cut().cut().0]), "there"));
+    assert!(has(Some(&[2]), "there") && has(Some(&[1]), "here") && has(None, "there"));
+    assert!(has(Some(&[1, said("there").key().0]), "there"), "they were sent, too");
+    let removed = InjectedMessage { fate: InjectionState::Removed, ..said("there") };
+    assert!(!branch(&ledger, Some(&[1])).has_said(&removed, after));
+}
+
+/// Reasoning is back where it was sent, and where nothing of its reply was; what a branch left out stays out.
+#[test]
+fn reasoning_is_back_where_it_was_sent() {
+    let ledger = Ledger::default();
+    let reasoning = thought();
+    let why = DecisionReason::Birth;
+    let has = |sent: Option<&[u128]>, request, does| {
+        branch(&ledger, sent).has_back(&echo(request, does, why), &reasoning)
+    };
+    let back = || ReasoningAction::Back;
+    assert!(!has(Some(&[1]), "there", back()), "its reply was sent without it");
+    assert!(has(Some(&[2]), "there", back()) && has(None, "there", back()));
+    assert!(has(Some(&[1]), "here", back()) && has(Some(&[1]), "there", ReasoningAction::Out));
+    for key in names(&reasoning) {
+        assert!(has(Some(&[1, key.0]), "there", back()), "it was sent, too");
+    }
+}
+
+/// What is taken out elsewhere is sent here where it was sent before, or is new where it was not void.
+#[test]
+fn what_is_taken_out_elsewhere_stays_where_it_was_sent() {
+    let ledger = Ledger::default();
+    let reasoning = thought();
+    let sealed = PartKey::of_bytes(b"c2ln");
+    let quoted = PartKey::of_bytes(b"\"c2ln\"");
+    let stays = |sent: Option<&[u128]>, request, why, parent: Option<&Turn>| {
+        let out = Arc::new(echo(request, ReasoningAction::Out, why));
+        let branch = Branch { parent, ..branch(&ledger, sent) };
+        branch.not_out([&out].into_iter(), [&reasoning].into_iter()).contains(&sealed)
+    };
+    use DecisionReason::{Bound, Stripped};
+    assert!(!stays(Some(&[]), "there", Stripped, None));
+    assert!(stays(Some(&[sealed.0]), "there", Stripped, None));
+    assert!(stays(Some(&[quoted.0]), "there", Stripped, None), "put back, or its client's");
+    assert!(
+        !stays(None, "there", Stripped, None) && !stays(Some(&[sealed.0]), "here", Stripped, None)
+    );
+    let scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
+    let mut turn = scene.turn(&scene.reply(&json!([{"type": "text", "text": "Aye."}])));
+    assert!(!stays(Some(&[]), "there", Bound, Some(&turn)), "another reply ended the turn");
+    turn.after = reasoning.after;
+    assert!(stays(Some(&[]), "there", Bound, Some(&turn)), "what made it void is not here");
+    assert!(!stays(Some(&[]), "there", Stripped, Some(&turn)));
+}
+
+/// What was taken back twice in a branch, or once for good, is not decided in it again.
+#[test]
+fn what_was_taken_back_twice_is_given_up_in_its_branch() {
+    let given_up = |all: &[(&str, Option<&str>, RevocationRetry)]| {
+        let mut ledger = Ledger::default();
+        for (at, (request, parent, retry)) in all.iter().enumerate() {
+            ledger.add(Fact::TakenBack(Box::new(Revocation {
+                exchange: (*request).into(),
+                thread: "t".into(),
+                parent: parent.map(Into::into),
+                at: at as u64,
+                about: vec![PartKey(7), PartKey(100 + at as u128)],
+                retry: *retry,
+            })));
+        }
+        branch(&ledger, None).given_up()
+    };
+    use RevocationRetry::{Cold, Never, Next};
+    let seven = HashSet::from_iter([7]);
+    assert_eq!(given_up(&[("here", None, Next)]), HashSet::default());
+    assert_eq!(given_up(&[("here", None, Next), ("x", Some("here"), Cold)]), seven);
+    assert_eq!(given_up(&[("here", None, Next), ("x", Some("y"), Cold)]), HashSet::default());
+    assert_eq!(given_up(&[("x", None, Never)]), HashSet::default());
+    assert_eq!(given_up(&[("here", None, Never)]), HashSet::from_iter([7, 100]));
+}
+
+/// A decision is of the model that its turn asked; of one that is not known it may be.
+#[test]
+fn a_decision_is_of_its_turns_model() {
+    let mut scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
+    scene.answered(&json!([{"type": "text", "text": "Aye."}]));
+    let is = |request, model| {
+        let one = echo(request, ReasoningAction::Back, DecisionReason::Birth);
+        branch(&scene.ledger, None).is_of_model(&one, model)
+    };
+    assert!(is("r1", Some("claude-opus-4-6")) && is("unknown", Some("other")));
+    assert!(!is("r1", Some("other")) && !is("r1", None));
+}
+
+/// The line of a branch goes back from turn to turn, also where facts go round in a circle.
+#[test]
+fn a_line_goes_back_to_its_first_turn() {
+    let mut scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
+    scene.answered(&json!([{"type": "text", "text": "Said 1."}]));
+    scene.send(&messages("uau"));
+    scene.answered(&json!([{"type": "text", "text": "Said 3."}]));
+    scene.send(&messages("uauau"));
+    let placed = scene.placed();
+    let known = scene.known();
+    let branch = Branch::of(&scene.ledger, &placed, &known.keyed_parts, false);
+    assert!(
+        branch.has_made(&"r1".into())
+            && branch.has_made(&"r2".into())
+            && branch.has_made(&"r3".into())
+    );
+    assert!(!branch.has_made(&"r4".into()) && !branch.has_made(&"".into()));
+    assert!(branch.sent.is_some());
+    assert!(Branch::of(&scene.ledger, &placed, &known.keyed_parts, true).sent.is_none());
+    let mut ring = Turn::clone(placed.parent.as_ref().unwrap());
+    (ring.exchange, ring.position.parent) = ("ring".into(), Some("ring".into()));
+    scene.ledger.add(Fact::Turn(Box::new(ring.clone())));
+    let branch = Branch { parent: Some(&ring), ..super::tests::branch(&scene.ledger, None) };
+    assert_eq!(*branch.line(), HashSet::from_iter([&"ring".into()]));
+}

@@ -1,0 +1,157 @@
+//! Where the parts of replies stand that came back, and what is missing of their reasoning.
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::context::Fact;
+use crate::context::scene::{SessionFixture, messages, thinking};
+use crate::dialect::PartKey;
+
+/// The reasoning of a reply that ends with the keyed part of this number, and has so many of them.
+fn record(scene: &SessionFixture, last: usize, count: usize) -> ReasoningRecord {
+    let keys: Vec<PartKey> = scene.conversation.parts().filter_map(|part| part.key).collect();
+    ReasoningRecord {
+        after: scene.conversation.chains().nth(last).unwrap(),
+        at: 1,
+        prefix: Chain::START,
+        order: None,
+        model: scene.name.into(),
+        upstream: scene.upstream.into(),
+        blocks: Vec::new(),
+        seals: Vec::new(),
+        parts: keys[last + 1 - count..=last].to_vec(),
+        anchor_keys: Vec::new(),
+    }
+}
+
+fn block(before: u32, hosted: u32, leads: bool) -> ReasoningBlock {
+    ReasoningBlock {
+        before,
+        hosted,
+        leads,
+        raw: r#"{"encrypted_content":"eHg"}"#.into(),
+        partial: false,
+    }
+}
+
+fn gemini(model: &Value) -> SessionFixture {
+    let user = |text: &str| json!({"role": "user", "parts": [{"text": text}]});
+    let body = json!({"contents": [user("Hi."), {"role": "model", "parts": model}, user("On.")]});
+    let path = "/v1beta/models/gemini-3-pro-preview:generateContent";
+    SessionFixture::read(Dialect::Gemini, path, "gemini-3-pro-preview", &body)
+}
+
+/// A signature: the number of its keyed part, its words, and the piece of the part that it stands on.
+type Seal<'s> = (u32, &'s str, Option<(u32, u32)>);
+
+/// The places of the signatures that are missing, of words in three pieces, two calls and words again.
+fn unsigned(model: &Value, seals: &[Seal]) -> Vec<(usize, String)> {
+    let mut scene = gemini(model);
+    let keyed = scene.conversation.parts().filter(|part| part.key.is_some()).count();
+    let of =
+        |(part, seal, piece): &Seal| Signature { part: *part, seal: (*seal).into(), piece: *piece };
+    let seals = seals.iter().map(of).collect();
+    let one = ReasoningRecord { seals, ..record(&scene, keyed - 2, keyed - 2) };
+    scene.ledger.add(Fact::Reasoning(Box::new(one)));
+    let known = scene.known();
+    let [returned] = &known.replies[..] else { panic!("{:?}", known.replies) };
+    let missing = returned.missing(&scene.request());
+    assert!(missing.seals.iter().all(|(at, _)| at.message == 1 && returned.spans(*at)));
+    missing.seals.into_iter().map(|(at, seal)| (at.part, seal.to_owned())).collect()
+}
+
+/// Gemini's signatures go back to the parts they stood on; of words, to the same piece or not at all.
+#[test]
+fn a_signature_stands_on_the_same_part_or_piece() {
+    let call = |name: &str| json!({"functionCall": {"name": name, "args": {}}});
+    let text = |text: &str| json!({"text": text});
+    let seals = [
+        (0, "a", Some((0, 4))),
+        (0, "b", Some((8, 14))),
+        (1, "c", None),
+        (3, "d", None),
+        (9, "e", None),
+    ];
+    let at = |places: &[(usize, &str)]| -> Vec<(usize, String)> {
+        places.iter().map(|(at, seal)| (*at, (*seal).to_owned())).collect()
+    };
+    let pieces = json!([
+        text("One "),
+        text("two "),
+        text("three."),
+        call("go"),
+        call("stop"),
+        text("Done.")
+    ]);
+    assert_eq!(unsigned(&pieces, &seals), at(&[(0, "a"), (2, "b"), (3, "c"), (5, "d")]));
+    // The client joined the pieces: their signatures fit no more, one of all of them does.
+    let joined = json!([text("One two three."), call("go"), call("stop"), text("Done.")]);
+    assert_eq!(unsigned(&joined, &seals), at(&[(1, "c"), (3, "d")]));
+    assert_eq!(unsigned(&joined, &[(0, "w", None)]), at(&[(0, "w")]));
+    assert_eq!(unsigned(&pieces, &[(0, "w", None)]), []);
+    // What the client signs itself is not missing.
+    let mut signed = pieces.clone();
+    signed[3]["thoughtSignature"] = "c2ln".into();
+    assert_eq!(unsigned(&signed, &seals[2..4]), at(&[(5, "d")]));
+}
+
+/// A block stands before the part that it stood before; where it led to what ran at the provider, before that.
+#[test]
+fn a_block_goes_back_before_what_it_led_to() {
+    let said = |text: &str| json!({"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]});
+    let ran = |id: &str| json!({"type": "web_search_call", "id": id, "status": "completed"});
+    let user = |text: &str| json!({"role": "user", "content": text});
+    let input =
+        json!([user("Hi."), said("One."), ran("ws_1"), ran("ws_2"), said("Two."), user("On.")]);
+    let body = json!({"model": "gpt-5", "input": input});
+    let mut scene = SessionFixture::read(Dialect::OpenaiResponses, "/v1/responses", "gpt-5", &body);
+    let keyed: Vec<bool> = scene.conversation.parts().map(|part| part.key.is_some()).collect();
+    assert_eq!(keyed, [true, true, false, false, true, true]);
+    let one = record(&scene, 2, 2);
+    scene.ledger.add(Fact::Reasoning(Box::new(one)));
+    let known = scene.known();
+    let [returned] = &known.replies[..] else { panic!("{:?}", known.replies) };
+    let at = |block: &ReasoningBlock| {
+        let at = returned.place(&scene.conversation, block)?;
+        let all: Vec<PartIndex> = returned.places(&scene.conversation).collect();
+        all.iter().position(|it| *it == at)
+    };
+    // Of the model's four parts: words, two searches, words.
+    assert_eq!(at(&block(0, 0, false)), Some(0));
+    assert_eq!(at(&block(1, 0, false)), Some(3));
+    assert_eq!((at(&block(1, 0, true)), at(&block(1, 1, true))), (Some(1), Some(2)));
+    assert_eq!((at(&block(0, 0, true)), at(&block(1, 2, true))), (Some(1), None));
+    assert_eq!(at(&block(2, 0, true)), None);
+    let last = returned.place(&scene.conversation, &block(2, 0, false)).unwrap();
+    assert_eq!(last, returned.parts[1].unwrap().after());
+    assert!(returned.is_whole() && returned.holds(returned.begins()) && !returned.holds(last));
+    assert!(returned.spans(returned.begins()) && !returned.spans(PartIndex::default()));
+}
+
+/// A reply that was nothing but thought is there where its client sends a thought.
+#[test]
+fn a_reply_of_nothing_but_thought_is_found_by_its_place() {
+    let mut all = messages("uau");
+    all[1]["content"] = json!([thinking(1)]);
+    let found = |all: &Value| {
+        let mut scene = SessionFixture::of("claude-opus-4-6", all);
+        let one = ReasoningRecord { blocks: vec![block(0, 0, false)], ..record(&scene, 0, 0) };
+        scene.ledger.add(Fact::Reasoning(Box::new(one)));
+        let known = scene.known();
+        known.replies.iter().map(ReturnedReply::begins).collect::<Vec<_>>()
+    };
+    assert_eq!(found(&all), [PartIndex::new(1, 0)]);
+    all[1]["content"] = json!("Said.");
+    assert_eq!(found(&all), []);
+}
+
+#[test]
+fn what_is_not_known_to_be_whole_is_no_more_than_partial() {
+    let (whole, cut) = (block(0, 0, false), ReasoningBlock { partial: true, ..block(0, 0, false) });
+    let dropped = |blocks: Vec<_>, seals: Vec<_>| DroppedReasoning { blocks, seals };
+    assert!(dropped(vec![&cut], vec![]).is_partial());
+    assert!(!dropped(vec![&cut, &whole], vec![]).is_partial());
+    assert!(!dropped(vec![&cut], vec![(PartIndex::default(), "c2ln")]).is_partial());
+    assert!(DroppedReasoning::default().is_nothing());
+    assert!(!dropped(vec![&cut], vec![]).is_nothing());
+}

@@ -1,0 +1,131 @@
+//! The limit of output: what a refusal of it makes of a request, to the token.
+
+use serde_json::json;
+
+use super::*;
+use crate::context::repair::tests::{proposed, refusal};
+use crate::context::scene::{SessionFixture, messages};
+use crate::dialect::Dialect;
+
+const MODEL: &str = "claude-opus-4-6";
+
+/// A request for so much output.
+fn asking(output: u64) -> SessionFixture {
+    let body = json!({"model": MODEL, "max_tokens": output, "messages": messages("u")});
+    SessionFixture::read(Dialect::Anthropic, "/v1/messages", MODEL, &body)
+}
+
+fn refused(detail: Option<RefusalDetail>, limit: u64) -> Refusal {
+    Refusal { detail, limit: Some(limit), ..refusal(RepairCause::MaxTokens) }
+}
+
+fn repair_of(facts: &[Fact]) -> Option<Repair> {
+    facts.first().map(|fact| match fact {
+        Fact::Repair(one) => one.repair.clone(),
+        other => panic!("{other:?}"),
+    })
+}
+
+/// The output that is asked for as the plan has it.
+fn output(scene: &SessionFixture, plan: &Plan) -> u64 {
+    let sent = splice::applied(&scene.body, &plan.edits);
+    let sent: serde_json::Value = serde_json::from_slice(&sent).unwrap();
+    sent["max_tokens"].as_u64().unwrap()
+}
+
+#[test]
+fn the_limit_is_lowered_to_what_the_refusal_names() {
+    use RefusalDetail::{Bytes, ModelLimit, ModelLimitExclusive, Window};
+    let of = |asked, detail, limit| repair_of(&proposed(&asking(asked), &refused(detail, limit)));
+    let most = |most| Some(Repair::MaxTokens { most });
+    let window = |window| Some(Repair::OutputFits { window });
+    let cases = [
+        (100_000, Some(ModelLimit), 8_192, most(8_192)),
+        (8_193, Some(ModelLimit), 8_192, most(8_192)),
+        (8_192, Some(ModelLimit), 8_192, None),
+        (8_192, Some(ModelLimitExclusive), 8_192, most(8_191)),
+        (8_191, Some(ModelLimitExclusive), 8_192, None),
+        (9_000, Some(ModelLimit), 128, most(128)),
+        (9_000, Some(ModelLimit), 127, None),
+        (90_000_000, Some(ModelLimit), 10_000_000, most(10_000_000)),
+        (90_000_000, Some(ModelLimit), 10_000_001, None),
+        // Prompt and output together: it is lowered to no less than policy leaves.
+        (100_000, Some(Window), 200_000, window(200_000)),
+        (4_097, Some(Window), 200_000, window(200_000)),
+        (4_096, Some(Window), 200_000, None),
+        (100_000, Some(Bytes), 8_192, None),
+        (100_000, None, 8_192, None),
+    ];
+    for (asked, detail, limit, expected) in cases {
+        assert_eq!(of(asked, detail, limit), expected, "{asked} {detail:?} {limit}");
+    }
+    let unnamed = Refusal { limit: None, ..refused(Some(ModelLimit), 0) };
+    assert_eq!(proposed(&asking(100_000), &unnamed), []);
+    let mut scene = asking(100_000);
+    let facts = proposed(&scene, &refused(Some(ModelLimit), 8_192));
+    facts.into_iter().for_each(|fact| scene.ledger.add(fact));
+    assert_eq!(output(&scene, &scene.plan()), 8_192);
+}
+
+/// What the window has room for is reckoned anew with each prompt: less a margin where that is only estimated, and
+/// never below what policy leaves.
+#[test]
+fn output_fits_beside_the_prompt() {
+    let mut scene = asking(100_000);
+    let fitted = |scene: &SessionFixture, input, is_counted| {
+        let mut plan = scene.plan();
+        fit_output(&scene.request(), &scene.known(), &mut plan, (input, is_counted));
+        output(scene, &plan)
+    };
+    assert_eq!(fitted(&scene, 190_000, true), 100_000, "nothing was refused");
+    assert_eq!(lowered_output(&scene.request(), &scene.known()), None);
+    let facts = proposed(&scene, &refused(Some(RefusalDetail::Window), 200_000));
+    facts.into_iter().for_each(|fact| scene.ledger.add(fact));
+    assert_eq!(fitted(&scene, 190_000, true), 10_000);
+    assert_eq!(fitted(&scene, 190_000, false), 10_000 - 190_000 / 50);
+    assert_eq!(fitted(&scene, 199_000, true), 4_096);
+    assert_eq!(fitted(&scene, 300_000, false), 4_096);
+    assert_eq!(fitted(&scene, 90_000, true), 100_000, "there is room");
+    assert_eq!(lowered_output(&scene.request(), &scene.known()), Some(4_096));
+    // Of two windows the smaller one holds.
+    let smaller = decided(&scene.request(), Repair::OutputFits { window: 102_000 });
+    scene.ledger.add(smaller);
+    assert_eq!(fitted(&scene, 2_000, false), 100_000 - 64);
+    assert_eq!(fitted(&scene, 3_300, false), 102_000 - 3_300 - 66);
+    scene.conversation.max_output = Some(900);
+    assert_eq!(lowered_output(&scene.request(), &scene.known()), Some(900));
+    scene.conversation.max_output = None;
+    assert_eq!(lowered_output(&scene.request(), &scene.known()), Some(4_096));
+}
+
+/// What another request's refusal said of the model spares this one a refusal (`docs/healing.md` "Learned output limits").
+#[test]
+fn a_learned_limit_spares_a_refusal() {
+    let spared = |scene: &SessionFixture, most| {
+        spare(&scene.request(), &scene.known(), most).map(|fact| repair_of(&[fact]).unwrap())
+    };
+    let scene = asking(100_000);
+    assert_eq!(spared(&scene, 8_192), Some(Repair::MaxTokens { most: 8_192 }));
+    assert_eq!(spared(&scene, 99_999), Some(Repair::MaxTokens { most: 99_999 }));
+    assert_eq!(spared(&scene, 100_000), None, "it asks for no more");
+    assert_eq!((spared(&scene, 127), spared(&asking(90_000_000), 10_000_001)), (None, None));
+    let mut forbidden = asking(100_000);
+    forbidden.policy.heal.causes = vec![RepairCause::Media];
+    assert_eq!(spared(&forbidden, 8_192), None);
+    let mut counts = asking(100_000);
+    counts.conversation.purpose = Purpose::Count;
+    assert_eq!(spared(&counts, 8_192), None);
+    let mut held = asking(100_000);
+    held.conversation.held = Some(crate::dialect::HeldHistory::After("r".into()));
+    assert_eq!(spared(&held, 8_192), None);
+    let mut unasked = asking(100_000);
+    unasked.body = unasked.body.iter().copied().filter(|byte| *byte != b'_').collect();
+    unasked.conversation.max_output = None;
+    assert_eq!(spared(&unasked, 8_192), None, "it names no limit");
+    // It is lowered already; a higher limit helps no longer.
+    let mut lowered = asking(100_000);
+    let fact = spare(&lowered.request(), &lowered.known(), 8_192).unwrap();
+    lowered.ledger.add(fact);
+    assert_eq!((spared(&lowered, 8_192), spared(&lowered, 9_000)), (None, None));
+    assert_eq!(spared(&lowered, 8_000), Some(Repair::MaxTokens { most: 8_000 }));
+}

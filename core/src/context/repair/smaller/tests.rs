@@ -1,0 +1,136 @@
+//! Pictures that were refused for their size, made smaller (`docs/healing.md` "Smaller pictures").
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::context::repair::tests::{proposed, refusal, scene, text, user};
+use crate::context::scene::SessionFixture;
+use crate::dialect::repair::RepairCause;
+
+/// A picture of noise, as base64 of a PNG.
+fn noise(width: u32, height: u32, seed: u32) -> String {
+    let mut state = seed;
+    let pixels = image::RgbImage::from_fn(width, height, |_, _| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let [_, r, g, b] = state.to_le_bytes();
+        image::Rgb([r, g, b])
+    });
+    let mut file = std::io::Cursor::new(Vec::new());
+    pixels.write_to(&mut file, image::ImageFormat::Png).unwrap();
+    media::base64(&file.into_inner())
+}
+
+fn shown(pictures: &[String]) -> SessionFixture {
+    let block = |data: &String| json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}});
+    let mut content: Vec<Value> = pictures.iter().map(block).collect();
+    content.push(text("Look."));
+    let mut scene = scene(&json!([user(&json!(content))]));
+    scene.policy.heal.images = ImageRepair::Shrink;
+    scene
+}
+
+fn refused(detail: RefusalDetail, limit: Option<u64>) -> Refusal {
+    Refusal { detail: Some(detail), limit, ..refusal(RepairCause::Media) }
+}
+
+/// What is decided: of each picture that gave way the longer side and the letters of base64 of the smaller one, `None`
+/// where words take its place.
+fn decided_of(
+    scene: &SessionFixture,
+    refusal: &Refusal,
+    room: usize,
+) -> (Vec<Fact>, Vec<Option<(usize, usize)>>) {
+    let words = proposed(scene, refusal);
+    let facts = smaller(&scene.request(), &scene.known(), refusal, words.clone(), room);
+    assert_eq!(facts.len(), words.len());
+    let of = |(fact, words): (&Fact, &Fact)| match fact {
+        Fact::Repair(one) => match &one.repair {
+            Repair::Picture { data, .. } => {
+                let size = base64_size(data.as_bytes()).unwrap();
+                Some((size.width.max(size.height), data.len()))
+            }
+            _ => {
+                assert_eq!(fact, words);
+                None
+            }
+        },
+        other => panic!("{other:?}"),
+    };
+    let sizes = facts.iter().zip(&words).map(of).collect();
+    (facts, sizes)
+}
+
+const PLENTY: usize = 1 << 20;
+
+#[test]
+fn only_a_size_makes_a_picture_smaller() {
+    let mut scene = shown(&[noise(64, 48, 1)]);
+    let may = |scene: &SessionFixture, detail| {
+        may_be_smaller(&scene.request(), &Refusal { detail, ..refusal(RepairCause::Media) })
+    };
+    use RefusalDetail::{Bytes, Count, Format, Pixels, Request, Unsupported};
+    for detail in [Bytes, Pixels, Request] {
+        assert!(may(&scene, Some(detail)), "{detail:?}");
+    }
+    for detail in [Count, Format, Unsupported] {
+        assert!(!may(&scene, Some(detail)), "{detail:?}");
+    }
+    assert!(!may(&scene, None));
+    scene.policy.heal.images = ImageRepair::Text;
+    assert!(!may(&scene, Some(Bytes)));
+}
+
+/// As small as the refusal says: pixels of its side, letters of base64, a quarter of what makes the request too large.
+#[test]
+fn a_picture_becomes_as_small_as_it_has_to_be() {
+    let whole = noise(200, 100, 1);
+    let mut scene = shown(std::slice::from_ref(&whole));
+    let pixels = refused(RefusalDetail::Pixels, Some(100));
+    let (facts, sizes) = decided_of(&scene, &pixels, PLENTY);
+    let (side, letters) = sizes[0].unwrap();
+    assert_eq!(side, 100);
+    let half = refused(RefusalDetail::Bytes, Some(whole.len() as u64 / 2));
+    let (_, of_bytes) = decided_of(&scene, &half, PLENTY);
+    let (side, less) = of_bytes[0].unwrap();
+    assert!(side > 100 && less <= whole.len() / 2 && less > whole.len() / 4, "{side}, {less}");
+    let request = refused(RefusalDetail::Request, None);
+    let (_, of_request) = decided_of(&scene, &request, PLENTY);
+    let (_, less) = of_request[0].unwrap();
+    assert!(less <= whole.len() / 4 && less > whole.len() / 10, "{less}");
+    // As much room as it takes, and less: then words.
+    assert_eq!(decided_of(&scene, &pixels, letters).1, [Some((100, letters))]);
+    assert_eq!(decided_of(&scene, &pixels, letters - 1).1, [None]);
+    // The smaller one was refused: for as many pixels words take its place, for fewer it becomes smaller again.
+    facts.into_iter().for_each(|fact| scene.ledger.add(fact));
+    assert_eq!(decided_of(&scene, &pixels, PLENTY).1.len(), 1);
+    assert_eq!(decided_of(&scene, &pixels, PLENTY).1, [None]);
+    let lower = refused(RefusalDetail::Pixels, Some(50));
+    assert_eq!(decided_of(&scene, &lower, PLENTY).1[0].unwrap().0, 50);
+    let fits = refused(RefusalDetail::Bytes, Some(letters as u64));
+    assert_eq!(decided_of(&scene, &fits, PLENTY).1, [None]);
+    let less = refused(RefusalDetail::Bytes, Some(letters as u64 - 1));
+    assert!(decided_of(&scene, &less, PLENTY).1[0].unwrap().1 < letters);
+    assert_eq!(decided_of(&scene, &request, PLENTY).1, [None]);
+}
+
+/// Of one refusal so many pictures are made smaller as fit into the room together, and eight at most.
+#[test]
+fn only_so_many_become_smaller_at_once() {
+    let all: Vec<String> = (1..11).map(|seed| noise(64, 48, seed)).collect();
+    let scene = shown(&all);
+    let pixels = refused(RefusalDetail::Pixels, Some(40));
+    let (_, sizes) = decided_of(&scene, &pixels, PLENTY);
+    assert!(sizes[..8].iter().all(|size| size.is_some_and(|(side, _)| side == 40)), "{sizes:?}");
+    assert_eq!(sizes[8..], [None, None]);
+    let two = sizes[..2].iter().flatten().map(|(_, letters)| letters).sum();
+    let (_, sizes) = decided_of(&scene, &pixels, two);
+    assert!(sizes[0].is_some() && sizes[1].is_some() && sizes[2..].iter().all(Option::is_none));
+}
+
+/// Where the refusal names no size, the longer side becomes 2,000 pixels.
+#[test]
+fn a_size_that_is_not_named_is_what_providers_take() {
+    let scene = shown(&[noise(2_100, 2, 1)]);
+    let (_, sizes) = decided_of(&scene, &refused(RefusalDetail::Pixels, None), PLENTY);
+    assert_eq!(sizes[0].unwrap().0, 2_000);
+}

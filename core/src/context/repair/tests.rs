@@ -1,0 +1,395 @@
+//! What of a session is changed once its provider refused it: each cause, whole requests before and after.
+
+use bytes::Bytes;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::context::plan::DecisionReason;
+use crate::context::policy::SummaryAuthor;
+use crate::context::scene::{SessionFixture, messages, thinking};
+use crate::context::{CompactionRecord, ReasoningAction};
+use crate::dialect::repair::path::JsonPath;
+use crate::dialect::{self, Dialect, Usage};
+
+const MODEL: &str = "claude-opus-4-6";
+
+/// A refusal that names nothing but its cause.
+pub(super) fn refusal(cause: RepairCause) -> Refusal {
+    Refusal { cause, detail: None, place: None, limit: None, count: None, name: None }
+}
+
+pub(super) fn of_place(cause: RepairCause, place: &str) -> Refusal {
+    Refusal { place: JsonPath::first_in(place), ..refusal(cause) }
+}
+
+pub(super) fn scene(messages: &Value) -> SessionFixture {
+    SessionFixture::of(MODEL, messages)
+}
+
+/// The request as it is sent.
+pub(super) fn sent(scene: &SessionFixture) -> Value {
+    let plan = scene.plan();
+    assert!(!plan.conflict, "{:?}", plan.steps);
+    let body = Bytes::copy_from_slice(&scene.body);
+    serde_json::from_slice(&splice::splice(&body, plan.edits).unwrap().concat()).unwrap()
+}
+
+pub(super) fn proposed(scene: &SessionFixture, refusal: &Refusal) -> Vec<Fact> {
+    let proposal = propose(&scene.request(), &scene.known(), refusal);
+    assert!(!proposal.is_misplaced, "{refusal:?}");
+    proposal.facts
+}
+
+/// The messages as they are sent once the refusal was answered; what was changed once is not changed again.
+pub(super) fn mended(scene: &mut SessionFixture, refusal: &Refusal) -> Value {
+    let facts = proposed(scene, refusal);
+    assert!(!facts.is_empty(), "{refusal:?}");
+    facts.into_iter().for_each(|fact| scene.ledger.add(fact));
+    sent(scene)["messages"].take()
+}
+
+pub(super) fn user(content: &Value) -> Value {
+    json!({"role": "user", "content": content})
+}
+
+pub(super) fn text(text: &str) -> Value {
+    json!({"type": "text", "text": text})
+}
+
+/// Of each rule: what is refused, and the messages before and after.
+fn rules() -> Vec<(Refusal, Value, Value)> {
+    let call = |id: &str| json!({"type": "tool_use", "id": id, "name": "Read", "input": {}});
+    let model = |content: &Value| json!({"role": "assistant", "content": content});
+    let marked = |n: usize| json!({"type": "text", "text": format!("{n}"), "cache_control": {"type": "ephemeral"}});
+    let cited = json!({"type": "text", "text": "So.", "citations": []});
+    vec![
+        (
+            refusal(RepairCause::Empty),
+            json!([user(&json!([text(" "), text("Go.")]))]),
+            json!([user(&json!([text("Go.")]))]),
+        ),
+        (
+            refusal(RepairCause::Empty),
+            json!([user(&json!("Go.")), model(&json!([text("")])), user(&json!("On."))]),
+            json!([user(&json!("Go.")), model(&json!([text(NO_CONTENT)])), user(&json!("On."))]),
+        ),
+        (
+            refusal(RepairCause::ToolPairs),
+            json!([user(&json!("Go.")), model(&json!([call("t")])), user(&json!([text("On.")]))]),
+            json!([
+                user(&json!("Go.")),
+                model(&json!([call("t")])),
+                user(&json!([
+                {"type": "tool_result", "tool_use_id": "t", "content": NO_RESULT, "is_error": true}, text("On.")]))
+            ]),
+        ),
+        (
+            Refusal { limit: Some(2), ..refusal(RepairCause::CacheMarks) },
+            json!([user(&json!([marked(0), marked(1), marked(2)]))]),
+            json!([user(&json!([text("0"), marked(1), marked(2)]))]),
+        ),
+        (
+            refusal(RepairCause::CacheMarks), // of Anthropic's four
+            json!([user(&json!([marked(0), marked(1), marked(2), marked(3), marked(4)]))]),
+            json!([user(&json!([text("0"), marked(1), marked(2), marked(3), marked(4)]))]),
+        ),
+        (
+            of_place(RepairCause::Field, "messages.1.content.0.citations: Extra inputs"),
+            json!([user(&json!("Go.")), model(&json!([cited])), user(&json!("On."))]),
+            json!([user(&json!("Go.")), model(&json!([text("So.")])), user(&json!("On."))]),
+        ),
+        (
+            Refusal {
+                name: Some("citations".into()),
+                ..of_place(RepairCause::Field, "messages.1.content.0")
+            },
+            json!([user(&json!("Go.")), model(&json!([cited])), user(&json!("On."))]),
+            json!([user(&json!("Go.")), model(&json!([text("So.")])), user(&json!("On."))]),
+        ),
+        (
+            refusal(RepairCause::Prefill),
+            json!([user(&json!("Go.")), model(&json!("So"))]),
+            json!([user(&json!("Go.")), model(&json!("So")), user(&json!(GO_ON))]),
+        ),
+    ]
+}
+
+/// What was mended is not refused for it again, and what is no violation is not touched.
+#[test]
+fn a_rule_mends_what_breaks_it_and_nothing_else() {
+    for (refusal, before, after) in rules() {
+        let mut one = scene(&before);
+        assert_eq!(mended(&mut one, &refusal), after, "{refusal:?}");
+        if refusal.cause != RepairCause::Prefill {
+            assert!(proposed(&one, &refusal).is_empty(), "{refusal:?}: it is mended already");
+        }
+        let clean = json!([user(&json!("Go."))]);
+        let place = refusal.place.is_some();
+        let told = propose(&scene(&clean).request(), &scene(&clean).known(), &refusal);
+        assert_eq!(
+            (told.facts, told.is_misplaced),
+            (vec![], place),
+            "{refusal:?}: nothing breaks it"
+        );
+    }
+}
+
+/// Ids get the same form everywhere, in a call and in its result.
+#[test]
+fn ids_of_calls_get_the_same_form_everywhere() {
+    let call = |id: &str| json!({"type": "tool_use", "id": id, "name": "Read", "input": {}});
+    let result = |id: &str| json!({"type": "tool_result", "tool_use_id": id, "content": "ok"});
+    let model = |content: &Value| json!({"role": "assistant", "content": content});
+    let ids = |limit| {
+        let all = json!([
+            user(&json!("Go.")),
+            model(&json!([call("a.b")])),
+            user(&json!([result("a.b")]))
+        ]);
+        let refused = Refusal { limit, ..refusal(RepairCause::ToolIds) };
+        let sent = mended(&mut scene(&all), &refused);
+        let id = sent[1]["content"][0]["id"].as_str().unwrap().to_owned();
+        assert_eq!(sent[2]["content"][0]["tool_use_id"], id);
+        id
+    };
+    let is_plain =
+        |id: &str| id.bytes().all(|it| it.is_ascii_alphanumeric() || b"_-".contains(&it));
+    assert!(is_plain(&ids(None)));
+    assert!(ids(Some(9)).len() == 9 && is_plain(&ids(Some(9))));
+}
+
+/// Half a surrogate pair, which no parser lets through.
+#[test]
+fn what_is_no_character_becomes_one() {
+    let mut one = scene(&messages("u"));
+    one.body = String::from_utf8(one.body).unwrap().replace("Words", "\\ud83d").into_bytes();
+    one.conversation = dialect::read(Dialect::Anthropic, "/v1/messages", &one.body);
+    let sent = mended(&mut one, &refusal(RepairCause::Unicode));
+    assert_eq!(sent[0]["content"], "\u{fffd} 0.");
+}
+
+/// Where policy forbids it, where the provider holds the history, and where tokens are only counted, nothing changes; nor
+/// does anything at a place that is not there, or of a member that a message is nothing without.
+#[test]
+fn what_may_not_be_changed_stays() {
+    let all = json!([user(&json!([text(" "), text("Go.")]))]);
+    let empty = refusal(RepairCause::Empty);
+    let mut one = scene(&all);
+    assert_eq!(proposed(&one, &empty).len(), 1);
+    one.policy.heal.causes = vec![RepairCause::Media];
+    assert_eq!(proposed(&one, &empty), []);
+    let body = json!({"model": MODEL, "messages": all});
+    let counts =
+        SessionFixture::read(Dialect::Anthropic, "/v1/messages/count_tokens", MODEL, &body);
+    assert_eq!(counts.conversation.purpose, Purpose::Count);
+    assert_eq!(proposed(&counts, &empty), []);
+    let held = |id: Option<&str>| {
+        let mut body = json!({"model": "gpt-5", "input": [{"role": "user", "content": ""}]});
+        if let Some(id) = id {
+            body["previous_response_id"] = id.into();
+        }
+        SessionFixture::read(Dialect::OpenaiResponses, "/v1/responses", "gpt-5", &body)
+    };
+    assert_eq!(proposed(&held(None), &empty).len(), 1);
+    assert_eq!(proposed(&held(Some("r")), &empty), []);
+    let mut one = scene(&messages("u"));
+    let place = of_place(RepairCause::Field, "messages.7.content.0.citations");
+    let told = propose(&one.request(), &one.known(), &place);
+    assert_eq!(told, RepairProposal { facts: Vec::new(), is_misplaced: true });
+    let cited = json!([user(&json!([{"type": "text", "text": "So.", "citations": []}]))]);
+    one = scene(&cited);
+    let named = |name: &str, place: &str| {
+        let named = Refusal { name: Some(name.into()), ..of_place(RepairCause::Field, place) };
+        !proposed(&one, &named).is_empty()
+    };
+    assert!(named("citations", "messages.0.content.0"));
+    assert!(named("citations", "messages.0.content.0.citations"), "it is named twice");
+    assert!(named("cita-tions", "messages.0.content.0.citations"), "that is no name");
+    assert!(!named("type", "messages.0.content.0"), "a block is nothing without it");
+    assert!(!named("cita-tions", "messages.0.content.0.tag"), "it is not the member itself");
+    // Of a history that ends with the user nothing is said for them.
+    assert_eq!(proposed(&scene(&messages("uau")), &refusal(RepairCause::Prefill)), []);
+    // No place, no member.
+    assert_eq!(proposed(&one, &refusal(RepairCause::Field)), []);
+}
+
+/// What we broke ourselves is taken back, not mended: here a summary of ours is empty.
+#[test]
+fn what_is_ours_is_not_mended() {
+    let mut one = scene(&messages("uauau"));
+    let (about, near) = one.known().at_cut(2).unwrap();
+    one.ledger.add(Fact::Compact(Box::new(CompactionRecord {
+        about,
+        near,
+        is_own: true,
+        at: 1,
+        exchange: one.request().exchange.clone(),
+        raw: r#"{"role":"user","content":""}"#.into(),
+        was: 100,
+        tokens: 70,
+        by: SummaryAuthor::Summary,
+        why: DecisionReason::Threshold,
+        upstream: "up".into(),
+        model: MODEL.into(),
+        spent: Usage::default(),
+        took: 0,
+        carries: None,
+        shadow: false,
+        after: None,
+    })));
+    assert_eq!(sent(&one)["messages"][0]["content"], "");
+    assert_eq!(proposed(&one, &refusal(RepairCause::Empty)), []);
+}
+
+/// A change holds for the model and the upstream that refused, and nowhere else.
+#[test]
+fn a_change_is_for_who_refused() {
+    let all = json!([user(&json!([text(" "), text("Go.")]))]);
+    let mut one = scene(&all);
+    let mended = mended(&mut one, &refusal(RepairCause::Empty));
+    assert_ne!(mended, all);
+    one.upstream = "other";
+    assert_eq!(sent(&one)["messages"], all);
+    one.upstream = "up";
+    one.name = "claude-opus-4-5";
+    assert_eq!(sent(&one)["messages"], all);
+    one.name = MODEL;
+    assert_eq!(sent(&one)["messages"], mended);
+    // Each is kept by what it changes, and by who refused.
+    let about = |name, upstream, repair: Repair| {
+        let mut one = scene(&all);
+        (one.name, one.upstream) = (name, upstream);
+        RepairDecision::new(&one.request(), repair).about
+    };
+    let marks = |most| Repair::CacheMarks { most };
+    let all = [
+        about("a", "up", marks(1)),
+        about("b", "up", marks(1)),
+        about("a", "to", marks(1)),
+        about("a", "up", marks(2)),
+        about("a", "up", Repair::Unicode),
+        about("a", "up", Repair::MaxTokens { most: 9 }),
+        about("a", "up", Repair::OutputFits { window: 9 }),
+        about("a", "up", Repair::ToolIds { length: None }),
+        about("a", "up", Repair::ToolIds { length: Some(9) }),
+        about("a", "up", Repair::Field { place: "messages.*.x".into() }),
+        about("a", "up", Repair::Field { place: "messages.*.y".into() }),
+        about("a", "up", Repair::Media { part: PartKey(1), text: "words".into() }),
+        about("a", "up", Repair::Media { part: PartKey(2), text: "words".into() }),
+        about("a", "up", Repair::Prefill { part: PartKey(1), text: "words".into() }),
+        about("a", "up", Repair::Picture { part: PartKey(1), data: "QUJD".into() }),
+        about("a", "up", Repair::Picture { part: PartKey(1), data: "QUJDREVG".into() }),
+    ];
+    let mut distinct = all.to_vec();
+    distinct.sort_unstable();
+    distinct.dedup();
+    assert_eq!(distinct.len(), all.len());
+    // Its words may be others in another version.
+    let words = |words: &str| about("a", "up", Repair::Empty { text: words.into() });
+    assert_eq!(words("one"), words("two"));
+}
+
+#[test]
+fn decisions_are_named_by_what_they_are_kept_by() {
+    let one = scene(&json!([user(&json!([text(" "), text("Go.")]))]));
+    let facts = proposed(&one, &refusal(RepairCause::Empty));
+    let Some(Fact::Repair(repair)) = facts.first() else { panic!("{facts:?}") };
+    assert_eq!(keys(&facts), [repair.about]);
+    assert_eq!(
+        keys(&[Fact::Aside(Box::new(crate::context::Suspension {
+            exchange: "r".into(),
+            thread: "t".into(),
+            parent: None,
+            at: 1,
+        }))]),
+        []
+    );
+    let window = Refusal { detail: Some(RefusalDetail::Window), ..refusal(RepairCause::MaxTokens) };
+    assert!(is_of_window(&window) && !is_of_window(&refusal(RepairCause::MaxTokens)));
+}
+
+// ---- reasoning
+
+/// The messages whose reasoning a refusal takes out.
+fn taken_out(scene: &mut SessionFixture, refusal: &Refusal) -> Vec<u128> {
+    let facts = proposed(scene, refusal);
+    let keys = keys(&facts).into_iter().map(|key| key.0).collect();
+    let is_out =
+        |fact: &Fact| matches!(fact, Fact::Echo(echo) if echo.does == ReasoningAction::Out);
+    assert!(facts.iter().all(is_out), "{facts:?}");
+    facts.into_iter().for_each(|fact| scene.ledger.add(fact));
+    keys
+}
+
+/// The piece that is named goes; where that was tried, or nothing is named, all that the client sends.
+#[test]
+fn reasoning_goes_piece_by_piece_and_then_all_of_it() {
+    let mut all = messages("ucrcru");
+    for at in [1, 3] {
+        all[at]["content"] = json!([thinking(at), all[at]["content"][0]]);
+    }
+    let thoughts = |sent: &Value| {
+        [1, 3].map(|at: usize| sent["messages"][at]["content"][0]["type"] == "thinking")
+    };
+    let named = of_place(RepairCause::Reasoning, "messages.3.content.0: Invalid `signature`");
+    let mut one = scene(&all);
+    assert_eq!(taken_out(&mut one, &named).len(), 1);
+    assert_eq!(thoughts(&sent(&one)), [true, false]);
+    // The same request is refused for it again: the rest goes.
+    let rest = of_place(RepairCause::Reasoning, "messages.1.content.0: Invalid `signature`");
+    assert_eq!(taken_out(&mut one, &rest).len(), 1);
+    assert_eq!(thoughts(&sent(&one)), [false, false]);
+    assert_eq!(taken_out(&mut one, &refusal(RepairCause::Reasoning)), []);
+    // Nothing is named: all of it.
+    assert_eq!(taken_out(&mut scene(&all), &refusal(RepairCause::Reasoning)).len(), 2);
+    // What is named is no reasoning of the client's.
+    let words = of_place(RepairCause::Reasoning, "messages.5.content");
+    assert_eq!(taken_out(&mut scene(&all), &words), []);
+    let call = of_place(RepairCause::Reasoning, "messages.3.content.1");
+    assert_eq!(taken_out(&mut scene(&all), &call), []);
+    // A message holds its reasoning.
+    let message = of_place(RepairCause::Reasoning, "messages.3");
+    assert_eq!(taken_out(&mut scene(&all), &message).len(), 1);
+}
+
+#[test]
+fn reasoning_is_found_by_its_id() {
+    let item =
+        |id: &str| json!({"type": "reasoning", "id": id, "encrypted_content": id, "summary": []});
+    let body = json!({"model": "gpt-5", "input": [{"role": "user", "content": "Go."}, item("rs_1"),
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "So."}]},
+        item("rs_2"), {"role": "user", "content": "On."}]});
+    let of = |name: &str| {
+        let path = "/v1/responses";
+        let mut one = SessionFixture::read(Dialect::OpenaiResponses, path, "gpt-5", &body);
+        let named = Refusal { name: Some(name.into()), ..refusal(RepairCause::Reasoning) };
+        taken_out(&mut one, &named).len()
+    };
+    assert_eq!((of("rs_1"), of("rs_2"), of("rs_3")), (1, 1, 0));
+}
+
+/// What is kept and what is changed stand in one object: no name stands twice.
+#[test]
+fn a_decision_comes_back_from_the_store() {
+    let (part, text) = (PartKey(7), || "words".into());
+    for repair in [
+        Repair::Media { part, text: text() },
+        Repair::Picture { part, data: text() },
+        Repair::Empty { text: text() },
+        Repair::Prefill { part, text: text() },
+        Repair::Unicode,
+        Repair::ToolPairs { text: text() },
+        Repair::ToolIds { length: Some(9) },
+        Repair::CacheMarks { most: 4 },
+        Repair::Field { place: text() },
+        Repair::MaxTokens { most: 8 },
+        Repair::OutputFits { window: 9 },
+    ] {
+        let (exchange, model, upstream) = ("r".into(), "m".into(), "u".into());
+        let (about, at, after) = (PartKey(1), 2, Some(3));
+        let one = RepairDecision { about, at, exchange, model, upstream, repair, after };
+        let kept = serde_json::to_string(&Fact::Repair(Box::new(one.clone()))).unwrap();
+        let read: Fact = serde_json::from_str(&kept).unwrap_or_else(|why| panic!("{why}: {kept}"));
+        assert_eq!(read, Fact::Repair(Box::new(one)));
+    }
+}

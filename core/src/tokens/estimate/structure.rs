@@ -1,0 +1,266 @@
+//! What stands around parts, by model and protocol, as it was measured (`docs/estimates.md` 1.3): the words of each part
+//! are counted by themselves and taken off.
+
+use super::*;
+use crate::dialect::models::Catalogue;
+use crate::dialect::{self, Role};
+
+/// What one model's provider puts around parts, tokens.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Around {
+    text: u32,
+    call: u32,
+    /// Of a result by its id alone: what stands around it, and what more where it is read as JSON.
+    result: (u32, u64),
+    /// What the name of its tool adds to it.
+    named: u32,
+    /// Of a tool, of a response schema, and how much of a tool's words is left, percent.
+    tools: (u32, u32, u32),
+    /// With the first tool, and with the first that comes in the history.
+    first: (u32, u32),
+    reasoning: u32,
+    /// Of a prompt that grew from none.
+    opening: u64,
+    /// Of one that grew, with no, one and two results.
+    growing: [i64; 3],
+}
+
+const BODY: &str = r#"{"model":"m","input":[
+    {"role":"user","content":"How deep is the harbour?"},
+    {"type":"reasoning","encrypted_content":"AAAAAAAAAAAAAAAAAAAAAAAAAAAA","summary":[]},
+    {"type":"function_call","call_id":"c","name":"shell","arguments":"{}"},
+    {"type":"function_call_output","call_id":"c","output":"Three metres and a half."},
+    {"type":"function_call_output","call_id":"d","output":"Three metres and a half."}],
+    "tools":[{"type":"function","name":"shell","description":"Runs a command of the shell and tells what it wrote, to its end.","parameters":{"type":"object"}}]}"#;
+
+fn around(name: &str, dialect: Dialect) -> Around {
+    let mut read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", BODY.as_bytes());
+    read.dialect = dialect;
+    let model = Catalogue::default().model(name, "");
+    let whole = Tokenizer::whole(model.family);
+    let words = |text: &str| whole.reply().words(text);
+    let counter = || whole.counter(&read, BODY.as_bytes(), &model);
+    let part = |at: usize| read.parts().nth(at).unwrap();
+    let result = words("Three metres and a half.");
+    let mut unnamed = counter();
+    let bare = unnamed.part(part(4)) - result;
+    let mut named = counter();
+    let by_name = named.part(part(3)) - result;
+    let tool = &read.tools[0];
+    let text = String::from_utf8_lossy(tool.span.of(BODY.as_bytes()));
+    let (tool_words, tool_tokens) = (words(&text), counter().part(tool));
+    let schema = Part { is_schema: true, ..tool.clone() };
+    // A tool of no words at all costs what stands around it.
+    let blank = Part { texts: vec![part(2).texts[0]], ..tool.clone() };
+    let kept = counter().shape.tool_percent;
+    let rest = u64::from(words("{}")) * u64::from(kept) / 100;
+    let tool_around = counter().part(&blank) - rest as u32;
+    let left = (u64::from(tool_words) * u64::from(kept) / 100) as u32;
+    assert_eq!(tool_tokens, left + tool_around, "{name}: so much of its words is left");
+    let mut read_as_json = counter();
+    read_as_json.part(part(3));
+    assert_eq!(
+        read_as_json.reading(),
+        match unnamed.reading() {
+            0 if !name.contains("2.0") || dialect != Dialect::Gemini => 0,
+            more => more + u64::from(words("shell")),
+        },
+        "{name}: it is introduced by the tool's name"
+    );
+    Around {
+        text: counter().part(part(0)) - words("How deep is the harbour?"),
+        call: counter().part(part(2)) - words("{}") - words("shell"),
+        result: (bare, unnamed.reading()),
+        named: by_name - bare,
+        tools: (tool_around, counter().part(&schema) - tool_tokens, kept),
+        first: (counter().offering(), counter().loading()),
+        reasoning: counter().part(part(1)) - 4, // 30 letters with the quotes, by seven
+        opening: counter().opening(),
+        growing: [0, 1, 2].map(|results| counter().growing(results)),
+    }
+}
+
+/// GPT: six and the name around a result, and what wraps parallel calls is not sent back (1.3).
+#[test]
+fn what_gpt_puts_around_parts() {
+    let gpt_5 = Around {
+        text: 4,
+        call: 6,
+        result: (6, 0),
+        named: 2, // `functions.shell`
+        tools: (8, 0, 60),
+        first: (0, 80),
+        reasoning: 2,
+        opening: 3,
+        growing: [2, 2, 2],
+    };
+    assert_eq!(around("gpt-5", Dialect::OpenaiResponses), gpt_5);
+    let in_chat = Around { result: (5, 0), first: (80, 0), growing: [-3; 3], ..gpt_5 };
+    assert_eq!(around("gpt-5", Dialect::OpenaiChat), in_chat);
+    let of_4o = Around { result: (3, 0), growing: [3, 2, -20], ..gpt_5 };
+    assert_eq!(around("gpt-4o", Dialect::OpenaiResponses), of_4o);
+    let in_chat = Around { first: (0, 0), growing: [4, 2, 2], ..of_4o };
+    assert_eq!(around("gpt-4o", Dialect::OpenaiChat), in_chat);
+    // An older vocabulary; and one that nobody knows, whose results have no names.
+    let old = around("gpt-4", Dialect::OpenaiResponses);
+    assert_eq!((old.growing, old.result), ([3, 2, 2], (3, 0)));
+    let others = Around { named: 0, tools: (8, 0, 100), first: (100, 0), ..in_chat };
+    assert_eq!(around("deepseek-chat", Dialect::OpenaiChat), others);
+    let unknown = Around { result: (5, 0), growing: [-3; 3], ..others };
+    assert_eq!(around("nobody-knows", Dialect::OpenaiChat), unknown, "it may reason");
+}
+
+#[test]
+fn what_claude_puts_around_parts() {
+    let claude = Around {
+        text: 0,
+        call: 30,
+        result: (38, 0),
+        named: 0,
+        tools: (20, 95, 100),
+        first: (487, 0),
+        reasoning: 0,
+        opening: 7,
+        growing: [2, -25, -25],
+    };
+    assert_eq!(around("claude-opus-4-5", Dialect::Anthropic), claude);
+    let new = Around {
+        call: 36,
+        result: (48, 0),
+        tools: (28, 95, 100),
+        first: (440, 0),
+        growing: [2, -43, -43],
+        ..claude
+    };
+    assert_eq!(around("claude-opus-5", Dialect::Anthropic), new);
+    let opus_4_7 = Around { first: (645, 0), ..new };
+    assert_eq!(around("claude-opus-4-7", Dialect::Anthropic), opus_4_7, "the catalogue says more");
+}
+
+/// Gemini reads results as JSON, where a stream does not drop that; its gateways hand them on as text.
+#[test]
+fn what_gemini_puts_around_parts() {
+    let exact = bpe::is_exact(Family::Gemini);
+    let (text, result, read) = if exact { (0, 2, 8) } else { (1, 1, 6) };
+    let gemini = |read| Around {
+        text,
+        call: 8,
+        result: (result, read),
+        named: 0,
+        tools: (12, 0, 45),
+        first: (0, 0),
+        reasoning: 0,
+        opening: 0,
+        growing: [0; 3],
+    };
+    assert_eq!(around("gemini-2.5-pro", Dialect::Gemini), gemini(read));
+    assert_eq!(around("gemini-2.5-pro", Dialect::OpenaiChat), gemini(read));
+    assert_eq!(around("gemini-2.5-pro", Dialect::OpenaiResponses), gemini(0));
+    assert_eq!(around("gemini-2.0-flash", Dialect::Gemini), gemini(0));
+    assert_eq!(around("gemini-2.0-flash", Dialect::OpenaiChat), gemini(read));
+}
+
+/// What is a mere mark, or is told by another part, is no part of the prompt.
+#[test]
+fn what_is_not_in_the_prompt_costs_nothing() {
+    let read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", BODY.as_bytes());
+    let model = Catalogue::default().model("gpt-5", "");
+    let mut counter = Tokenizer::whole(model.family).counter(&read, BODY.as_bytes(), &model);
+    let bare = |kind| Part { kind, texts: Vec::new(), ..read.tools[0].clone() };
+    assert_eq!([PartKind::Tool, PartKind::Opaque].map(|kind| counter.part(&bare(kind))), [0, 0]);
+    assert_eq!(counter.part(&bare(PartKind::Text)), 4, "other parts cost what stands around them");
+    let opaque = Part { kind: PartKind::Opaque, role: Role::User, ..read.tools[0].clone() };
+    let text = String::from_utf8_lossy(opaque.span.of(BODY.as_bytes()));
+    assert_eq!(counter.part(&opaque), Tokenizer::whole(model.family).reply().words(&text));
+    // What a client's own search found are tools that come in the history.
+    let result = read.parts().nth(4).unwrap();
+    let found = Part { name: Some("tool_search".into()), ..result.clone() };
+    let named = Part { name: Some("tool_find".into()), ..result.clone() };
+    assert_eq!(counter.part(&found) - counter.part(&named), 80);
+}
+
+/// Past what is tokenised a short text costs as much for its length as what was counted so far, and by its family where
+/// nothing was.
+#[test]
+fn what_is_not_counted_costs_by_its_length() {
+    let text = "a word ".repeat(30); // 210 bytes
+    let limited = |family, limit| Tokenizer { limit, ..Tokenizer::whole(family) };
+    let by_length = [
+        (Family::O200k, 51),
+        (Family::Cl100k, 51),
+        (Family::Gemini, 59),
+        (Family::Claude, 59),
+        (Family::ClaudeNew, 80),
+        (Family::Other, 56),
+    ];
+    for (family, tokens) in by_length {
+        assert_eq!(limited(family, 0).reply().words(&text), tokens, "{family:?}");
+        let unloaded = Tokenizer { encoding: None, ..Tokenizer::whole(family) };
+        assert_eq!(unloaded.reply().words(&text), tokens, "{family:?}");
+    }
+    let mut counter = limited(Family::O200k, 20).reply();
+    let counted = counter.words("0 1 2 3 4 5 6 7 8 9 "); // 20 bytes
+    assert_eq!((counted, counter.counting()), (counter.worded() as u32, CountingMethod::Exact));
+    let short = counter.words(&text);
+    assert_eq!(short, (210.0 * f64::from(counted) / 20.0).round() as u32);
+    assert_eq!(counter.counting(), CountingMethod::Length);
+    assert_eq!(counter.worded(), u64::from(counted + short));
+    // Of a tokenizer that nobody knows each token is a little more.
+    let plain = Tokenizer::whole(Family::O200k).reply().words(&text);
+    let unknown = Tokenizer::whole(Family::Other).reply().words(&text);
+    assert_eq!(unknown, (f64::from(plain) * 1.1).round() as u32);
+}
+
+/// Samples stand for a long text: so many of so many bytes, evenly spread, and never more than are left.
+#[test]
+fn samples_are_spread_evenly() {
+    let text: String = (0..20_000).map(|n| format!("{n:05} ")).collect();
+    let begins: Vec<&str> = samples(&text, 4).map(|sample| &sample[..6]).collect();
+    assert_eq!(begins, ["00000 ", "05000 ", "10000 ", "15000 "]);
+    assert!(samples(&text, 4).all(|sample| sample.len() == SAMPLE_BYTES));
+    let mut counter = Tokenizer { limit: 0, ..Tokenizer::whole(Family::Claude) }.reply();
+    let whole =
+        Tokenizer { limit: usize::MAX, ..Tokenizer::whole(Family::Claude) }.reply().words(&text);
+    let sampled = counter.words(&text);
+    assert!(sampled.abs_diff(whole) < whole / 50, "{sampled} for {whole}");
+    assert_eq!(counter.looked, 120_000 / (2 * SAMPLE_BYTES) * SAMPLE_BYTES);
+    assert_eq!(counter.samples, SAMPLES - 14);
+    // The looks of the samples are those of all of it.
+    let mut all = Tokenizer { limit: usize::MAX, ..Tokenizer::whole(Family::Claude) }.reply();
+    all.words(&text);
+    let [told, is] = [counter.tally().tokens(), all.tally().tokens()];
+    assert!(told.abs_diff(is) < is / 50, "{told} for {is}");
+}
+
+/// A name that may not be read leaves no trace in what the text looks like.
+#[test]
+fn a_name_that_may_not_be_read_is_counted_aside() {
+    let mut read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", BODY.as_bytes());
+    read.dialect = Dialect::Gemini;
+    let model = Catalogue::default().model("gemini-2.5-pro", "");
+    let whole = Tokenizer::whole(Family::Gemini);
+    let mut counter = whole.counter(&read, BODY.as_bytes(), &model);
+    counter.part(read.parts().nth(3).unwrap());
+    let mut words = whole.reply();
+    words.words("Three metres and a half.");
+    assert_eq!((counter.worded(), counter.tally()), (words.worded(), words.tally()));
+    let once = counter.reading();
+    counter.part(read.parts().nth(3).unwrap());
+    assert!(once > 0);
+    assert_eq!(counter.reading(), 2 * once);
+}
+
+/// Reasoning in words costs its words; sealed, as much as its seal is long.
+#[test]
+fn reasoning_costs_its_words_where_it_has_some() {
+    let body = r#"{"input":[{"type":"reasoning","encrypted_content":"AAAAAAAAAAAAAAAAAAAAAAAAAAAA",
+        "summary":[{"type":"summary_text","text":"Three metres and a half."}]}]}"#;
+    let read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", body.as_bytes());
+    let model = Catalogue::default().model("gpt-5", "");
+    let whole = Tokenizer::whole(model.family);
+    let part = read.parts().next().unwrap();
+    let words = whole.reply().words("Three metres and a half.");
+    assert_eq!(whole.counter(&read, body.as_bytes(), &model).part(part), words + 2);
+    let text = Part { kind: PartKind::Text, texts: Vec::new(), ..part.clone() };
+    assert_eq!(whole.counter(&read, body.as_bytes(), &model).part(&text), 4, "of reasoning alone");
+}
