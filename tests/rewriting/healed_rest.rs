@@ -59,6 +59,17 @@ async fn a_document_that_is_none_becomes_words_and_the_picture_beside_it_stays()
     assert_eq!(sent[1], parts[1], "the picture was not refused");
 }
 
+/// OpenAI names it by its first and last characters: the other piece stays.
+#[tokio::test]
+async fn encrypted_reasoning_without_an_id_is_found_by_its_content() {
+    let foreign =
+        json!({"type": "reasoning", "summary": [], "encrypted_content": "gAAAAABmForeignDQ=="});
+    let said = json!({"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "So."}]});
+    let input = json!([{"role": "user", "content": "Look."}, foreign, said, {"role": "user", "content": "Well?"}]);
+    let body = responses(input);
+    heals("without an id", Rules::default(), RESPONSES, body, RepairCause::Reasoning).await;
+}
+
 #[tokio::test]
 async fn white_space_alone_is_as_empty() {
     for messages in [

@@ -178,8 +178,9 @@ fn fits(words: &str, lower: &str, text: &str) -> Option<RefusalCaptures> {
     Some(said)
 }
 
+/// Of an id, a media type, a place, or abbreviated base64.
 fn is_of_name(byte: &u8) -> bool {
-    byte.is_ascii_alphanumeric() || b"._:/@-[]".contains(byte)
+    byte.is_ascii_alphanumeric() || b"._:/@-[]+=".contains(byte)
 }
 
 #[cfg(test)]
@@ -223,6 +224,11 @@ mod tests {
             r#"{"error":{"message":"The encrypted content for item rs_Ab1 could not be verified."}}"#,
         );
         assert_eq!(item.unwrap().name.as_deref(), Some("rs_Ab1"));
+        let content = said(
+            400,
+            r#"{"error":{"message":"The encrypted content gAAA...DQ== could not be verified.","code":"invalid_encrypted_content"}}"#,
+        );
+        assert_eq!(content.unwrap().name.as_deref(), Some("gAAA...DQ=="));
         let field = said(
             422,
             r#"{"detail":[{"loc":["body","messages",1,"assistant","reasoning_content"],"msg":"Extra inputs are not permitted"}]}"#,
