@@ -38,7 +38,13 @@ async fn provide(address: SocketAddr, strict: bool) -> Result<(), CliError> {
 
 /// Limits that a test reaches without sending megabytes.
 fn small_limits() -> Rules {
-    Rules { most_picture_bytes: 64 * 1024, most_output: Some(32_768), ..Rules::default() }
+    Rules {
+        most_picture_bytes: 64 * 1024,
+        most_pictures: 20,
+        most_request_bytes: 1024 * 1024,
+        most_output: Some(32_768),
+        ..Rules::default()
+    }
 }
 
 async fn play(keep: bool) -> Result<(), CliError> {

@@ -45,11 +45,14 @@ enum Poison {
     TooMuchOutput,
     WhiteSpace,
     ItemTwice,
+    OtherType,
+    NoDocument,
 }
 
 use Poison::{
     EmptyText, ForeignThinking, HalfCharacter, IdForm, ItemTwice, LargePicture, LostCall,
-    LostResult, Markers, Member, NoPicture, Prefill, TooMuchOutput, WhiteSpace,
+    LostResult, Markers, Member, NoDocument, NoPicture, OtherType, Prefill, TooMuchOutput,
+    WhiteSpace,
 };
 
 /// What can strike in each protocol, as its provider refuses it.
@@ -58,6 +61,8 @@ fn poisons(dialect: Dialect) -> &'static [Poison] {
         Dialect::Anthropic => &[
             LargePicture,
             NoPicture,
+            OtherType,
+            NoDocument,
             EmptyText,
             HalfCharacter,
             LostResult,
@@ -82,9 +87,15 @@ fn poisons(dialect: Dialect) -> &'static [Poison] {
             TooMuchOutput,
             ItemTwice,
         ],
-        Dialect::Gemini => {
-            &[LargePicture, NoPicture, HalfCharacter, LostResult, LostCall, TooMuchOutput]
-        }
+        Dialect::Gemini => &[
+            LargePicture,
+            NoPicture,
+            NoDocument,
+            HalfCharacter,
+            LostResult,
+            LostCall,
+            TooMuchOutput,
+        ],
     }
 }
 
@@ -117,7 +128,7 @@ async fn no_session_stays_dead_that_an_edit_can_save() {
     );
     assert!(dead.is_empty(), "{} sessions stayed dead:\n{}", dead.len(), dead.join("\n"));
     if seeds.end - seeds.start >= FEW {
-        assert!(counts.struck.len() == 14 && counts.healthy > 0, "{:?}", counts.struck);
+        assert!(counts.struck.len() == 16 && counts.healthy > 0, "{:?}", counts.struck);
     }
 }
 
@@ -212,6 +223,16 @@ impl Play {
                 let picture = self.picture(&data);
                 self.says(vec![picture, self.text(&words)]);
             }
+            Some(OtherType) => {
+                let data = format!("/9j/{:08}", self.dice.below(100_000_000));
+                let picture = self.picture(&data);
+                self.says(vec![picture, self.text(&words)]);
+            }
+            Some(NoDocument) => {
+                let data = format!("PGh0bWw+{:08}", self.dice.below(100_000_000));
+                let document = self.document(&data);
+                self.says(vec![document, self.text(&words)]);
+            }
             Some(EmptyText) => self.says(vec![self.text(""), self.text(&words)]),
             Some(WhiteSpace) => self.says(vec![self.text(&words), self.text(" \n")]),
             Some(ItemTwice) => {
@@ -290,6 +311,16 @@ impl Play {
             Dialect::Chat => json!({"type": "image_url", "image_url": {"url": url}}),
             Dialect::Responses => json!({"type": "input_image", "image_url": url}),
             Dialect::Gemini => json!({"inlineData": {"mimeType": "image/png", "data": data}}),
+        }
+    }
+
+    /// A web page, for example, that is called a PDF.
+    fn document(&self, data: &str) -> Value {
+        match self.dialect {
+            Dialect::Gemini => json!({"inlineData": {"mimeType": "application/pdf", "data": data}}),
+            _ => {
+                json!({"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": data}})
+            }
         }
     }
 
@@ -376,7 +407,7 @@ impl Play {
             return Err(format!("{at}: {status} {text} {:?}", told.refusal));
         }
         // A rule is kept: what breaks it later is not refused first. Pictures and thoughts are each their own.
-        let each = [LargePicture, NoPicture, ForeignThinking, Prefill];
+        let each = [LargePicture, NoPicture, OtherType, NoDocument, ForeignThinking, Prefill];
         // What is empty and what does not pair is one rule each.
         let rule = |it: Poison| match it {
             WhiteSpace => EmptyText,

@@ -2,13 +2,14 @@
 
 use plimsoll::context::policy::Policy;
 use plimsoll::dialect::repair::RepairCause;
-use scripted_provider::strict::Rules;
+use scripted_provider::strict::{Reply, Rules};
 use serde_json::{Value, json};
 
 use crate::healed::{
     CHAT, CLAUDE, GEMINI, RESPONSES, chat, claude, gemini, heals, image, picture, responses,
 };
 use crate::play::{Play, asks};
+use crate::stage::Stage;
 
 /// 413: the oldest pictures of a request give way until it is taken.
 #[tokio::test]
@@ -29,6 +30,44 @@ async fn a_request_of_too_many_bytes_sheds_its_oldest_pictures() {
     ] {
         heals(target, rules.clone(), target, body, RepairCause::Media).await;
     }
+}
+
+/// A web page that was saved as `paper.pdf`, for example. Where the refusal names no place, the picture beside it stays.
+#[tokio::test]
+async fn a_document_that_is_none_becomes_words_and_the_picture_beside_it_stays() {
+    let page = "PGh0bWw+PC9odG1sPg==";
+    let document = json!({"type": "document", "source": {
+        "type": "base64", "media_type": "application/pdf", "data": page}});
+    let words = json!({"type": "text", "text": "What does it say?"});
+    let shown = claude(json!([{"role": "user", "content": [document, words]}]));
+    heals("in a message", Rules::default(), CLAUDE, shown, RepairCause::Media).await;
+    let call = json!({"role": "assistant", "content": [
+        {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}]});
+    let result = json!({"role": "user", "content": [
+        {"type": "tool_result", "tool_use_id": "toolu_1", "content": [document]}]});
+    let read = claude(json!([{"role": "user", "content": "Read it."}, call, result]));
+    heals("in a result", Rules::default(), CLAUDE, read, RepairCause::Media).await;
+
+    let inline = |mime: &str, data: &str| json!({"inlineData": {"mimeType": mime, "data": data}});
+    let parts = json!([inline("application/pdf", page), inline("image/png", &picture(90)), {"text": "What?"}]);
+    let both = gemini(json!([{"role": "user", "parts": parts}]));
+    heals("Gemini", Rules::default(), GEMINI, both.clone(), RepairCause::Media).await;
+    let mut stage = Stage::open(Rules::default(), Policy::default()).await;
+    let asked = stage.asks(GEMINI, &both, Reply::text("Good.")).await;
+    let sent = &asked.sent()["contents"][0]["parts"];
+    assert!(sent[0]["text"].as_str().unwrap().contains("A document stood here"), "{sent}");
+    assert_eq!(sent[1], parts[1], "the picture was not refused");
+}
+
+/// OpenAI names it by its first and last characters: the other piece stays.
+#[tokio::test]
+async fn encrypted_reasoning_without_an_id_is_found_by_its_content() {
+    let foreign =
+        json!({"type": "reasoning", "summary": [], "encrypted_content": "gAAAAABmForeignDQ=="});
+    let said = json!({"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "So."}]});
+    let input = json!([{"role": "user", "content": "Look."}, foreign, said, {"role": "user", "content": "Well?"}]);
+    let body = responses(input);
+    heals("without an id", Rules::default(), RESPONSES, body, RepairCause::Reasoning).await;
 }
 
 #[tokio::test]

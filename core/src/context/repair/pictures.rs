@@ -116,6 +116,15 @@ fn breaking<'p>(
             all.iter().take_while(goes).copied().collect()
         }
         (Some(RefusalDetail::Format), _) => all_that(&|part| !is_what_it_says(part, body)),
+        // The refusal is of a document, so no picture is replaced. If none is named: the invalid ones, or else
+        // the newest.
+        (Some(RefusalDetail::Document), _) => {
+            let documents = all.iter().filter(|part| part.kind == PartKind::Document);
+            let invalid = documents.clone().filter(|part| !is_what_it_says(part, body));
+            let invalid: Vec<&Part> = invalid.copied().collect();
+            let newest = || documents.copied().last().into_iter().collect();
+            if invalid.is_empty() && named.is_none() { newest() } else { invalid }
+        }
         (Some(RefusalDetail::Unsupported), _) => all.to_vec(),
         _ => Vec::new(),
     }
@@ -166,7 +175,7 @@ fn words(request: &PlanRequest<'_>, part: &Part, detail: Option<RefusalDetail>) 
         Some(RefusalDetail::Bytes) => "it is too large",
         Some(RefusalDetail::Pixels) => "it has too many pixels",
         Some(RefusalDetail::Count) => "there are too many of them",
-        Some(RefusalDetail::Format) => "it cannot be read",
+        Some(RefusalDetail::Format | RefusalDetail::Document) => "it cannot be read",
         Some(RefusalDetail::Unsupported) => "this model reads none",
         Some(RefusalDetail::Request) => "the request is too large with it",
         _ => "the provider does not take it",

@@ -37,7 +37,7 @@ pub(super) fn propose(refused: &RefusedRequest<'_>, place: Option<&PathTarget>) 
     chosen.into_iter().map(|about| out(refused, about)).collect()
 }
 
-/// The client's reasoning at the named place, or with the named id.
+/// The client's reasoning at the named place, with the named id, or with the named content.
 fn named(
     refused: &RefusedRequest<'_>,
     place: Option<&PathTarget>,
@@ -45,13 +45,16 @@ fn named(
 ) -> Vec<u128> {
     let body = refused.request.body;
     if let Some(name) = refused.refusal.name.as_deref() {
-        let has_id = |part: &Part| {
+        let has_name = |part: &Part| {
             let raw = part.span.of(body);
             let document = Document::read(raw).unwrap_or_default();
-            let id = document.root(raw).and_then(|root| root.get_text("id"));
-            id.is_some_and(|id| *id == *name)
+            let Some(root) = document.root(raw) else { return false };
+            let is = |member: &str, fits: &dyn Fn(&str) -> bool| {
+                root.get_text(member).is_some_and(|text| fits(&text))
+            };
+            is("id", &|id| id == name) || is("encrypted_content", &|it| abbreviates(name, it))
         };
-        return own.iter().filter(|(_, part)| has_id(part)).map(|(about, _)| *about).collect();
+        return own.iter().filter(|(_, part)| has_name(part)).map(|(about, _)| *about).collect();
     }
     let Some(place) = place else { return Vec::new() };
     let sent = crate::dialect::read(refused.request.conversation.dialect, "/", refused.sent);
@@ -59,6 +62,12 @@ fn named(
     let there = there.filter(|part| meets(part.span, place.span));
     let there: Vec<u128> = there.filter_map(|part| part.reasoning_key()).collect();
     own.iter().map(|(about, _)| *about).filter(|about| there.contains(about)).collect()
+}
+
+/// OpenAI names content without an id by its first and last characters: `gAAA...DQ==` (`docs/protocols.md` 3.2).
+fn abbreviates(name: &str, content: &str) -> bool {
+    let ends = name.split_once("...").filter(|(start, end)| !start.is_empty() && !end.is_empty());
+    ends.is_some_and(|(start, end)| content.starts_with(start) && content.ends_with(end))
 }
 
 /// Whether one range contains the other.

@@ -40,6 +40,8 @@ pub enum RefusalDetail {
     Count,
     /// The format: it differs from the declared one, or is unreadable.
     Format,
+    /// A document that is not valid, is locked, or has too many pages.
+    Document,
     /// The model accepts none.
     Unsupported,
     /// Bytes of the whole request.
@@ -176,8 +178,9 @@ fn fits(words: &str, lower: &str, text: &str) -> Option<RefusalCaptures> {
     Some(said)
 }
 
+/// Of an id, a media type, a place, or abbreviated base64.
 fn is_of_name(byte: &u8) -> bool {
-    byte.is_ascii_alphanumeric() || b"._:/@-[]".contains(byte)
+    byte.is_ascii_alphanumeric() || b"._:/@-[]+=".contains(byte)
 }
 
 #[cfg(test)]
@@ -221,6 +224,11 @@ mod tests {
             r#"{"error":{"message":"The encrypted content for item rs_Ab1 could not be verified."}}"#,
         );
         assert_eq!(item.unwrap().name.as_deref(), Some("rs_Ab1"));
+        let content = said(
+            400,
+            r#"{"error":{"message":"The encrypted content gAAA...DQ== could not be verified.","code":"invalid_encrypted_content"}}"#,
+        );
+        assert_eq!(content.unwrap().name.as_deref(), Some("gAAA...DQ=="));
         let field = said(
             422,
             r#"{"detail":[{"loc":["body","messages",1,"assistant","reasoning_content"],"msg":"Extra inputs are not permitted"}]}"#,
@@ -232,7 +240,7 @@ mod tests {
     /// Whole answers, as they were reported.
     #[test]
     fn what_providers_answered_is_read() {
-        use RefusalDetail::{Bytes, Count, Format, ModelLimit, Request};
+        use RefusalDetail::{Bytes, Count, Document, Format, ModelLimit, Request};
         use RepairCause::{Empty, MaxTokens, Media, Prefill, ToolPairs};
         let gemini = |words: &str| {
             format!(r#"{{"error":{{"code":400,"message":"{words}","status":"INVALID_ARGUMENT"}}}}"#)
@@ -246,6 +254,11 @@ mod tests {
             (413, "<html>\r\n<head><title>413 Request Entity Too Large</title></head>\r\n<body>\r\n<center><h1>413 Request Entity Too Large</h1></center>\r\n<hr><center>openresty</center>\r\n</body>\r\n</html>".into(), Media, Some(Request), None),
             (400, gemini("Unable to process input image. Please retry or report in https://developers.generativeai.google/guide/troubleshooting"), Media, Some(Format), None),
             (400, gemini("Provided image is not valid."), Media, Some(Format), None),
+            (400, gemini("The document has no pages."), Media, Some(Document), None),
+            (400, r#"{"type":"error","error":{"type":"invalid_request_error","message":"messages.28.content.0.pdf.source.base64.data: The PDF specified was not valid."}}"#.into(), Media, Some(Document), None),
+            (400, r#"{"type":"error","error":{"type":"invalid_request_error","message":"messages.4.content.1.pdf.source.base64.data: The PDF specified is password protected."}}"#.into(), Media, Some(Document), None),
+            (400, r#"{"type":"error","error":{"type":"invalid_request_error","message":"A maximum of 100 PDF pages may be provided."}}"#.into(), Media, Some(Document), Some(100)),
+            (400, r#"{"type":"error","error":{"type":"invalid_request_error","message":"Could not process PDF"},"request_id":"req_1"}"#.into(), Media, Some(Document), None),
             (400, gemini("Invalid value at 'contents[0].parts[2].inline_data.data' (TYPE_BYTES), Base64 decoding failed for \\\"data:image/png;base64\\\""), Media, Some(Format), None),
             (400, gemini("Unable to submit request because it must include at least one parts field, which describes the prompt input. Learn more: https://cloud.google.com/vertex-ai/generative-ai/docs/model-reference/gemini"), Empty, None, None),
             (400, gemini("* GenerateContentRequest.contents[33].parts[0].data: required oneof field 'data' must have one initialized field\\n"), Empty, None, None),

@@ -6,6 +6,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 
+use super::measure::text;
 use super::rules::Rules;
 use super::verdict::{Refusal, Rule};
 use super::{Call, Dialect, Purpose};
@@ -14,57 +15,91 @@ use super::{Call, Dialect, Purpose};
 pub(super) fn check(call: &Call, rules: &Rules) -> Result<(), Refusal> {
     size(call, rules)?;
     characters(call)?;
-    let mut pictures = Vec::new();
-    gather(&call.body, String::new(), &mut pictures);
+    let mut media = Vec::new();
+    gather(&call.body, String::new(), &mut media);
     let most = rules.most_pictures;
-    if pictures.len() > most {
-        let count = pictures.len();
-        return refuse(
-            call,
-            Rule::Pictures,
-            format!("too many images and documents: {count} + 0 > {most}"),
-        );
+    if media.len() > most {
+        let count = media.len();
+        let message = format!("too many images and documents: {count} + 0 > {most}");
+        return refuse(call, Rule::Pictures, message);
     }
-    for (path, picture) in &pictures {
-        let bytes = picture.len();
-        if bytes > rules.most_picture_bytes {
-            let most = rules.most_picture_bytes;
-            let message = match call.dialect {
-                Dialect::Anthropic => format!(
-                    "{path}.image.source.base64: image exceeds {} MB maximum: {bytes} bytes > {most} bytes",
-                    most / 1024 / 1024
-                ),
-                Dialect::Chat | Dialect::Responses | Dialect::Gemini => {
-                    format!(
-                        "{path}: image exceeds {} MB maximum: {bytes} bytes > {most} bytes",
-                        most >> 20
-                    )
-                }
-            };
-            return refuse(call, Rule::Pictures, message);
-        }
-        let most = rules.most_picture_side;
-        if side(picture).is_some_and(|side| side > most) {
-            let at = match call.dialect {
-                Dialect::Anthropic => format!("{path}.image.source.base64.data"),
-                Dialect::Chat | Dialect::Responses | Dialect::Gemini => path.clone(),
-            };
-            let message = format!(
-                "{at}: At least one of the image dimensions exceed max allowed size: {most} pixels"
-            );
-            return refuse(call, Rule::Pictures, message);
-        }
-        if picture.starts_with("AAAA") {
-            let message = match call.dialect {
-                Dialect::Anthropic => {
-                    format!("{path}.image.source.base64.data: Image does not match the provided media type image/png")
-                }
-                _ => "The image data you provided does not represent a valid image. Please check your input and try again with one of the supported image formats: ['image/jpeg', 'image/png', 'image/gif', 'image/webp'].".to_owned(),
-            };
-            return refuse(call, Rule::Pictures, message);
+    for one in &media {
+        match one.mime == "application/pdf" {
+            true => document(call, one)?,
+            false => picture(call, rules, one)?,
         }
     }
     output(call, rules)
+}
+
+/// A picture or document in a request.
+struct Media<'v> {
+    /// The path of its block.
+    path: String,
+    /// Its declared type; empty where none is declared.
+    mime: &'v str,
+    /// Its base64.
+    data: &'v str,
+}
+
+/// How the base64 of each picture begins.
+const BEGINS: [(&str, &str); 4] = [
+    ("image/png", "iVBORw0KGgo"),
+    ("image/jpeg", "/9j/"),
+    ("image/gif", "R0lGOD"),
+    ("image/webp", "UklGR"),
+];
+
+fn picture(call: &Call, rules: &Rules, picture: &Media<'_>) -> Result<(), Refusal> {
+    let Media { path, mime, data } = picture;
+    let is_anthropic = call.dialect == Dialect::Anthropic;
+    let (bytes, most) = (data.len(), rules.most_picture_bytes);
+    if bytes > most {
+        let at = if is_anthropic { ".image.source.base64" } else { "" };
+        let message = format!(
+            "{path}{at}: image exceeds {} MB maximum: {bytes} bytes > {most} bytes",
+            most >> 20
+        );
+        return refuse(call, Rule::Pictures, message);
+    }
+    let at = if is_anthropic { ".image.source.base64.data" } else { "" };
+    let most = rules.most_picture_side;
+    if side(data).is_some_and(|side| side > most) {
+        let message = format!(
+            "{path}{at}: At least one of the image dimensions exceed max allowed size: {most} pixels"
+        );
+        return refuse(call, Rule::Pictures, message);
+    }
+    if data.starts_with("AAAA") {
+        let message = match is_anthropic {
+            true => format!("{path}{at}: Image does not match the provided media type image/png"),
+            false => "The image data you provided does not represent a valid image. Please check your input and try again with one of the supported image formats: ['image/jpeg', 'image/png', 'image/gif', 'image/webp'].".to_owned(),
+        };
+        return refuse(call, Rule::Pictures, message);
+    }
+    let is = BEGINS.iter().find(|(_, begins)| data.starts_with(begins)).map(|(mime, _)| *mime);
+    if let Some(is) = is.filter(|is| is_anthropic && is != mime) {
+        let message = format!(
+            "{path}{at}: The image was specified using the {mime} media type, but the image appears to be a {is} image"
+        );
+        return refuse(call, Rule::Pictures, message);
+    }
+    Ok(())
+}
+
+/// A document has to be one; OpenAI's words for it are not known.
+fn document(call: &Call, document: &Media<'_>) -> Result<(), Refusal> {
+    if document.data.starts_with("JVBERi") {
+        return Ok(());
+    }
+    let message = match call.dialect {
+        Dialect::Anthropic => {
+            format!("{}.pdf.source.base64.data: The PDF specified was not valid.", document.path)
+        }
+        Dialect::Gemini => "The document has no pages.".to_owned(),
+        Dialect::Chat | Dialect::Responses => return Ok(()),
+    };
+    refuse(call, Rule::Pictures, message)
 }
 
 /// `docs/protocols.md` 1.6: no more bytes than are read.
@@ -142,16 +177,21 @@ fn output(call: &Call, rules: &Rules) -> Result<(), Refusal> {
     refuse(call, Rule::OutputLimit, message)
 }
 
-/// The base64 of each picture, and the path of its block.
-fn gather<'v>(value: &'v Value, path: String, found: &mut Vec<(String, &'v str)>) {
+/// Each picture, and each document that comes as base64.
+fn gather<'v>(value: &'v Value, path: String, found: &mut Vec<Media<'v>>) {
     match value {
         Value::Object(members) => {
-            let data = value["source"]["data"].as_str().filter(|_| value["type"] == "image");
-            let inline = value["inlineData"]["data"].as_str();
+            let source = &value["source"];
+            let is_media = value["type"] == "image"
+                || value["type"] == "document" && source["type"] == "base64";
+            let data = source["data"].as_str().filter(|_| is_media);
+            let data = data.map(|data| (text(&source["media_type"]), data));
+            let inline = &value["inlineData"];
+            let inline = inline["data"].as_str().map(|data| (text(&inline["mimeType"]), data));
             let url = value["image_url"]["url"].as_str().or_else(|| value["image_url"].as_str());
-            let url = url.and_then(|url| url.split_once("base64,")).map(|(_, data)| data);
-            if let Some(data) = data.or(inline).or(url) {
-                found.push((path, data));
+            let url = url.and_then(|url| url.strip_prefix("data:")?.split_once(";base64,"));
+            if let Some((mime, data)) = data.or(inline).or(url) {
+                found.push(Media { path, mime, data });
                 return;
             }
             for (name, member) in members {

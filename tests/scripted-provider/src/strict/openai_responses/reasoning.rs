@@ -70,11 +70,19 @@ fn genuine<'b>(
 }
 
 fn unverified<T>(item: &Item<'_>, reason: &str) -> Result<T, Refusal> {
-    let id = item.id().unwrap_or("(no id)");
-    let message =
-        format!("The encrypted content for item {id} could not be verified. Reason: {reason}");
+    let what = match item.id() {
+        Some(id) => format!("for item {id}"),
+        None => abbreviated(text(item.field("encrypted_content"))),
+    };
+    let message = format!("The encrypted content {what} could not be verified. Reason: {reason}");
     let code = Some("invalid_encrypted_content");
     Err(Refusal::openai(Rule::SignatureInvalid, 400, code, None, message))
+}
+
+/// How content without an id is named: `gAAA...DQ==`.
+fn abbreviated(content: &str) -> String {
+    let end = content.len().saturating_sub(4);
+    format!("{}...{}", content.get(..4).unwrap_or_default(), content.get(end..).unwrap_or_default())
 }
 
 /// What came of a request's reasoning.
