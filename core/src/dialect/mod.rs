@@ -169,7 +169,7 @@ pub struct Part {
     /// (reasoning, empty text, text that changes with every request).
     pub key: Option<PartKey>,
     /// Of a client's own reasoning: the hash of its signature, else of its text.
-    reasoning: Option<PartKey>,
+    pub(crate) reasoning: Option<PartKey>,
 }
 
 impl Part {

@@ -267,8 +267,8 @@ mod tests {
             );
             let read = dialect::read(Dialect::Anthropic, "/v1/messages", body.as_bytes());
             let part = Part { kind, ..read.parts().next().unwrap().clone() };
-            let cost = (model.family, model.picture_cost);
-            tokens(&part, part.media.as_ref().unwrap(), body.as_bytes(), cost)
+            let media = part.media.as_ref().unwrap();
+            tokens(&part, media, body.as_bytes(), model.family, model.picture_cost)
         };
         let image = |width, height| told(PartKind::Image, Some(png(width, height)));
         assert_eq!(image(280, 56), Ok(20));

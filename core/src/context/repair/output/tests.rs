@@ -74,7 +74,7 @@ fn output_fits_beside_the_prompt() {
     let mut scene = asking(100_000);
     let fitted = |scene: &SessionFixture, input, is_counted| {
         let mut plan = scene.plan();
-        fit_output(&scene.request(), &scene.known(), &mut plan, (input, is_counted));
+        fit_output(&scene.request(), &scene.known(), &mut plan, input, is_counted);
         output(scene, &plan)
     };
     assert_eq!(fitted(&scene, 190_000, true), 100_000, "nothing was refused");
