@@ -161,18 +161,22 @@ async fn what_was_taken_out_for_another_model_is_there_where_it_is_demanded() {
     policy.reasoning.strip_from_context = StripPolicy::All;
     let mut play = Play::of("/v1/chat/completions", policy).await;
     let said = json!({"role": "assistant", "content": "Deep.", "reasoning_content": "Hm."});
-    let messages =
-        [message("user", json!("How deep?")), said, message("user", json!("And how wide?"))];
-    let asks = |model: &str| json!({"model": model, "messages": messages});
+    let mut messages =
+        vec![message("user", json!("How deep?")), said, message("user", json!("And how wide?"))];
+    let asks = |model: &str, said: &[Value]| json!({"model": model, "messages": said});
     let reply = |id: &str| {
         json!({"id": id, "choices": [{"index": 0, "finish_reason": "stop",
         "message": {"role": "assistant", "content": "So."}}], "usage": {"prompt_tokens": 9, "completion_tokens": 1}})
     };
     for _ in 0..2 {
-        let scene = play.asks(&asks("glm-5"), &reply("c1")).await;
+        let scene = play.asks(&asks("glm-5", &messages), &reply("c1")).await;
         assert_eq!(scene.told.done.made.taken_out, 1, "{:?}", scene.steps());
-        let request = asks("deepseek-v4");
-        assert_eq!(play.asks(&request, &reply("c2")).await.bytes, request.to_string());
+        for _ in 0..2 {
+            let request = asks("deepseek-v4", &messages);
+            assert_eq!(play.asks(&request, &reply("c2")).await.bytes, request.to_string());
+            messages.push(message("assistant", json!("So.")));
+            messages.push(message("user", json!("And now?")));
+        }
     }
 }
 

@@ -14,9 +14,10 @@ use std::sync::Arc;
 
 use foldhash::{HashMap, HashSet};
 
-use super::{Decision, DecisionReason, Overlay, about};
+use super::{Decision, DecisionReason, Overlay, PlanRequest, about};
 use crate::context::ledger::{self, BoundaryHash, Ledger};
 use crate::context::lineage::Placement;
+use crate::context::policy::EchoRule;
 use crate::context::repair::RepairDecision;
 use crate::context::{
     CompactionRecord, Cut, ExchangeId, Fact, InjectedMessage, Millis, QueuedMessage,
@@ -108,6 +109,8 @@ impl RecordedDecisions {
         known.find_summaries(ledger, conversation, shadow, &branch);
         if ledger.knows_reasoning() {
             known.find_replies(ledger, conversation);
+        }
+        if ledger.knows_reasoning() || ledger.has_decided(shadow) {
             known.thoughts = Arc::new(branch.thoughts());
         }
         if ledger.has_decided(shadow) {
@@ -430,6 +433,19 @@ impl RecordedDecisions {
     pub fn about(&self, at: PartIndex) -> Option<u128> {
         let found = self.keyed_parts.binary_search_by_key(&at, |keyed| keyed.at).ok()?;
         Some(self.keyed_parts[found].about)
+    }
+
+    /// Whether a decision to remove reasoning applies. If this model demands reasoning, what policy removed for
+    /// another model is sent, unless the parent turn left it out for this model as well.
+    pub(super) fn removes(&self, request: &PlanRequest<'_>, echo: &ReasoningDecision) -> bool {
+        let was_left_out = || {
+            let is_its = |parent: &&Arc<Turn>| *parent.model == *request.name;
+            self.parent.as_ref().filter(is_its).is_some() && !self.thoughts.contains(&echo.about)
+        };
+        request.echo != EchoRule::Demanded
+            || echo.why == DecisionReason::Refusal
+            || self.is_of_its_model(echo)
+            || was_left_out()
     }
 
     /// Whether a decision about a part, or to remove reasoning, was made for the model that this request asks

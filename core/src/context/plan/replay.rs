@@ -234,14 +234,11 @@ fn take_out(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Pla
     if !known.takes_out() {
         return;
     }
-    // What was removed for another model stays if this one requires it.
-    let is_demanded = request.echo == EchoRule::Demanded;
     let messages = request.conversation.messages.iter().enumerate();
     for (index, message) in messages.skip(known.kept_from()) {
         let is_out = |part: &Part| {
             let echo = known.echo(part.reasoning_key()?)?;
-            let applies = !is_demanded || known.is_of_its_model(echo);
-            (applies && echo.does == ReasoningAction::Out).then_some(echo)
+            (echo.does == ReasoningAction::Out && known.removes(request, echo)).then_some(echo)
         };
         let out: Vec<(usize, &ReasoningDecision)> = message
             .parts

@@ -6,8 +6,6 @@
 //! branch has already sent it together with the same reasoning: policy accepted the loss at that time, and the
 //! provider's cache holds those bytes.
 
-use std::sync::Arc;
-
 use foldhash::{HashMap, HashSet};
 
 use super::branch::{Branch, CutCount};
@@ -58,9 +56,6 @@ impl RecordedDecisions {
                 shared.entry(exchange).or_insert_with_key(|it| last_shared(ledger, &ends, it));
             let reach = end.map(|end| CutReach { end, is_sent: sent.contains(&about.0) });
             self.reaches.extend(reach.map(|reach| (about.0, reach)));
-        }
-        if !self.reaches.is_empty() && self.thoughts.is_empty() {
-            self.thoughts = Arc::new(branch.thoughts());
         }
     }
 
