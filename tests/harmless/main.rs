@@ -6,7 +6,7 @@
 //! policy did not accept, no change of what went out before but where something new was decided.
 //! A hostile tenant of the same proxy changes nothing of that, and hears nothing.
 //! `make harmless N=20000` plays that many conversations, `FROM=5000` begins with that seed;
-//! `PLIMSOLL_HARMLESS_SEED` plays one alone.
+//! `PLIMSOLL_HARMLESS_SEED` plays one alone, with `PLIMSOLL_HARMLESS_BODIES=1` it shows what the client and we sent.
 
 #![allow(
     missing_docs,

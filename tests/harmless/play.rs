@@ -26,6 +26,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::dice::Dice;
 use crate::hostile::{self, Hostile, Victim};
+use crate::number;
 use crate::speak::{self, Answered, Called, Habits, Head, Memory, Said};
 use crate::stream;
 use crate::support::http1::Wire;
@@ -419,6 +420,11 @@ impl Play {
                 .collect();
             let (status, thread, resent) = (response.0, &told.thread, told.done.resent);
             println!("{status} {thread:?} {resent:?} {steps:?} {:?} {verdicts:?}", told.fail_open);
+            if number("PLIMSOLL_HARMLESS_BODIES").is_some() {
+                println!("  client {body}");
+                let sent = log.iter().map(|judged| String::from_utf8_lossy(&judged.call.bytes));
+                sent.for_each(|sent| println!("  sent {sent}"));
+            }
         }
         let original = self.holds(&body, response.0, &told, &log, untouched)?;
         self.demands |= told.refused == Some(RefusalCause::ReasoningDemanded);

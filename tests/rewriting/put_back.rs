@@ -180,6 +180,30 @@ async fn what_was_taken_out_for_another_model_is_there_where_it_is_demanded() {
     }
 }
 
+/// One model's reasoning is known, another model got stand-ins in its place: back at the first one, its own
+/// reasoning goes out as before.
+#[tokio::test]
+async fn reasoning_is_back_where_another_model_got_a_stand_in() {
+    let mut play = Play::of("/v1/chat/completions", Policy::default()).await;
+    let call = json!({"id": "call_00_ZyXwVuTs9876", "type": "function", "function": {"name": "read", "arguments": "{}"}});
+    let reply = |message: Value| {
+        json!({"id": "c1", "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
+        "usage": {"prompt_tokens": 9, "completion_tokens": 1}})
+    };
+    let says = reply(json!({"role": "assistant", "content": "So."}));
+    let thinks = json!({"role": "assistant", "content": null, "reasoning_content": "Hm.", "tool_calls": [call]});
+    let asks = |model: &str, said: &[Value]| json!({"model": model, "messages": said});
+    let mut said = vec![message("user", json!("How deep?"))];
+    play.asks(&asks("kimi-k3", &said), &reply(thinks)).await;
+    said.push(json!({"role": "assistant", "content": null, "tool_calls": [call]}));
+    said.push(json!({"role": "tool", "tool_call_id": "call_00_ZyXwVuTs9876", "content": "Deep."}));
+    let first = play.asks(&asks("kimi-k3", &said), &says).await;
+    assert_eq!(first.sent["messages"][1]["reasoning_content"], "Hm.");
+    let other = play.asks(&asks("deepseek-v4", &said), &says).await;
+    assert_eq!(other.sent["messages"][1]["reasoning_content"], "");
+    assert_eq!(play.asks(&asks("kimi-k3", &said), &says).await.bytes, first.bytes);
+}
+
 #[tokio::test]
 async fn what_a_client_sends_itself_is_left_as_it_is() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;

@@ -3,6 +3,8 @@
 //! The same facts and the same request always give the same bytes. If edits contradict each other, none is
 //! made.
 
+use foldhash::HashSet;
+
 use super::{
     Change, DecisionReason, Overlay, Plan, PlanRequest, PlanStep, RecordedDecisions, ReturnedReply,
     repairs,
@@ -163,9 +165,15 @@ fn reasoning_of(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut
     // Another model than the one that required a stand-in may refuse it. The same model gets it again, even
     // if it is no longer known to require it.
     let is_demanded = request.echo == EchoRule::Demanded;
-    for (at, echo) in
-        known.stand_ins().filter(|(_, echo)| is_demanded || known.is_of_its_model(echo))
-    {
+    let one_field = request.conversation.dialect == Dialect::OpenaiChat;
+    let place = |at: PartIndex| (at.message, if one_field { 0 } else { at.part });
+    let put_back = plan.steps.iter().filter(|step| step.change == Change::PutBack);
+    let put_back: HashSet<_> = put_back.map(|step| place(step.at)).collect();
+    // What stands in for another model is not needed where this model's own reasoning is back.
+    let stands_in = |at: PartIndex, echo: &ReasoningDecision| {
+        (is_demanded || known.is_of_its_model(echo)) && !put_back.contains(&place(at))
+    };
+    for (at, echo) in known.stand_ins().filter(|(at, echo)| stands_in(*at, echo)) {
         let ReasoningAction::StandIn(raw) = &echo.does else { continue };
         let edits = stand_in(request, at, raw);
         let step = step_of(request, known, Change::StandIn, at, echo, &edits);
