@@ -247,6 +247,25 @@ struct Branch {
     forwarded: Option<Vec<Value>>,
 }
 
+/// Shows one exchange: what was decided and what the provider said, and the bodies if they are asked for.
+fn tell(status: u16, body: &Value, told: &Exchange, log: &[Judged]) {
+    let steps: Vec<_> = told.done.steps.iter().map(|it| (it.change, it.decision, it.why)).collect();
+    let verdicts: Vec<_> = log
+        .iter()
+        .map(|judged| match &judged.verdict {
+            Verdict::Accepted(accepted) => format!("{:?}", accepted.losses),
+            Verdict::Refused(refusal) => refusal.message.chars().take(80).collect(),
+        })
+        .collect();
+    let (thread, resent) = (&told.thread, told.done.resent);
+    println!("{status} {thread:?} {resent:?} {steps:?} {:?} {verdicts:?}", told.fail_open);
+    if number("PLIMSOLL_HARMLESS_BODIES").is_some() {
+        println!("  client {body}");
+        let sent = log.iter().map(|judged| String::from_utf8_lossy(&judged.call.bytes));
+        sent.for_each(|sent| println!("  sent {sent}"));
+    }
+}
+
 async fn open(store: &Arc<dyn Store>, config: &Config) -> TestServer {
     TestServer::over(store.clone(), config.clone(), Matcher::builder().build()).await
 }
@@ -409,22 +428,7 @@ impl Play {
         self.counts.put_back += u64::from(told.done.made.put_back > 0);
         self.counts.taken_out += u64::from(told.done.made.taken_out > 0);
         if self.tell {
-            let steps: Vec<_> =
-                told.done.steps.iter().map(|it| (it.change, it.decision, it.why)).collect();
-            let verdicts: Vec<_> = log
-                .iter()
-                .map(|judged| match &judged.verdict {
-                    Verdict::Accepted(accepted) => format!("{:?}", accepted.losses),
-                    Verdict::Refused(refusal) => refusal.message.chars().take(80).collect(),
-                })
-                .collect();
-            let (status, thread, resent) = (response.0, &told.thread, told.done.resent);
-            println!("{status} {thread:?} {resent:?} {steps:?} {:?} {verdicts:?}", told.fail_open);
-            if number("PLIMSOLL_HARMLESS_BODIES").is_some() {
-                println!("  client {body}");
-                let sent = log.iter().map(|judged| String::from_utf8_lossy(&judged.call.bytes));
-                sent.for_each(|sent| println!("  sent {sent}"));
-            }
+            tell(response.0, &body, &told, &log);
         }
         let original = self.holds(&body, response.0, &told, &log, untouched)?;
         self.demands |= told.refused == Some(RefusalCause::ReasoningDemanded);

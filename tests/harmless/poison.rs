@@ -218,16 +218,8 @@ impl Play {
                 let picture = self.picture(&data);
                 self.says(vec![picture, self.text(&words)]);
             }
-            Some(NoPicture) => {
-                let data = format!("AAAA{:08}", self.dice.below(100_000_000));
-                let picture = self.picture(&data);
-                self.says(vec![picture, self.text(&words)]);
-            }
-            Some(OtherType) => {
-                let data = format!("/9j/{:08}", self.dice.below(100_000_000));
-                let picture = self.picture(&data);
-                self.says(vec![picture, self.text(&words)]);
-            }
+            Some(NoPicture) => self.shows("AAAA", &words),
+            Some(OtherType) => self.shows("/9j/", &words),
             Some(NoDocument) => {
                 let data = format!("PGh0bWw+{:08}", self.dice.below(100_000_000));
                 let document = self.document(&data);
@@ -292,6 +284,13 @@ impl Play {
             }
             None => self.says(vec![self.text(&words)]),
         }
+    }
+
+    /// The person shows a picture whose base64 begins so.
+    fn shows(&mut self, begins: &str, words: &str) {
+        let data = format!("{begins}{:08}", self.dice.below(100_000_000));
+        let picture = self.picture(&data);
+        self.says(vec![picture, self.text(words)]);
     }
 
     fn text(&self, words: &str) -> Value {

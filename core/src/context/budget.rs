@@ -509,7 +509,7 @@ impl<'a> PartScale<'a> {
     /// The key of the reasoning that a part is, or (Gemini) that its signature stands for.
     fn thoughts(&self, part: &Part) -> Option<PartKey> {
         match part.kind {
-            PartKind::Reasoning => part.reasoning_key().map(PartKey),
+            PartKind::Reasoning => part.reasoning_key.map(PartKey),
             _ => part.sealed.map(|sealed| PartKey::of_bytes(sealed.of(self.body))),
         }
     }

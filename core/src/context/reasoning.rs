@@ -352,7 +352,7 @@ impl ReasoningProposal<'_> {
                 continue;
             }
             let parts = returned.region(request.conversation).into_iter();
-            let here = parts.filter_map(|part| part.reasoning_key());
+            let here = parts.filter_map(|part| part.reasoning_key);
             for about in here.filter(|about| known.echo(*about).is_none()) {
                 self.decide(about, ReasoningAction::Out, DecisionReason::Bound);
             }
@@ -369,7 +369,7 @@ impl ReasoningProposal<'_> {
         let begins = request.turn_begins();
         for (index, message) in conversation.messages.iter().enumerate().skip(known.kept_from()) {
             for (part_at, part) in message.parts.iter().enumerate() {
-                let Some(about) = part.reasoning_key() else { continue };
+                let Some(about) = part.reasoning_key else { continue };
                 let kept = request.policy.reasoning.strip() == StripPolicy::AllButLast
                     && newest == Some(index);
                 let decided = self.facts.iter().any(|fact| is_about(fact, about));

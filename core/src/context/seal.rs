@@ -1,4 +1,6 @@
-//! What a block of reasoning is known by, taken from the block as it was received: its signature, else its text.
+//! The identity of a block of reasoning, taken from the block as it was received: its signature, else its text.
+//!
+//! A client's own block has the same identity ([`Part::reasoning_key`](crate::dialect::Part::reasoning_key)). Pure.
 
 use crate::dialect::PartKey;
 use crate::wire::json::Document;

@@ -22,6 +22,12 @@ impl PartKey {
         PartKey(xxh3_128(bytes))
     }
 
+    /// The same of a JSON string literal: of what stands between its quotes, as it is written.
+    pub fn of_literal(literal: &[u8]) -> PartKey {
+        let text = literal.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\""));
+        PartKey::of_bytes(text.unwrap_or(literal))
+    }
+
     /// The key of the same part after its content was cut.
     #[must_use]
     pub fn cut(self) -> PartKey {

@@ -155,8 +155,7 @@ pub struct Part {
     pub name: Option<Box<str>>,
     /// A result that reports a failure.
     pub is_error: bool,
-    /// The signature, encrypted content or redacted data of reasoning (or a Gemini part's
-    /// `thoughtSignature`): a string literal.
+    /// Reasoning's signature, encrypted content or redacted data (Gemini: `thoughtSignature`): a string literal.
     pub sealed: Option<Span>,
     /// The data of an image or document.
     pub media: Option<Media>,
@@ -168,8 +167,8 @@ pub struct Part {
     /// The part key: role, kind, normalised content and ids. `None` if the part is not in the chain
     /// (reasoning, empty text, text that changes with every request).
     pub key: Option<PartKey>,
-    /// Of a client's own reasoning: the hash of its signature, else of its text.
-    pub(crate) reasoning: Option<PartKey>,
+    /// The key of a client's own reasoning: the hash of its signature, else of its text.
+    pub reasoning_key: Option<u128>,
 }
 
 impl Part {
@@ -189,24 +188,14 @@ impl Part {
             in_history: false,
             is_schema: false,
             key: None,
-            reasoning: None,
+            reasoning_key: None,
         }
     }
 
-    /// The key of a client's own reasoning: the hash of its signature, else of its text. `None` for all other
-    /// parts.
-    pub fn reasoning_key(&self) -> Option<u128> {
-        self.reasoning.map(|key| key.0)
-    }
-
-    /// Hashes a client's own reasoning, which stands in `body`.
     fn hash_reasoning(&mut self, body: &[u8]) {
-        if self.kind == PartKind::Reasoning {
-            let span = self.sealed.or_else(|| self.texts.first().copied()).unwrap_or(self.span);
-            let bytes = span.of(body);
-            let text = bytes.strip_prefix(b"\"").and_then(|bytes| bytes.strip_suffix(b"\""));
-            self.reasoning = Some(PartKey::of_bytes(text.unwrap_or(bytes)));
-        }
+        let span = self.sealed.or_else(|| self.texts.first().copied()).unwrap_or(self.span);
+        let is_reasoning = self.kind == PartKind::Reasoning;
+        self.reasoning_key = is_reasoning.then(|| PartKey::of_literal(span.of(body)).0);
     }
 
     /// A text part: `value` is the string literal, which is also its range.

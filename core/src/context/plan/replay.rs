@@ -245,7 +245,7 @@ fn take_out(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Pla
     let messages = request.conversation.messages.iter().enumerate();
     for (index, message) in messages.skip(known.kept_from()) {
         let is_out = |part: &Part| {
-            let echo = known.echo(part.reasoning_key()?)?;
+            let echo = known.echo(part.reasoning_key?)?;
             (echo.does == ReasoningAction::Out && known.removes(request, echo)).then_some(echo)
         };
         let out: Vec<(usize, &ReasoningDecision)> = message

@@ -84,7 +84,7 @@ pub fn newest(request: &PlanRequest<'_>, sent: &Overlay) -> Option<PartKey> {
             if found.is_some() {
                 return found;
             }
-            found = match part.reasoning_key() {
+            found = match part.reasoning_key {
                 Some(own) if !sent.is_gone(part.span) => Some(PartKey(own)),
                 _ => sent.back(part.span.start).last().copied(),
             };

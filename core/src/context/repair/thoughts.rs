@@ -18,7 +18,7 @@ pub(super) fn propose(refused: &RefusedRequest<'_>, place: Option<&PathTarget>) 
     };
     let own = conversation.parts().filter(|part| part.kind == PartKind::Reasoning);
     let own: Vec<(u128, &Part)> =
-        own.filter_map(|part| Some((part.reasoning_key()?, part))).collect();
+        own.filter_map(|part| Some((part.reasoning_key?, part))).collect();
     let tried = own.iter().any(|(about, _)| {
         let echo = refused.known.echo(*about);
         echo.is_some_and(|echo| {
@@ -60,7 +60,7 @@ fn named(
     let sent = crate::dialect::read(refused.request.conversation.dialect, "/", refused.sent);
     let there = sent.parts().filter(|part| part.kind == PartKind::Reasoning);
     let there = there.filter(|part| meets(part.span, place.span));
-    let there: Vec<u128> = there.filter_map(|part| part.reasoning_key()).collect();
+    let there: Vec<u128> = there.filter_map(|part| part.reasoning_key).collect();
     own.iter().map(|(about, _)| *about).filter(|about| there.contains(about)).collect()
 }
 

@@ -131,7 +131,7 @@ impl RecordedDecisions {
         });
         let mut from = 0;
         for (at, part) in parts {
-            let Some(key) = part.reasoning_key().map(PartKey) else { continue };
+            let Some(key) = part.reasoning_key.map(PartKey) else { continue };
             let made = ledger.reasoning_by_signature(key);
             // Replies and reasoning are in the same order.
             from += self.replies[from..].iter().take_while(|it| it.region.end <= at).count();

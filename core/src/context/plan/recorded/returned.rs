@@ -82,7 +82,7 @@ impl RecordedDecisions {
         let others: Vec<_> = others.collect();
         let is_foreign = |at| others.iter().any(|reply| reply.spans(at));
         let thoughts = parts.filter_map(|(at, part)| {
-            let about = part.reasoning_key().filter(|about| !is_out(*about))?;
+            let about = part.reasoning_key.filter(|about| !is_out(*about))?;
             (!is_foreign(at)).then(|| (at, self.thoughts.contains(&PartKey(about))))
         });
         let thoughts: Vec<(PartIndex, bool)> = thoughts.collect();
