@@ -129,7 +129,7 @@ impl RecordedDecisions {
             let parts = message.parts.iter().enumerate();
             parts.map(move |(part, it)| (PartIndex::new(index, part), it))
         });
-        let mut from = 0;
+        let (mut from, mut kept) = (0, HashSet::default());
         for (at, part) in parts {
             let Some(key) = part.reasoning_key.map(PartKey) else { continue };
             let made = ledger.reasoning_by_signature(key);
@@ -142,12 +142,17 @@ impl RecordedDecisions {
                     || it.reasoning.blocks.iter().any(|block| seal(&block.raw) == Some(key))
             };
             let is_unsigned = part.sealed.is_none() && !here.is_empty();
-            if is_unsigned || here.iter().any(|it| holds(it)) {
+            let own = here.iter().find(|it| holds(it)).map(|it| it.number);
+            kept.extend(own);
+            if is_unsigned || own.is_some() {
                 continue;
             }
             here.iter_mut().for_each(|returned| returned.is_replaced = true);
             self.foreign.push(ForeignReasoning { at, order: made.map(|made| made.order) });
         }
+        // The client sends some of its reasoning, so it is there, whatever else is beside it.
+        let kept = self.replies.iter_mut().filter(|it| kept.contains(&it.number));
+        kept.for_each(|returned| returned.is_replaced = false);
     }
 
     /// A reply of nothing but reasoning, after the part at `index`, if its client sends the reasoning.
