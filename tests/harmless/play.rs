@@ -42,6 +42,18 @@ pub const ASKS: &str = "Write a summary of the conversation";
 /// A kind of loss.
 type Kind = fn(&Loss) -> bool;
 
+/// The losses that no request may have which its client did not bring about.
+const KINDS: [(&str, Kind); 4] = [
+    ("reasoning dropped", |loss| matches!(loss, Loss::ReasoningDropped { .. })),
+    ("reasoning absent", |loss| matches!(loss, Loss::ReasoningAbsent { readable: true, .. })),
+    ("reasoning changed", |loss| matches!(loss, Loss::ReasoningChanged { .. })),
+    ("signature absent", |loss| matches!(loss, Loss::SignatureAbsent { .. })),
+];
+
+fn lost(losses: &[Loss], kind: Kind) -> usize {
+    losses.iter().filter(|loss| kind(loss)).count()
+}
+
 /// What was played.
 #[derive(Default)]
 pub struct Counts {
@@ -179,6 +191,7 @@ pub async fn conversation_where(
         forwarded: None,
         elsewhere: None,
         accepted: false,
+        forced: [0; 4],
         binds,
         demands: false,
         has_broken_off: false,
@@ -222,6 +235,8 @@ struct Play {
     elsewhere: Option<Branch>,
     /// An earlier policy accepted a loss, and what it decided lasts.
     accepted: bool,
+    /// What was lost, kind by kind, when the window forced cuts: those last.
+    forced: [usize; 4],
     /// The provider binds reasoning of every model.
     binds: bool,
     /// It was seen to demand it.
@@ -538,7 +553,7 @@ impl Play {
 
     /// What must hold after every exchange; answers what the request is refused for as it came.
     fn holds(
-        &self,
+        &mut self,
         body: &Value,
         status: u16,
         told: &Exchange,
@@ -576,6 +591,11 @@ impl Play {
         if status >= 400 && original.is_ok() {
             return Err(format!("{status} for a request that is fine"));
         }
+        if let Some(Verdict::Accepted(accepted)) = log.last().map(|last| &last.verdict)
+            && told.done.overflow.is_some_and(|overflow| overflow.saved)
+        {
+            self.forced = KINDS.map(|(_, kind)| lost(&accepted.losses, kind));
+        }
         let (Verdict::Accepted(accepted), Ok(untouched)) = (&first.verdict, &original) else {
             return Ok(rule);
         };
@@ -585,21 +605,12 @@ impl Play {
         let compacted = told.done.made.compacted > 0;
         let accepts =
             compacted || self.accepted || self.policy.prune.accept_reasoning_loss || strips;
-        let lost = |losses: &[Loss], kind: Kind| losses.iter().filter(|l| kind(l)).count();
-        let kinds: [(&str, Kind); 4] = [
-            ("reasoning dropped", |loss| matches!(loss, Loss::ReasoningDropped { .. })),
-            ("reasoning absent", |loss| {
-                matches!(loss, Loss::ReasoningAbsent { readable: true, .. })
-            }),
-            ("reasoning changed", |loss| matches!(loss, Loss::ReasoningChanged { .. })),
-            ("signature absent", |loss| matches!(loss, Loss::SignatureAbsent { .. })),
-        ];
-        for (name, kind) in kinds {
+        for ((name, kind), forced) in KINDS.into_iter().zip(self.forced) {
             // What the original would lose for another reason is lost either way.
             let absent: Kind = |loss| matches!(loss, Loss::ReasoningAbsent { .. });
             let any = if name == "reasoning absent" { absent } else { kind };
             let (ours, theirs) = (lost(&accepted.losses, kind), lost(untouched, any));
-            if ours > theirs && !accepts {
+            if ours > theirs.max(forced) && !accepts {
                 return Err(format!(
                     "{name}: {ours} against {theirs}: {:?}\n{raw}\n{}",
                     accepted.losses,
