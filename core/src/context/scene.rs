@@ -6,13 +6,15 @@ use serde_json::{Value, json};
 
 use super::ledger::{Ledger, anchor_keys};
 use super::lineage::{self, Placement};
-use super::plan::{Plan, PlanRequest, RecordedDecisions, replay};
-use super::policy::{EchoRule, Mode, Policy};
+use super::plan::{DecisionReason, Plan, PlanRequest, RecordedDecisions, replay};
+use super::policy::{EchoRule, Mode, Policy, SummaryAuthor};
 use super::reasoning::{self, ReplyOrigin};
-use super::{ExchangeId, Fact, Millis, Outcome, PromptSection, SketchPart, Turn, budget};
+use super::{
+    CompactionRecord, ExchangeId, Fact, Millis, Outcome, PromptSection, SketchPart, Turn, budget,
+};
 use crate::dialect::models::{Catalogue, Model};
 use crate::dialect::reading::{Framing, ResponseReader};
-use crate::dialect::{self, Conversation, Dialect, PartIndex, Reply};
+use crate::dialect::{self, Conversation, Dialect, PartIndex, Reply, Usage};
 use crate::tokens::Tokenizer;
 use crate::tokens::learn::EstimatorState;
 
@@ -100,6 +102,30 @@ impl SessionFixture {
     /// The request as it is sent.
     pub(super) fn plan(&self) -> Plan {
         replay(&self.request(), &self.known())
+    }
+
+    /// A summary of the messages before `cut`, as this request takes it into use.
+    pub(super) fn summary(&self, cut: usize) -> CompactionRecord {
+        let (about, near) = self.known().at_cut(cut).unwrap();
+        CompactionRecord {
+            about,
+            near,
+            is_own: self.known().has_own_near(&self.conversation, cut),
+            at: 1,
+            exchange: self.exchange.clone(),
+            raw: r#"{"role":"user","content":"They spoke."}"#.into(),
+            was: 100,
+            tokens: 10,
+            by: SummaryAuthor::Summary,
+            why: DecisionReason::Threshold,
+            upstream: "up".into(),
+            model: self.name.into(),
+            spent: Usage::default(),
+            took: 0,
+            carries: None,
+            shadow: false,
+            after: None,
+        }
     }
 
     /// The keyed parts of the history, each of so many tokens by its message.

@@ -11,7 +11,7 @@ use crate::context::{
     ReasoningDecision, Replacement, Revocation, RevocationRetry, Suspension, compact, inject,
     reasoning,
 };
-use crate::dialect::{Dialect, Usage};
+use crate::dialect::Dialect;
 use crate::wire::splice::splice;
 
 const FREE: &str = "claude-opus-4-6";
@@ -260,32 +260,8 @@ fn births_are_taken_over_by_what_is_sent_again() {
     assert_eq!(births(PRESSURE), (0, true));
 }
 
-/// The summary of the first two messages, as the request at hand took it into use.
-fn summary(scene: &SessionFixture, cut: usize) -> CompactionRecord {
-    let (about, near) = scene.known().at_cut(cut).unwrap();
-    CompactionRecord {
-        about,
-        near,
-        is_own: scene.known().has_own_near(&scene.conversation, cut),
-        at: 1,
-        exchange: scene.request().exchange.clone(),
-        raw: r#"{"role":"user","content":"They spoke."}"#.into(),
-        was: 100,
-        tokens: 10,
-        by: SummaryAuthor::Summary,
-        why: DecisionReason::Threshold,
-        upstream: "up".into(),
-        model: FREE.into(),
-        spent: Usage::default(),
-        took: 0,
-        carries: None,
-        shadow: false,
-        after: None,
-    }
-}
-
 fn compacts(scene: &mut SessionFixture, cut: usize) {
-    let one = summary(scene, cut);
+    let one = scene.summary(cut);
     scene.ledger.add(Fact::Compact(Box::new(one)));
 }
 
@@ -333,14 +309,14 @@ fn the_latest_summary_of_a_branch_is_in_use() {
     compacts(&mut scene, 2);
     compacts(&mut scene, 4);
     assert_eq!(scene.known().kept_from(), 4);
-    let later = CompactionRecord { at: 9, after: Some(9), ..summary(&plain("uauauau"), 4) };
+    let later = CompactionRecord { at: 9, after: Some(9), ..plain("uauauau").summary(4) };
     scene.ledger.add(Fact::Compact(Box::new(later)));
     assert_eq!(scene.known().compact().unwrap().1.at, 1);
     // A rewind before its end has none of it.
     scene.send(&messages("uau"));
     assert_eq!(scene.known().kept_from(), 0, "a message has to follow");
     let mut fork = plain("uauau");
-    let mut one = summary(&fork, 2);
+    let mut one = fork.summary(2);
     one.exchange = "elsewhere".into();
     fork.ledger.add(Fact::Compact(Box::new(one)));
     assert_eq!(fork.known().kept_from(), 0, "this branch never sent it");
@@ -351,7 +327,7 @@ fn the_latest_summary_of_a_branch_is_in_use() {
 fn a_summary_is_for_its_model_and_mode() {
     let of = |change: fn(&mut CompactionRecord)| {
         let mut scene = plain("uauau");
-        let mut one = summary(&scene, 2);
+        let mut one = scene.summary(2);
         change(&mut one);
         scene.ledger.add(Fact::Compact(Box::new(one)));
         scene.known().kept_from()
@@ -367,7 +343,7 @@ fn a_summary_is_for_its_model_and_mode() {
 #[test]
 fn a_written_summary_is_taken_into_use_once() {
     let mut scene = plain("uauauau");
-    let written = |cut| Fact::Summary(Box::new(summary(&plain("uauauau"), cut)));
+    let written = |cut| Fact::Summary(Box::new(plain("uauauau").summary(cut)));
     assert_eq!(compact_of(&scene), Err(DecisionReason::NotReady));
     scene.ledger.add(written(2));
     scene.ledger.add(written(4));
@@ -392,7 +368,7 @@ fn compact_of(scene: &SessionFixture) -> Result<Vec<Fact>, DecisionReason> {
 fn a_summary_is_found_by_what_stands_before_its_cut() {
     let found = |letters: &str, own| {
         let mut scene = plain(letters);
-        let one = CompactionRecord { is_own: own, ..summary(&scene, 4) };
+        let one = CompactionRecord { is_own: own, ..scene.summary(4) };
         scene.ledger.add(Fact::Compact(Box::new(one.clone())));
         let mut all = messages(letters);
         all.as_array_mut().unwrap().insert(0, json!({"role": "user", "content": "Another date."}));
@@ -709,7 +685,7 @@ fn a_summary_stands_in_the_chain_of_what_is_forwarded() {
     let step =
         |scene: &SessionFixture| scene.plan().steps.iter().map(|it| it.change).collect::<Vec<_>>();
     assert_eq!(step(&scene), [Change::Said]);
-    let one = summary(&scene, 3);
+    let one = scene.summary(3);
     let chain = Chain::START.then(one.key());
     scene.ledger.add(Fact::Compact(Box::new(one)));
     assert_eq!(step(&scene), [Change::Compacted]);

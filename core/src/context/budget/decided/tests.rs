@@ -4,12 +4,12 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::context::plan::DecisionReason;
-use crate::context::policy::{ClassicRole, SummaryAuthor};
+use crate::context::policy::ClassicRole;
 use crate::context::scene::{SessionFixture, messages};
 use crate::context::{
     Breakdown, CompactionRecord, CountingMethod, Cut, Fact, QueuedMessage, Replacement, inject,
 };
-use crate::dialect::{PartKey, Usage};
+use crate::dialect::PartKey;
 
 const FREE: &str = "claude-opus-4-6";
 
@@ -128,26 +128,8 @@ fn words_of_others_count_where_they_are_new() {
 #[test]
 fn a_summary_begins_the_count_anew() {
     let mut scene = ruled("uauau");
-    let (about, near) = scene.known().at_cut(2).unwrap();
-    scene.ledger.add(Fact::Compact(Box::new(CompactionRecord {
-        about,
-        near,
-        is_own: true,
-        at: 1,
-        exchange: scene.request().exchange.clone(),
-        raw: r#"{"role":"user","content":"They spoke."}"#.into(),
-        was: 100,
-        tokens: 70,
-        by: SummaryAuthor::Summary,
-        why: DecisionReason::Threshold,
-        upstream: "up".into(),
-        model: FREE.into(),
-        spent: Usage::default(),
-        took: 0,
-        carries: None,
-        shadow: false,
-        after: None,
-    })));
+    let summary = CompactionRecord { tokens: 70, ..scene.summary(2) };
+    scene.ledger.add(Fact::Compact(Box::new(summary)));
     // The summary, and the three messages that stay.
     assert_eq!(counted(&scene), (3 + 2 + 2 + 2, 9, 0));
     assert_eq!(decided(&scene).estimate.method, EstimateMethod::Estimated);
