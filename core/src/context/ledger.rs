@@ -36,8 +36,8 @@ pub struct Ledger {
     reasoning: HashMap<Chain, Arc<ReasoningRecord>>,
     /// The same, and that of replies to a repeated request, by the keys of its signed pieces.
     by_signature: HashMap<PartKey, Arc<ReasoningRecord>>,
-    /// Chains after replies, by the replies' anchor keys; of several replies with a key, the newest.
-    by_anchor_key: HashMap<PartKey, Chain>,
+    /// Chains after replies, by the replies' anchor keys, oldest first; of many replies with a key, the newest.
+    by_anchor_key: HashMap<PartKey, Vec<Chain>>,
     /// Decisions, those of shadow mode included.
     cuts: Decisions<Cut>,
     echoes: Decisions<ReasoningDecision>,
@@ -180,21 +180,34 @@ impl Ledger {
         let parts = list(&reasoning.parts) + list(&reasoning.anchor_keys);
         let found = entry::<(Chain, Arc<ReasoningRecord>)>()
             + signatures.len() * entry::<(PartKey, Arc<ReasoningRecord>)>()
-            + reasoning.anchor_keys.len() * entry::<(PartKey, Chain)>();
+            + reasoning.anchor_keys.len()
+                * (entry::<(PartKey, Vec<Chain>)>() + block(size_of::<Chain>()));
         let own = block(size_of::<ReasoningRecord>() + 16) + found;
         let bytes = own + words + lists + parts + blocks.chain(seals).sum::<usize>();
         let is_first = |known: &Arc<ReasoningRecord>| {
             (known.at, known.key()) <= (reasoning.at, reasoning.key())
         };
         if self.reasoning.get(&reasoning.after).is_none_or(|known| !is_first(known)) {
-            self.by_anchor_key
-                .extend(reasoning.anchor_keys.iter().map(|key| (*key, reasoning.after)));
             self.reasoning.insert(reasoning.after, reasoning.clone());
+            reasoning.anchor_keys.iter().for_each(|key| self.add_anchor_key(*key, &reasoning));
         } else if signatures.is_empty() {
             return;
         }
         self.bytes += bytes;
         self.by_signature.extend(signatures.into_iter().map(|key| (key, reasoning.clone())));
+    }
+
+    fn add_anchor_key(&mut self, key: PartKey, reasoning: &ReasoningRecord) {
+        let chains = self.by_anchor_key.entry(key).or_insert_with(|| Vec::with_capacity(1));
+        chains.retain(|chain| *chain != reasoning.after);
+        let order = |record: &ReasoningRecord| (record.at, record.after.0);
+        let is_older = |chain: &Chain| {
+            self.reasoning.get(chain).is_some_and(|other| order(other) < order(reasoning))
+        };
+        chains.insert(chains.partition_point(is_older), reasoning.after);
+        if chains.len() > MOST_ALIKE {
+            chains.remove(0);
+        }
     }
 
     fn add_suspension(&mut self, suspended: Suspension) {
@@ -342,9 +355,13 @@ impl Ledger {
         self.reasoning.get(&after)
     }
 
-    /// The reasoning of the newest reply with this anchor key.
-    pub fn reasoning_by_anchor_key(&self, key: PartKey) -> Option<&Arc<ReasoningRecord>> {
-        self.reasoning(*self.by_anchor_key.get(&key)?)
+    /// The reasoning of replies with this anchor key, newest first.
+    pub fn reasoning_by_anchor_key(
+        &self,
+        key: PartKey,
+    ) -> impl Iterator<Item = &Arc<ReasoningRecord>> {
+        let chains = self.by_anchor_key.get(&key).into_iter().flatten().rev();
+        chains.filter_map(|chain| self.reasoning(*chain))
     }
 
     /// The reasoning of the reply that holds a signed piece.
@@ -463,6 +480,8 @@ pub fn boundary_hashes(turn: &Turn) -> impl Iterator<Item = BoundaryHash> + '_ {
 
 /// Texts shorter than this occur more than once in a session, and identify nothing.
 pub(super) const ANCHOR_BYTES: usize = 48;
+/// Of this many replies with the same anchor key, the newest are found by it.
+const MOST_ALIKE: usize = 16;
 
 /// The keys of those parts of a reply that are probably in no other reply: tool calls with unique ids, and
 /// long texts.
@@ -651,9 +670,9 @@ mod tests {
             let more = of(with.clone()) - base;
             assert!((held..held + held / 8).contains(&more), "{more} for {with:.80?}");
         }
-        // Each is found by its mark, too.
+        // Each is found by its anchor key, too: a map entry with a list of its own.
         let more = of(ReasoningRecord { anchor_keys: keys(), ..plain }) - base;
-        assert!((3 * held..6 * held).contains(&more), "{more}");
+        assert!((6 * held..9 * held).contains(&more), "{more}");
     }
 
     #[test]

@@ -348,13 +348,14 @@ impl ReasoningProposal<'_> {
             return;
         }
         for returned in &known.replies {
-            if self.sent.before(returned.index) == returned.reasoning.prefix {
-                continue;
-            }
-            let parts = returned.region(request.conversation).into_iter();
-            let here = parts.filter_map(|part| part.reasoning_key);
-            for about in here.filter(|about| known.echo(*about).is_none()) {
-                self.decide(about, ReasoningAction::Out, DecisionReason::Bound);
+            let before = self.sent.before(returned.index);
+            for at in returned.places(request.conversation) {
+                let about = request.part(at).and_then(|part| part.reasoning_key);
+                let open = about.filter(|about| known.echo(*about).is_none());
+                let is_void = |_: &u128| known.maker_at(at, returned).prefix != before;
+                if let Some(about) = open.filter(is_void) {
+                    self.decide(about, ReasoningAction::Out, DecisionReason::Bound);
+                }
             }
         }
     }

@@ -275,8 +275,10 @@ impl RecordedDecisions {
         for about in &before.taken_over {
             let cut = before.cuts.get(about).map(|cut| (*about, cut.clone()));
             self.cuts.extend(cut);
-            let echo = before.echoes.get(about).map(|echo| (*about, echo.clone()));
-            self.echoes.extend(echo);
+            if let Some(echo) = before.echoes.get(about) {
+                self.of_its_model.insert(echo.about);
+                self.echoes.insert(*about, echo.clone());
+            }
             let compact = before.compact.as_ref().filter(|(_, one)| one.address().0 == *about);
             if let Some((cut, one)) = compact.filter(|(cut, _)| *cut > self.kept_from()) {
                 self.compact = Some((*cut, one.clone()));
@@ -297,6 +299,8 @@ impl RecordedDecisions {
                 }
                 Fact::Echo(echo) => {
                     self.takes_over(echo.about.0, &echo.exchange);
+                    // It was proposed for this request, whoever was the first to decide it.
+                    self.of_its_model.insert(echo.about);
                     self.echoes.entry(echo.about.0).or_insert_with(|| Arc::new(*echo));
                 }
                 Fact::Repair(repair) => {

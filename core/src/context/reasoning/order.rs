@@ -37,7 +37,8 @@ pub fn chosen(
         let is_before = |other: &ForeignReasoning| other.at > begins || returned.spans(other.at);
         while let Some((last, rest)) = foreign.split_last().filter(|(last, _)| is_before(last)) {
             foreign = rest;
-            need = last.order.map_or(OrderConstraint::Unknown, OrderConstraint::Exactly);
+            let made = last.made.as_ref().map(|made| made.order);
+            need = made.map_or(OrderConstraint::Unknown, OrderConstraint::Exactly);
         }
         if returned.is_replaced {
             chosen[index] = false;

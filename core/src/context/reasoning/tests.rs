@@ -5,10 +5,9 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::context::CompactionRecord;
-use crate::context::policy::{ReasoningPolicy, SummaryAuthor};
+use crate::context::plan::{ForeignReasoning, replay};
+use crate::context::policy::ReasoningPolicy;
 use crate::context::scene::{SessionFixture, messages, thinking};
-use crate::dialect::Usage;
 
 /// Pairs, before a signature knew its piece of the words.
 #[test]
@@ -241,26 +240,7 @@ fn what_policy_takes_out_and_puts_back_next_is_foretold() {
 /// A session whose first two messages a summary stands for.
 fn summarised(name: &'static str, sends: fn(usize) -> bool) -> SessionFixture {
     let mut scene = session(name, "uauau", sends);
-    let (about, near) = scene.known().at_cut(2).unwrap();
-    let compact = CompactionRecord {
-        about,
-        near,
-        is_own: true,
-        at: 1,
-        exchange: scene.request().exchange.clone(),
-        raw: r#"{"role":"user","content":"They spoke."}"#.into(),
-        was: 100,
-        tokens: 10,
-        by: SummaryAuthor::Summary,
-        why: DecisionReason::Threshold,
-        upstream: "up".into(),
-        model: name.into(),
-        spent: Usage::default(),
-        took: 0,
-        carries: None,
-        shadow: false,
-        after: None,
-    };
+    let compact = scene.summary(2);
     scene.ledger.add(Fact::Compact(Box::new(compact)));
     scene
 }
@@ -290,6 +270,42 @@ fn bound_reasoning_behind_a_summary_goes_where_its_client_sends_it() {
         ReasoningRecord { prefix: sent, ..ReasoningRecord::clone(&known.replies[0].reasoning) };
     known.replies[0].reasoning = Arc::new(again);
     assert_eq!(of(&scene, &known).0, [], "it was made behind the summary");
+}
+
+/// In the same request that decides it, also where the provider demands the reasoning of other replies.
+#[test]
+fn reasoning_that_is_decided_to_go_goes_at_once() {
+    for echo in [EchoRule::Wanted, EchoRule::Demanded] {
+        let mut scene = session(BOUND, "uauauau", SENDS);
+        let compact = scene.summary(2);
+        scene.ledger.add(Fact::Compact(Box::new(compact)));
+        scene.echo = echo;
+        let mut known = scene.known();
+        assert!(known.was_sent(&known.replies[0]), "with the request before");
+        known.add(propose(&scene.request(), &known).0);
+        let steps = replay(&scene.request(), &known).steps;
+        let gone = steps.iter().filter(|step| step.change == Change::TakenOut);
+        let gone: Vec<usize> = gone.map(|step| step.at.message).collect();
+        assert_eq!(gone, [3, 5], "{echo:?}");
+    }
+}
+
+/// A request was repeated, and its client sends the reasoning of the second reply.
+#[test]
+fn reasoning_behind_a_summary_is_judged_by_the_reply_that_made_it() {
+    let scene = summarised(BOUND, SENDS);
+    let mut known = scene.known();
+    let first = known.replies[0].reasoning.clone();
+    let sent = known.sent().before(known.replies[0].index);
+    let second = ReasoningRecord { prefix: sent, ..ReasoningRecord::clone(&first) };
+    known.replies[0].is_replaced = true;
+    for (made, goes) in
+        [(Some(second), false), (Some(ReasoningRecord::clone(&first)), true), (None, true)]
+    {
+        let at = PartIndex::new(3, 0);
+        known.foreign = vec![ForeignReasoning { at, made: made.map(Arc::new) }];
+        assert_eq!(of(&scene, &known).0.len(), usize::from(goes));
+    }
 }
 
 /// As far as host and model tell (`docs/protocols.md` 4.2).

@@ -36,12 +36,12 @@ pub struct ReturnedReply {
 }
 
 /// A client's own reasoning that belongs to no reply which the client sent back.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct ForeignReasoning {
     /// Its place.
     pub at: PartIndex,
-    /// The newest reasoning before it when it was made. `None` if it is not known who made it.
-    pub order: Option<Option<PartKey>>,
+    /// The record of the reply that it is from. `None` if it is not known who made it.
+    pub made: Option<Arc<ReasoningRecord>>,
 }
 
 /// Reasoning that a client left out of a reply.
@@ -84,15 +84,23 @@ impl RecordedDecisions {
                 self.keyed_parts[first..=index].iter().map(|keyed| Some(keyed.at)).collect();
             self.replies.push(self.returned(conversation, reasoning, parts, first, index));
         }
-        for index in 0..self.keyed_parts.len() {
-            let keyed = self.keyed_parts[index];
-            if covered[index] || keyed.role != Role::Assistant {
-                continue;
-            }
-            let Some(reasoning) = ledger.reasoning_by_anchor_key(keyed.key) else { continue };
-            if found.insert(reasoning.after) {
-                let aligned = self.aligned(reasoning, index);
-                if let Some((parts, first, last)) = aligned {
+        // Replies that came back whole are found first. Of replies with the same text, the newest is the last.
+        for is_whole in [true, false] {
+            for index in (0..self.keyed_parts.len()).rev() {
+                let keyed = self.keyed_parts[index];
+                if covered[index] || keyed.role != Role::Assistant {
+                    continue;
+                }
+                // What is left of a reply tells less, so that only the newest of its text comes into question.
+                let most = if is_whole { usize::MAX } else { 1 };
+                let alike = ledger.reasoning_by_anchor_key(keyed.key).take(most);
+                let aligned = alike.filter(|it| !found.contains(&it.after)).find_map(|reasoning| {
+                    let (parts, first, last) = self.aligned(reasoning, index)?;
+                    let fits = !is_whole || parts.iter().all(Option::is_some);
+                    fits.then_some((reasoning, parts, first, last))
+                });
+                if let Some((reasoning, parts, first, last)) = aligned {
+                    found.insert(reasoning.after);
                     covered[first..=last].fill(true);
                     self.replies.push(self.returned(conversation, reasoning, parts, first, last));
                 }
@@ -148,11 +156,22 @@ impl RecordedDecisions {
                 continue;
             }
             here.iter_mut().for_each(|returned| returned.is_replaced = true);
-            self.foreign.push(ForeignReasoning { at, order: made.map(|made| made.order) });
+            self.foreign.push(ForeignReasoning { at, made: made.cloned() });
         }
         // The client sends some of its reasoning, so it is there, whatever else is beside it.
         let kept = self.replies.iter_mut().filter(|it| kept.contains(&it.number));
         kept.for_each(|returned| returned.is_replaced = false);
+    }
+
+    /// The record of the reply that made the reasoning at a place within `returned`: of another reply if the
+    /// client sends that one's.
+    pub(in crate::context) fn maker_at<'k>(
+        &'k self,
+        at: PartIndex,
+        returned: &'k ReturnedReply,
+    ) -> &'k ReasoningRecord {
+        let foreign = self.foreign.iter().find(|it| it.at == at);
+        foreign.and_then(|it| it.made.as_ref()).unwrap_or(&returned.reasoning)
     }
 
     /// A reply of nothing but reasoning, after the part at `index`, if its client sends the reasoning.
@@ -330,7 +349,11 @@ impl ReturnedReply {
         ran.copied().nth(thought.hosted as usize)
     }
 
-    fn places(&self, conversation: &Conversation) -> impl Iterator<Item = PartIndex> {
+    /// The places of all parts within it.
+    pub(in crate::context) fn places(
+        &self,
+        conversation: &Conversation,
+    ) -> impl Iterator<Item = PartIndex> {
         let Range { start, end } = self.region;
         let messages = conversation.messages.iter().enumerate().skip(start.message);
         let messages = messages.take_while(move |(index, _)| *index <= end.message);

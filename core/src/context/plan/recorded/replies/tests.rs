@@ -155,3 +155,47 @@ fn what_is_not_known_to_be_whole_is_no_more_than_partial() {
     assert!(DroppedReasoning::default().is_nothing());
     assert!(!dropped(vec![&cut], vec![]).is_nothing());
 }
+
+/// The signatures of the replies that are found in this request, in order.
+fn signed(scene: &SessionFixture) -> Vec<String> {
+    let known = scene.known();
+    assert!(known.replies.iter().all(ReturnedReply::is_whole), "{:?}", known.replies);
+    let raw = |returned: &ReturnedReply| returned.reasoning.blocks[0].raw.to_string();
+    known.replies.iter().map(raw).collect()
+}
+
+/// A client changed its first message, so that replies are found by their own text, and their texts are alike.
+#[test]
+fn replies_with_the_same_text_are_told_apart() {
+    let text = json!({"type": "text", "text": "The tide comes in from the west, and it will be here by noon."});
+    for letters in ["uauau", "uaucr", "ucrau", "uauauau"] {
+        let mut all = messages(letters);
+        let all = all.as_array_mut().unwrap();
+        let is_reply = |one: &Value| one["role"] == "assistant";
+        for one in all.iter_mut().filter(|one| is_reply(one)) {
+            let calls = one["content"].as_array().cloned().unwrap_or_default();
+            one["content"] = std::iter::once(text.clone()).chain(calls).collect();
+        }
+        let mut scene = SessionFixture::of("claude-opus-5-5", &all[..1].iter().cloned().collect());
+        let replies: Vec<usize> = (1..all.len()).filter(|at| is_reply(&all[*at])).collect();
+        for at in &replies {
+            scene.now += 1;
+            scene.send(&all[..*at].iter().cloned().collect());
+            let content = std::iter::once(thinking(*at));
+            scene.answered(
+                &content.chain(all[*at]["content"].as_array().unwrap().clone()).collect(),
+            );
+        }
+        let raw: Vec<String> = replies.iter().map(|at| thinking(*at).to_string()).collect();
+        scene.send(&all.iter().cloned().collect());
+        assert_eq!(signed(&scene), raw, "{letters}");
+        all[0]["content"] = "Other words.".into();
+        scene.send(&all.iter().cloned().collect());
+        assert_eq!(signed(&scene), raw, "{letters}");
+        // Its client dropped the oldest turn.
+        if letters == "uauauau" {
+            scene.send(&all[2..].iter().cloned().collect());
+            assert_eq!(signed(&scene), raw[1..]);
+        }
+    }
+}
