@@ -14,7 +14,7 @@ ARGS ?=
 help: ## This list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
 
-run: ## The proxy on 127.0.0.1:8787 with its built-in configuration (ARGS="--listen …")
+run: ## The proxy on 127.0.0.1:8787 with your configuration, or the built-in one (ARGS="--listen …")
 	cargo run --locked --profile quick -- serve $(ARGS)
 
 demo: ## An agent session against a scripted provider, turn by turn; no key, no network

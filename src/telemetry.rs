@@ -319,8 +319,8 @@ impl Telemetry {
         }
         unknown.insert(model.into());
         tracing::warn!(
-            "{upstream}: model {:?} is not in the catalogue: a safe default is used as \
-             its window; set window_tokens under [model.NAME] in the configuration",
+            "{upstream}: model {:?} is not in the catalogue: its window is a guess, so \
+             nothing is cut or compacted for it; set window_tokens under [model.NAME] in the configuration",
             log::clean(model)
         );
     }

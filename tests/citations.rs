@@ -146,6 +146,7 @@ fn elsewhere(flat: &str) -> Vec<(usize, String)> {
             }
         }
     }
+    found.extend(flat.match_indices("../shared").map(|(at, said)| (at, said.to_owned())));
     for (at, sign) in flat.match_indices('§') {
         let is_cited = flat[at + sign.len()..].starts_with(|c: char| c.is_ascii_digit());
         let words: Vec<&str> = flat[..at].split_whitespace().rev().take(2).collect();

@@ -1,7 +1,7 @@
 //! A client of the admin API, which all querying subcommands use.
 //!
 //! Connects through the Unix socket of the data folder, where this user's own process answers; otherwise
-//! through TCP, to which only a configured token is ever sent. If nobody answers, the error says so, and what
+//! through TCP, to which only a configured token is ever sent. If nothing answers, the error says so, and what
 //! to do.
 
 use std::io;
@@ -233,7 +233,7 @@ async fn speak_http(
 
 fn absent(place: &str) -> CliError {
     CliError(format!(
-        "nobody answers at {place}. Start `plimsoll serve`, or name its data folder with --data, or its \
+        "nothing answers at {place}. Start `plimsoll serve`, or name its data folder with --data, or its \
          admin listener with --admin"
     ))
 }

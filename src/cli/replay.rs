@@ -24,10 +24,10 @@ use crate::tokens::costs::FamilyCosts;
 /// What is asked for.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct ReplayArguments {
-    /// Recorded sessions: files of one call a line, or folders of them.
+    /// Recorded sessions: .jsonl or .jsonl.zst files with one call per line, or folders of them.
     #[arg(required = true)]
     files: Vec<PathBuf>,
-    /// Show classic heuristics beside the estimates.
+    /// Also show how wrong the counts of known agents are.
     #[arg(long)]
     compare: bool,
     /// Print every pair of estimate and count as a line of JSON.

@@ -36,7 +36,8 @@ const ASKED_EVERY: Duration = Duration::from_millis(20);
 
 /// The variables from which known clients read their base URLs (`docs/protocols.md` 10.11). `ROOTED` ones
 /// stand before the provider's whole path; those of the OpenAI family include the version.
-const ROOTED: &[&str] = &["ANTHROPIC_BASE_URL", "GOOGLE_GEMINI_BASE_URL", "GEMINI_API_BASE"];
+const ROOTED: &[&str] =
+    &["ANTHROPIC_BASE_URL", "ANTHROPIC_API_BASE", "GOOGLE_GEMINI_BASE_URL", "GEMINI_API_BASE"];
 const VERSIONED: &[&str] = &["OPENAI_BASE_URL", "OPENAI_API_BASE"];
 /// Variables of people who already send a provider's calls elsewhere.
 const DETOURS: &[(&str, &str)] = &[
@@ -181,7 +182,7 @@ impl RunningProxy {
                 return Ok(Self { base, client, own: None });
             }
             Ok(_) => {}
-            Err(trouble) => print::note(&format!("{}; a proxy of our own is started", trouble.0)),
+            Err(trouble) => print::note(&format!("{}; starting another Plimsoll for this command", trouble.0)),
         }
         Self::started(sources).await
     }

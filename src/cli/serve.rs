@@ -27,7 +27,7 @@ use super::tokens;
 use crate::admin::prices::PriceList;
 use crate::admin::view::ServerInfo;
 use crate::admin::{self, Admin, AdminAccess, AdminListener};
-use crate::config::{self, Config, ConfigSources, LessonSettings, LoadedConfig, OnFailure};
+use crate::config::{self, Config, ConfigSources, LessonSettings, LoadedConfig, Mode, OnFailure};
 use crate::dialect::models::Family;
 use crate::proxy::{self, DrainOutcome, Proxy};
 use crate::store::folder;
@@ -64,6 +64,7 @@ pub(super) fn run(sources: &ConfigSources) -> Result<(), CliError> {
             tracing::warn!("{too_few}");
         }
         print::line(&server.ready());
+        print::line(&server.first_steps());
         server.serve(stop).await;
         Ok(())
     })
@@ -185,6 +186,23 @@ impl Server {
     /// The line that says where the server listens.
     pub(super) fn ready(&self) -> String {
         format!("plimsoll: listening on {} (admin {})", self.base(), self.page())
+    }
+
+    /// What a person wants to know next: what is changed, where the data is, and a line to try.
+    fn first_steps(&self) -> String {
+        let mode = match self.config.mode {
+            Mode::Active => {
+                "active: may clear old tool results, put back dropped reasoning, compact and repair; \
+                 --mode observe only watches"
+            }
+            Mode::Shadow => "shadow: decides and measures, and sends every request as it came",
+            Mode::Observe => "observe: only watches",
+        };
+        let mut lines = format!("  mode {mode}\n  data: {}", self.config.data.display());
+        if self.listen.ip().is_loopback() {
+            lines += &format!("\n  try: ANTHROPIC_BASE_URL={} claude", self.base());
+        }
+        lines
     }
 
     /// A link to the page, with the token if it was generated here and if whoever reads our output may have

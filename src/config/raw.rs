@@ -55,8 +55,8 @@ pub struct RawConfig {
     /// folder, as `admin.token`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub admin_token: Option<String>,
-    /// Bearer token that may only read there: metrics, lists, numbers, contexts. It shows no text, and
-    /// changes nothing. Default: one that the first start puts into the data folder, as `read.token`.
+    /// Bearer token that may only read on the admin listener: metrics, lists, numbers, contexts. It
+    /// shows no text, and changes nothing. Default: one that the first start puts into the data folder, as `read.token`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub admin_read_token: Option<String>,
     /// Whether `/metrics` answers without a token, for scrapers that can send none.
@@ -79,7 +79,7 @@ pub struct RawConfig {
     pub preset: Option<Preset>,
     /// Format of the log, which goes to standard error: lines of text, or JSON.
     pub log: RawLogFormat,
-    /// The log level of everything except the exchanges. SIGHUP reloads it. RUST_LOG overrides it.
+    /// The log level. The line of each exchange is always written. SIGHUP reloads it. RUST_LOG overrides it.
     pub log_level: LogLevel,
     /// Whether responses have the header `x-plimsoll-request-id`; `/api/v1/requests/{id}` finds them by it.
     pub request_id_header: bool,
@@ -202,7 +202,7 @@ pub struct RawLimits {
     /// How long a request waits for everything that it reads from the store: its session, lessons, and
     /// calibration. Past it: it continues without them, and nothing new is decided for it.
     pub load_ms: u64,
-    /// The same for the first request of a conversation that continues after a restart: its earlier cuts are
+    /// Like `load_ms`, for the first request of a conversation that continues after a restart: its earlier cuts are
     /// only in the store, and without them the provider's cache breaks. It also applies in `observe` and
     /// `shadow`, because they repeat those cuts. Never less than `load_ms`; the wait ends when a shutdown
     /// begins.
@@ -311,7 +311,7 @@ pub struct RawUpstream {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub include_usage: Option<IncludeUsage>,
     /// Who answers token counting calls (`count_tokens`, `countTokens`, `input_tokens`): `provider`;
-    /// `estimate`, which is Plimsoll, with the band in `x-plimsoll-estimated`; or `auto`: the provider, but in
+    /// `estimate`, which is Plimsoll, with its likely range in `x-plimsoll-estimated`; or `auto`: the provider, but in
     /// mode `active` Plimsoll if the provider answers 404, 405 or 501 because it has no such endpoint. Default:
     /// `auto`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -347,7 +347,7 @@ pub struct RawModel {
     /// Its prices, US dollars per million tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub price: Option<Price>,
-    /// When its histories are compacted. Default: as of its upstream, else `[compact]`.
+    /// When its histories are compacted. Default: that of its upstream, else `[compact]`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compact: Option<CompactOverride>,
 }

@@ -356,7 +356,7 @@ impl MetricFamilies {
             response_side: make.seconds("plimsoll_overhead_response_seconds_total",
                 "Time that Plimsoll spent on the frames of response bodies.")?,
             tokens: make.counters("plimsoll_tokens_total", &["upstream", "model", "kind"],
-                "Tokens as the provider reported them. `input` is the whole prompt and includes `cache_read` and `cache_write`; `output` includes `reasoning`; `aside` is billed in addition.")?,
+                "Tokens as the provider reported them. `input` is the whole prompt and includes `cache_read` and `cache_write`; `output` includes `reasoning`; `aside` is billed in addition, for calls that the provider made by itself (compaction, advisor).")?,
             cache_reported: make.counters("plimsoll_cache_reported_total", of,
                 "Exchanges for which the provider reported how much of the prompt came from its cache.")?,
             cache_hits: make.counters("plimsoll_cache_hits_total", of,

@@ -133,7 +133,7 @@ async fn whoever_stands_at_the_admin_address_gets_no_token_and_no_command() {
 
     let data_flag = ["--data", data.to_str().unwrap()];
     let looked = with(plimsoll(&[&["sessions"][..], &data_flag].concat()), &configured).await;
-    assert!(looked.code == 1 && looked.err.contains("nobody answers at"), "{}", looked.err);
+    assert!(looked.code == 1 && looked.err.contains("nothing answers at"), "{}", looked.err);
     run(&[&["sessions", "--admin", &fake][..], &data_flag].concat()).await;
     assert!(
         heard.lock().unwrap().contains("GET /api/v1/sessions"),

@@ -49,7 +49,7 @@ async fn looking_sends_no_key_where_a_cloned_folder_says() {
     let at = stranger.base().trim_start_matches("http://").to_owned();
     let text = format!("admin = \"{at}\"\nadmin_token = \"env:ANTHROPIC_API_KEY\"\n");
     let folder = cloned(&text);
-    // Free at the moment: nobody answers there, and nothing of this machine is asked.
+    // Free at the moment: nothing answers there, and nothing of this machine is asked.
     let empty = std::net::TcpListener::bind(FREE).unwrap().local_addr().unwrap().to_string();
     for arguments in [&["sessions"][..], &["context"], &["top"], &["say", "s", "words"]] {
         let mut command = plimsoll(arguments);

@@ -41,7 +41,7 @@ async fn check_says_what_would_be_served() {
     for line in [
         "clients:   http://127.0.0.1:8787",
         "mode:      observe",
-        "local        http://127.0.0.1:1  (no bare path; /local/…)",
+        "local        http://127.0.0.1:1  (only by name, prefix or host; /local/…)",
     ] {
         assert!(done.out.contains(line), "{line}:\n{}", done.out);
     }
@@ -141,7 +141,7 @@ async fn where_nobody_answers_it_says_what_to_do() {
         let admin = ["--admin", &free.to_string()];
         let done = run(&[command, &admin].concat()).await;
         assert_eq!(done.code, 1, "{command:?}");
-        let told = format!("nobody answers at {free}. Start `plimsoll serve`");
+        let told = format!("nothing answers at {free}. Start `plimsoll serve`");
         assert!(done.err.contains(&told), "{command:?}: {}", done.err);
     }
 }

@@ -62,6 +62,8 @@ pub struct Serving {
     pub admin: SocketAddr,
     /// The admin listener's, as the ready line's link carries it; empty where one is configured.
     pub token: String,
+    /// What it prints after the ready line: the mode, the data folder, and on loopback a line to try.
+    pub first_steps: Vec<String>,
     log: Arc<Mutex<String>>,
     grown: watch::Receiver<()>,
     pub data: tempfile::TempDir,
@@ -103,8 +105,13 @@ impl Serving {
         );
         assert_eq!(ready, expected);
         let token = token.to_owned();
+        let mut first_steps = Vec::new();
+        for _ in 0..if clients.ip().is_loopback() { 3 } else { 2 } {
+            let line = within("the lines after it", out.next_line()).await.unwrap();
+            first_steps.push(line.expect("it ended before it said what it does"));
+        }
         let (log, grown) = follow(child.stderr.take().unwrap());
-        Self { child, clients, admin, token, log, grown, data }
+        Self { child, clients, admin, token, first_steps, log, grown, data }
     }
 
     pub async fn post(&self, path: &str, body: &str, headers: &[(&str, &str)]) -> Wire {

@@ -1,8 +1,8 @@
 //! Recorded provider traffic, read: nothing panics, no event is lost, cuts change nothing, and the
 //! usage agrees with what was recorded.
 //!
-//! Golden cases live in the project (`tests/data/golden`). The whole corpus is read where there is
-//! one: a folder named by `PLIMSOLL_CORPUS`, else `../shared` beside the checkout.
+//! Golden cases live in the project (`tests/data/golden`). A larger collection is read where
+//! `PLIMSOLL_CORPUS` names one.
 
 #![allow(
     missing_docs,

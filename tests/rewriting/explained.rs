@@ -112,7 +112,7 @@ async fn what_was_not_done_is_explained_with_its_rule() {
     let text = looking.get(&path).await.text().to_owned();
     for part in [
         "Nothing was changed.\nRefused:\n",
-        "    no_gate: none of prune.gate is open (docs/rewriting.md \"Old tool results\")\n",
+        "    no condition in prune.gate is met (docs/rewriting.md \"Old tool results\")\n",
     ] {
         assert!(text.contains(part), "{part}:\n{text}");
     }

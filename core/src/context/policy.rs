@@ -72,7 +72,7 @@ pub struct ClassicPolicy {
     /// What that count is used for: `nothing`, or the `budget`: which tool results are cut, and when histories
     /// are compacted. It is then also the number that is shown. `decisions` is an old name of `budget`.
     pub decides: ClassicRole,
-    /// How it counts.
+    /// The rules of that other count.
     pub rules: ClassicRules,
     /// When the provider's own counting endpoint is asked, with the client's credentials. The request never
     /// waits for it. `off`; `cold` (no call was measured before it); `near_threshold` (past 80 % of the usable
@@ -185,7 +185,7 @@ pub struct PrunePolicy {
     pub gate: Vec<PruneGate>,
     /// There is pressure past this share of the usable window (the window less the output reserve).
     pub pressure: f64,
-    /// Instead of a share: there is pressure when fewer tokens than this are left of the usable window.
+    /// Instead of `pressure`: there is pressure when fewer tokens than this are left of the usable window.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pressure_buffer_tokens: Option<u64>,
     /// Under pressure a cut must bring the request down to this share of the usable window, so that one cut
@@ -194,7 +194,7 @@ pub struct PrunePolicy {
     pub low_water: f64,
     /// How many of the newest tokens of the history are never cut.
     pub protect_tokens: u64,
-    /// Which tokens are counted for this: `all` of the history, or only the `results` that could be cut. With
+    /// Which tokens count for `protect_tokens`: `all` of the history, or only the `results` that could be cut. With
     /// `results` the tokens of the placeholder are not subtracted from the saving of a cut.
     pub protect_counts: ProtectUnit,
     /// How many of the newest messages are never cut.
@@ -216,9 +216,9 @@ pub struct PrunePolicy {
     /// Whether old pictures in the user's own messages are cut like old results: by the same gates, with the
     /// newest protected, counted among the results. A text replaces each picture.
     pub media: bool,
-    /// Whether nothing before a summary is cut.
+    /// Whether results before a summary are left alone.
     pub stop_at_summary: bool,
-    /// Whether nothing is cut before a result that Plimsoll or the client cut earlier.
+    /// Whether results before one that Plimsoll or the client cut earlier are left alone.
     pub stop_at_cut: bool,
     /// The text that replaces a cut result. `{tool}` and `{tokens}` are filled in.
     pub placeholder: String,

@@ -1,5 +1,5 @@
 //! Where the unit tests find recorded traffic: the project's own copies always, a larger collection where
-//! there is one (a folder named by `PLIMSOLL_CORPUS`, else `../shared` beside the checkout).
+//! `PLIMSOLL_CORPUS` names one (`docs/estimates.md` 4).
 
 use std::path::{Path, PathBuf};
 
@@ -20,8 +20,7 @@ pub(crate) fn data(folder: &str) -> PathBuf {
 
 /// The larger collection.
 pub(crate) fn corpus() -> Option<PathBuf> {
-    let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared");
-    let root = std::env::var_os("PLIMSOLL_CORPUS").map_or_else(beside, PathBuf::from);
+    let root = PathBuf::from(std::env::var_os("PLIMSOLL_CORPUS")?);
     Some(root.join("fixtures")).filter(|fixtures| fixtures.is_dir())
 }
 

@@ -23,7 +23,7 @@ pub struct ClassicRules {
     pub json_tokens_per_char: f64,
     /// Tokens of a character of a tool's result.
     pub result_tokens_per_char: f64,
-    /// Texts of more characters count as if all of them were ASCII.
+    /// Texts with more characters than this count as if all were ASCII.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub plain_past_chars: Option<u64>,
     /// Tokens of a message in addition to its parts.

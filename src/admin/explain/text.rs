@@ -130,7 +130,7 @@ impl fmt::Display for ExplainedChange {
             write!(f, ": {}", sizes.join(", "))?;
         }
         writeln!(f)?;
-        write!(f, "    {}: {} ({})", word(self.why), self.rule, self.section)?;
+        write!(f, "    {} ({})", self.rule, self.section)?;
         match &self.decided_by {
             Some(exchange) => writeln!(f, "; decided by {exchange}"),
             None => writeln!(f),

@@ -66,7 +66,7 @@ impl PendingCompactions {
         let now = Instant::now();
         for (scope, _) in self.0.extract_if(|_, pending| pending.until <= now) {
             tracing::warn!(
-                "session {} was not compacted although somebody asked: no request of its main thread could start it \
+                "session {} was not compacted as requested: no request of its main thread could start it \
                  within an hour; ask again",
                 scope.session
             );

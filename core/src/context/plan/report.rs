@@ -238,7 +238,7 @@ impl DecisionReason {
             Self::Provider => {
                 ("prune.method leaves old results to the provider", "docs/protocols.md 1.3")
             }
-            Self::NoGate => ("none of prune.gate is open", OLD_RESULTS),
+            Self::NoGate => ("no condition in prune.gate is met", OLD_RESULTS),
             Self::TooLittle => ("it would save less than prune.min_saving_tokens", OLD_RESULTS),
             Self::UnknownWindow => ("the model is unknown: its window is a guess", OLD_RESULTS),
             Self::LittleRoom => {
@@ -248,13 +248,13 @@ impl DecisionReason {
                 "the broken cache would cost more than is saved within prune.horizon_turns",
                 OLD_RESULTS,
             ),
-            Self::Aside => ("a rewrite was refused: nothing new is decided here", ALWAYS),
+            Self::Aside => ("the provider refused a rewrite: nothing new is changed in this branch for now", ALWAYS),
             Self::HeldOut => {
                 ("the session is held out for comparison", "docs/rewriting.md \"What it saved\"")
             }
             Self::Held => ("the provider stores the history", ALLOWED),
             Self::Purpose => ("it is the client's own compaction, or another side call", ALWAYS),
-            Self::Shape => ("the bytes do not allow it", FAILING),
+            Self::Shape => ("the structure of the request does not allow this edit", FAILING),
             Self::NotKept => ("the store did not save the decision", FAILING),
             Self::Threshold => ("the context fills past compact.threshold", COMPACTION),
             Self::Window => ("it would not fit the window otherwise", COMPACTION),

@@ -16,13 +16,14 @@ pub struct CompactPolicy {
     /// provider's summary uses its own prompt, quotes nothing and is not valid for another model.
     pub engine: SummaryEngine,
     /// Past this share of the usable window (the window less the output reserve) a summary replaces the
-    /// beginning of the history, as soon as it is written. Only if the window is known: set it under
-    /// `[model]` or `[upstream]` for models that Plimsoll does not know.
+    /// beginning of the history, as soon as it is written. This needs a known window: for models that Plimsoll
+    /// does not know, set `window_tokens` under `[model]` or `[upstream]`.
     pub threshold: f64,
-    /// Instead of a share: tokens past which it does.
+    /// Instead of `threshold`: a summary replaces the beginning past this many tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threshold_tokens: Option<u64>,
-    /// Instead of a share: it does once fewer tokens than this are left of the usable window.
+    /// Instead of `threshold`: a summary replaces the beginning once fewer tokens than this are left of the
+    /// usable window.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threshold_buffer_tokens: Option<u64>,
     /// Whether the part of the window past the threshold is shown as its own category, `Autocompact
@@ -38,15 +39,15 @@ pub struct CompactPolicy {
     /// Most of the newest messages that stay word for word; the newest step always stays. Calls and their
     /// results stay together.
     pub keep_messages: u32,
-    /// Whether at least `keep_messages` stay instead, however large they are: the cut moves back until no call
-    /// is separated from its result (as micro-compaction does).
+    /// `true`: at least `keep_messages` messages stay, however large; the cut moves back so that no call loses
+    /// its result (as micro-compaction does).
     pub keep_at_least: bool,
-    /// Most tokens of these messages.
+    /// Most tokens of the messages that stay word for word.
     pub keep_tokens: u64,
-    /// Their largest share of the usable window.
+    /// Largest share of the usable window for the messages that stay word for word.
     pub keep_share: f64,
-    /// Instead of these three: the newest part of the history stays, this share of it by length,
-    /// beginning with a message of the user (as Gemini CLI does).
+    /// Instead of `keep_messages`, `keep_tokens` and `keep_share`: the newest part of the history stays, this
+    /// share of it by length, beginning with a message of the user (as Gemini CLI does).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub keep_history: Option<f64>,
     /// Whether the user's first message is quoted together with the summary, up to 2,000 bytes of it.
@@ -65,7 +66,7 @@ pub struct CompactPolicy {
     pub timeout_s: u64,
     /// Most bytes of a summary; a longer one is thrown away.
     pub max_bytes: u64,
-    /// How long no summary is asked for in a thread after one failed.
+    /// Seconds to wait after a failed summary before the thread asks for another.
     pub cool_down_s: u64,
     /// After this many failures in a row no summary is asked for in the thread until it shrinks.
     pub max_failures: u32,
@@ -77,7 +78,8 @@ pub struct CompactPolicy {
     /// full price, because the provider's cache belongs to the request's model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// The prompt for the summary. Plimsoll adds a sentence that the summary must not speak for anybody.
+    /// The prompt for the summary. Plimsoll adds that the summary is only a record, and
+    /// must give no instructions in anyone's name.
     pub prompt: String,
     /// What the summary should focus on, in addition.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -98,10 +100,11 @@ pub struct CompactOverride {
     /// Past this share of the usable window a summary replaces the beginning of a history.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threshold: Option<f64>,
-    /// Instead of a share: tokens past which it does.
+    /// Instead of `threshold`: a summary replaces the beginning past this many tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threshold_tokens: Option<u64>,
-    /// Instead of a share: it does once fewer tokens than this are left of the usable window.
+    /// Instead of `threshold`: a summary replaces the beginning once fewer tokens than this are left of the
+    /// usable window.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threshold_buffer_tokens: Option<u64>,
     /// The share of the threshold past which the summary is written in the background.
