@@ -500,8 +500,12 @@ fn unpinned(name: &str, text: &str) -> Vec<String> {
 }
 
 /// Documents whose claims name their tests, and how many they name at least.
-const TABLES_OF_TESTS: &[(&str, usize)] =
-    &[("docs/threats.md", 60), ("docs/limits.md", 50), ("docs/rewriting.md", 15), ("docs/keeping.md", 1)];
+const TABLES_OF_TESTS: &[(&str, usize)] = &[
+    ("docs/threats.md", 60),
+    ("docs/limits.md", 50),
+    ("docs/rewriting.md", 15),
+    ("docs/keeping.md", 1),
+];
 
 /// A threat that is said to be held off has a test that tries it, and a limit one that reaches it.
 #[test]

@@ -114,8 +114,11 @@ fn served(loaded: &LoadedConfig, kept: &StoreCheck) -> String {
     let _ = writeln!(out, "upstreams, in the order in which they are tried:");
     for upstream in upstreams {
         let dialects: Vec<_> = upstream.dialects.iter().map(word).collect();
-        let dialects =
-            if dialects.is_empty() { "only by name, prefix or host".into() } else { dialects.join(", ") };
+        let dialects = if dialects.is_empty() {
+            "only by name, prefix or host".into()
+        } else {
+            dialects.join(", ")
+        };
         let mut also = vec![format!("/{}/…", upstream.name)];
         also.extend(upstream.prefix.iter().map(|prefix| format!("{prefix}/…")));
         also.extend(upstream.hosts.iter().map(|host| format!("host {host}")));

@@ -182,7 +182,9 @@ impl RunningProxy {
                 return Ok(Self { base, client, own: None });
             }
             Ok(_) => {}
-            Err(trouble) => print::note(&format!("{}; starting another Plimsoll for this command", trouble.0)),
+            Err(trouble) => {
+                print::note(&format!("{}; starting another Plimsoll for this command", trouble.0))
+            }
         }
         Self::started(sources).await
     }

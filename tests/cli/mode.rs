@@ -123,3 +123,22 @@ async fn include_usage_is_turned_off_by_one_line() {
         assert_eq!(call.message.text() != request, is_asked, "{above}");
     }
 }
+
+#[tokio::test]
+async fn the_first_lines_say_what_is_changed_where_the_data_is_and_what_to_try() {
+    let provider = Provider::start().await;
+    for (flags, mode) in [
+        (&[] as &[&str], "mode active: may clear old tool results"),
+        (&["--mode", "shadow"], "mode shadow: decides and measures"),
+        (&["--mode", "observe"], "mode observe: only watches"),
+    ] {
+        let serving = Serving::start(&provider.base(), flags).await;
+        let [says, data, example] = &serving.first_steps[..] else {
+            panic!("{:?}", serving.first_steps)
+        };
+        assert!(says.trim_start().starts_with(mode), "{says}");
+        assert_eq!(data.trim(), format!("data: {}", serving.data.path().display()));
+        let base = format!("http://{}", serving.clients);
+        assert_eq!(example.trim(), format!("try: ANTHROPIC_BASE_URL={base} claude"));
+    }
+}

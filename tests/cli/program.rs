@@ -92,7 +92,8 @@ impl Serving {
         let ready = ready.expect("it ended before it was ready");
         let words: Vec<&str> = ready.split(['/', ' ', ')']).collect();
         let mut addresses = words.iter().filter_map(|word| word.parse().ok());
-        let (clients, admin) = (addresses.next().unwrap(), addresses.next().unwrap());
+        let (clients, admin): (SocketAddr, SocketAddr) =
+            (addresses.next().unwrap(), addresses.next().unwrap());
         let token = words.iter().find_map(|word| word.strip_prefix("#token=")).unwrap_or_default();
         let link = if token.is_empty() { String::new() } else { format!("/#token={token}") };
         let scheme = |before: &str| {

@@ -29,6 +29,7 @@ mod presets;
 mod pruned;
 mod put_back;
 mod refused;
+mod retried;
 mod said;
 mod shown;
 mod smaller;

@@ -365,7 +365,6 @@ impl Retry<'_> {
                     let room = answers.room.take();
                     room.into_iter().for_each(|room| pending.set_room(room, saved, self.recorder));
                 }
-                (AttemptFinding::RoomRefused(cause), _) => pending.set_refused(cause),
                 (AttemptFinding::OwnDecisionsRefused { cause, .. }, _) => {
                     let before = answers.last_accepted.take();
                     void = before.map_or_else(Vec::new, |before| {
@@ -458,7 +457,7 @@ async fn read_refusal(
         &recorder.memory,
         |head, start| {
             let is_plain = !head.headers.contains_key(CONTENT_ENCODING);
-            is_plain && start.trim_ascii_end().ends_with(b"}") && Document::read(start).is_ok()
+            is_plain && Document::read(start).is_ok()
         },
     )
     .await

@@ -248,7 +248,10 @@ impl DecisionReason {
                 "the broken cache would cost more than is saved within prune.horizon_turns",
                 OLD_RESULTS,
             ),
-            Self::Aside => ("the provider refused a rewrite: nothing new is changed in this branch for now", ALWAYS),
+            Self::Aside => (
+                "the provider refused a rewrite: nothing new is changed in this branch for now",
+                ALWAYS,
+            ),
             Self::HeldOut => {
                 ("the session is held out for comparison", "docs/rewriting.md \"What it saved\"")
             }

@@ -1,0 +1,208 @@
+//! Retries over sockets: what each answer of the provider leads to (`docs/architecture.md` "Retries"), where
+//! the answer's status, its pieces or an earlier answer decide.
+
+use plimsoll::context::policy::{Policy, SummaryEngine};
+use plimsoll::dialect::repair::RepairCause;
+use plimsoll::telemetry::RefusalOutcome;
+use serde_json::{Value, json};
+
+use crate::play::{Play, answers, asks};
+use crate::pruned::{CLEARED, eager, history};
+use crate::support::http1::{Call, Wire};
+
+const MODEL: &str = "claude-sonnet-4-5";
+const EMPTY: &str = r#"{"type":"error","error":{"type":"invalid_request_error","message":"messages: text content blocks must be non-empty"}}"#;
+const TOO_LONG: &str = r#"{"type":"error","error":{"type":"invalid_request_error","message":"prompt is too long: 2600 tokens > 2000 maximum"}}"#;
+const WILD: &str = "prompt is too long: 210000 tokens > 200000 maximum";
+const TOO_MUCH_OUTPUT: &str = r#"{"type":"error","error":{"type":"invalid_request_error","message":"max_tokens: 64000 > 8192, which is the maximum allowed number of output tokens for claude-sonnet-4-5"}}"#;
+
+/// A play that asks for no summary, in a window that the history nearly fills.
+async fn play() -> Play {
+    let mut policy = Policy::default();
+    policy.compact.engine = SummaryEngine::Off;
+    let mut play = Play::of("/v1/messages", policy).await;
+    play.config.upstreams[0].window = Some(3000);
+    play.restarts().await;
+    play
+}
+
+fn reply() -> String {
+    answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}])).to_string()
+}
+
+/// A long history with an empty text in it.
+fn empty() -> Value {
+    let mut messages = history(8);
+    let last = messages.last_mut().unwrap();
+    last["content"].as_array_mut().unwrap().push(json!({"type": "text", "text": ""}));
+    asks(MODEL, &messages)
+}
+
+fn streamed() -> Value {
+    let mut request = asks(MODEL, &history(8));
+    request["stream"] = json!(true);
+    request
+}
+
+fn error_event(message: &str) -> String {
+    let error =
+        json!({"type": "error", "error": {"type": "invalid_request_error", "message": message}});
+    format!("event: error\ndata: {error}\n\n")
+}
+
+/// The client asks, and the provider's first answer has this status.
+async fn refused(play: &Play, request: &Value, status: &str, body: &str) -> (Wire, Call) {
+    let client = play.sends(request).await;
+    let mut call = play.provider.call().await;
+    call.answer(status, body).await;
+    (client, call)
+}
+
+/// The next form of the request is answered so.
+async fn next(call: Call, status: &str, body: &str) -> Call {
+    let mut call = call.wire.request().await;
+    call.answer(status, body).await;
+    call
+}
+
+#[tokio::test]
+async fn a_repaired_request_that_does_not_fit_gets_room_whatever_its_status() {
+    for status in ["400 Bad Request", "413 Payload Too Large", "500 Internal Server Error"] {
+        let mut play = play().await;
+        let (mut client, call) = refused(&play, &empty(), "400 Bad Request", EMPTY).await;
+        let call = next(call, status, TOO_LONG).await;
+        if status.starts_with("500") {
+            // A server error after a repair is the server's: it is forwarded.
+            let answer = client.response().await;
+            assert_eq!((answer.status(), answer.text()), (500, TOO_LONG));
+            continue;
+        }
+        let call = next(call, "200 OK", &reply()).await;
+        assert!(call.message.text().contains(CLEARED), "{status}: {}", call.message.text());
+        assert_eq!(client.response().await.status(), 200, "{status}");
+        let overflow = play.server.told().await.done.overflow.unwrap();
+        assert!(overflow.saved, "{status}");
+    }
+}
+
+/// A limit on the rate is no refusal: the client hears of it, and may try again.
+#[tokio::test]
+async fn a_repaired_request_that_is_limited_in_rate_is_answered_so() {
+    let play = play().await;
+    let (mut client, call) = refused(&play, &empty(), "400 Bad Request", EMPTY).await;
+    let slow = r#"{"type":"error","error":{"type":"rate_limit_error","message":"slow down"}}"#;
+    next(call, "429 Too Many Requests", slow).await;
+    let answer = client.response().await;
+    assert_eq!((answer.status(), answer.text()), (429, slow));
+}
+
+#[tokio::test]
+async fn room_that_does_not_fit_either_is_answered_as_at_first_whatever_its_status() {
+    for status in ["400 Bad Request", "413 Payload Too Large"] {
+        let mut play = play().await;
+        let request = asks(MODEL, &history(8));
+        let (mut client, call) = refused(&play, &request, "400 Bad Request", TOO_LONG).await;
+        let still = TOO_LONG.replace("2600", "2400");
+        let call = next(call, status, &still).await;
+        assert!(call.message.text().contains(CLEARED), "{}", call.message.text());
+        assert_eq!(client.response().await.text(), TOO_LONG, "{status}");
+        let told = play.server.told().await;
+        assert_eq!(told.done.overflow.map(|overflow| overflow.saved), Some(false), "{status}");
+    }
+}
+
+/// A wild number in an accepted answer cuts nothing: the answer is the client's.
+#[tokio::test]
+async fn an_error_in_an_answer_that_contradicts_the_estimate_cuts_nothing() {
+    let mut play = play().await;
+    let mut client = play.sends(&streamed()).await;
+    let mut call = play.provider.call().await;
+    call.begin_events().await;
+    call.chunk(error_event(WILD)).await;
+    call.end().await;
+    assert_eq!(client.response().await.text(), error_event(WILD));
+    let told = play.server.told().await;
+    play.server.told_no_more();
+    assert!(told.done.made.is_nothing(), "{:?}", told.done);
+}
+
+/// Whatever number the answer to a request with room names: it does not fit, and the first answer is the client's.
+#[tokio::test]
+async fn room_whose_answer_says_that_it_does_not_fit_is_answered_as_at_first() {
+    let play = play().await;
+    let mut client = play.sends(&streamed()).await;
+    let mut call = play.provider.call().await;
+    let first = error_event("prompt is too long: 2600 tokens > 2000 maximum");
+    call.begin_events().await;
+    call.chunk(&first).await;
+    call.end().await;
+    let mut call = tokio::select! {
+        call = play.provider.call() => call,
+        call = call.wire.request() => call,
+    };
+    assert!(call.message.text().contains(CLEARED), "{}", call.message.text());
+    call.begin_events().await;
+    call.chunk(error_event(WILD)).await;
+    call.end().await;
+    assert_eq!(client.response().await.text(), first);
+}
+
+/// A server's error says nothing against a rewrite: it is forwarded, and nothing is sent again.
+#[tokio::test]
+async fn a_server_error_after_a_rewrite_is_forwarded_at_once() {
+    let mut play = Play::of("/v1/messages", eager()).await;
+    let broken =
+        r#"{"type":"error","error":{"type":"api_error","message":"Internal server error"}}"#;
+    let request = asks(MODEL, &history(6));
+    let (mut client, call) = refused(&play, &request, "500 Internal Server Error", broken).await;
+    assert!(call.message.text().contains(CLEARED), "{}", call.message.text());
+    let answer = client.response().await;
+    assert_eq!((answer.status(), answer.text()), (500, broken));
+    assert_eq!(play.server.told().await.done.resent, None);
+}
+
+/// A refusal may come piece by piece: it is judged when all of it is there.
+#[tokio::test]
+async fn a_refusal_that_comes_in_pieces_is_read_whole() {
+    let mut play = play().await;
+    let mut client = play.sends(&empty()).await;
+    let mut call = play.provider.call().await;
+    let length = EMPTY.len();
+    call.send(format!(
+        "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n"
+    ))
+    .await;
+    for piece in EMPTY.as_bytes().chunks(length / 3 + 1) {
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        call.send(piece).await;
+    }
+    next(call, "200 OK", &reply()).await;
+    assert_eq!(client.response().await.status(), 200);
+    let refusal = play.server.told().await.refusal.clone().unwrap();
+    assert_eq!(
+        (refusal.causes, refusal.outcome),
+        (vec![RepairCause::Empty], RefusalOutcome::Healed)
+    );
+}
+
+/// What the first refusal says of the output's limit is learned, though something else is refused after it.
+#[tokio::test]
+async fn a_models_most_output_is_learned_though_something_else_is_refused_after_it() {
+    let mut play = play().await;
+    let mut request = empty();
+    request["max_tokens"] = json!(64_000);
+    request.as_object_mut().unwrap().remove("thinking");
+    play.config.upstreams[0].window = Some(200_000);
+    play.restarts().await;
+    let (mut client, call) = refused(&play, &request, "400 Bad Request", TOO_MUCH_OUTPUT).await;
+    let call = next(call, "400 Bad Request", EMPTY).await;
+    next(call, "200 OK", &reply()).await;
+    assert_eq!(client.response().await.status(), 200);
+    let refusal = play.server.told().await.refusal.clone().unwrap();
+    assert_eq!(refusal.causes, [RepairCause::MaxTokens, RepairCause::Empty]);
+    play.session = "99999999-2222-3333-4444-555555555555";
+    let mut other = asks(MODEL, &history(1));
+    other["max_tokens"] = json!(64_000);
+    let scene = play.asks(&other, &serde_json::from_str(&reply()).unwrap()).await;
+    assert_eq!(scene.sent["max_tokens"], json!(8_192));
+}
