@@ -34,6 +34,13 @@ pub struct ExchangeSavings {
     pub money: Option<Money>,
 }
 
+impl ExchangeSavings {
+    /// Tokens that were not sent: of results, and of the history that a summary replaced.
+    pub fn gone(&self) -> u64 {
+        self.removed.saturating_add(self.compacted)
+    }
+}
+
 /// US dollars, at catalogue prices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Money {
@@ -297,7 +304,7 @@ fn millionth(tokens: u64, price: f64) -> f64 {
 pub struct ClaimCheck {
     /// How many exchanges.
     pub turns: u64,
-    /// Tokens that we claim were removed from them.
+    /// Tokens that we claim were not sent of them: removed, and replaced by summaries.
     pub claimed: u64,
     /// The provider's count of their original requests.
     pub came: u64,
@@ -400,7 +407,7 @@ impl Savings {
             priced_turns: u64::from(saved.money.is_some()),
             checked: saved.came.map_or(ClaimCheck::default(), |came| ClaimCheck {
                 turns: 1,
-                claimed: saved.removed,
+                claimed: saved.gone(),
                 came,
                 sent: saved.sent,
             }),

@@ -211,6 +211,25 @@ fn a_sample_checks_the_claim() {
     assert_eq!(of(&done, &sent, Some(counted)).came, None);
 }
 
+/// What the provider no longer counts of a request was cut, or a summary took its place: the claim is of both.
+#[test]
+fn a_sample_checks_a_summary_too() {
+    let swap = PlanStep {
+        change: Change::Compacted,
+        tokens_after: 1_000,
+        ..cut(DecisionReason::Threshold, Decision::Replayed, 81_000)
+    };
+    let steps = [swap, cut(DecisionReason::Pressure, Decision::Replayed, 30_000)];
+    let done = RewriteSummary::of(&steps, Mode::Active);
+    let (sent, counted) =
+        (usage(40_000, 0, 0), Some(ProviderCount { as_it_came: true, tokens: 150_000 }));
+    let mut savings = Savings::default();
+    savings.add(&SavingsInput { counted, ..exchanged(&done, &sent, None) }.saved());
+    let checked = ClaimCheck { turns: 1, claimed: 110_000, came: 150_000, sent: 40_000 };
+    assert_eq!((savings.checked, savings.checked.saved()), (checked, 110_000));
+    assert_eq!((savings.removed, savings.summaries.tokens_compacted), (30_000, 80_000));
+}
+
 /// What a summary takes the place of was saved on each turn that would have fit with it, and breaks the cache
 /// where it is new.
 #[test]
@@ -415,7 +434,7 @@ fn sums_are_joined_number_by_number() {
         in_shadow: 5,
         reprocessed: 7,
         priced_turns: 1,
-        checked: ClaimCheck { turns: 1, claimed: 100, came: 390, sent: 300 },
+        checked: ClaimCheck { turns: 1, claimed: 120, came: 390, sent: 300 },
         summaries: SummaryCosts { tokens_compacted: 20, ..SummaryCosts::default() },
         money,
         net: 1.0,
