@@ -125,6 +125,19 @@ fn the_net_is_what_the_calls_cost_less() {
     }
 }
 
+/// A call with more cuts than a turn stores tells all of them, and what they broke and saved is that of all.
+#[test]
+fn a_batch_larger_than_what_is_told_is_told_whole() {
+    let policy = "[prune]\ngate = [\"always\"]\nprotect_tokens = 900\nprotect_messages = 0\nmin_saving_tokens = 25000\n[compact]\nengine = \"off\"\n";
+    let told = told_of("large-batch", policy, &session_of(("gpt-4.1", "openai"), 120, 120, 300));
+    assert_eq!(told.events.len() as u64, told.results_cut, "{told:?}");
+    let batches = told.events.chunk_by(|one, other| one.call == other.call);
+    assert!(batches.map(<[_]>::len).max() > Some(80), "{told:?}");
+    let less = told.as_it_was.dollars - told.under_policy.dollars;
+    let (net, broken) = (told.savings.net, told.savings.money.broken);
+    assert!((net - less).abs() < broken / 100.0, "{net} is not {less}, {broken} broken");
+}
+
 /// Results that are cut and whose call comes again are told: the agent would have had to ask.
 #[test]
 fn what_is_asked_for_again_after_it_was_cut_is_counted() {

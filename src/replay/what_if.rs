@@ -255,7 +255,8 @@ impl<'l> WhatIfSession<'l> {
             let Breakdown { system, messages, .. } = &mut estimate.breakdown;
             (*system, *messages) = (*system + head, messages.saturating_sub(head));
         }
-        self.tell(line, &turn, model, summary.as_ref(), report);
+        self.tell(line, plan.steps, report);
+        self.tell_costs(line, &turn, model, summary.as_ref(), report);
         if let (Some(seen), Some(actual), false) =
             (&measured.seen, turn.usage.input, turn.usage.lower_bound)
         {
@@ -426,7 +427,31 @@ impl<'l> WhatIfSession<'l> {
         }
     }
 
-    fn tell(
+    /// Adds the new and refused changes: all of them, of which a turn stores only the first.
+    fn tell(&self, line: &TranscriptLine, steps: Vec<plan::PlanStep>, report: &mut WhatIfReport) {
+        for step in steps {
+            match step.decision {
+                Decision::New => report.events.push(WhatIfEvent {
+                    session: line.session.clone(),
+                    call: self.calls,
+                    at: line.at(),
+                    model: line.model.clone(),
+                    change: step.change,
+                    why: step.why,
+                    tokens_before: step.tokens_before,
+                    tokens_after: step.tokens_after,
+                }),
+                Decision::Refused => {
+                    let why = serde_json::to_value(step.why).unwrap_or_default();
+                    let why = why.as_str().unwrap_or_default().to_owned();
+                    *report.refused.entry(why).or_default() += 1;
+                }
+                Decision::Replayed => {}
+            }
+        }
+    }
+
+    fn tell_costs(
         &self,
         line: &TranscriptLine,
         turn: &Turn,
@@ -439,27 +464,6 @@ impl<'l> WhatIfSession<'l> {
             report.spent_on_summaries.add(&summary.spent, turn, model);
             let summary = SummaryCosts::of(&summary.spent, model.price, turn.dialect);
             report.savings.wrote(summary);
-        }
-        let change = |step: &plan::PlanStep| WhatIfEvent {
-            session: line.session.clone(),
-            call: self.calls,
-            at: line.at(),
-            model: line.model.clone(),
-            change: step.change,
-            why: step.why,
-            tokens_before: step.tokens_before,
-            tokens_after: step.tokens_after,
-        };
-        for step in &turn.done.steps {
-            match step.decision {
-                Decision::New => report.events.push(change(step)),
-                Decision::Refused => {
-                    let why = serde_json::to_value(step.why).unwrap_or_default();
-                    let why = why.as_str().unwrap_or_default().to_owned();
-                    *report.refused.entry(why).or_default() += 1;
-                }
-                Decision::Replayed => {}
-            }
         }
         if line.actual().is_none() || turn.usage.input.is_none() {
             return;

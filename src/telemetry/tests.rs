@@ -411,8 +411,15 @@ fn rewritten() -> Exchange {
         step(Change::PutBack, Decision::Refused, DecisionReason::OtherModel, 0, 0),
     ];
     let money = Some(Money { spent: 1.0, saved: 0.25, broken: 0.125 });
-    let saved =
-        ExchangeSavings { removed: 12_400, reprocessed: 7, money, ..ExchangeSavings::default() };
+    let saved = ExchangeSavings {
+        removed: 12_400,
+        compacted: 600,
+        came: Some(64_800),
+        sent: 51_790,
+        reprocessed: 7,
+        money,
+        ..ExchangeSavings::default()
+    };
     let done = RewriteSummary::of(&steps, Mode::Active);
     Exchange { done, saved: Some(saved), ..told() }
 }
@@ -452,6 +459,9 @@ fn rewriting_counts_by_what_why_and_mode() {
     assert_eq!(counted("pruned_tokens_total", &mode("active")), 12_400.0);
     assert_eq!(counted("pruned_tokens_total", &mode("shadow")), 12_400.0);
     assert_eq!(counted("cache_broken_tokens_total", of), 7.0);
+    let checked = ["claimed", "came", "sent"]
+        .map(|kind| counted("savings_checked_tokens_total", &format!(r#"kind="{kind}",{of}"#)));
+    assert_eq!(checked, [13_000.0, 64_800.0, 51_790.0]);
     assert_eq!(counted("pruned_dollars_total", of), 0.25);
     assert_eq!(counted("cache_broken_dollars_total", of), 0.125);
     assert_eq!(counted("rewrites_refused_total", r#"cause="signature",upstream="anthropic""#), 1.0);

@@ -16,7 +16,7 @@ pub(in crate::context) use recorded::again;
 pub use recorded::{ForeignReasoning, RecordedDecisions, ReturnedReply};
 pub use replay::{as_it_came, replay};
 pub(in crate::context) use report::is_default;
-pub use report::{ChangeCounts, MOST_TOLD, RewriteSummary};
+pub use report::{ChangeCounts, MOST_TOLD, NewTokens, RewriteSummary};
 
 use serde::{Deserialize, Serialize};
 
@@ -283,6 +283,11 @@ impl PlanStep {
             tokens_before: tokens,
             tokens_after: tokens,
         }
+    }
+
+    /// Tokens that it takes away.
+    pub fn removed(&self) -> u64 {
+        self.tokens_before.saturating_sub(self.tokens_after)
     }
 }
 

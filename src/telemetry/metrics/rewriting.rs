@@ -72,7 +72,7 @@ impl RewriteMetrics {
             reprocessed: make.counters("plimsoll_cache_broken_tokens_total", of,
                 "Tokens that were in the provider's cache after the place of a new cut and had to be processed again, as the provider reported.")?,
             checked: make.counters("plimsoll_savings_checked_tokens_total", &["upstream", "model", "kind"],
-                "For exchanges whose saving was checked by a sample: tokens that Plimsoll says were removed (`claimed`), and the provider's own count of the request as it came (`came`) and as it was sent (`sent`).")?,
+                "For exchanges whose saving was checked by a sample: tokens that Plimsoll says were not sent (`claimed`: cut results, and what summaries replaced), and the provider's own count of the request as it came (`came`) and as it was sent (`sent`).")?,
             saved: make.dollars("plimsoll_pruned_dollars_total", of,
                 "What the pruned tokens would have cost at catalogue prices, as cache reads where the exchange read from the cache. The cost of broken caches is not subtracted.")?,
             broken: make.dollars("plimsoll_cache_broken_dollars_total", of,
@@ -202,7 +202,7 @@ impl RewriteMetrics {
             self.reprocessed.with_label_values(&[upstream, model]).inc_by(saved.reprocessed);
         }
         if let Some(came) = saved.came {
-            for (kind, tokens) in [("claimed", saved.removed), ("came", came), ("sent", saved.sent)]
+            for (kind, tokens) in [("claimed", saved.gone()), ("came", came), ("sent", saved.sent)]
             {
                 self.checked.with_label_values(&[upstream, model, kind]).inc_by(tokens);
             }

@@ -29,6 +29,9 @@ pub struct RewriteSummary {
     /// The share of `tokens_removed` that is new with this request.
     #[serde(default, skip_serializing_if = "is_default")]
     pub tokens_pruned: u64,
+    /// What the new steps took away, all of them; see [`Self::tokens_of_new`].
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub new_tokens: NewTokens,
     /// Tokens by which cut results grew, estimated.
     #[serde(default, skip_serializing_if = "is_default")]
     pub tokens_added: u64,
@@ -60,6 +63,41 @@ pub struct RewriteSummary {
     /// What was done because the window was too small.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overflow: Option<OverflowReport>,
+}
+
+/// What the new steps of a request took away, in estimated tokens. Of all of them: only [`MOST_TOLD`] steps
+/// are stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NewTokens {
+    /// Removed by late steps, those that change what was sent before; less what stands in for it.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub late: u64,
+    /// What stands in for it.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub stand_ins: u64,
+    /// Whether a late step was made for another reason than a cold cache.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub in_warm_cache: bool,
+    /// Removed from results that were too large when they were first sent.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub at_birth: u64,
+}
+
+impl NewTokens {
+    fn of(steps: &[PlanStep]) -> Self {
+        let mut sums = Self::default();
+        let add = |to: &mut u64, tokens| *to = to.saturating_add(tokens);
+        for step in steps.iter().filter(|step| step.decision == Decision::New) {
+            if step.why == DecisionReason::TooLarge {
+                add(&mut sums.at_birth, step.removed());
+            } else if matches!(step.change, Change::Cut | Change::Compacted) {
+                add(&mut sums.late, step.removed());
+                add(&mut sums.stand_ins, step.tokens_after);
+                sums.in_warm_cache |= step.why != DecisionReason::ColdCache;
+            }
+        }
+        sums
+    }
 }
 
 /// Changes by kind.
@@ -148,9 +186,14 @@ impl RewriteSummary {
         (claimed as f64 * self.measured.unwrap_or(1.0)).round() as u64
     }
 
+    /// The sums over all new steps. Turns of earlier versions have none: then over those that were stored.
+    pub fn tokens_of_new(&self) -> NewTokens {
+        if is_default(&self.new_tokens) { NewTokens::of(&self.steps) } else { self.new_tokens }
+    }
+
     /// Summarises these steps.
     pub fn of(steps: &[PlanStep], mode: Mode) -> Self {
-        let mut done = Self { mode, ..Self::default() };
+        let mut done = Self { mode, new_tokens: NewTokens::of(steps), ..Self::default() };
         for step in steps {
             if step.decision != Decision::Replayed && done.steps.len() < MOST_TOLD {
                 done.steps.push(step.clone());
@@ -160,11 +203,11 @@ impl RewriteSummary {
             }
             *done.made.of(step.change) += 1;
             *done.new.of(step.change) += u32::from(step.decision == Decision::New);
+            let removed = step.removed();
             if step.change == Change::Compacted {
-                done.tokens_compacted += step.tokens_before.saturating_sub(step.tokens_after);
+                done.tokens_compacted += removed;
                 continue;
             }
-            let removed = step.tokens_before.saturating_sub(step.tokens_after);
             done.tokens_removed += removed;
             done.tokens_pruned += if step.decision == Decision::New { removed } else { 0 };
             done.tokens_added += step.tokens_after.saturating_sub(step.tokens_before);
@@ -326,6 +369,25 @@ mod tests {
         assert_eq!((done.steps.len(), done.new.cut as usize), (MOST_TOLD, MOST_TOLD + 5));
     }
 
+    /// Of what is new all is summed, told or not, and by what became of the cache.
+    #[test]
+    fn what_is_new_is_summed_beyond_what_is_told() {
+        let of = |why, change, decision| PlanStep { why, ..step(change, decision, 1_010, 10) };
+        let cold = of(DecisionReason::ColdCache, Change::Cut, Decision::New);
+        let mut steps = vec![cold; MOST_TOLD + 6];
+        let sums = |steps: &[PlanStep]| RewriteSummary::of(steps, Mode::Active).tokens_of_new();
+        let all = NewTokens { late: 70_000, stand_ins: 700, ..NewTokens::default() };
+        assert_eq!(sums(&steps), all);
+        steps.push(of(DecisionReason::TooLarge, Change::Cut, Decision::New));
+        steps.push(of(DecisionReason::Pressure, Change::Cut, Decision::Replayed));
+        steps.push(of(DecisionReason::Pressure, Change::Cut, Decision::Refused));
+        steps.push(of(DecisionReason::Queued, Change::Said, Decision::New));
+        assert_eq!(sums(&steps), NewTokens { at_birth: 1_000, ..all });
+        steps.push(of(DecisionReason::Pressure, Change::Cut, Decision::New));
+        let warm = NewTokens { late: 71_000, stand_ins: 710, in_warm_cache: true, at_birth: 1_000 };
+        assert_eq!(sums(&steps), warm);
+    }
+
     #[test]
     fn what_was_done_comes_back_from_the_store() {
         let steps = [step(Change::Cut, Decision::New, 500, 10)];
@@ -386,6 +448,12 @@ mod tests {
             new: ChangeCounts { cut: 2, compacted: 1, said: 1, ..ChangeCounts::default() },
             tokens_removed: 890 + 60 + 50,
             tokens_pruned: 890 + 60,
+            new_tokens: NewTokens {
+                late: 4_600 + 890 + 60,
+                stand_ins: 420,
+                in_warm_cache: true,
+                at_birth: 0,
+            },
             tokens_added: 42,
             tokens_compacted: 4_600 + 200,
             ..RewriteSummary::default()

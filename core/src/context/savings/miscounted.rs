@@ -1,0 +1,140 @@
+//! Claims in a session with a tool whose results are miscounted, against the truth.
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::context::budget::{self, Anchor, MeasuredEstimate};
+use crate::context::plan::DecisionReason;
+use crate::context::scene::SessionFixture;
+use crate::context::{Cut, Fact, Replacement, SketchPart};
+use crate::dialect::{PartIndex, PartKey, PartKind};
+use crate::tokens::learn::EstimatorState;
+
+/// Tokens of what stands in for a result.
+const STAND_IN: u32 = 12;
+
+/// A call of `Read` and its result for each number, and words between them. Results are of all sizes, so that many
+/// are larger than what is cut with them.
+fn history(turns: usize) -> Value {
+    let mut messages = vec![json!({"role": "user", "content": "Read them all, one by one."})];
+    for number in 1..=turns {
+        let id = format!("toolu_{number:02}AbCdEfGh{number:02}");
+        let words = format!("That was number {number}. ").repeat(10 + number % 4);
+        let result = format!("Line {number} of it is so. ").repeat(200 + 83 * number % 300);
+        messages.push(json!({"role": "assistant", "content": [{"type": "text", "text": words},
+            {"type": "tool_use", "id": id, "name": "Read", "input": {"n": number}}]}));
+        messages.push(json!({"role": "user", "content":
+            [{"type": "tool_result", "tool_use_id": id, "content": result}]}));
+    }
+    messages.into()
+}
+
+/// A session whose one tool costs `times` what we count of it. All else costs what we count.
+struct Miscounted {
+    scene: SessionFixture,
+    learned: EstimatorState,
+    times: f64,
+    /// What the provider no longer counts.
+    truth: f64,
+}
+
+impl Miscounted {
+    fn new(times: f64) -> Self {
+        let scene = SessionFixture::of("claude-sonnet-4-5", &history(0));
+        let learned = EstimatorState::new(scene.model.family);
+        Self { scene, learned, times, truth: 0.0 }
+    }
+
+    /// The provider's count of what was sent.
+    fn counted(&self, parts: &[SketchPart]) -> u64 {
+        let results = self.scene.conversation.parts();
+        let results = results.filter(|part| part.kind == PartKind::ToolResult);
+        let results: Vec<PartKey> = results.filter_map(|part| part.key).collect();
+        let times = |key| if results.contains(&key) { self.times } else { 1.0 };
+        parts.iter().map(|part| f64::from(part.tokens) * times(part.key)).sum::<f64>() as u64
+    }
+
+    /// Cuts the result of an early turn.
+    fn cut(&mut self, turn: usize, parts: &[SketchPart]) {
+        let scene = &mut self.scene;
+        let part = scene.conversation.part(PartIndex::new(2 * turn, 0)).unwrap();
+        let was = parts.iter().find(|it| Some(it.key) == part.key).unwrap().tokens;
+        scene.ledger.add(Fact::Cut(Box::new(Cut {
+            after: None,
+            about: PartKey(scene.about(2 * turn)),
+            at: scene.now,
+            exchange: scene.request().exchange.clone(),
+            content: Replacement::Text("It went.".into()),
+            keep_media: false,
+            was,
+            tokens: STAND_IN,
+            why: DecisionReason::Pressure,
+            shadow: false,
+        })));
+        self.truth += f64::from(was) * self.times - f64::from(STAND_IN);
+    }
+
+    fn measure(&self, parent: Option<&Turn>) -> MeasuredEstimate {
+        let (scene, plan) = (&self.scene, self.scene.plan());
+        let sketch = parent.and_then(|parent| scene.ledger.sketch(parent));
+        let anchor = parent.zip(sketch.as_deref());
+        let anchor = anchor.map(|(turn, sketch)| Anchor { turn, sketch });
+        budget::estimate(&scene.request(), &plan.sent, &scene.known(), anchor, &self.learned)
+    }
+
+    /// Sends the request of a turn, with the result of the turn `cut` cut from now on.
+    fn turn(&mut self, turn: usize, cut: Option<usize>) -> Turn {
+        self.scene.send(&history(turn));
+        let parent = self.scene.placed().parent;
+        if let Some(cut) = cut {
+            let parts = self.measure(parent.as_deref()).parts;
+            self.cut(cut, &parts);
+        }
+        let measured = self.measure(parent.as_deref());
+        let input = self.counted(&measured.parts);
+        let reply = self.scene.reply(&history(turn + 1)[2 * turn + 1]["content"]);
+        let mut sent = self.scene.turn(&reply);
+        let output = sent.reply.iter().map(|part| u64::from(part.tokens)).sum();
+        sent.usage = Usage { input: Some(input), output: Some(output), ..Usage::default() };
+        if let Some(seen) = &measured.seen {
+            let guess = &measured.estimate.guess;
+            self.learned = std::mem::replace(&mut self.learned, EstimatorState::new(sent.family))
+                .after(seen, guess, input);
+        }
+        (sent.estimate, sent.sketch) = (Some(measured.estimate), measured.sketch);
+        sent.done = RewriteSummary::of(&self.scene.plan().steps, Mode::Active);
+        sent.measure_removed(parent.as_deref());
+        self.scene.ledger.add(Fact::Turn(Box::new(sent.clone())));
+        sent
+    }
+}
+
+/// Each turn cuts a result and brings another, and many bring more than they cut. The one tool is miscounted by 40 %,
+/// the prose is not: neither the error of the whole nor that of the turn before says by how much.
+#[test]
+fn what_is_claimed_of_a_miscounted_tool_comes_true() {
+    // By then it is known what its results cost.
+    const QUIET: usize = 6;
+    for times in [0.6, 1.0, 1.4] {
+        let mut play = Miscounted::new(times);
+        let (mut all, mut truth, mut more) = (0.0, 0.0, 0);
+        for turn in 1..=QUIET + 20 {
+            let sent = play.turn(turn, turn.checked_sub(QUIET).filter(|cut| *cut > 0));
+            let claimed = SavingsInput::of(&sent, None, None).saved().removed as f64;
+            let wrong = (claimed - play.truth).abs();
+            assert!(
+                wrong <= 0.02 * play.truth,
+                "{times}, turn {turn}: {claimed} of {}",
+                play.truth
+            );
+            let estimate = sent.estimate.unwrap();
+            more += u32::from(turn > QUIET && estimate.new >= estimate.went);
+            (all, truth) = (all + claimed, truth + play.truth);
+        }
+        assert!(
+            truth > 100_000.0 && (all - truth).abs() <= 0.02 * truth,
+            "{times}: {all} of {truth}"
+        );
+        assert!(more > 3, "{times}: {more} turns brought more than they cut");
+    }
+}
