@@ -16,12 +16,16 @@ use super::{answer_of, in_order, turn_of};
 use crate::config::Config;
 use crate::context::budget::{self, Anchor, MeasuredEstimate};
 use crate::context::cache::is_cold;
+use crate::context::compact::schedule::{
+    self, ScheduleAction, ScheduleContext, ScheduleEvent, ScheduleState, SummaryWriter,
+    WrittenSummary,
+};
 use crate::context::compact::{self, CompactionNeed, SummarySizes};
 use crate::context::ledger::{Ledger, anchor_keys};
 use crate::context::lineage::place;
 use crate::context::plan::{
-    self, Change, Decision, DecisionReason, Overlay, Plan, PlanRequest, RecordedDecisions,
-    RewriteSummary,
+    self, Change, Decision, DecisionReason, Overlay, Plan, PlanRequest, PlanStep,
+    RecordedDecisions, RewriteSummary,
 };
 use crate::context::policy::{Mode, Policy, SummaryAuthor};
 use crate::context::savings::{self, Savings, SavingsInput, SummaryCosts};
@@ -158,6 +162,17 @@ struct WhatIfSession<'l> {
     calls: u64,
 }
 
+/// What is decided about a call.
+struct WhatIfPlan {
+    known: RecordedDecisions,
+    plan: Plan,
+    measured: MeasuredEstimate,
+    /// What is decided against.
+    refused: Vec<PlanStep>,
+    /// The summaries that are written because of it.
+    summaries: Vec<CompactionRecord>,
+}
+
 /// A request, with what is known about it.
 struct WhatIfCall<'a> {
     request: PlanRequest<'a>,
@@ -236,7 +251,7 @@ impl<'l> WhatIfSession<'l> {
             learned,
         };
         let known = RecordedDecisions::of(&self.ledger, &conversation, &placed, false);
-        let (plan, measured, summary) = self.decide(&call, known, options);
+        let WhatIfPlan { plan, measured, summaries, .. } = self.decide(&call, known, options);
         let came = call.came(&plan, &measured, &self.came);
         let came_tokens = tokens(&came);
         let left_out = came_tokens.saturating_sub(tokens(&measured.parts));
@@ -256,7 +271,7 @@ impl<'l> WhatIfSession<'l> {
             (*system, *messages) = (*system + head, messages.saturating_sub(head));
         }
         self.tell(line, plan.steps, report);
-        self.tell_costs(line, &turn, model, summary.as_ref(), report);
+        self.tell_costs(line, &turn, model, &summaries, report);
         if let (Some(seen), Some(actual), false) =
             (&measured.seen, turn.usage.input, turn.usage.lower_bound)
         {
@@ -265,14 +280,13 @@ impl<'l> WhatIfSession<'l> {
         self.before = Some((line, turn));
     }
 
-    /// Decides by the policy and stores the decisions; returns what is sent, and the summary that is written
-    /// for later requests.
+    /// Decides by the policy and stores the decisions.
     fn decide(
         &mut self,
         call: &WhatIfCall<'_>,
         mut known: RecordedDecisions,
         options: &WhatIfOptions,
-    ) -> (Plan, MeasuredEstimate, Option<CompactionRecord>) {
+    ) -> WhatIfPlan {
         let request = &call.request;
         let (echoes, _) = reasoning::propose(request, &known);
         self.keep(&mut known, echoes);
@@ -280,45 +294,77 @@ impl<'l> WhatIfSession<'l> {
         let rules = request.policy.estimate.deciding();
         let cost =
             prune::RequestCost { tokens: measured.estimate.tokens, parts: &measured.parts, rules };
-        let (cuts, mut refused) = prune::propose(request, &known, cost);
+        let (cuts, refused) = prune::propose(request, &known, cost);
         if !cuts.is_empty() {
             self.keep(&mut known, cuts);
             (plan, measured) = call.planned(&known);
         }
-        let due = compact::due(request, &known, measured.estimate.tokens);
-        let mut summary = None;
-        if due >= CompactionNeed::Prepare
-            && (known.summaries.is_empty() || due == CompactionNeed::Must)
-        {
-            summary = written(call, &known, &measured, due, options);
-            // A request that does not fit waits for its summary; any other leaves the summary to the next
-            // request.
-            if let Some(compact) = summary.clone().filter(|_| due == CompactionNeed::Must) {
-                self.keep(&mut known, vec![Fact::Summary(Box::new(compact))]);
-                known = self.again(call);
-            }
-        }
-        if due >= CompactionNeed::Swap && !known.summaries.is_empty() {
-            match compact::propose(request, &known, due) {
-                Ok(facts) => {
-                    self.keep(&mut known, facts);
-                    known = self.again(call);
-                    (plan, measured) = call.planned(&known);
+        let mut decided = WhatIfPlan { known, plan, measured, refused, summaries: Vec::new() };
+        self.compact(call, &mut decided, options);
+        decided.plan.steps.extend(std::mem::take(&mut decided.refused));
+        decided
+    }
+
+    /// Compacts as live requests are: performs one action of the schedule after another. Nobody else writes
+    /// summaries, and a request that waits for one gets it.
+    fn compact(
+        &mut self,
+        call: &WhatIfCall<'_>,
+        decided: &mut WhatIfPlan,
+        options: &WhatIfOptions,
+    ) {
+        let (request, mut state) = (&call.request, ScheduleState::default());
+        let mut event = ScheduleEvent::Planned;
+        loop {
+            let tokens = decided.measured.estimate.tokens;
+            let need = state.need(request, &decided.known, Some(tokens), false);
+            let context = ScheduleContext {
+                need,
+                mode: request.mode,
+                may_decide: true,
+                summary: WrittenSummary::of(request, &decided.known, need),
+                writer: SummaryWriter::Nobody,
+                is_requested: false,
+            };
+            let step = schedule::next(context, state, event);
+            state = step.state;
+            event = match step.action {
+                ScheduleAction::SendSmall | ScheduleAction::Send => return,
+                ScheduleAction::Refuse(why) | ScheduleAction::GiveUp(why) => {
+                    let (at, span) = (PartIndex::default(), dialect::Span::new(0, 0));
+                    let step = PlanStep::refused(Change::Compacted, why, at, span, tokens);
+                    decided.refused.push(step);
+                    return;
                 }
-                Err(why) => refused.push(plan::PlanStep::refused(
-                    Change::Compacted,
-                    why,
-                    PartIndex::default(),
-                    dialect::Span::new(0, 0),
-                    measured.estimate.tokens,
-                )),
-            }
+                action @ (ScheduleAction::WriteLater | ScheduleAction::WriteNow) => {
+                    match written(call, decided, need, options) {
+                        Ok(summary) => {
+                            let facts =
+                                summary.iter().map(|it| Fact::Summary(Box::new(it.clone())));
+                            facts.for_each(|fact| self.ledger.add(fact));
+                            decided.summaries.extend(summary);
+                            if action == ScheduleAction::WriteLater {
+                                return;
+                            }
+                            decided.known = self.again(call);
+                            ScheduleEvent::WriterDone
+                        }
+                        Err(why) => ScheduleEvent::CannotWrite(why),
+                    }
+                }
+                ScheduleAction::Use => match compact::propose(request, &decided.known, need) {
+                    Ok(facts) => {
+                        self.keep(&mut decided.known, facts);
+                        decided.known = self.again(call);
+                        (decided.plan, decided.measured) = call.planned(&decided.known);
+                        ScheduleEvent::Planned
+                    }
+                    Err(_) => ScheduleEvent::NotSaved,
+                },
+                ScheduleAction::Refresh => ScheduleEvent::Planned,
+                ScheduleAction::Wait => ScheduleEvent::WriterDone,
+            };
         }
-        if let Some(compact) = summary.clone().filter(|_| due < CompactionNeed::Must) {
-            self.ledger.add(Fact::Summary(Box::new(compact)));
-        }
-        plan.steps.extend(refused);
-        (plan, measured, summary)
     }
 
     fn keep(&mut self, known: &mut RecordedDecisions, facts: Vec<Fact>) {
@@ -456,10 +502,10 @@ impl<'l> WhatIfSession<'l> {
         line: &TranscriptLine,
         turn: &Turn,
         model: &Model,
-        summary: Option<&CompactionRecord>,
+        summaries: &[CompactionRecord],
         report: &mut WhatIfReport,
     ) {
-        if let Some(summary) = summary {
+        for summary in summaries {
             report.summaries += 1;
             report.spent_on_summaries.add(&summary.spent, turn, model);
             let summary = SummaryCosts::of(&summary.spent, model.price, turn.dialect);
@@ -490,14 +536,14 @@ fn tokens(parts: &[SketchPart]) -> u64 {
 /// The summary that would be written of a request, if it would be worth its size.
 fn written(
     call: &WhatIfCall<'_>,
-    known: &RecordedDecisions,
-    measured: &MeasuredEstimate,
+    decided: &WhatIfPlan,
     due: CompactionNeed,
     options: &WhatIfOptions,
-) -> Option<CompactionRecord> {
-    let request = &call.request;
-    let by = *compact::writers(request, false, false).first()?;
-    let choice = compact::choose(request, known, &measured.parts, by)?;
+) -> Result<Option<CompactionRecord>, DecisionReason> {
+    let (request, known, measured) = (&call.request, &decided.known, &decided.measured);
+    let by = *compact::writers(request, false, false).first().ok_or(DecisionReason::Provider)?;
+    let choice =
+        compact::choose(request, known, &measured.parts, by).ok_or(DecisionReason::NothingToCut)?;
     // Its text is not known, so the given number of one-token words is used.
     let words = " summary".repeat(options.summary_tokens as usize);
     let raw = compact::lay_out(request, known, choice.cut, &words, 0, false).raw;
@@ -510,7 +556,7 @@ fn written(
     };
     let sizes = SummarySizes { whole: measured.estimate.tokens, was: choice.was, tokens };
     if !compact::is_accepted(request, sizes, why) {
-        return None;
+        return Ok(None);
     }
     // The writer reads everything that was sent; with another model or a cold cache, nothing of it is cached.
     let input = measured.estimate.tokens;
@@ -522,7 +568,7 @@ fn written(
         cache_read: Some(held.unwrap_or(0).min(input)),
         ..Usage::default()
     };
-    Some(CompactionRecord {
+    Ok(Some(CompactionRecord {
         about: choice.about,
         near: choice.near,
         is_own: choice.is_own,
@@ -540,5 +586,5 @@ fn written(
         carries: None,
         shadow: false,
         after: None,
-    })
+    }))
 }

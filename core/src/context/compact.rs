@@ -2,12 +2,13 @@
 //! whether that is worth it (`docs/rewriting.md` "Compaction").
 //!
 //! A summary is written first, and used later by the request that crosses the threshold: two facts. Pure:
-//! nothing here asks for a summary. The exact rules of known agents are in `compact/agents.rs`, quotes of the
-//! user in `compact/quotes.rs`, reports in `compact/report.rs`.
+//! nothing here asks for a summary. What is done when is in `compact/schedule.rs`, the exact rules of known agents
+//! in `compact/agents.rs`, quotes of the user in `compact/quotes.rs`, reports in `compact/report.rs`.
 
 pub mod agents;
 mod quotes;
 pub mod report;
+pub mod schedule;
 
 pub use agents::is_worth_it;
 pub use quotes::most_quoted;
@@ -50,9 +51,10 @@ pub enum CompactionNeed {
     Must,
 }
 
-/// Tokens of the window that may be filled: the window less the reserve. If the reserve is half of the window
-/// or more, it is not meant literally, and a quarter is reserved instead.
-pub fn usable(request: &PlanRequest<'_>) -> u64 {
+/// Tokens of the window that a request may fill before its history must be compacted: the window less the
+/// reserve. If the reserve is half of the window or more, it is not meant literally, and a quarter is reserved
+/// instead; [`PlanRequest::usable`], by which results are cut, takes it literally.
+pub fn fillable_window(request: &PlanRequest<'_>) -> u64 {
     let (window, reserve) = (request.model.window, request.reserve);
     let is_sensible = reserve.saturating_mul(2) < window;
     window.saturating_sub(if is_sensible { reserve } else { window / 4 })
@@ -73,18 +75,18 @@ pub fn may(request: &PlanRequest<'_>) -> bool {
 /// of the branch was refused, only a request that does not fit otherwise is compacted.
 pub fn due(request: &PlanRequest<'_>, known: &RecordedDecisions, tokens: u64) -> CompactionNeed {
     let policy = &request.policy.compact;
-    let usable = usable(request);
-    let (threshold, mark) = (policy.threshold(usable), policy.mark(usable));
+    let fillable = fillable_window(request);
+    let (threshold, mark) = (policy.threshold(fillable), policy.mark(fillable));
     let last = known.parent.as_ref().filter(|_| policy.watches == ThresholdBasis::LastCall);
     let last = last.and_then(|turn| agents::read(&turn.usage));
     let reaches = |line: u64| match policy.watches {
         // A request that still fits the window exactly is left alone.
-        ThresholdBasis::Estimate => tokens >= line && line < usable,
+        ThresholdBasis::Estimate => tokens >= line && line < fillable,
         ThresholdBasis::LastCall => last.is_some_and(|read| read > line),
     };
     match tokens {
-        _ if !may(request) || !request.model.known || usable == 0 => CompactionNeed::No,
-        tokens if tokens > usable => CompactionNeed::Must,
+        _ if !may(request) || !request.model.known || fillable == 0 => CompactionNeed::No,
+        tokens if tokens > fillable => CompactionNeed::Must,
         _ if known.client_compacts || known.rests => CompactionNeed::No,
         _ if is_settled(request, known) => CompactionNeed::No,
         _ if reaches(threshold) => CompactionNeed::Swap,
@@ -122,8 +124,9 @@ pub fn would_fit(
     }
     let by = writers(request, false, false).first();
     let choice = by.and_then(|by| Some((*by, choose(request, known, parts, *by)?)));
-    choice
-        .is_some_and(|(by, choice)| outlook(request, by, &choice, tokens).after <= usable(request))
+    choice.is_some_and(|(by, choice)| {
+        outlook(request, by, &choice, tokens).after <= fillable_window(request)
+    })
 }
 
 /// Who can write a summary of a request, the first choice first. Empty if policy leaves it to a provider that
@@ -196,7 +199,7 @@ pub fn choose(
         let cut = (known.kept_from() + 1..=newest).rev().find(is_open)?;
         return weights.choice(request, known, cut, by);
     }
-    let most = policy.tail(usable(request));
+    let most = policy.tail(fillable_window(request));
     let (mut tail, mut best, mut latest) = (0, None, None);
     for cut in (known.kept_from() + 1..messages.len()).rev() {
         tail += weights.messages[cut];
@@ -232,11 +235,11 @@ pub struct SummarySizes {
 /// size will do.
 pub fn is_accepted(request: &PlanRequest<'_>, sizes: SummarySizes, why: DecisionReason) -> bool {
     let SummarySizes { whole, was, tokens } = sizes;
-    let usable = usable(request);
+    let fillable = fillable_window(request);
     let most = match why {
-        DecisionReason::Window => usable,
+        DecisionReason::Window => fillable,
         DecisionReason::Asked => u64::MAX,
-        _ => request.policy.compact.threshold(usable),
+        _ => request.policy.compact.threshold(fillable),
     };
     is_worth_it(was, tokens) && whole.saturating_sub(was).saturating_add(tokens) <= most
 }
@@ -281,7 +284,7 @@ pub fn outlook(
         before: tokens,
         after: tokens.saturating_sub(choice.was).saturating_add(summary),
         summary,
-        usable: usable(request),
+        usable: fillable_window(request),
         by,
         upstream: request.upstream.into(),
         model: request.name.into(),

@@ -1,4 +1,5 @@
-//! When a history is compacted, and which requests wait for it (`docs/rewriting.md` "Compaction").
+//! Compacts a request: performs what `context/compact/schedule.rs` decides (`docs/architecture.md`
+//! "Compaction").
 //!
 //! From the prepare mark on, a summary is written in the background: one at a time per thread, also across
 //! replicas. The request that crosses the threshold uses it. A request that would not fit waits for it, up to
@@ -13,8 +14,11 @@ use tokio::time::Instant;
 
 use super::scheduler::waited;
 use super::summarize::{self, SummaryJob};
-use crate::config::Mode;
 use crate::context::Fact;
+use crate::context::compact::schedule::{
+    self, ScheduleAction, ScheduleContext, ScheduleEvent, ScheduleState, SummaryWriter,
+    WrittenSummary,
+};
 use crate::context::compact::{self, CompactionNeed, CutPoint, HistoryChunk};
 use crate::context::plan::{Change, DecisionReason, PlanStep};
 use crate::context::policy::SummaryAuthor;
@@ -27,9 +31,6 @@ use crate::proxy::state::Proxy;
 use crate::store::ledgers::OpenedSession;
 use crate::telemetry::clock::now;
 
-/// How often a request is compacted before it is sent as it is. A summary may leave too much, because much
-/// was added since it was written.
-const MOST_IN_A_ROW: usize = 2;
 /// How long releasing claims may take at shutdown.
 const GIVING_BACK: Duration = Duration::from_secs(1);
 
@@ -65,29 +66,69 @@ impl<'a> CompactionContext<'a> {
     /// Compacts a request if policy says so: uses a written summary, and waits for a missing one if the
     /// request would not fit. Returns the job to write a summary after the response, if one is due.
     pub(crate) async fn attend(&mut self) -> Option<SummaryJob> {
-        if self.due(CompactionNeed::No) == CompactionNeed::No {
-            self.forgive();
+        let state = ScheduleState::default();
+        let first = schedule::next(self.schedule_context(state), state, ScheduleEvent::Planned);
+        if first.action == ScheduleAction::SendSmall {
+            self.reset_failures();
             return None;
         }
         // Boxed, because few requests need it and the future is large.
-        Box::pin(self.compact(CompactionNeed::No, self.deadline())).await
+        Box::pin(self.compact(state, self.deadline())).await
     }
 
-    /// Compacts the request now, if that is possible within `wait`; returns whether it was compacted. `must`:
-    /// it does not fit, whatever the estimate says.
-    pub(crate) async fn compact_now(&mut self, wait: Duration, must: bool) -> bool {
+    /// Compacts the request now, if that is possible within `wait`; returns whether it was compacted.
+    /// `overflows`: it does not fit, whatever the estimate says.
+    pub(crate) async fn compact_now(&mut self, wait: Duration, overflows: bool) -> bool {
         let before = self.in_use();
-        let least = if must { CompactionNeed::Must } else { CompactionNeed::No };
-        drop(self.compact(least, Instant::now() + wait).await);
+        let state = ScheduleState { overflows, ..ScheduleState::default() };
+        drop(self.compact(state, Instant::now() + wait).await);
         self.in_use() != before
+    }
+
+    /// Performs one action after another, until the request can be sent.
+    async fn compact(&mut self, mut state: ScheduleState, until: Instant) -> Option<SummaryJob> {
+        let mut event = ScheduleEvent::Planned;
+        loop {
+            let context = self.schedule_context(state);
+            let step = schedule::next(context, state, event);
+            state = step.state;
+            event = match step.action {
+                ScheduleAction::SendSmall => {
+                    self.reset_failures();
+                    return None;
+                }
+                ScheduleAction::Send => return None,
+                ScheduleAction::Refuse(why) => {
+                    self.refuse(why);
+                    return None;
+                }
+                ScheduleAction::GiveUp(why) => {
+                    // The exchange's record has the reason.
+                    self.close_pending_compaction();
+                    self.refuse(why);
+                    return None;
+                }
+                ScheduleAction::WriteLater => match self.job(context.need).await {
+                    Ok(job) => return Some(job),
+                    Err(why) => ScheduleEvent::CannotWrite(why),
+                },
+                ScheduleAction::WriteNow => match self.job(context.need).await {
+                    Ok(job) => {
+                        let writing = self.writing();
+                        job.begin();
+                        self.wait(writing, until).await
+                    }
+                    Err(why) => ScheduleEvent::CannotWrite(why),
+                },
+                ScheduleAction::Wait => self.wait(self.writing(), until).await,
+                ScheduleAction::Use => self.use_summary(context.need).await,
+                ScheduleAction::Refresh => self.refresh_from_store().await,
+            };
+        }
     }
 
     fn deadline(&self) -> Instant {
         Instant::now() + Duration::from_secs(self.prepared.policy.compact.wait_s)
-    }
-
-    fn max_failures(&self) -> u32 {
-        self.prepared.policy.compact.max_failures
     }
 
     fn in_use(&self) -> Option<Chain> {
@@ -98,30 +139,33 @@ impl<'a> CompactionContext<'a> {
         (self.opened.scope.clone(), self.opened.placed.position.thread.clone())
     }
 
-    fn forgive(&self) {
-        self.proxy.compacting.forgive(|| self.key());
+    fn reset_failures(&self) {
+        self.proxy.compacting.reset_failures(|| self.key());
     }
 
-    /// How urgently it needs a summary, at least `least`.
-    fn due(&self, least: CompactionNeed) -> CompactionNeed {
+    fn writing(&self) -> Option<watch::Receiver<()>> {
+        self.proxy.compacting.writing(&self.key())
+    }
+
+    /// The request as it is planned now.
+    fn schedule_context(&self, state: ScheduleState) -> ScheduleContext {
+        let (request, known) = (self.prepared.request(), &self.planned.known);
         let measured = self.planned.measured.as_ref();
         let tokens = measured.map(|measured| self.prepared.cost(measured).tokens);
-        let due = tokens.map_or(CompactionNeed::No, |tokens| {
-            compact::due(&self.prepared.request(), &self.planned.known, tokens)
-        });
-        let request = self.prepared.request();
-        let due = if compact::may(&request) { due.max(least) } else { due };
-        let due = due.min(compact::at_most(&request));
-        // A compaction that an operator requested is written now, and used as soon as it is written.
-        let summaries = &self.planned.known.summaries;
-        let asked = summaries.iter().any(|(_, one)| one.why == DecisionReason::Asked);
-        match compact::can(&request) {
-            true if asked => due.max(CompactionNeed::Swap),
-            true if self.has_pending_compaction() && !summaries.is_empty() => {
-                due.max(CompactionNeed::Swap)
-            }
-            true if self.has_pending_compaction() => due.max(CompactionNeed::Prepare),
-            _ => due,
+        let is_requested = self.has_pending_compaction();
+        let need = state.need(&request, known, tokens, is_requested);
+        let max_failures = request.policy.compact.max_failures;
+        ScheduleContext {
+            need,
+            mode: request.mode,
+            may_decide: self.prepared.may_decide(),
+            summary: WrittenSummary::of(&request, known, need),
+            writer: match need {
+                // Most requests need none, and nobody has to look it up.
+                CompactionNeed::No => SummaryWriter::Nobody,
+                _ => self.proxy.compacting.writer(&self.key(), max_failures, now()),
+            },
+            is_requested,
         }
     }
 
@@ -139,107 +183,34 @@ impl<'a> CompactionContext<'a> {
         }
     }
 
-    async fn compact(&mut self, least: CompactionNeed, until: Instant) -> Option<SummaryJob> {
-        let (mut rounds, mut is_fresh) = (0, false);
-        loop {
-            let asked = if rounds == 0 { least } else { CompactionNeed::No };
-            let due = self.due(asked);
-            if due == CompactionNeed::No || rounds == MOST_IN_A_ROW {
-                if rounds == 0 && due == CompactionNeed::No {
-                    self.forgive();
-                }
-                return None;
-            }
-            match self.prepared.mode {
-                Mode::Active if self.prepared.may_decide() => {}
-                Mode::Shadow if due >= CompactionNeed::Swap => {
-                    return self.refuse(DecisionReason::Shadow);
-                }
-                Mode::Active | Mode::Shadow | Mode::Observe => return None,
-            }
-            if due < CompactionNeed::Swap && !self.planned.known.summaries.is_empty() {
-                return None;
-            }
-            if due >= CompactionNeed::Swap {
-                match compact::propose(&self.prepared.request(), &self.planned.known, due) {
-                    Ok(facts) => {
-                        if !self.takes(facts).await {
-                            return self.refuse(DecisionReason::NotKept);
-                        }
-                        if !self.proxy.ledgers.has_focus(&self.opened.scope) {
-                            self.close_pending_compaction();
-                        }
-                        rounds += 1;
-                        continue;
-                    }
-                    Err(DecisionReason::NotReady) => {}
-                    Err(why) => return self.refuse(why),
-                }
-            }
-            if !is_fresh {
-                is_fresh = true;
-                if self.asks_others(due).await {
-                    continue;
-                }
-            }
-            if let Some(writing) = self.proxy.compacting.writing(&self.key()) {
-                if due < CompactionNeed::Must || !self.waits(writing, until).await {
-                    return self.refuse_late(due);
-                }
-                self.look_again().await;
-                // It was not written after all, so there is nothing more to wait for.
-                if self.planned.known.summaries.is_empty() {
-                    return self.refuse(DecisionReason::NotReady);
-                }
-                continue;
-            }
-            if self.proxy.compacting.rests(&self.key(), self.max_failures()) {
-                return self.refuse_late(due);
-            }
-            let writer = match self.writer(due).await {
-                Ok(writer) => writer,
-                Err(why) => {
-                    let asked = self.has_pending_compaction();
-                    // Ends a requested compaction that is impossible; the exchange's record has the reason.
-                    if why != DecisionReason::NotReady {
-                        self.close_pending_compaction();
-                    }
-                    return if due < CompactionNeed::Swap && !asked {
-                        None
-                    } else {
-                        self.refuse(why)
-                    };
-                }
-            };
-            if due < CompactionNeed::Must {
-                return Some(writer);
-            }
-            writer.begin();
-            if self.proxy.compacting.writing(&self.key()).is_none() {
-                return self.refuse(DecisionReason::NotReady);
-            }
-        }
-    }
-
-    /// Looks for a summary that another replica wrote; returns whether anything new is known.
-    async fn asks_others(&mut self, due: CompactionNeed) -> bool {
-        if !self.proxy.compacting.may_be_elsewhere(&self.key(), self.max_failures(), due) {
-            return false;
-        }
+    /// Reads what other processes wrote.
+    async fn refresh_from_store(&mut self) -> ScheduleEvent {
         let refreshing = self.proxy.ledgers.refresh(&self.opened.scope);
         let _ = self.opened.reads.wait(refreshing).await;
-        self.look_again().await
+        self.reload_decisions().await;
+        ScheduleEvent::Planned
     }
 
-    async fn waits(&mut self, writing: watch::Receiver<()>, until: Instant) -> bool {
-        let began = Instant::now();
-        let is_done = waited(writing, until).await;
-        *self.waited.get_or_insert_default() += began.elapsed();
-        is_done
+    /// Waits for the summary that is being written. If nobody writes it any more, it is done.
+    async fn wait(
+        &mut self,
+        writing: Option<watch::Receiver<()>>,
+        until: Instant,
+    ) -> ScheduleEvent {
+        if let Some(writing) = writing {
+            let began = Instant::now();
+            let is_done = waited(writing, until).await;
+            *self.waited.get_or_insert_default() += began.elapsed();
+            if !is_done {
+                return ScheduleEvent::TimedOut;
+            }
+        }
+        self.reload_decisions().await;
+        ScheduleEvent::WriterDone
     }
 
     /// The job to write a summary of the request.
-    async fn writer(&self, due: CompactionNeed) -> Result<SummaryJob, DecisionReason> {
+    async fn job(&self, due: CompactionNeed) -> Result<SummaryJob, DecisionReason> {
         let choices = self.choices().await?;
         let measured = self.planned.measured.as_ref().ok_or(DecisionReason::NothingToCut)?;
         let writing = begin_summary(self.proxy, &self.key()).ok_or(DecisionReason::NotReady)?;
@@ -284,7 +255,8 @@ impl<'a> CompactionContext<'a> {
         let fits = choices.iter().all(|(_, choice)| {
             let piece = HistoryChunk { from: 0, through: choice.cut };
             let history = compact::weigh(&request, &cached.known, parts, piece);
-            summarize::head_tokens(parts).saturating_add(history) <= compact::usable(&request)
+            summarize::head_tokens(parts).saturating_add(history)
+                <= compact::fillable_window(&request)
         });
         fits.then_some(cached)
     }
@@ -308,8 +280,22 @@ impl<'a> CompactionContext<'a> {
         if choices.is_empty() { Err(DecisionReason::NothingToCut) } else { Ok(choices) }
     }
 
-    /// Puts a summary into use; returns whether it is in use.
-    async fn takes(&mut self, facts: Vec<Fact>) -> bool {
+    /// Puts the written summary into use.
+    async fn use_summary(&mut self, due: CompactionNeed) -> ScheduleEvent {
+        let facts = compact::propose(&self.prepared.request(), &self.planned.known, due);
+        let Ok(facts) = facts else { return ScheduleEvent::NotSaved };
+        if !self.saves(facts).await {
+            return ScheduleEvent::NotSaved;
+        }
+        // A summary that was written without the operator's focus is not the requested one.
+        if !self.proxy.ledgers.has_focus(&self.opened.scope) {
+            self.close_pending_compaction();
+        }
+        ScheduleEvent::Planned
+    }
+
+    /// Saves the decision to use a summary; returns whether it is in use.
+    async fn saves(&mut self, facts: Vec<Fact>) -> bool {
         let before = self.in_use();
         let suspended = self.planned.known.suspended;
         let Ok(saved) = planned_request::save(self.proxy, self.opened, facts, suspended).await
@@ -320,33 +306,26 @@ impl<'a> CompactionContext<'a> {
         self.in_use() != before
     }
 
-    /// Reads what others wrote meanwhile; returns whether anything is new.
-    async fn look_again(&mut self) -> bool {
+    /// Plans again with what others wrote meanwhile, if anything is new.
+    async fn reload_decisions(&mut self) {
         let is_shadow = self.prepared.request().is_shadow();
         let mut known = self.opened.look_again(&self.prepared.conversation, is_shadow);
         known.keeps_what_was_taken_over(&self.planned.known);
         let of = |known: &crate::context::plan::RecordedDecisions| {
             (known.compact().map(|(_, one)| one.about), known.summaries.len())
         };
-        let is_new = of(&known) != of(&self.planned.known);
-        if is_new {
+        if of(&known) != of(&self.planned.known) {
             self.planned.knows(self.prepared, known).await;
         }
-        is_new
     }
 
-    /// No summary is written yet. This is reported if one should have been in use by now.
-    fn refuse_late(&mut self, due: CompactionNeed) -> Option<SummaryJob> {
-        if due < CompactionNeed::Swap { None } else { self.refuse(DecisionReason::NotReady) }
-    }
-
-    fn refuse(&mut self, why: DecisionReason) -> Option<SummaryJob> {
+    /// Records why the request is not compacted.
+    fn refuse(&mut self, why: DecisionReason) {
         let tokens = self.planned.measured.as_ref().map_or(0, |it| it.estimate.tokens);
         let first = self.prepared.conversation.messages.first();
         let span = first.map_or(Span::new(0, 0), |message| message.span);
         let step = PlanStep::refused(Change::Compacted, why, PartIndex::default(), span, tokens);
         self.planned.refuses(step);
-        None
     }
 }
 

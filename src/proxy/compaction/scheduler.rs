@@ -1,7 +1,8 @@
-//! Which summaries are being written, and which threads pause after failures.
+//! Which summaries are being written, and for which threads none is begun after failures.
 //!
-//! Only one per thread is written at a time. Waiting requests continue when it is written or has failed.
-//! Knows nothing about requests.
+//! Only one per thread is written at a time. Waiting requests continue when it is written or has failed. What
+//! is known of a thread is its [`WriterState`]; what a request does then is decided in
+//! `context/compact/schedule.rs`. Knows nothing about requests.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,7 +11,7 @@ use foldhash::HashMap;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::context::compact::CompactionNeed;
+use crate::context::compact::schedule::{SummaryWriter, WriterState, WritingEnd};
 use crate::context::{Millis, ThreadId};
 use crate::store::Scope;
 use crate::telemetry::clock::now;
@@ -20,10 +21,10 @@ const MOST_THREADS: usize = 10_000;
 /// Most summaries written at once: each holds a request in memory, and sends another one of that size.
 const AT_ONCE: usize = 16;
 
-/// Which summaries are being written, and which threads pause after failures.
+/// Which summaries are being written, and how earlier ones ended.
 #[derive(Default)]
 pub(crate) struct CompactionScheduler {
-    threads: Mutex<HashMap<CompactionKey, SchedulerState>>,
+    threads: Mutex<HashMap<CompactionKey, ScheduledThread>>,
     /// The names of the claims of this process.
     claims: Mutex<HashSet<String>>,
 }
@@ -31,61 +32,53 @@ pub(crate) struct CompactionScheduler {
 pub(crate) type CompactionKey = (Scope, ThreadId);
 
 #[derive(Default)]
-struct SchedulerState {
-    /// The channel closes when the summary is written or has failed.
+struct ScheduledThread {
+    state: WriterState,
+    /// The channel of the summary that is being written. It closes when that is written or has failed.
     writing: Option<watch::Receiver<()>>,
-    /// Another replica writes it, so it appears in the store first.
-    elsewhere: bool,
-    /// Failures in a row.
-    failures: u32,
-    /// Nothing is tried before this time.
-    rests_until: Millis,
 }
 
 /// Held while a summary is written; dropping it wakes the waiting requests.
 pub(crate) struct SummaryGuard {
     scheduler: Arc<CompactionScheduler>,
-    /// How long the thread pauses if it fails, ms.
+    /// How long the thread cools down if it fails, ms.
     cool_down_ms: Millis,
     key: CompactionKey,
-    /// Whether it was written; `None` if neither success nor failure counts.
-    succeeded: Option<bool>,
+    end: WritingEnd,
     _tells: watch::Sender<()>,
 }
 
 impl SummaryGuard {
     /// Records that the summary was requested: from now on, dropping it counts as a failure.
     pub(crate) fn begins(&mut self) {
-        self.succeeded = Some(false);
+        self.end = WritingEnd::Failed;
     }
 
-    /// Records that another replica writes it.
+    /// Records that another process writes it.
     pub(crate) fn is_elsewhere(&self) {
-        self.scheduler.all().entry(self.key.clone()).or_default().elsewhere = true;
+        let mut all = self.scheduler.all();
+        let thread = all.entry(self.key.clone()).or_default();
+        thread.state = thread.state.found_elsewhere();
     }
 
-    /// Records whether it was written; `None` if it is nobody's failure.
-    pub(crate) fn ended(mut self, succeeded: Option<bool>) {
-        self.succeeded = succeeded;
+    /// Records how the writing ended.
+    pub(crate) fn ended(mut self, end: WritingEnd) {
+        self.end = end;
     }
 }
 
 impl Drop for SummaryGuard {
     fn drop(&mut self) {
+        let cools_until = now().saturating_add(self.cool_down_ms);
         let mut all = self.scheduler.all();
-        let state = all.entry(self.key.clone()).or_default();
-        (state.writing, state.elsewhere) = (None, false);
-        let (failures, rests_until) = (state.failures, state.rests_until);
-        (state.failures, state.rests_until) = match self.succeeded {
-            Some(true) => (0, 0),
-            Some(false) => (failures.saturating_add(1), now().saturating_add(self.cool_down_ms)),
-            None => (failures, rests_until),
-        };
+        let thread = all.entry(self.key.clone()).or_default();
+        thread.writing = None;
+        thread.state = thread.state.ended(self.end, cools_until);
     }
 }
 
 impl CompactionScheduler {
-    fn all(&self) -> MutexGuard<'_, HashMap<CompactionKey, SchedulerState>> {
+    fn all(&self) -> MutexGuard<'_, HashMap<CompactionKey, ScheduledThread>> {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -116,57 +109,46 @@ impl CompactionScheduler {
     ) -> Option<SummaryGuard> {
         let mut all = self.all();
         if all.len() >= MOST_THREADS {
-            all.retain(|_, state| state.writing.is_some());
+            all.retain(|_, thread| thread.writing.is_some());
         }
-        if all.values().filter(|state| state.writing.is_some()).count() >= AT_ONCE {
+        if all.values().filter(|thread| thread.writing.is_some()).count() >= AT_ONCE {
             return None;
         }
-        let state = all.entry(key.clone()).or_default();
-        if state.writing.is_some() {
+        let thread = all.entry(key.clone()).or_default();
+        if thread.writing.is_some() {
             return None;
         }
         let (tells, writing) = watch::channel(());
-        state.writing = Some(writing);
+        (thread.writing, thread.state) = (Some(writing), thread.state.begun());
         Some(SummaryGuard {
             scheduler: self.clone(),
             cool_down_ms,
             key: key.clone(),
-            succeeded: None,
+            end: WritingEnd::Cancelled,
             _tells: tells,
         })
     }
 
-    /// Whether a thread pauses because summaries failed.
-    pub(super) fn rests(&self, key: &CompactionKey, max_failures: u32) -> bool {
-        let rests =
-            |state: &SchedulerState| state.failures >= max_failures || now() < state.rests_until;
-        self.all().get(key).is_some_and(rests)
-    }
-
-    /// Whether the store may have a summary that is not known here. If one is due, the store is asked even
-    /// while this thread pauses: all replicas must use the same beginning of a thread.
-    pub(super) fn may_be_elsewhere(
+    /// Who writes the summary of a thread.
+    pub(super) fn writer(
         &self,
         key: &CompactionKey,
         max_failures: u32,
-        due: CompactionNeed,
-    ) -> bool {
-        let writing = self.all().get(key).map(|state| (state.writing.is_some(), state.elsewhere));
-        match writing {
-            Some((true, elsewhere)) => elsewhere && due >= CompactionNeed::Swap,
-            Some((false, _)) => due >= CompactionNeed::Swap || !self.rests(key, max_failures),
-            None => true,
-        }
+        now: Millis,
+    ) -> SummaryWriter {
+        let all = self.all();
+        let state = all.get(key).map(|thread| thread.state);
+        state.map_or(SummaryWriter::Nobody, |state| state.writer(max_failures, now))
     }
 
     /// Forgets the failures of a thread whose context is small again.
-    pub(super) fn forgive(&self, key: impl FnOnce() -> CompactionKey) {
+    pub(super) fn reset_failures(&self, key: impl FnOnce() -> CompactionKey) {
         let mut all = self.all();
         if all.is_empty() {
             return;
         }
         let key = key();
-        if all.get(&key).is_some_and(|state| state.writing.is_none()) {
+        if all.get(&key).is_some_and(|thread| thread.writing.is_none()) {
             all.remove(&key);
         }
     }

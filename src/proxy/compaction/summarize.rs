@@ -17,6 +17,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::scheduler::SummaryGuard;
 use crate::config::Upstream;
+use crate::context::compact::schedule::WritingEnd;
 use crate::context::compact::{
     self, CompactionNeed, CutPoint, HistoryChunk, SummaryMessage, SummarySizes,
 };
@@ -159,10 +160,10 @@ impl SummaryJob {
         }
         drop(self.claim);
         self.writing.ended(match kept {
-            Ok(_) => Some(true),
+            Ok(_) => WritingEnd::Written,
             // This is no failure of the thread.
-            Err(SummaryError::NotOurs) => None,
-            Err(_) => Some(false),
+            Err(SummaryError::NotOurs) => WritingEnd::Cancelled,
+            Err(_) => WritingEnd::Failed,
         });
     }
 

@@ -44,7 +44,7 @@ impl WindowLimits {
     pub fn of(request: &PlanRequest<'_>, decides: bool) -> Self {
         let (policy, window) = (request.policy, request.model.window);
         let (prune, compact) = (&policy.prune, &policy.compact);
-        let (usable, known) = (compact::usable(request), request.model.known);
+        let (usable, known) = (compact::fillable_window(request), request.model.known);
         let pruning = match &prune.gate {
             _ if !decides => None,
             gate if gate.contains(&PruneGate::Always) => Some(0),
