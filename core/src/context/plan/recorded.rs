@@ -68,6 +68,9 @@ pub struct RecordedDecisions {
     pub foreign: Vec<ForeignReasoning>,
     /// The turn that it continues.
     pub parent: Option<Arc<Turn>>,
+    /// If the parent turn read nothing from the cache: the turn whose request its own begins like, and for how
+    /// many tokens.
+    pub(in crate::context) repeated: Option<(Arc<Turn>, u64)>,
     /// When a rewrite of its branch was refused: earlier decisions are not repeated.
     pub suspended: Option<Millis>,
     /// Decisions of its branch were refused: nothing new is decided until its cache is cold.
@@ -97,6 +100,7 @@ impl RecordedDecisions {
         let mut known = Self {
             parent: placed.parent.clone(),
             suspended: placed.position.suspended,
+            repeated: missed.and_then(|parent| ledger.repeated(parent)),
             rests: placed.position.suspended.is_some()
                 || ledger.rests(&placed.position.thread, placed.parent.as_deref()),
             client_compacts: ledger.client_compacts(),
