@@ -97,10 +97,11 @@ impl RecordedDecisions {
         placed: &Placement,
         shadow: bool,
     ) -> Self {
+        let missed = placed.parent.as_ref().filter(|parent| parent.usage.cache_read == Some(0));
         let mut known = Self {
             parent: placed.parent.clone(),
-            suspended: placed.position.suspended,
             repeated: missed.and_then(|parent| ledger.repeated(parent)),
+            suspended: placed.position.suspended,
             rests: placed.position.suspended.is_some()
                 || ledger.rests(&placed.position.thread, placed.parent.as_deref()),
             client_compacts: ledger.client_compacts(),
@@ -242,9 +243,11 @@ impl RecordedDecisions {
         }
         let keys = cuts.iter().map(|(index, ..)| self.keyed_parts[*index].key).collect();
         let forms = branch.forms(&self.keyed_parts, &keys);
-        let held = cuts
-            .into_iter()
-            .filter(|(index, nth, cut)| branch.has_cut(cut, *nth, forms.get(index).copied()));
+        let replied = self.keyed_parts.iter().rposition(|keyed| keyed.role == Role::Assistant);
+        let held = cuts.into_iter().filter(|(index, nth, cut)| {
+            let is_new = replied.is_none_or(|replied| *index > replied);
+            branch.has_cut(cut, *nth, forms.get(index).copied(), is_new)
+        });
         self.cuts.extend(held.map(|(_, _, cut)| (cut.about.0, cut.clone())));
         for returned in &self.replies {
             let about = returned.reasoning.after.0;
