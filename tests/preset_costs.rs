@@ -51,8 +51,7 @@ fn words(told: &WhatIfReport, sessions: usize) -> String {
         told.calls,
         (dollars - after) * 100.0 / dollars
     );
-    let (cut, again) = (told.results_cut, told.asked_again);
-    let share = again as f64 * 100.0 / cut.max(1) as f64;
+    let (cut, share) = (told.results_cut, told.re_read_rate() * 100.0);
     let cleared = match cut {
         0 => "# Cuts no results".to_owned(),
         _ => format!("# Cuts {cut} results, {share:.0} % of them asked for again"),

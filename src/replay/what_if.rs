@@ -131,6 +131,14 @@ pub struct WhatIfReport {
     pub refused: BTreeMap<String, u64>,
 }
 
+impl WhatIfReport {
+    /// The re-read rate: the share of cut results whose tool the agent later called again with the same
+    /// arguments. 0 if none was cut.
+    pub fn re_read_rate(&self) -> f64 {
+        self.asked_again as f64 / self.results_cut.max(1) as f64
+    }
+}
+
 /// Replays `lines` (any order, any number of sessions) under a policy.
 pub fn play(lines: &[TranscriptLine], options: &WhatIfOptions) -> WhatIfReport {
     let mut report = WhatIfReport::default();

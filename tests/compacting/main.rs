@@ -14,6 +14,7 @@ mod play;
 mod presets;
 mod provider;
 mod replicas;
+mod room;
 mod swapping;
 mod thinking;
 mod wishes;

@@ -34,6 +34,10 @@ const COMPACTS: &str = r#""compaction":{"type":"summarize""#;
 
 /// What the provider finds too long, however much it is.
 pub const TOO_LONG: &str = "More than fits.";
+/// Beside this and a number the provider takes no more bytes than that. It tells its window, but not beside
+/// `UNTOLD`.
+pub const HOLDS: &str = "No more bytes than ";
+pub const UNTOLD: &str = "Say not how many.";
 /// This the provider never answers.
 pub const NEVER: &str = "Say nothing.";
 /// Beside this the provider takes no summary.
@@ -322,6 +326,12 @@ async fn answers(
             call.answer("400 Bad Request", &error.to_string()).await;
             continue;
         }
+        if let Some(said) = overflow(&text) {
+            let error = json!({"type": "invalid_request_error", "message": said});
+            let error = json!({"type": "error", "error": error});
+            call.answer("400 Bad Request", &error.to_string()).await;
+            continue;
+        }
         let refused = [
             (WHOLE, "messages.1.content.0: Invalid `signature` in `thinking` block."),
             (
@@ -352,6 +362,17 @@ async fn answers(
         }
         call.answer("200 OK", &reply.to_string()).await;
     }
+}
+
+/// What the provider says of a request with more bytes than it takes.
+fn overflow(text: &str) -> Option<String> {
+    let (_, holds) = text.split_once(HOLDS)?;
+    let holds: usize = holds.split_once('.')?.0.parse().unwrap();
+    let tokens = |bytes: usize| bytes / 4;
+    let (input, window) = (tokens(text.len()), tokens(holds) + 1_500);
+    let told = format!("prompt is too long: {input} tokens > {window} maximum");
+    let is_told = !text.contains(UNTOLD);
+    (text.len() > holds).then(|| if is_told { told } else { "prompt is too long".to_owned() })
 }
 
 async fn open(store: &Arc<dyn Store>, config: &Config) -> TestServer {

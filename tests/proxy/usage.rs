@@ -172,6 +172,51 @@ async fn an_upstream_that_refuses_the_field_gets_the_original_and_is_not_asked_a
     }
 }
 
+/// Modes that change nothing else ask for usage as well, and hide it as well. A refusal that names it is not the
+/// client's: the request goes out once more without it.
+#[tokio::test]
+async fn shadow_and_observe_ask_for_usage_too() {
+    for mode in [Mode::Shadow, Mode::Observe] {
+        let provider = Provider::start().await;
+        let mut config = config(&provider.base());
+        config.mode = mode;
+        let mut server = TestServer::with(config).await;
+        let mut client = ask(&server, BODY).await;
+        let mut call = provider.call().await;
+        assert_eq!(call.message.text(), ASKED, "{mode:?}");
+        call.begin_events().await;
+        client.head().await;
+        for (sent, shown) in events() {
+            call.chunk(sent).await;
+            if !shown.is_empty() {
+                assert_eq!(String::from_utf8(client.chunk().await).unwrap(), shown);
+            }
+        }
+        call.end().await;
+        assert_eq!(client.chunk().await, b"");
+        let told = server.told().await;
+        assert_eq!((told.usage.input, told.outcome), (Some(10), Outcome::Complete));
+
+        let mut client = ask(&server, BODY).await;
+        let mut call = tokio::select! {
+            next = provider.call() => next,
+            next = call.wire.request() => next,
+        };
+        assert_eq!(call.message.text(), ASKED, "{mode:?}");
+        refuse(&mut call, "400 Bad Request").await;
+        let mut again = tokio::select! {
+            again = provider.call() => again,
+            again = call.wire.request() => again,
+        };
+        assert_eq!(again.message.text(), BODY, "{mode:?}");
+        again.begin_events().await;
+        again.chunk("data: [DONE]\n\n").await;
+        again.end().await;
+        assert_eq!(client.response().await.text(), "data: [DONE]\n\n");
+        assert_eq!(server.told().await.fail_open, [FailOpen::RewriteRefused]);
+    }
+}
+
 /// A refusal that does not name what we asked for is the client's: it is passed on at once, and nothing is
 /// sent twice or learned.
 #[tokio::test]

@@ -131,6 +131,24 @@ async fn the_newest_results_are_whole_after_a_rewind() {
     }
 }
 
+/// The same where the last reply did not pass through here, so that nobody knows what its branch sent: older
+/// results stay as they were cut, the newest has no reply yet.
+#[tokio::test]
+async fn the_newest_result_is_whole_where_the_branch_is_unknown() {
+    let mut play = Play::of("/v1/messages", eager()).await;
+    let reply = answers("m1", FREE, json!([{"type": "text", "text": "Go on."}]));
+    let long = play.asks(&asks(FREE, &history(10)), &reply).await;
+    let is_cut = |sent: &Value, at: usize| sent["messages"][at]["content"][0]["content"] == CLEARED;
+    assert!(is_cut(&long.sent, 10) && is_cut(&long.sent, 12), "{:?}", long.steps());
+    let short = asks(FREE, &history(6));
+    for _ in 0..2 {
+        play.restarts().await;
+        let rewound = play.asks(&short, &reply).await;
+        assert_eq!(rewound.sent["messages"][12], short["messages"][12], "{:?}", rewound.steps());
+        assert!(is_cut(&rewound.sent, 10), "{:?}", rewound.steps());
+    }
+}
+
 /// What a branch takes over of another's decisions is its own from then on, and told as new once.
 #[tokio::test]
 async fn what_a_branch_takes_over_is_its_own() {

@@ -135,22 +135,33 @@ async fn making_room_clears_pictures_too() {
     assert_eq!(client.response().await.status(), 200);
 }
 
-/// A message of the window that contradicts what was sent cuts nothing, and teaches nothing.
+/// A message of the window that contradicts what was sent cuts nothing, and teaches nothing: also beside a
+/// picture, and also without numbers where any window holds what was sent.
 #[tokio::test]
 async fn an_overflow_that_contradicts_the_estimate_cuts_nothing() {
     const WILD: &str = r#"{"type":"error","error":{"type":"invalid_request_error","message":"prompt is too long: 210000 tokens > 200000 maximum"}}"#;
-    let mut play = Play::of("/v1/messages", Policy::default()).await;
-    let request = asks(MODEL, &history(6));
-    let mut client = play.sends(&request).await;
-    let mut call = play.provider.call().await;
-    call.answer("400 Bad Request", WILD).await;
-    let answer = client.response().await;
-    assert_eq!((answer.status(), answer.text()), (400, WILD));
-    let told = play.server.told().await;
-    assert!(told.done.made.is_nothing() && told.done.overflow.is_none(), "{:?}", told.done);
-    drop(call);
-    let mut longer = history(6);
-    longer.push(message("user", json!("And now?")));
-    let next = play.asks(&asks(MODEL, &longer), &reply()).await;
-    assert_eq!(next.bytes, asks(MODEL, &longer).to_string());
+    const UNTOLD: &str = r#"{"type":"error","error":{"type":"invalid_request_error","message":"prompt is too long"}}"#;
+    let mut shown = history(6);
+    let picture = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "QUJD"}});
+    shown[0]["content"] = json!([{"type": "text", "text": "Look."}, picture]);
+    // Two results that a cut would make shorter, of some hundred tokens.
+    let mut small = history(4);
+    for at in [2, 4, 6, 8] {
+        small[at]["content"][0]["content"] = json!("Deep water. ".repeat(15));
+    }
+    for (words, talk) in [(WILD, history(6)), (WILD, shown), (UNTOLD, small)] {
+        let mut play = Play::of("/v1/messages", Policy::default()).await;
+        let mut client = play.sends(&asks(MODEL, &talk)).await;
+        let mut call = play.provider.call().await;
+        call.answer("400 Bad Request", words).await;
+        let answer = client.response().await;
+        assert_eq!((answer.status(), answer.text()), (400, words));
+        let told = play.server.told().await;
+        assert!(told.done.made.is_nothing() && told.done.overflow.is_none(), "{:?}", told.done);
+        drop(call);
+        let mut longer = talk;
+        longer.push(message("user", json!("And now?")));
+        let next = play.asks(&asks(MODEL, &longer), &reply()).await;
+        assert_eq!(next.bytes, asks(MODEL, &longer).to_string());
+    }
 }

@@ -2,7 +2,10 @@
 //!
 //! Decides nothing itself: other modules ask it whether a cut is free and what it would save.
 
+use super::Turn;
 use super::plan::{PlanRequest, RecordedDecisions};
+use crate::dialect::Usage;
+use crate::dialect::models::Family;
 
 const LONG_TTL_S: u64 = 3600;
 /// How long providers keep a cache entry at least, seconds; above, with the long marker (`docs/protocols.md`
@@ -10,16 +13,43 @@ const LONG_TTL_S: u64 = 3600;
 const SHORT_TTL_S: u64 = 300;
 
 /// Whether the provider's cache of the parent's request is cold: another model read it, its lifetime is over,
-/// or the provider reported that nothing was cached.
+/// or it holds nothing.
 pub fn is_cold(request: &PlanRequest<'_>, known: &RecordedDecisions) -> bool {
     let Some(parent) = &known.parent else { return false };
-    let usage = &parent.usage;
-    let long = usage.cache_write_long.is_some_and(|tokens| tokens > 0);
-    let ttl = if long { LONG_TTL_S } else { request.model.cache_ttl_s.max(SHORT_TTL_S) };
     let idle = request.now.saturating_sub(parent.ended);
-    let large = usage.input.is_some_and(|input| input >= request.model.cache_min);
-    let empty = usage.cache_read == Some(0) && usage.cache_write.unwrap_or(0) == 0 && large;
-    *parent.model != *request.name || idle > ttl * 1000 || empty
+    *parent.model != *request.name
+        || idle > ttl_ms(request, &parent.usage)
+        || is_empty(request, known, parent)
+}
+
+/// How long what a call read or wrote stays in the cache, ms.
+fn ttl_ms(request: &PlanRequest<'_>, usage: &Usage) -> u64 {
+    let long = usage.cache_write_long.is_some_and(|tokens| tokens > 0);
+    1000 * if long { LONG_TTL_S } else { request.model.cache_ttl_s.max(SHORT_TTL_S) }
+}
+
+/// Whether nothing is cached after the parent's call, which read nothing from the cache. A provider that bills
+/// cache writes reports them, so none were made. An automatic cache is filled by the call that misses it,
+/// which no usage shows. So there is no cache only if that call missed what the call before had filled it
+/// with (`docs/protocols.md` 7.4).
+fn is_empty(request: &PlanRequest<'_>, known: &RecordedDecisions, parent: &Turn) -> bool {
+    let model = request.model;
+    let missed = |usage: &Usage| {
+        let is_large = usage.input.is_some_and(|input| input >= model.cache_min);
+        usage.cache_read == Some(0) && usage.cache_write.unwrap_or(0) == 0 && is_large
+    };
+    let missed_again = || {
+        known.repeated.as_ref().is_some_and(|(before, tokens)| {
+            let is_its = before.model == parent.model && before.upstream == parent.upstream;
+            let idle = parent.at.checked_sub(before.ended);
+            let was_alive = idle.is_some_and(|idle| idle <= ttl_ms(request, &before.usage));
+            missed(&before.usage) && is_its && was_alive && *tokens >= model.cache_min
+        })
+    };
+    let is_claude = matches!(model.family, Family::Claude | Family::ClaudeNew);
+    let bills_writes = is_claude || model.price.is_some_and(|it| it.cache_write > it.input);
+    let tells_writes = bills_writes && parent.usage.cache_write.is_some();
+    missed(&parent.usage) && (tells_writes || missed_again())
 }
 
 #[cfg(test)]
@@ -57,7 +87,8 @@ mod tests {
         assert_eq!(cold_after(300, 0, |turn| turn.model = "other".into()), [true, true]);
     }
 
-    /// Of a prompt that is large enough to be kept, nothing was read and nothing was written.
+    /// Of a prompt that is large enough to be kept, nothing was read and nothing was written, by a provider that
+    /// would bill and report it. That nobody says what was written is no proof that nothing was.
     #[test]
     fn a_cache_is_cold_where_the_provider_said_that_it_holds_nothing() {
         let of = |input, read, write| {
@@ -66,10 +97,73 @@ mod tests {
                 turn.usage.cache_write = write;
             })[0]
         };
-        assert!(of(Some(500), Some(0), Some(0)) && of(Some(501), Some(0), None));
-        assert!(!of(Some(499), Some(0), None), "too small to be kept");
-        assert!(!of(None, Some(0), None), "nobody knows how large it is");
-        assert!(!of(Some(500), None, None), "nothing was said");
+        assert!(of(Some(500), Some(0), Some(0)) && !of(Some(501), Some(0), None));
+        assert!(!of(Some(499), Some(0), Some(0)), "too small to be kept");
+        assert!(!of(None, Some(0), Some(0)), "nobody knows how large it is");
+        assert!(!of(Some(500), None, Some(0)), "nothing was said");
         assert!(!of(Some(500), Some(1), Some(0)) && !of(Some(500), Some(0), Some(1)));
+    }
+
+    /// Whether a model's cache is cold after a call of 9,000 tokens that read nothing from it and told `write`.
+    /// `before`: the call before it, if its own began with those 1,500 tokens; it ended 1 s before the
+    /// later one began, at 400 s.
+    fn cold_after_a_miss(
+        model: &'static str,
+        write: Option<u64>,
+        before: Option<&dyn Fn(&mut Turn, &mut u64)>,
+    ) -> bool {
+        let mut scene = SessionFixture::of(model, &messages("ucr"));
+        let miss = |turn: &mut Turn| {
+            (turn.usage.input, turn.usage.cache_read) = (Some(9_000), Some(0));
+            turn.usage.cache_write = write;
+            (turn.at, turn.ended) = (400_000, 401_000);
+        };
+        scene.now = 402_000;
+        let mut known = scene.grown_from(miss);
+        known.repeated = before.map(|with| {
+            let mut turn = Turn::clone(known.parent.as_ref().unwrap());
+            let mut tokens = 1_500;
+            (turn.at, turn.ended) = (398_000, 399_000);
+            with(&mut turn, &mut tokens);
+            (turn.into(), tokens)
+        });
+        is_cold(&scene.request(), &known)
+    }
+
+    /// What an automatic cache did not hold it holds from then on, though no usage says that it was written
+    /// (OpenAI's Chat), or says 0 because that costs nothing (its Responses).
+    #[test]
+    fn a_miss_that_filled_an_automatic_cache_leaves_it_warm() {
+        for model in ["gpt-5.4", "gemini-2.5-pro", "somebodys-own"] {
+            for write in [None, Some(0)] {
+                assert!(!cold_after_a_miss(model, write, None), "{model} {write:?}");
+            }
+        }
+        // Where writes are billed, they are told.
+        for model in ["gpt-5.6", "claude-opus-4-6"] {
+            assert!(cold_after_a_miss(model, Some(0), None), "{model}");
+            assert!(!cold_after_a_miss(model, None, None), "{model}");
+        }
+    }
+
+    /// A provider that misses what it has just read has no cache, whatever it reports.
+    #[test]
+    fn two_misses_in_a_row_show_that_there_is_no_cache() {
+        let after = |with: &dyn Fn(&mut Turn, &mut u64)| {
+            ["gpt-5.4", "somebodys-own"].map(|model| cold_after_a_miss(model, None, Some(with)))
+        };
+        assert_eq!(after(&|_, _| {}), [true; 2]);
+        let warm: [(&str, &dyn Fn(&mut Turn, &mut u64)); 7] = [
+            ("it was read before", &|turn, _| turn.usage.cache_read = Some(1_024)),
+            ("it was too small to be kept", &|turn, _| turn.usage.input = Some(1_023)),
+            ("too little of it was sent again", &|_, tokens| *tokens = 1_023),
+            ("its time was over", &|turn, _| turn.ended = 99_999),
+            ("it had not ended yet", &|turn, _| turn.ended = 400_001),
+            ("another model read it", &|turn, _| turn.model = "other".into()),
+            ("another upstream read it", &|turn, _| turn.upstream = "other".into()),
+        ];
+        for (why, with) in warm {
+            assert_eq!(after(with), [false; 2], "{why}");
+        }
     }
 }

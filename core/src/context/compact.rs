@@ -118,15 +118,25 @@ pub fn would_fit(
     parts: &[SketchPart],
     tokens: u64,
 ) -> bool {
-    let may = may(request) && request.model.known && request.mode == Mode::Active;
+    request.model.known && would_leave(request, known, parts, tokens, fillable_window(request))
+}
+
+/// Whether a request of this many tokens would have no more than `most` once it is compacted, whatever its
+/// window.
+pub fn would_leave(
+    request: &PlanRequest<'_>,
+    known: &RecordedDecisions,
+    parts: &[SketchPart],
+    tokens: u64,
+    most: u64,
+) -> bool {
+    let may = may(request) && request.mode == Mode::Active;
     if !may || at_most(request) < CompactionNeed::Must {
         return false;
     }
     let by = writers(request, false, false).first();
     let choice = by.and_then(|by| Some((*by, choose(request, known, parts, *by)?)));
-    choice.is_some_and(|(by, choice)| {
-        outlook(request, by, &choice, tokens).after <= fillable_window(request)
-    })
+    choice.is_some_and(|(by, choice)| outlook(request, by, &choice, tokens).after <= most)
 }
 
 /// Who can write a summary of a request, the first choice first. Empty if policy leaves it to a provider that

@@ -434,6 +434,14 @@ impl Ledger {
         Some(parts)
     }
 
+    /// The earlier turn whose request this turn's begins like, and for how many tokens, as estimated.
+    pub fn repeated(&self, turn: &Turn) -> Option<(Arc<Turn>, u64)> {
+        let before = self.turn(turn.sketch.base.as_ref()?)?;
+        let parts = self.sketch(before)?;
+        let kept = parts.iter().take(turn.sketch.kept as usize);
+        Some((before.clone(), kept.map(|part| u64::from(part.tokens)).sum()))
+    }
+
     /// Threads with their turns, in the order they began.
     pub fn threads(&self) -> Vec<(ThreadId, Vec<Arc<Turn>>)> {
         let mut threads: Vec<(ThreadId, Vec<Arc<Turn>>)> = Vec::new();

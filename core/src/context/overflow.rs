@@ -12,6 +12,7 @@ use super::budget::{Anchor, grouped};
 use super::{Estimate, EstimateMethod, SketchPart};
 use crate::dialect::overflow::{ErrorResponse, Overflow, overflow};
 use crate::dialect::{Conversation, PartKind, Purpose, Reply, StopReason, Usage};
+use crate::tokens::media::LARGEST_PICTURE;
 
 /// How an overflow shows; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -52,17 +53,26 @@ pub const ANY_HOLDS: u64 = 1_500;
 
 /// A provider's count is at most this many times ours, if everything that is sent is visible.
 const WILD: u64 = 8;
+/// Even at this many times our count, a request of fewer than [`ANY_HOLDS`] tokens fits any window.
+const FAR_BELOW_ANY: u64 = 2;
 
-/// Whether a message about the window contradicts the estimate so much that it cannot be true. Not if the
-/// provider holds history, or if there are images or documents: their size is unknown here.
+/// Whether a message about the window contradicts the estimate so much that it cannot be true: its numbers are
+/// far above what was sent, or it has none and the request would fit any window. Not if the provider holds
+/// history, or if there are documents or opaque parts: their size is unknown here.
 pub fn contradicts(said: &Overflow, estimate: &Estimate, sent: &Conversation) -> bool {
-    let unseen = [PartKind::Image, PartKind::Document, PartKind::Opaque];
+    let unseen = [PartKind::Document, PartKind::Opaque];
     let is_seen = estimate.method != EstimateMethod::Held
         && sent.held.is_none()
         && sent.parts().all(|part| !unseen.contains(&part.kind));
-    let output = sent.max_output.unwrap_or(0);
-    let most = estimate.tokens.saturating_mul(WILD).saturating_add(output);
-    is_seen && said.input.or(said.window).is_some_and(|tokens| tokens > most)
+    let pictures = sent.parts().filter(|part| part.kind == PartKind::Image).count() as u64;
+    let sent_at_most = estimate.tokens.saturating_add(pictures * u64::from(LARGEST_PICTURE));
+    let most = sent_at_most.saturating_mul(WILD).saturating_add(sent.max_output.unwrap_or(0));
+    let is_wild = match said.input.or(said.window) {
+        Some(tokens) => tokens > most,
+        // Whatever output was asked for: it is no reason to cut the prompt.
+        None => sent_at_most.saturating_mul(FAR_BELOW_ANY) < ANY_HOLDS,
+    };
+    is_seen && is_wild
 }
 
 /// What is known about a request whose reply may show an overflow.

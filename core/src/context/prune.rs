@@ -6,7 +6,7 @@
 
 mod rescue;
 
-pub use rescue::make_room;
+pub use rescue::{clear_for_room, room_goal, trim_for_room};
 
 use foldhash::HashMap;
 

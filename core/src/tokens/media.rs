@@ -17,6 +17,8 @@ const DOCUMENT: u32 = 2_000;
 const PICTURE: u32 = 1_200;
 /// An image whose size is not known, most often one given by URL: recorded ones cost 160 to 420.
 const PICTURE_BY_ADDRESS: u32 = 300;
+/// No image costs more tokens than this, whatever its size.
+pub(crate) const LARGEST_PICTURE: u32 = 4_800;
 /// Bytes of base64 that are decoded to find an image's size: enough to skip a camera's metadata.
 const HEADER: usize = 128 * 1024;
 
@@ -162,7 +164,10 @@ mod tests {
             for side in [1, 27, 28, 768, 3_073, 8_000, 16_384] {
                 for other in [1, 500, 16_384] {
                     let tokens = picture(side, other, family, PictureCost::Family);
-                    assert!((1..=4_800).contains(&tokens), "{family:?} {side}×{other}: {tokens}");
+                    assert!(
+                        (1..=LARGEST_PICTURE).contains(&tokens),
+                        "{family:?} {side}×{other}: {tokens}"
+                    );
                 }
             }
         }

@@ -88,8 +88,10 @@ fn words(told: &WhatIfReport, summary_tokens: u32) -> String {
     );
     let _ = writeln!(
         out,
-        "results cut: {}; {} of them requested again later, with the same arguments",
-        told.results_cut, told.asked_again
+        "results cut: {}; {} of them requested again later, with the same arguments ({:.1} %)",
+        told.results_cut,
+        told.asked_again,
+        told.re_read_rate() * 100.0
     );
     let _ = writeln!(
         out,
@@ -143,4 +145,21 @@ fn batches(events: &[WhatIfEvent]) -> Vec<(&WhatIfEvent, usize, u64, u64)> {
 fn when(at: u64) -> String {
     let at = std::time::UNIX_EPOCH + std::time::Duration::from_millis(at);
     humantime::format_rfc3339_seconds(at).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rate_of_results_that_were_requested_again_is_printed() {
+        let line = |results_cut, asked_again| {
+            let told = WhatIfReport { results_cut, asked_again, ..WhatIfReport::default() };
+            let words = words(&told, 500);
+            words.lines().find(|line| line.starts_with("results cut")).unwrap().to_owned()
+        };
+        let of = line(40, 3);
+        assert!(of.starts_with("results cut: 40; 3 of them") && of.ends_with("(7.5 %)"), "{of}");
+        assert!(line(0, 0).ends_with("(0.0 %)"), "nothing was cut");
+    }
 }

@@ -5,6 +5,7 @@
 //! bodies are planned off the async threads.
 
 mod repaired;
+mod room;
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -22,7 +23,6 @@ use crate::context::plan::{
 use crate::context::policy::SummaryAuthor;
 use crate::context::{Estimate, ExchangeId, Fact, Millis, inject, prune, reasoning, repair};
 use crate::dialect::models::Family;
-use crate::dialect::overflow::Overflow;
 use crate::dialect::refusal::RefusalCause;
 use crate::dialect::summary::provider;
 use crate::dialect::{Dialect, PartKey};
@@ -226,52 +226,6 @@ async fn again(
 }
 
 impl PlannedRequest {
-    /// The same request with room made in it, after its provider said that it does not fit: cuts are decided,
-    /// saved, and replayed with the earlier decisions. `None` if nothing can be cut, or it could not be
-    /// saved.
-    pub(crate) async fn with_room(
-        &self,
-        proxy: &Proxy,
-        prepared: &Arc<PreparedRequest>,
-        opened: &OpenedSession,
-        overflow: Overflow,
-    ) -> Option<Self> {
-        if prepared.mode != Mode::Active || prepared.held_out {
-            return None;
-        }
-        let measured = self.measured.clone()?;
-        let new = {
-            let (prepared, known) = (prepared.clone(), self.known.clone());
-            off_thread(prepared.body.len(), move || {
-                let cost = prepared.cost(&measured);
-                prune::make_room(&prepared.request(), &known, cost, overflow)
-            })
-            .await
-            .ok()?
-        };
-        if new.is_empty() {
-            return None;
-        }
-        let saved = save(proxy, opened, new, self.known.suspended).await.ok()?;
-        let mut known = self.known.clone();
-        Arc::make_mut(&mut known).add(saved);
-        let (plan, measured) = again(prepared, &known, self.anchor.as_ref()).await?;
-        if plan.edits.is_empty() {
-            return None;
-        }
-        Some(Self {
-            edits: plan.edits,
-            measured: Some(measured),
-            sent: plan.sent,
-            done: prepared.rewrite_summary(&plan.steps),
-            summary: plan.summary,
-            anchor: self.anchor.clone(),
-            before: self.before.clone(),
-            known,
-            ..Self::default()
-        })
-    }
-
     fn holds(&mut self, prepared: &PreparedRequest, plan: Plan, measured: Box<MeasuredEstimate>) {
         let mut steps = plan.steps;
         steps.extend(self.refused.iter().cloned());
@@ -339,26 +293,27 @@ impl PlannedRequest {
         is_whole.then_some(cached)
     }
 
-    /// Adds decisions that were saved meanwhile, and plans again. A panic changes nothing.
-    pub(crate) async fn adds(&mut self, prepared: &Arc<PreparedRequest>, facts: Vec<Fact>) {
+    /// Adds decisions that were saved meanwhile, and plans again; returns whether it did. A panic changes
+    /// nothing.
+    pub(crate) async fn adds(&mut self, prepared: &Arc<PreparedRequest>, facts: Vec<Fact>) -> bool {
         let mut known = RecordedDecisions::clone(&self.known);
         known.add(facts);
-        self.knows(prepared, known).await;
+        self.knows(prepared, known).await
     }
 
-    /// Plans again with these recorded decisions.
+    /// Plans again with these recorded decisions; returns whether it did.
     pub(crate) async fn knows(
         &mut self,
         prepared: &Arc<PreparedRequest>,
         mut known: RecordedDecisions,
-    ) {
+    ) -> bool {
         known.spares_reasoning(&prepared.request());
         let known = Arc::new(known);
         let again = again(prepared, &known, self.anchor.as_ref()).await;
-        if let Some((plan, measured)) = again.filter(|(plan, _)| !plan.conflict) {
-            self.known = known;
-            self.holds(prepared, plan, measured);
-        }
+        let Some((plan, measured)) = again.filter(|(plan, _)| !plan.conflict) else { return false };
+        self.known = known;
+        self.holds(prepared, plan, measured);
+        true
     }
 
     /// Records a step that was decided against.

@@ -204,38 +204,60 @@ impl PendingExchange {
         let _ = tokio::time::timeout(timeout, learning).await;
     }
 
-    /// Makes room in a request that does not fit: by cuts, and if they are not enough, by a summary. `None`
-    /// if no room can be made. `head`: the request's, as it is sent.
+    /// Makes room in a request that does not fit: by cuts, then by a summary if that makes it fit, then by
+    /// trims of new results, which no model has read. If no summary makes it fit alone, one is added to the
+    /// trims where these are not enough. `None` if no room can be made. `head`: the request's, as it is sent.
     pub(crate) async fn make_room(
         &mut self,
         overflow: Overflow,
         head: &request::Parts,
         recorder: &mut ExchangeRecorder,
     ) -> Option<RevisedRequest> {
-        let (prepared, proxy) = (&self.prepared, &recorder.proxy.clone());
-        let making = self.planned.with_room(proxy, prepared, &self.opened, overflow);
+        let (prepared, proxy) = (self.prepared.clone(), recorder.proxy.clone());
+        let goal = self.planned.room_goal(&prepared, overflow)?;
+        let making = self.planned.with_room(&proxy, &prepared, &self.opened, goal);
         let pruned = AssertUnwindSafe(making).catch_unwind().await.ok().flatten();
-        let is_pruned = pruned.is_some();
+        let mut is_made = pruned.is_some();
         let mut planned = match pruned {
             Some(planned) => planned,
             // Its edits were moved out when it was sent.
-            None => self.planned.again(prepared).await,
+            None => self.planned.again(&prepared).await,
         };
-        let (opened, timeout) = (&mut self.opened, prepared.policy.compact.wait_s);
+        let by_summary = planned.fits_with_summary(&prepared, goal).await;
+        if by_summary {
+            is_made |= self.compact_now(&mut planned, true, head, recorder).await;
+        }
+        let trimming = planned.trim_for_room(&proxy, &prepared, &self.opened, goal);
+        is_made |= AssertUnwindSafe(trimming).catch_unwind().await.unwrap_or(false);
+        if !by_summary {
+            is_made |= self.compact_now(&mut planned, !is_made, head, recorder).await;
+        }
+        let (plain, beta) = (prepared.body.clone(), planned.beta(&prepared));
+        is_made.then_some(RevisedRequest { plain, beta, planned })
+    }
+
+    /// Compacts the request now, if that is possible in the time that is left; returns whether it was
+    /// compacted. `must`: it does not fit, whatever the estimate says.
+    async fn compact_now(
+        &mut self,
+        planned: &mut PlannedRequest,
+        must: bool,
+        head: &request::Parts,
+        recorder: &mut ExchangeRecorder,
+    ) -> bool {
+        let (prepared, proxy) = (&self.prepared, recorder.proxy.clone());
         // All waits together are bounded.
         let waited = recorder.event.compaction_wait_us.unwrap_or(0);
-        let timeout = Duration::from_secs(timeout);
+        let timeout = Duration::from_secs(prepared.policy.compact.wait_s);
         let timeout = timeout.saturating_sub(Duration::from_micros(waited));
-        let mut attended = CompactionContext::new(proxy, prepared, opened, &mut planned, head);
-        let compacting = attended.compact_now(timeout, !is_pruned);
+        let opened = &mut self.opened;
+        let mut attended = CompactionContext::new(&proxy, prepared, opened, planned, head);
+        let compacting = attended.compact_now(timeout, must);
         let compacted = AssertUnwindSafe(compacting).catch_unwind().await.unwrap_or(false);
-        let more = attended.waited.map(|waited| waited.as_micros() as u64);
-        if let Some(more) = more {
+        if let Some(more) = attended.waited.map(|waited| waited.as_micros() as u64) {
             recorder.event.compaction_wait_us = Some(waited.saturating_add(more));
         }
-        let plain = prepared.body.clone();
-        let beta = planned.beta(prepared);
-        (compacted || is_pruned).then_some(RevisedRequest { plain, beta, planned })
+        compacted
     }
 
     /// Whether a refusal of it may be answered by a repair.

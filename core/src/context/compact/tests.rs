@@ -312,12 +312,14 @@ fn a_summary_that_saves_nothing_or_leaves_too_much_is_not_accepted() {
 #[test]
 fn a_request_that_a_summary_makes_fit_is_known_before_it_is_written() {
     let policy = |engine| policy::CompactPolicy { engine, ..keeping(3, 9_000) };
+    let parts = |scene: &Scene| -> Vec<SketchPart> {
+        let keys = scene.conversation.parts().filter_map(|part| part.key);
+        let each = |key| SketchPart { key, tokens: EACH, place: PromptSection::History };
+        keys.map(each).collect()
+    };
     let fits = |scene: &Scene, mode, tokens| {
-        let parts = scene.conversation.parts().filter_map(|part| part.key);
-        let parts: Vec<SketchPart> = parts
-            .map(|key| SketchPart { key, tokens: EACH, place: PromptSection::History })
-            .collect();
-        would_fit(&PlanRequest { mode, ..scene.request() }, &scene.known(), &parts, tokens)
+        let request = PlanRequest { mode, ..scene.request() };
+        would_fit(&request, &scene.known(), &parts(scene), tokens)
     };
     // Six parts of 100 go, and a summary of a quarter of them comes.
     let scene = Scene::of("uauauauau", policy(SummaryEngine::Summary));
@@ -331,6 +333,10 @@ fn a_request_that_a_summary_makes_fit_is_known_before_it_is_written() {
     let mut unknown = Scene::of("uauauauau", policy(SummaryEngine::Summary));
     unknown.model.known = false;
     assert!(!fits(&unknown, Mode::Active, 10_450));
+    // Unless its provider said what fits.
+    let (known, parts) = (unknown.known(), parts(&unknown));
+    let leaves = |most| would_leave(&unknown.request(), &known, &parts, 1_000, most);
+    assert!(leaves(550) && !leaves(549));
     // An open loop that demands its reasoning goes first.
     let mut bound = Scene::of("uauauauacr", policy(SummaryEngine::Summary));
     assert!(fits(&bound, Mode::Active, 10_000));

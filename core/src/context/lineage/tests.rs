@@ -334,6 +334,14 @@ fn sketches_are_put_together_from_their_differences() {
     let sketch = |id: &str| play.ledger.sketch(play.ledger.turn(&id.into()).unwrap());
     assert_eq!(sketch("c").unwrap(), [part(1), part(2), part(4), part(5)]);
     assert_eq!((sketch("lost"), sketch("round")), (None, None));
+    // And which turn's request it begins like, and for how many tokens.
+    let repeated = |id: &str| {
+        let of = play.ledger.repeated(play.ledger.turn(&id.into()).unwrap());
+        of.map(|(before, tokens)| (before.exchange.to_string(), tokens))
+    };
+    assert_eq!(repeated("c"), Some(("b".into(), 3)));
+    assert_eq!(repeated("b"), Some(("a".into(), 2)));
+    assert_eq!([repeated("a"), repeated("lost"), repeated("round")], [None, None, None]);
 }
 
 /// Of several turns at one chain: one of the conversation before one beside it, then the client's own thread, then the

@@ -169,15 +169,53 @@ fn a_message_that_contradicts_the_estimate_wildly_is_not_believed() {
         |said: Overflow| contradicts(&said, &estimate(100, EstimateMethod::Anchored), &words);
     assert!(!is_wild(of(Some(200), Some(850))) && is_wild(of(Some(200), Some(851))));
     assert!(!is_wild(of(Some(850), None)) && is_wild(of(Some(851), None)));
-    assert!(!is_wild(of(None, None)), "it says nothing");
     let said = of(None, Some(9_999));
     let unseen = |method, sent| contradicts(&said, &estimate(100, method), sent);
     assert!(unseen(EstimateMethod::Anchored, &words) && !unseen(EstimateMethod::Held, &words));
     let held = Some(crate::dialect::HeldHistory::After("r".into()));
     let held = Conversation { held, ..words.clone() };
     assert!(!unseen(EstimateMethod::Anchored, &held));
-    let picture = r#"[{"type":"image","source":{"type":"url","url":"https://a/b.png"}}]"#;
-    assert!(!unseen(EstimateMethod::Anchored, &sent(picture)), "nobody here knows its size");
+    let document = r#"[{"type":"document","source":{"type":"url","url":"https://a/b.pdf"}}]"#;
+    let opaque = r#"[{"type":"server_thing","of":"somewhere"}]"#;
+    for other in [sent(document), sent(opaque)] {
+        let is_wild = contradicts(&said, &estimate(100, EstimateMethod::Anchored), &other);
+        assert!(!is_wild, "nobody here knows its size");
+    }
+}
+
+/// A picture may cost more than was estimated, but no more than the largest does.
+#[test]
+fn a_picture_does_not_make_every_message_believable() {
+    let picture = r#"{"type":"image","source":{"type":"url","url":"https://a/b.png"}}"#;
+    let is_wild = |pictures: usize, input| {
+        let content = vec![picture; pictures].join(",");
+        let body = format!(r#"{{"messages":[{{"role":"user","content":[{content}]}}]}}"#);
+        let sent = crate::dialect::read(
+            crate::dialect::Dialect::Anthropic,
+            "/v1/messages",
+            body.as_bytes(),
+        );
+        let said = Overflow { window: None, input };
+        contradicts(&said, &estimate(400, EstimateMethod::Anchored), &sent)
+    };
+    let most = |pictures: u64| Some(8 * (400 + pictures * u64::from(LARGEST_PICTURE)));
+    for pictures in [1, 3] {
+        let most = most(pictures as u64);
+        assert!(!is_wild(pictures, most), "{pictures}");
+        assert!(is_wild(pictures, most.map(|tokens| tokens + 1)), "{pictures}");
+        assert!(!is_wild(pictures, None), "of {pictures} it may be true");
+    }
+}
+
+/// What fits any window, however it is counted, was not refused for its size.
+#[test]
+fn a_message_without_numbers_is_not_believed_of_what_any_window_holds() {
+    let body = br#"{"max_tokens":64000,"messages":[{"role":"user","content":"Look."}]}"#;
+    let sent = crate::dialect::read(crate::dialect::Dialect::Anthropic, "/v1/messages", body);
+    let is_wild =
+        |tokens, method| contradicts(&Overflow::default(), &estimate(tokens, method), &sent);
+    assert!(is_wild(749, EstimateMethod::Anchored) && !is_wild(750, EstimateMethod::Anchored));
+    assert!(!is_wild(749, EstimateMethod::Held), "nobody here knows what it holds");
 }
 
 #[test]

@@ -68,6 +68,9 @@ pub struct RecordedDecisions {
     pub foreign: Vec<ForeignReasoning>,
     /// The turn that it continues.
     pub parent: Option<Arc<Turn>>,
+    /// If the parent turn read nothing from the cache: the turn whose request its own begins like, and for how
+    /// many tokens.
+    pub(in crate::context) repeated: Option<(Arc<Turn>, u64)>,
     /// When a rewrite of its branch was refused: earlier decisions are not repeated.
     pub suspended: Option<Millis>,
     /// Decisions of its branch were refused: nothing new is decided until its cache is cold.
@@ -94,8 +97,10 @@ impl RecordedDecisions {
         placed: &Placement,
         shadow: bool,
     ) -> Self {
+        let missed = placed.parent.as_ref().filter(|parent| parent.usage.cache_read == Some(0));
         let mut known = Self {
             parent: placed.parent.clone(),
+            repeated: missed.and_then(|parent| ledger.repeated(parent)),
             suspended: placed.position.suspended,
             rests: placed.position.suspended.is_some()
                 || ledger.rests(&placed.position.thread, placed.parent.as_deref()),
@@ -238,9 +243,11 @@ impl RecordedDecisions {
         }
         let keys = cuts.iter().map(|(index, ..)| self.keyed_parts[*index].key).collect();
         let forms = branch.forms(&self.keyed_parts, &keys);
-        let held = cuts
-            .into_iter()
-            .filter(|(index, nth, cut)| branch.has_cut(cut, *nth, forms.get(index).copied()));
+        let replied = self.keyed_parts.iter().rposition(|keyed| keyed.role == Role::Assistant);
+        let held = cuts.into_iter().filter(|(index, nth, cut)| {
+            let is_new = replied.is_none_or(|replied| *index > replied);
+            branch.has_cut(cut, *nth, forms.get(index).copied(), is_new)
+        });
         self.cuts.extend(held.map(|(_, _, cut)| (cut.about.0, cut.clone())));
         for returned in &self.replies {
             let about = returned.reasoning.after.0;

@@ -1,11 +1,12 @@
-//! Makes room after the provider said that a request does not fit: everything that can be cut is cut at once.
+//! Makes room after the provider said that a request does not fit: everything old that can be cut is cut at
+//! once, and new results are trimmed where nothing else helps.
 //!
 //! The gates are about cost; here the alternative is a refused request. What policy keeps by name stays; what
 //! it protects as new is protected less. Pure; proposes facts, like its parent module.
 
 use super::{CutCandidate, LEAST_TRIMMED, PruneCandidates, RequestCost, SMALLEST};
 use crate::context::plan::{DecisionReason, PlanRequest, RecordedDecisions};
-use crate::context::policy::PrunePolicy;
+use crate::context::policy::{Policy, PrunePolicy};
 use crate::context::{Fact, repair};
 use crate::dialect::Purpose;
 use crate::dialect::overflow::Overflow;
@@ -13,33 +14,32 @@ use crate::dialect::overflow::Overflow;
 /// How many messages stay whole, and the fraction (1/n) of the room that the newest tokens keep.
 const NEWEST: (u32, u64) = (2, 4);
 
-/// Cuts that make room for a request of `cost` that did not fit: all old results that may be cut, and if that
-/// is not enough, new ones down to head and tail. `said`: the provider's message; its window is already in
-/// the model.
-pub fn make_room(
+/// How many tokens of a request fit, which has `ours` in our count and did not fit. `overflow`: the
+/// provider's message; its window is already in the model.
+pub fn room_goal(
+    request: &PlanRequest<'_>,
+    known: &RecordedDecisions,
+    ours: u64,
+    overflow: Overflow,
+) -> u64 {
+    goal(request, ours, overflow, repair::lowered_output(request, known))
+}
+
+/// Cuts that make room in a request of `cost` that did not fit: all old results that may be cut. If the output
+/// limit was lowered, no more than brings it to `goal` tokens.
+pub fn clear_for_room(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
     cost: RequestCost<'_>,
-    overflow: Overflow,
+    goal: u64,
 ) -> Vec<Fact> {
-    if request.conversation.held.is_some() || request.conversation.purpose != Purpose::Turn {
+    if !can(request) {
         return Vec::new();
     }
-    // If the output limit was lowered, less has to be cut.
-    let lowered = repair::lowered_output(request, known);
-    let goal = goal(request, cost.tokens, overflow, lowered);
-    let policy = &request.policy.prune;
-    let prune = PrunePolicy {
-        protect_messages: policy.protect_messages.min(NEWEST.0),
-        protect_tokens: policy.protect_tokens.min(goal / NEWEST.1),
-        protect_turns: 0,
-        keep_media: false,
-        stop_at_cut: false,
-        ..policy.clone()
-    };
-    let eased = crate::context::policy::Policy { prune, ..request.policy.clone() };
+    let eased = eased(request, goal);
     let request = &PlanRequest { policy: &eased, ..*request };
     let found = PruneCandidates::of(request, known, cost);
+    let lowered = repair::lowered_output(request, known);
     let most = lowered.map_or(u64::MAX, |_| cost.tokens.saturating_sub(goal));
     let (mut facts, mut saved) = (Vec::new(), 0);
     for result in found.old.iter().rev() {
@@ -52,11 +52,53 @@ pub fn make_room(
     if !facts.is_empty() {
         facts.extend(found.voided(request));
     }
-    let left = cost.tokens.saturating_sub(saved);
-    if left > goal {
-        facts.extend(shortened(&found, request, left, goal));
-    }
     facts
+}
+
+/// New results that are larger than their share of the room, trimmed to head and tail. None if the request
+/// has no more than `goal` tokens.
+pub fn trim_for_room(
+    request: &PlanRequest<'_>,
+    known: &RecordedDecisions,
+    cost: RequestCost<'_>,
+    goal: u64,
+) -> Vec<Fact> {
+    if !can(request) || cost.tokens <= goal {
+        return Vec::new();
+    }
+    let eased = eased(request, goal);
+    let request = &PlanRequest { policy: &eased, ..*request };
+    let found = PruneCandidates::of(request, known, cost);
+    let all: u64 = found.newborn.iter().map(|newborn| newborn.tokens).sum();
+    let room = goal.saturating_sub(cost.tokens.saturating_sub(all)).max(goal / SMALLEST);
+    let share = room / (found.newborn.len() as u64).max(1);
+    let mut counter = request.tokenizer.counter(request.conversation, request.body, request.model);
+    let least = share.max(LEAST_TRIMMED);
+    let too_large = found.newborn.iter().filter(|newborn| newborn.tokens > least);
+    let cuts = too_large.filter_map(|newborn| {
+        let result = CutCandidate::trimmed(*newborn, request.body, share, &mut counter)?;
+        (result.saves > 0).then(|| result.cut(request, DecisionReason::TooLarge))
+    });
+    cuts.collect()
+}
+
+/// Whether its history is here and may be cut.
+fn can(request: &PlanRequest<'_>) -> bool {
+    request.conversation.held.is_none() && request.conversation.purpose == Purpose::Turn
+}
+
+/// The policy, protecting only what is newest.
+fn eased(request: &PlanRequest<'_>, goal: u64) -> Policy {
+    let policy = &request.policy.prune;
+    let prune = PrunePolicy {
+        protect_messages: policy.protect_messages.min(NEWEST.0),
+        protect_tokens: policy.protect_tokens.min(goal / NEWEST.1),
+        protect_turns: 0,
+        keep_media: false,
+        stop_at_cut: false,
+        ..policy.clone()
+    };
+    Policy { prune, ..request.policy.clone() }
 }
 
 /// How many tokens fit, in our count, corrected by the provider's count if its message has one. `lowered`:
@@ -71,26 +113,6 @@ fn goal(request: &PlanRequest<'_>, ours: u64, overflow: Overflow, lowered: Optio
         overflow.input.map_or(usable, |input| u64::try_from(counted(input)).unwrap_or(usable));
     // Without numbers in the message, a quarter of the request must be cut.
     if overflow.input.is_some() && lowered.is_some() { usable } else { usable.min(ours - ours / 4) }
-}
-
-/// New results that are larger than their share of the room, trimmed to head and tail.
-fn shortened(
-    found: &PruneCandidates<'_>,
-    request: &PlanRequest<'_>,
-    left: u64,
-    goal: u64,
-) -> Vec<Fact> {
-    let all: u64 = found.newborn.iter().map(|newborn| newborn.tokens).sum();
-    let room = goal.saturating_sub(left.saturating_sub(all)).max(goal / SMALLEST);
-    let share = room / (found.newborn.len() as u64).max(1);
-    let mut counter = request.tokenizer.counter(request.conversation, request.body, request.model);
-    let least = share.max(LEAST_TRIMMED);
-    let too_large = found.newborn.iter().filter(|newborn| newborn.tokens > least);
-    let cuts = too_large.filter_map(|newborn| {
-        let result = CutCandidate::trimmed(*newborn, request.body, share, &mut counter)?;
-        (result.saves > 0).then(|| result.cut(request, DecisionReason::TooLarge))
-    });
-    cuts.collect()
 }
 
 #[cfg(test)]

@@ -707,7 +707,12 @@ fn room_is_made_of_old_results_first_and_of_new_ones_where_these_are_not_enough(
     let made = |tokens: u64, own: u32, said| {
         let parts = scene.parts(|message| if message == 8 { own } else { 900 });
         let cost = RequestCost { tokens, parts: &parts, rules: None };
-        let facts = make_room(&scene.request(), &scene.known(), cost, said);
+        let (request, known) = (scene.request(), scene.known());
+        let goal = room_goal(&request, &known, tokens, said);
+        let mut facts = clear_for_room(&request, &known, cost, goal);
+        // Each result that was cut gives way to a few words.
+        let left = RequestCost { tokens: tokens - 890 * facts.len() as u64, ..cost };
+        facts.extend(trim_for_room(&request, &known, left, goal));
         let cuts = facts.iter().map(|fact| match fact {
             Fact::Cut(cut) => {
                 let at = (0..9)
@@ -730,7 +735,9 @@ fn room_is_made_of_old_results_first_and_of_new_ones_where_these_are_not_enough(
     scene.conversation.purpose = Purpose::Compaction;
     let parts = scene.parts(|_| 900);
     let cost = RequestCost { tokens: 8_000, parts: &parts, rules: None };
-    assert!(make_room(&scene.request(), &scene.known(), cost, said(None)).is_empty());
+    let (request, known) = (scene.request(), scene.known());
+    assert!(clear_for_room(&request, &known, cost, 1).is_empty());
+    assert!(trim_for_room(&request, &known, cost, 1).is_empty());
 }
 
 /// Pictures of the user's own are cut where policy says so; one in a tool's answer goes with that.

@@ -4,7 +4,7 @@
 //! The sketch of the parent turn says what this branch sent. A decision applies if an exchange of this branch
 //! made it, or if this branch has sent it before. Whatever else policy wants, this branch decides again, and
 //! adopts the stored decision if there is one ([`RecordedDecisions::add`](super::RecordedDecisions::add)). If
-//! it is unknown what this branch sent, all decisions apply.
+//! it is unknown what this branch sent, all decisions apply, except cuts of results that have no reply yet.
 
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -116,13 +116,20 @@ impl<'l> Branch<'l> {
 
     /// Whether a cut applies to a part that this branch has sent in the form `form`. A result that it has not
     /// sent yet stays whole, or is trimmed as it was when another branch first sent it: no model of this
-    /// branch has read it.
-    pub(super) fn has_cut(&self, cut: &Cut, nth: CutCount, form: Option<CutCount>) -> bool {
-        let is_sent = match form {
-            Some(form) => form >= nth,
-            None => cut.why == DecisionReason::TooLarge,
-        };
-        self.sent.is_none() || is_sent || self.has_made(&cut.exchange)
+    /// branch has read it. `is_new`: the part follows the last reply. So it was not sent, even if it is unknown
+    /// what was.
+    pub(super) fn has_cut(
+        &self,
+        cut: &Cut,
+        nth: CutCount,
+        form: Option<CutCount>,
+        is_new: bool,
+    ) -> bool {
+        let is_birth = cut.why == DecisionReason::TooLarge;
+        if self.sent.is_none() {
+            return !is_new || is_birth;
+        }
+        form.map_or(is_birth, |form| form >= nth) || self.has_made(&cut.exchange)
     }
 
     /// Whether a summary is in use in this branch.

@@ -220,3 +220,30 @@ fn a_line_goes_back_to_its_first_turn() {
     let branch = Branch { parent: Some(&ring), ..super::tests::branch(&scene.ledger, None) };
     assert_eq!(*branch.line(), HashSet::from_iter([&"ring".into()]));
 }
+
+/// What has no reply yet was sent by nobody, also where it is not known what was sent.
+#[test]
+fn the_newest_result_is_whole_where_the_branch_is_unknown() {
+    let ledger = Ledger::default();
+    let has = |sent: Option<&[u128]>, request: &str, why, is_new| {
+        let cut = Cut {
+            about: PartKey(1),
+            at: 1,
+            exchange: request.into(),
+            content: crate::context::Replacement::Text("Cleared.".into()),
+            keep_media: false,
+            was: 900,
+            tokens: 9,
+            why,
+            shadow: false,
+            after: None,
+        };
+        branch(&ledger, sent).has_cut(&cut, CutCount::Once, None, is_new)
+    };
+    use DecisionReason::{Overflow, Pressure, TooLarge};
+    for why in [Pressure, Overflow] {
+        assert!(!has(None, "there", why, true) && has(None, "there", why, false), "{why:?}");
+        assert!(!has(Some(&[]), "there", why, true) && has(Some(&[]), "here", why, true));
+    }
+    assert!(has(None, "there", TooLarge, true), "it was too large when it was new");
+}

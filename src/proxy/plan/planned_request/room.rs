@@ -1,0 +1,109 @@
+//! Makes room in a request that its provider said does not fit (`docs/rewriting.md` "A request that does not
+//! fit").
+//!
+//! Cuts and trims are decided in `context::prune`, saved like any decision, and replayed with the others.
+
+use std::sync::Arc;
+
+use super::{PlannedRequest, again, save};
+use crate::config::Mode;
+use crate::context::{compact, prune};
+use crate::dialect::overflow::Overflow;
+use crate::proxy::offload::off_thread;
+use crate::proxy::plan::prepared_request::PreparedRequest;
+use crate::proxy::state::Proxy;
+use crate::store::ledgers::OpenedSession;
+
+impl PlannedRequest {
+    /// How many of its tokens fit; `None` if it was not measured, or may not be changed.
+    pub(crate) fn room_goal(&self, prepared: &PreparedRequest, overflow: Overflow) -> Option<u64> {
+        let tokens = prepared.cost(self.measured.as_ref()?).tokens;
+        let may = prepared.mode == Mode::Active && !prepared.held_out;
+        may.then(|| prune::room_goal(&prepared.request(), &self.known, tokens, overflow))
+    }
+
+    /// The same request with old results cut. `None` if nothing can be cut, or it could not be saved.
+    pub(crate) async fn with_room(
+        &self,
+        proxy: &Proxy,
+        prepared: &Arc<PreparedRequest>,
+        opened: &OpenedSession,
+        goal: u64,
+    ) -> Option<Self> {
+        let measured = self.measured.clone()?;
+        let new = {
+            let (prepared, known) = (prepared.clone(), self.known.clone());
+            off_thread(prepared.body.len(), move || {
+                let cost = prepared.cost(&measured);
+                prune::clear_for_room(&prepared.request(), &known, cost, goal)
+            })
+            .await
+            .ok()?
+        };
+        if new.is_empty() {
+            return None;
+        }
+        let saved = save(proxy, opened, new, self.known.suspended).await.ok()?;
+        let mut known = self.known.clone();
+        Arc::make_mut(&mut known).add(saved);
+        let (plan, measured) = again(prepared, &known, self.anchor.as_ref()).await?;
+        if plan.edits.is_empty() {
+            return None;
+        }
+        Some(Self {
+            edits: plan.edits,
+            measured: Some(measured),
+            sent: plan.sent,
+            done: prepared.rewrite_summary(&plan.steps),
+            summary: plan.summary,
+            anchor: self.anchor.clone(),
+            before: self.before.clone(),
+            known,
+            ..Self::default()
+        })
+    }
+
+    /// Whether it has more than `goal` tokens, and no more with a summary in place of its beginning.
+    pub(crate) async fn fits_with_summary(
+        &self,
+        prepared: &Arc<PreparedRequest>,
+        goal: u64,
+    ) -> bool {
+        let Some(measured) = self.measured.clone() else { return false };
+        let size = prepared.body.len();
+        let (prepared, known) = (prepared.clone(), self.known.clone());
+        let fits = move || {
+            let (request, cost) = (prepared.request(), prepared.cost(&measured));
+            let leaves = || compact::would_leave(&request, &known, cost.parts, cost.tokens, goal);
+            cost.tokens > goal && leaves()
+        };
+        off_thread(size, fits).await.unwrap_or(false)
+    }
+
+    /// Trims its new results if it has more than `goal` tokens; returns whether any was trimmed.
+    pub(crate) async fn trim_for_room(
+        &mut self,
+        proxy: &Proxy,
+        prepared: &Arc<PreparedRequest>,
+        opened: &OpenedSession,
+        goal: u64,
+    ) -> bool {
+        let Some(measured) = self.measured.clone() else { return false };
+        let new = {
+            let (prepared, known) = (prepared.clone(), self.known.clone());
+            off_thread(prepared.body.len(), move || {
+                let cost = prepared.cost(&measured);
+                prune::trim_for_room(&prepared.request(), &known, cost, goal)
+            })
+            .await
+        };
+        let Ok(new) = new else { return false };
+        if new.is_empty() {
+            return false;
+        }
+        match save(proxy, opened, new, self.known.suspended).await {
+            Ok(saved) => self.adds(prepared, saved).await,
+            Err(_) => false,
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Room in a request that its provider refused: what is old gives way to a summary before a result that no model
+//! has read is trimmed.
+
+use plimsoll::context::plan::{Change, Decision, DecisionReason};
+use plimsoll::context::policy::SummaryEngine;
+use plimsoll::dialect::models::Family;
+use plimsoll::telemetry::Exchange;
+use plimsoll::tokens::bpe;
+use serde_json::json;
+
+use crate::play::{HOLDS, Play, UNTOLD, policy};
+use crate::support::http1::Call;
+
+const SUMMARY: &str = "Numbered questions were asked.";
+/// What trims leave of a result says so.
+const LEFT_OUT: &str = "of this tool result left out";
+
+/// A conversation of some 2,200 tokens, and a new result of so many words with `words` at its end.
+async fn full(engine: SummaryEngine, wait_s: u64, result: usize, words: &str) -> Play {
+    // Tokens are counted alike before and after.
+    bpe::load(Family::Claude);
+    let mut policy = policy();
+    (policy.compact.engine, policy.compact.wait_s) = (engine, wait_s);
+    policy.compact.quote_tokens = 50;
+    let mut play = Play::of(policy).await;
+    // Nobody knows how little fits.
+    play.config.upstreams[0].window = Some(40_000);
+    play.restarts().await;
+    for number in 0..6 {
+        play.says(number, 360);
+        play.history.push(json!({"role": "assistant", "content": "Aye."}));
+    }
+    play.says(6, 30);
+    let call = json!({"type": "tool_use", "id": "toolu_01AbCdEf0001", "name": "Read", "input": {}});
+    play.history.push(json!({"role": "assistant", "content": [call]}));
+    let text = format!("It begins. {}{words} It ends.", "more of it ".repeat(result / 3));
+    let result = json!({"type": "tool_result", "tool_use_id": call["id"], "content": text});
+    play.history.push(json!({"role": "user", "content": [result]}));
+    play
+}
+
+/// The new changes: what and why.
+fn new(told: &Exchange) -> Vec<(Change, DecisionReason)> {
+    let new = told.done.steps.iter().filter(|step| step.decision == Decision::New);
+    new.map(|step| (step.change, step.why)).collect()
+}
+
+fn is_saved(told: &Exchange) -> bool {
+    told.done.overflow.is_some_and(|overflow| overflow.saved)
+}
+
+/// Whether or not its provider tells how much fits. Where nobody writes summaries, the result gives way.
+#[tokio::test]
+async fn room_is_made_by_a_summary_before_new_results_are_trimmed() {
+    for words in [format!("{HOLDS}11000."), format!("{HOLDS}11000. {UNTOLD}")] {
+        let mut play = full(SummaryEngine::Summary, 5, 1_200, &words).await;
+        let result = play.history.last().unwrap().to_string();
+        // A small window is told: the history is read in pieces.
+        let questions = play.writes_always(SUMMARY);
+        let client = play.asks().await;
+        let scene = play.answered(client).await;
+        assert!(scene.bytes.contains(SUMMARY) && scene.bytes.contains(&result), "{}", scene.bytes);
+        assert!(is_saved(&scene.told) && scene.told.compaction_wait_us.is_some());
+        assert_eq!(new(&scene.told), [(Change::Compacted, DecisionReason::Window)], "{words}");
+        assert!(!questions.lock().unwrap().is_empty());
+
+        let mut play = full(SummaryEngine::Off, 5, 1_200, &words).await;
+        let client = play.asks().await;
+        let scene = play.answered(client).await;
+        assert!(is_saved(&scene.told) && scene.bytes.contains(LEFT_OUT), "{}", scene.bytes);
+        assert_eq!(new(&scene.told), [(Change::Cut, DecisionReason::TooLarge)], "{words}");
+        assert!(play.more_summaries().is_empty());
+    }
+}
+
+/// A summary that fails, or does not come in time, costs nothing but the wait.
+#[tokio::test]
+async fn new_results_are_trimmed_where_no_summary_comes() {
+    let fails = async |mut call: Call| {
+        call.answer("529 Overloaded", r#"{"type":"error"}"#).await;
+        None
+    };
+    let is_late = async |call: Call| Some(call);
+    for (wait_s, answers) in [(5, true), (1, false)] {
+        let words = format!("{HOLDS}11000.");
+        let mut play = full(SummaryEngine::Summary, wait_s, 1_200, &words).await;
+        let client = play.asks().await;
+        let question = play.summary().await;
+        let held = if answers { fails(question).await } else { is_late(question).await };
+        let scene = play.answered(client).await;
+        assert!(is_saved(&scene.told) && scene.bytes.contains(LEFT_OUT), "{}", scene.bytes);
+        assert_eq!(new(&scene.told), [(Change::Cut, DecisionReason::TooLarge)]);
+        assert!(scene.told.compaction_wait_us.unwrap() < 3_000_000);
+        assert!(play.more_summaries().is_empty(), "it is asked for once");
+        drop(held);
+    }
+}
+
+/// Nobody waits for a summary that would not be enough.
+#[tokio::test]
+async fn a_result_that_no_summary_makes_fit_is_trimmed_at_once() {
+    let words = format!("{HOLDS}34000. {UNTOLD}");
+    let mut play = full(SummaryEngine::Summary, 5, 9_000, &words).await;
+    let client = play.asks().await;
+    let scene = play.answered(client).await;
+    assert!(is_saved(&scene.told) && scene.bytes.contains(LEFT_OUT), "{}", scene.bytes.len());
+    assert_eq!(new(&scene.told), [(Change::Cut, DecisionReason::TooLarge)]);
+    assert_eq!(scene.told.compaction_wait_us, None);
+    assert!(play.more_summaries().is_empty());
+}
