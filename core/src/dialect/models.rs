@@ -271,14 +271,41 @@ fn find(name: &str) -> Model {
 }
 
 /// Names of vendors and clouds that are put before a model's name with a dash.
-const DASHED: [&str; 7] =
-    ["databricks-", "openai-", "anthropic-", "google-", "azure-", "meta-", "xai-"];
+const DASHED: [&str; 8] =
+    ["databricks-", "openai-", "anthropic-", "google-", "azure-", "meta-", "xai-", "zai-"];
+
+/// Names longer than this, bytes, have no other spelling: the number of spellings grows with the length.
+const LONGEST: usize = 512;
 
 /// A name as it is, then without each prefix of routers and clouds (`anthropic/…`, `models/…`,
-/// `us.anthropic.…`, `ft:…`, `databricks-…`), and Claude's versions with dashes.
+/// `us.anthropic.…`, `arn:…/…`, `ft:…`, `databricks-meta-…`), then with its version written in other ways.
 fn spellings(name: &str) -> Vec<String> {
-    let mut all = vec![name.to_owned()];
+    if name.len() > LONGEST {
+        return vec![name.to_owned()];
+    }
+    let mut all = Vec::new();
+    without_prefixes(name, &mut all);
+    // A slash after a dot or colon at which the loop stopped still ends a prefix.
+    if let Some((_, last)) = name.rsplit_once('/') {
+        without_prefixes(last, &mut all);
+    }
+    for at in 0..all.len() {
+        let mut name = all[at].clone();
+        while let Some(rest) = DASHED.iter().find_map(|vendor| name.strip_prefix(vendor)) {
+            // SAP writes two dashes.
+            name = rest.trim_start_matches('-').to_owned();
+            all.push(name.clone());
+        }
+    }
+    let others: Vec<_> = all.iter().flat_map(|name| other_versions(name)).collect();
+    all.extend(others);
+    all
+}
+
+/// A name as it is, and without each prefix that ends in a slash, dot or colon.
+fn without_prefixes(name: &str, all: &mut Vec<String>) {
     let mut rest = name;
+    all.push(rest.to_owned());
     while let Some(at) = rest.find(['/', '.', ':']) {
         let (prefix, after) = (&rest[..at], &rest[at + 1..]);
         let is_prefix = match rest.as_bytes()[at] {
@@ -293,17 +320,51 @@ fn spellings(name: &str) -> Vec<String> {
         rest = after;
         all.push(rest.to_owned());
     }
-    // A slash after a dot or colon at which the loop stopped still ends a prefix.
-    if let Some((_, last)) = name.rsplit_once('/') {
-        all.push(last.to_owned());
+}
+
+/// The same name with its version written in other ways: with a dash for the dot (`claude-opus-4.5`,
+/// `grok-4.1-fast`) and a dot for the dash (`llama-3-3-70b`), with `p` for the dot (Fireworks: `v3p1`), before
+/// Claude's line (OpenRouter: `claude-4.5-haiku`), and without a dot (Azure: `gpt-35-turbo`).
+fn other_versions(name: &str) -> Vec<String> {
+    let mut others = Vec::new();
+    let dashed = with_separator(name, '.', '-', usize::MAX);
+    let ordered = line_first(dashed.as_deref().unwrap_or(name));
+    others.extend(dashed);
+    others.extend(ordered);
+    // The first dash only: a later one may separate the parts of a date.
+    others.extend(with_separator(name, '-', '.', 1));
+    if let Some(dotted) = with_separator(name, 'p', '.', 1) {
+        others.extend(dotted.strip_prefix("llama-v").map(|rest| format!("llama-{rest}")));
+        others.push(dotted);
     }
-    let bare = all.iter().flat_map(|name| DASHED.iter().map(|vendor| name.strip_prefix(vendor)));
-    let bare: Vec<_> = bare.flatten().map(str::to_owned).collect();
-    all.extend(bare);
-    let dashed = all.iter().filter(|name| name.starts_with("claude") && name.contains('.'));
-    let dashed: Vec<_> = dashed.map(|name| name.replace('.', "-")).collect();
-    all.extend(dashed);
-    all
+    others.extend(name.strip_prefix("gpt-35-turbo").map(|rest| format!("gpt-3.5-turbo{rest}")));
+    others
+}
+
+/// The name with `new` in place of `old` between a digit and a version, `most` times; `None` if there is no
+/// such place.
+fn with_separator(name: &str, old: char, new: char, most: usize) -> Option<String> {
+    let mut changed = name.as_bytes().to_vec();
+    let places = name.match_indices(old).map(|(at, _)| at).filter(|at| {
+        let before = at.checked_sub(1).map(|before| changed[before]);
+        before.is_some_and(|byte| byte.is_ascii_digit()) && begins_with_version(&name[at + 1..])
+    });
+    let places: Vec<_> = places.take(most).collect();
+    for at in &places {
+        changed[*at] = new as u8;
+    }
+    let changed = String::from_utf8(changed).ok()?;
+    (!places.is_empty()).then_some(changed)
+}
+
+/// `claude-haiku-4-5-20251001` for `claude-4-5-haiku-20251001`; `None` for other names.
+fn line_first(name: &str) -> Option<String> {
+    let rest = name.strip_prefix("claude-")?;
+    let line = rest.find(|next: char| next.is_ascii_alphabetic())?;
+    let version = rest[..line].strip_suffix('-').filter(|version| !version.is_empty())?;
+    let ends = rest[line..].find(|next: char| !next.is_ascii_alphabetic());
+    let (line, after) = rest[line..].split_at(ends.unwrap_or(rest.len() - line));
+    Some(format!("claude-{line}-{version}{after}"))
 }
 
 /// Where a name may be cut so that it still means the same model, longest first: before a date, a tag or a

@@ -57,6 +57,116 @@ fn names_are_found_in_every_spelling() {
     assert_eq!(model("openai-gpt-4o-mini"), model("gpt-4o-mini"));
     assert_eq!(model("databricks-gpt-oss-120b"), model("gpt-oss-120b"));
     assert!(!model("mistralai/Mixtral-8x7B-Instruct-v0.1").known);
+    // Versions written in other ways.
+    for (name, same) in [
+        ("x-ai/grok-4.1-fast", "grok-4-1-fast"),
+        ("zai-glm-4.7", "glm-4.7"),
+        ("databricks-meta-llama-3-3-70b-instruct", "llama-3.3-70b-instruct"),
+        ("databricks-meta-llama-3-1-8b-instruct", "llama-3.1"),
+        ("anthropic--claude-4.5-opus", "claude-opus-4-5"),
+        ("accounts/fireworks/models/glm-4p7", "glm-4.7"),
+        ("accounts/fireworks/models/kimi-k2p5", "kimi-k2.5"),
+        ("accounts/fireworks/models/deepseek-v3p2", "deepseek-v3.2"),
+        ("accounts/fireworks/models/llama-v3p3-70b-instruct", "llama-3.3-70b-instruct"),
+        ("gpt-35-turbo", "gpt-3.5-turbo"),
+        ("azure/gpt-35-turbo-16k", "gpt-3.5-turbo-16k"),
+        (
+            "arn:aws:bedrock:us-east-1::foundation-model/anthropic.claude-opus-4-5-20251101-v1:0",
+            "claude-opus-4-5",
+        ),
+        (
+            "arn:aws:bedrock:eu-west-1:123456789012:inference-profile/eu.anthropic.claude-opus-4-5-20251101-v1:0",
+            "claude-opus-4-5",
+        ),
+    ] {
+        assert!(model(name).known, "{name}");
+        assert_eq!(model(name), model(same), "{name}");
+    }
+    // OpenRouter names Claude's version before its line, with the same tokenizer and binding.
+    for (name, same, family, binding) in [
+        (
+            "anthropic/claude-4.5-haiku-20251001",
+            "claude-haiku-4-5",
+            Family::Claude,
+            ReasoningBinding::Free,
+        ),
+        (
+            "anthropic/claude-4.6-sonnet-20260217",
+            "claude-sonnet-4-6",
+            Family::Claude,
+            ReasoningBinding::Free,
+        ),
+        ("claude-4.5-sonnet-20250929", "claude-sonnet-4-5", Family::Claude, ReasoningBinding::Free),
+        (
+            "anthropic/claude-4-sonnet-20250522",
+            "claude-sonnet-4",
+            Family::Claude,
+            ReasoningBinding::Free,
+        ),
+        ("anthropic/claude-4.7-opus", "claude-opus-4-7", Family::ClaudeNew, ReasoningBinding::Free),
+        (
+            "anthropic/claude-5.5-sonnet",
+            "claude-sonnet-5-5",
+            Family::ClaudeNew,
+            ReasoningBinding::Prefix,
+        ),
+        (
+            "anthropic/claude-3.7-sonnet:thinking",
+            "claude-3-7-sonnet",
+            Family::Claude,
+            ReasoningBinding::Free,
+        ),
+    ] {
+        let found = model(name);
+        assert!(found.known, "{name}");
+        assert_eq!(found, model(same), "{name}");
+        assert_eq!((found.family, found.binding), (family, binding), "{name}");
+    }
+}
+
+/// Another spelling of a name never leads to a model of another version.
+#[test]
+fn no_spelling_leads_to_another_model() {
+    for name in [
+        "claude-4.9-opus-20270101",
+        "anthropic/claude-9-haiku",
+        "x-ai/grok-4.9-fast",
+        "x-ai/grok-4.1-slow-7",
+        "x-ai/grok-4.0309",
+        "zai-glm-4.9",
+        "qwen3.9-max",
+        "qwen3-9-max",
+        "accounts/fireworks/models/deepseek-v3p1",
+        "deepseek-v3-1",
+        "accounts/fireworks/models/kimi-k2p9",
+        "mistral-medium-3-1",
+        "databricks-meta-llama-3-8b-instruct",
+        "databricks-meta-llama-5-3-70b-instruct",
+        "gpt-35-nano",
+        "gpt-5-9-mini",
+        "gpt-4-1-1-mini-9",
+        "arn:aws:bedrock:us-east-1:123456789012:application-inference-profile/gpt5p4x0claude",
+        "arn:aws:bedrock:us-east-1:123456789012:imported-model/llama-9",
+    ] {
+        assert!(!model(name).known, "{name}: {:?}", model(name));
+    }
+    // However long a name is, it has few spellings.
+    for name in ["meta-".repeat(100_000), "a.".repeat(100_000), "4.4.".repeat(100_000)] {
+        assert!(!model(&name).known && spellings(&name).len() == 1);
+    }
+    // What nobody names keeps the safe defaults.
+    for name in [
+        "zai-",
+        "claude-",
+        "claude-4.5-",
+        "4p7",
+        "databricks-meta-",
+        "arn:aws:bedrock",
+        "p1p1",
+        "é4p1",
+    ] {
+        assert!(!model(name).known, "{name}");
+    }
 }
 
 #[test]
