@@ -1,19 +1,29 @@
 //! Recorded sessions through the estimator: how wrong it is, and that it cannot look ahead.
 
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout
+)]
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use plimsoll::dialect::models::Catalogue;
 use plimsoll::dialect::{self, Dialect, PartKind};
 use plimsoll::replay;
-use plimsoll::replay::score::{EstimatePair, Scores};
+use plimsoll::replay::score::{EstimatePair, SIZES_BELOW, Scores};
 use plimsoll::replay::transcript::{ClientHistory, TranscriptLine};
 use plimsoll::tokens::classic::ClassicRules;
 
 /// The project's own recordings.
 fn recorded() -> Vec<String> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/transcripts");
+    recorded_in(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/transcripts"))
+}
+
+fn recorded_in(folder: &Path) -> Vec<String> {
     let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let mut files: Vec<_> =
         files.filter(|path| path.extension().is_some_and(|is| is == "zst")).collect();
@@ -51,6 +61,82 @@ fn recorded_sessions_are_estimated_well() {
         classic.map(|pair| EstimatePair { tokens: pair.classic[0], ..pair.clone() }).collect();
     let ours = Scores::of(pairs.iter().filter(|pair| pair.visible));
     assert!(ours.median_abs_pct * 2.0 < Scores::of(&classic).median_abs_pct);
+}
+
+/// The stated band of a call with an anchor is true by model and by the size of what is new, not only over all.
+#[test]
+fn bands_hold_by_model_and_size() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/transcripts");
+    let texts = [recorded_in(&folder), recorded_in(&folder.join("long"))].concat();
+    // Of these few calls have a usage that measures: most take time and check nothing.
+    let mut lines = lines(&texts);
+    lines.retain(|line| line.source != "entireio-cc");
+    let pairs = replay::play(&lines, &Catalogue::new(Vec::new()), &[]);
+    let mut models: BTreeMap<&str, Vec<&EstimatePair>> = BTreeMap::new();
+    for pair in pairs.iter().filter(|pair| pair.visible) {
+        models.entry(&pair.model).or_default().push(pair);
+    }
+    let mut checked = 0;
+    for (model, pairs) in models {
+        for (below, band) in SIZES_BELOW.into_iter().zip(Scores::of(pairs).bands_by_size) {
+            let (calls, share) = (band.pairs, band.share());
+            println!(
+                "{model}, new part below {below}: {calls} calls, {:.1} % in band",
+                share * 100.0
+            );
+            // Of fewer calls, chance says more than the band.
+            if calls >= 40 {
+                checked += 1;
+                assert!(
+                    (0.84..=0.99).contains(&share),
+                    "{model}, below {below}: {share:.3} of {calls}"
+                );
+            }
+        }
+    }
+    assert!(checked >= 8, "{checked} groups are large enough");
+}
+
+/// A client may send more than it logs. That is proven where an identical call of the session cost much less, and
+/// by nothing else: no estimate has a say.
+#[test]
+fn input_that_a_recording_lacks_is_proven_by_an_identical_call() {
+    let call = |tool: &str, result: &str, cost: u64| (tool.to_owned(), result.to_owned(), cost);
+    let excesses = |calls: &[(String, String, u64)]| {
+        let mut input = 9_000;
+        let mut texts = vec![
+            serde_json::json!({ "session": "s", "model": "claude-opus-4-5", "provider": "anthropic",
+                "new_parts": [{ "role": "user", "kind": "text", "text": "Go." }],
+                "usage": { "input_total": input, "output": 50 } })
+            .to_string(),
+        ];
+        for (tool, result, cost) in calls {
+            input += 50 + cost;
+            let parts = serde_json::json!([
+                { "role": "assistant", "kind": "tool_use", "name": tool, "text": "{}", "reply": true },
+                { "role": "user", "kind": "tool_result", "text": result },
+            ]);
+            texts.push(
+                serde_json::json!({ "session": "s", "model": "claude-opus-4-5", "new_parts": parts,
+                    "provider": "anthropic", "usage": { "input_total": input, "output": 50 } })
+                .to_string(),
+            );
+        }
+        let pairs = played(&texts, &[]);
+        assert_eq!(pairs.len(), calls.len());
+        assert!(pairs.iter().all(|pair| pair.visible == pair.excess.is_none()));
+        pairs.iter().map(|pair| pair.excess).collect::<Vec<_>>()
+    };
+    let [ok, more] = [45, 149].map(|cost| call("Edit", "The file has been updated.", cost));
+    let other = |cost| call("Edit", "Another file has been updated.", cost);
+    let dear = [ok.clone(), more.clone(), other(400), more.clone(), ok.clone()];
+    assert_eq!(excesses(&dear), [None, Some(104), None, Some(104), None]);
+    // The cheap one may come later; another tool's call, and a few tokens, prove nothing.
+    let late = [more.clone(), call("Bash", "The file has been updated.", 20), ok];
+    assert_eq!(excesses(&late), [Some(104), None, None]);
+    assert_eq!(excesses(&[other(40), other(99), other(100)]), [None, None, Some(60)]);
+    // Alike and alike dear: nothing is proven.
+    assert_eq!(excesses(&[more.clone(), more]), [None, None]);
 }
 
 /// What is reported of the last call of a session, or said in it, changes no estimate before.

@@ -65,22 +65,29 @@ def tell(name, pairs):
     )
 
 
+def tell_both(name, pairs):
+    tell(name, [pair for pair in pairs if pair["visible"]])
+    tell(f"{name}, with proven hidden input", pairs)
+
+
 def main():
     program, transcripts = sys.argv[2], sys.argv[3:]
     with open(sys.argv[1], encoding="utf-8") as file:
         pairs = [json.loads(line) for line in file]
     for family in MEASURED:
         of, found = FAMILIES[family]["of"], calls(pairs, family)
-        is_its = lambda pair: pair["visible"] and pair["family"] == of
+        # Calls of proven hidden input (`excess`) teach the fit nothing, and are scored apart.
+        is_scored = lambda pair: pair["visible"] or pair["excess"] is not None
+        is_its = lambda pair: pair["family"] == of and is_scored(pair)
         sessions = sorted({pair["session"] for pair in pairs if is_its(pair)})
         files = files_of(transcripts, sessions)
-        tell(f"{of}, as it is", [pair for pair in play(program, files) if is_its(pair)])
+        tell_both(f"{of}, as it is", [pair for pair in play(program, files) if is_its(pair)])
         choice, scored = Choice(found, FAMILIES[family]["start"]), []
         for session in sessions:
             costs = {"family": of, "costs": choice.costs(session).tolist()}
             played = play(program, files, costs)
             scored += [pair for pair in played if is_its(pair) and pair["session"] == session]
-        tell(f"{of}, left out", scored)
+        tell_both(f"{of}, left out", scored)
 
 
 main()

@@ -205,6 +205,7 @@ fn for_machines(pairs: &[EstimatePair], rules: &[ClassicRules]) -> Value {
     let mut told = json!({
         "all": Scores::of(visible.iter().copied()),
         "with_hidden_bytes": Scores::of(pairs),
+        "with_proven_hidden_input": Scores::of(pairs.iter().filter(|pair| pair.excess.is_some())),
         "by_provider": by(|pair| pair.provider.clone()),
         "by_model": by(|pair| pair.model.clone()),
         "by_source": by(|pair| pair.source.clone()),
@@ -267,10 +268,32 @@ fn for_people(pairs: &[EstimatePair], rules: &[ClassicRules]) -> String {
     }
     row(&mut out, "all", &Scores::of(visible.iter().copied()));
     row(&mut out, "all, with calls whose bytes are hidden", &Scores::of(pairs));
+    let proven = Scores::of(pairs.iter().filter(|pair| pair.excess.is_some()));
+    if proven.pairs > 0 {
+        row(&mut out, "of these, dearer than an identical call", &proven);
+    }
     for (rule, rules) in rules.iter().enumerate() {
         row(&mut out, &format!("all, by {}", rules.name), &Scores::of(&as_by(&visible, rule)));
     }
+    bands(&mut out, &visible);
     out
+}
+
+/// The share of calls in their band, by model and size of the new part.
+fn bands(out: &mut String, pairs: &[&EstimatePair]) {
+    let sizes = ["to 100 new", "to 500", "to 3,000", "more"];
+    let _ = write!(out, "\n{:<44}", "in band %, and of how many calls");
+    sizes.iter().for_each(|size| _ = write!(out, "{size:>16}"));
+    for (model, pairs) in grouped(pairs, |pair| pair.model.clone()) {
+        let _ = write!(out, "\n{model:<44}");
+        for band in Scores::of(pairs).bands_by_size {
+            let _ = match band.pairs {
+                0 => write!(out, "{:>16}", "–"),
+                pairs => write!(out, "{:>9.1} of {pairs:>3}", band.share() * 100.0),
+            };
+        }
+    }
+    out.push('\n');
 }
 
 fn row(out: &mut String, name: &str, scores: &Scores) {

@@ -8,14 +8,14 @@ pub mod score;
 pub mod transcript;
 pub mod what_if;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use crate::context::budget::{self, Anchor};
 use crate::context::ledger::{Ledger, anchor_keys};
 use crate::context::lineage::place;
 use crate::context::plan::Overlay;
 use crate::context::{Estimate, EstimateMethod, ExchangeId, Fact, Outcome, Turn};
-use crate::dialect::models::{Catalogue, Model};
+use crate::dialect::models::{Catalogue, Family, Model};
 use crate::dialect::{self, Conversation, Dialect, Reply, ResponseReader, reading::Framing};
 use crate::tokens::Tokenizer;
 use crate::tokens::classic::{ClassicRules, SentContent};
@@ -45,21 +45,42 @@ pub(crate) fn play_with(
 ) -> Vec<EstimatePair> {
     let mut sessions: HashMap<&str, ReplaySession<'_>> = HashMap::new();
     let mut pairs = Vec::new();
-    let mut learned = HashMap::new();
-    for line in in_order(lines) {
+    let mut learned = LearnedModels::default();
+    let excesses = transcript::excesses(lines);
+    for (at, line) in in_order(lines) {
         let session = sessions.entry(&line.session).or_default();
         let model = catalogue.model(&line.model, "");
-        let known = learned
-            .entry((line.provider.as_str(), line.model.as_str()))
-            .or_insert_with(|| EstimatorState::new(model.family));
+        let known = learned.of(line, model.family);
         let tokenizer = Tokenizer::whole(model.family).with_costs(costs);
-        pairs.extend(session.call(line, &model, tokenizer, known, rules));
+        let pair = session.call(line, &model, tokenizer, known, rules);
+        let excess = excesses[at];
+        pairs.extend(pair.map(|pair| EstimatePair {
+            visible: pair.visible && excess.is_none(),
+            excess,
+            ..pair
+        }));
     }
     pairs
 }
 
-/// Calls in order of time.
-fn in_order(lines: &[TranscriptLine]) -> impl Iterator<Item = &TranscriptLine> {
+/// What responses taught, by provider and model, as live traffic does.
+#[derive(Default)]
+struct LearnedModels<'l>(BTreeMap<&'l str, BTreeMap<&'l str, EstimatorState>>);
+
+impl<'l> LearnedModels<'l> {
+    /// The state of the model that a line names.
+    fn of(&mut self, line: &'l TranscriptLine, family: Family) -> &mut EstimatorState {
+        let models = self.0.entry(&line.provider).or_default();
+        if !models.contains_key(line.model.as_str()) {
+            let fresh = EstimatorState::beside(family, models.values());
+            models.insert(&line.model, fresh);
+        }
+        models.entry(&line.model).or_insert_with(|| EstimatorState::new(family))
+    }
+}
+
+/// Calls in order of time, with their indices.
+fn in_order(lines: &[TranscriptLine]) -> impl Iterator<Item = (usize, &TranscriptLine)> {
     let mut order: Vec<usize> = (0..lines.len()).collect();
     let mut ranks: HashMap<&str, u64> = HashMap::new();
     // Within a session the order is that of its lines, whatever its clock says.
@@ -72,7 +93,7 @@ fn in_order(lines: &[TranscriptLine]) -> impl Iterator<Item = &TranscriptLine> {
         })
         .collect();
     order.sort_by_key(|at| times[*at]);
-    order.into_iter().map(|at| &lines[at])
+    order.into_iter().map(|at| (at, &lines[at]))
 }
 
 /// A call of an export: it has no text, but the estimate that was made at the time.
@@ -91,6 +112,7 @@ fn recorded(
         model: line.model.clone(),
         provider: line.provider.clone(),
         visible: true,
+        excess: None,
         tokens: told.tokens,
         low: guess.low,
         high: guess.high,
@@ -191,6 +213,7 @@ impl<'l> ReplaySession<'l> {
             model: line.model.clone(),
             provider: line.provider.clone(),
             visible: line.is_visible(),
+            excess: None,
             session: line.session.clone(),
             call: self.calls,
             low: guess.low,

@@ -22,8 +22,11 @@ pub struct EstimatePair {
     pub model: String,
     /// Its provider.
     pub provider: String,
-    /// Whether everything new is in the recording as it was sent.
+    /// Whether everything new is in the recording as it was sent, as far as the recording tells.
     pub visible: bool,
+    /// How many tokens more than an identical call of its session it cost, if they are many: so much of its
+    /// input is not in the recording.
+    pub excess: Option<u64>,
     /// The estimate.
     pub tokens: u64,
     /// The lower bound, expected to hold nine times in ten.
@@ -64,6 +67,16 @@ const SMALL: i64 = 100;
 impl EstimatePair {
     fn error(&self) -> i64 {
         self.tokens as i64 - self.actual as i64
+    }
+
+    /// Whether the reported tokens are in the range.
+    fn is_held(&self) -> bool {
+        (self.low..=self.high).contains(&self.actual)
+    }
+
+    /// The class of the new part's size, as an index into [`SIZES_BELOW`].
+    fn size(&self) -> usize {
+        SIZES_BELOW.iter().position(|below| self.new < *below).unwrap_or(SIZES_BELOW.len() - 1)
     }
 
     /// What the new part cost: the reported tokens less the part that was not new.
@@ -111,6 +124,34 @@ pub struct Scores {
     pub band_median_tokens: f64,
     /// The share that was exact to the token.
     pub exact_share: f64,
+    /// The pairs within their range by the size of the new part, smallest first ([`SIZES_BELOW`]).
+    pub bands_by_size: [BandScore; SIZES_BELOW.len()],
+}
+
+/// How many pairs were within their range.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct BandScore {
+    /// All pairs.
+    pub pairs: usize,
+    /// Those within their range.
+    pub held: usize,
+}
+
+/// The sizes of new parts that are told apart, tokens: each class is below its number.
+pub const SIZES_BELOW: [u64; 4] = [100, 500, 3_000, u64::MAX];
+
+impl BandScore {
+    fn of<'p>(pairs: impl Iterator<Item = &'p EstimatePair>) -> Self {
+        pairs.fold(Self::default(), |score, pair| Self {
+            pairs: score.pairs + 1,
+            held: score.held + usize::from(pair.is_held()),
+        })
+    }
+
+    /// The share within their range, 0–1.
+    pub fn share(&self) -> f64 {
+        self.held as f64 / self.pairs.max(1) as f64
+    }
 }
 
 impl Scores {
@@ -133,8 +174,7 @@ impl Scores {
         });
         let contexts = sorted(&|pair| Some(pair.actual as f64));
         let widths = sorted(&|pair| Some((pair.high - pair.low) as f64 / 2.0));
-        let covered = pairs.iter().filter(|pair| (pair.low..=pair.high).contains(&pair.actual));
-        let covered = covered.count();
+        let all = BandScore::of(pairs.iter().copied());
         let exact = tokens.iter().filter(|tokens| **tokens == 0.0).count();
         Self {
             pairs: pairs.len(),
@@ -152,9 +192,12 @@ impl Scores {
             new_pairs: new.len(),
             new_median_abs_pct: at(&new, 0.5),
             new_p95_abs_pct: at(&new, 0.95),
-            band_coverage: covered as f64 / pairs.len().max(1) as f64,
+            band_coverage: all.share(),
             band_median_tokens: at(&widths, 0.5),
             exact_share: exact as f64 / pairs.len().max(1) as f64,
+            bands_by_size: std::array::from_fn(|size| {
+                BandScore::of(pairs.iter().copied().filter(|pair| pair.size() == size))
+            }),
         }
     }
 }

@@ -4,6 +4,10 @@
 //! are rebuilt from them in the session's own dialect, so that the code that serves live traffic reads and
 //! measures them. System prompt and tools are not recorded.
 
+mod hidden;
+
+pub(crate) use hidden::excesses;
+
 use std::collections::VecDeque;
 
 use serde::Deserialize;
@@ -127,18 +131,6 @@ impl TranscriptLine {
     /// Whether the history was replaced before this call.
     fn is_reset(&self) -> bool {
         self.flags.iter().any(|flag| flag.starts_with("reset"))
-    }
-
-    /// Whether the line has everything that was added as it was sent: nothing redacted, rewritten by the
-    /// recorder, expanded by the provider, or answered inside it.
-    pub(crate) fn is_visible(&self) -> bool {
-        let hidden = |part: &&AddedPart| {
-            part.redacted > 0 && !part.reply
-                || part.attachment.is_some()
-                || part.tool_reference.is_some()
-                || part.kind == "other"
-        };
-        !self.new_parts.iter().any(|part| hidden(&part))
     }
 
     /// The tool calls in the line.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use super::transcript::{CallKey, ClientHistory, TranscriptLine};
-use super::{answer_of, in_order, turn_of};
+use super::{LearnedModels, answer_of, in_order, turn_of};
 use crate::config::Config;
 use crate::context::budget::{self, Anchor, MeasuredEstimate};
 use crate::context::cache::is_cold;
@@ -143,12 +143,10 @@ impl WhatIfReport {
 pub fn play(lines: &[TranscriptLine], options: &WhatIfOptions) -> WhatIfReport {
     let mut report = WhatIfReport::default();
     let mut sessions: HashMap<&str, WhatIfSession<'_>> = HashMap::new();
-    let mut learned = HashMap::new();
-    for line in in_order(lines) {
+    let mut learned = LearnedModels::default();
+    for (_, line) in in_order(lines) {
         let model = options.catalogue.model(&line.model, "");
-        let known = learned
-            .entry((line.provider.as_str(), line.model.as_str()))
-            .or_insert_with(|| EstimatorState::new(model.family));
+        let known = learned.of(line, model.family);
         sessions.entry(&line.session).or_default().call(line, &model, options, known, &mut report);
     }
     report

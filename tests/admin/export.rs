@@ -21,7 +21,8 @@ fn call(
 ) -> plimsoll::context::Turn {
     let mut turn = place::turn(request, "main", at);
     turn.position.parent = parent.map(Into::into);
-    let part = |key, tokens, place| SketchPart { key: PartKey(key), tokens, place };
+    let part =
+        |key, tokens, place| SketchPart { key: PartKey(key), tokens, place, by_length: false };
     let mut added = vec![part(key, tokens, Where::History)];
     if parent.is_none() {
         added.insert(0, part(7, 4_000, Where::System));
@@ -42,7 +43,12 @@ async fn sizes_and_usage_leave_and_names_do_not() {
     let place = Place::new().await;
     place.keep(&tenant(1), "secret-name", call("a", None, 1_000, 10, 100)).await;
     let mut second = call("b", Some("a"), 2_000, 11, 30);
-    second.sketch.added.push(SketchPart { key: PartKey(12), tokens: 55, place: Where::History });
+    second.sketch.added.push(SketchPart {
+        key: PartKey(12),
+        tokens: 55,
+        place: Where::History,
+        by_length: false,
+    });
     place.keep(&tenant(1), "secret-name", second).await;
     let lines = exported(&place, "secret-name").await;
     assert_eq!(lines.len(), 2);

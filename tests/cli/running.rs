@@ -262,11 +262,12 @@ async fn words_are_queued_and_said() {
 
 /// The vocabularies are there before it is ready: the first request is counted by its own, as the next is.
 #[tokio::test]
-async fn the_first_request_is_counted_by_its_vocabulary() {
+async fn the_first_request_is_counted_by_the_vocabulary() {
     let words = "Eine Donaudampfschifffahrtsgesellschaft zzyzx qwrtplkjh 0x7f3a. ".repeat(40);
-    for model in ["gpt-4o", "gpt-4"] {
+    for model in ["gpt-4o", "gpt-4", "claude-opus-4-5"] {
         let provider = Provider::start().await;
         let mut serving = Serving::start(&provider.base(), &[]).await;
+        assert_eq!(serving.ask("/readyz").await.text(), "ready\n");
         let mut estimates = Vec::new();
         for session in ["the-first", "the-second"] {
             let body = json!({"model": model, "messages": [{"role": "user", "content": words}]});

@@ -118,7 +118,12 @@ fn turn(
     purpose: Purpose,
     exchange: ExchangeId,
 ) -> Turn {
-    let sketched = |key: PartKey| SketchPart { key, tokens: 1, place: PromptSection::History };
+    let sketched = |key: PartKey| SketchPart {
+        key,
+        tokens: 1,
+        place: PromptSection::History,
+        by_length: false,
+    };
     Turn {
         exchange,
         position: opened.placed.position.clone(),

@@ -10,8 +10,10 @@ mod classic;
 mod contents;
 mod decided;
 mod hidden;
+mod known;
 mod limits;
 mod line;
+mod recounted;
 mod reply;
 mod sections;
 mod sums;
@@ -28,7 +30,7 @@ pub use reply::reply;
 pub use sections::SectionTokens;
 pub use view::{ContextView, EstimateBasis, RewriteView};
 
-use foldhash::{HashMap, HashSet};
+use foldhash::HashSet;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::begins::{is_users, spoke, turn_began};
@@ -39,6 +41,8 @@ use crate::dialect::{Chain, Conversation, HeldHistory, Part, PartKey, PartKind, 
 use crate::tokens::learn::{self, EstimatorState, NewContent, Observation};
 use crate::tokens::retention::{ByRetention, ReasoningRetention};
 use crate::tokens::{TokenCounter, Tokenizer, unsent::UnsentReasoning};
+use known::KnownCosts;
+use recounted::{FirstTools, recounted};
 use sums::{
     FEW, TokenSums, fit, floored, grown, moved, places, reasoning_of, reported_reasoning, rescaled,
     thoughts, went,
@@ -85,7 +89,9 @@ pub fn measure(
 ) -> MeasuredEstimate {
     let anchor = anchor.filter(|anchor| anchor.turn.context().is_some());
     // Token counts of another family's tokenizer cannot be used for single parts.
-    let same = anchor.filter(|anchor| anchor.turn.family == model.family);
+    let stored = anchor.filter(|anchor| anchor.turn.family == model.family);
+    let again = stored.and_then(|it| recounted(conversation, body, model, tokenizer, it.sketch));
+    let same = stored.map(|it| Anchor { sketch: again.as_deref().unwrap_or(it.sketch), ..it });
     let mut scale = PartScale::new(conversation, body, sent, model, same, tokenizer);
     let parts = match (&conversation.held, same) {
         (Some(held), Some(anchor)) => scale.weigh_held(held, &anchor),
@@ -144,7 +150,7 @@ pub fn measure(
     let left = same.is_some_and(|anchor| gone > thoughts(&anchor) + FEW);
     let seen =
         (plain && !left && !scale.is_poor && same.is_some() == anchor.is_some()).then_some(seen);
-    let (sketch, contents) = (difference(same, &parts), scale.contents);
+    let (sketch, contents) = (difference(stored, &parts), scale.contents);
     MeasuredEstimate { estimate, sketch, parts, contents, classic: None, seen }
 }
 
@@ -290,7 +296,12 @@ impl<'a> PartScale<'a> {
         let reasoning = u32::try_from(reasoning_of(anchor.turn)).unwrap_or(u32::MAX);
         if reasoning > 0 {
             let key = PartKey::of_bytes(anchor.turn.exchange.as_str().as_bytes());
-            parts.push(SketchPart { key, tokens: reasoning, place: PromptSection::Reasoning });
+            parts.push(SketchPart {
+                key,
+                tokens: reasoning,
+                place: PromptSection::Reasoning,
+                by_length: false,
+            });
         }
         if self.conversation.messages.iter().any(is_users) {
             let read = [PromptSection::Reasoning, PromptSection::SteeredReasoning];
@@ -303,16 +314,9 @@ impl<'a> PartScale<'a> {
 
     fn head(&mut self, parts: &mut Vec<SketchPart>) {
         let conversation = self.conversation;
-        let loaded = conversation.tools.iter().position(|tool| tool.in_history);
-        let first = conversation.tools.iter().position(|tool| !tool.is_schema);
+        let first = FirstTools::of(conversation);
         for (index, tool) in conversation.tools.iter().enumerate() {
-            let extra = if Some(index) == loaded {
-                self.counter.loading()
-            } else if Some(index) == first {
-                self.counter.offering()
-            } else {
-                0
-            };
+            let extra = first.extra(index, &self.counter);
             let place =
                 if tool.in_history { PromptSection::ToolsItem } else { PromptSection::Tools };
             parts.push(self.weighed(tool, place, extra));
@@ -398,21 +402,21 @@ impl<'a> PartScale<'a> {
         let own = || part.key.unwrap_or_else(|| PartKey::of_bytes(part.span.of(self.body)));
         let key = replaced.map_or_else(own, |(key, _)| key);
         let known = self.sent.take(key).or_else(|| self.brought.take(key));
-        let tokens = match (known, replaced) {
-            (Some(tokens), _) => tokens,
-            (None, Some((_, tokens))) => tokens,
+        let (tokens, by_length) = match (known, replaced) {
+            (Some(tokens), _) => (tokens, self.sent.is_by_length(key)),
+            (None, Some((_, tokens))) => (tokens, false),
             (None, None) => {
                 // A repeated part keeps the count of the earlier one, but is new all the same.
                 let counted = self.counter.part(part).saturating_add(extra);
                 let tokens = self.sent.tokens(key).unwrap_or(counted);
                 self.sums.new += u64::from(tokens);
                 self.came(part, tokens);
-                tokens
+                (tokens, self.counter.is_by_length(part))
             }
         };
         self.sections.add(part, self.body, tokens);
         self.holds(part, place, tokens);
-        let sketched = SketchPart { key, tokens, place };
+        let sketched = SketchPart { key, tokens, place, by_length };
         self.sums.add(&sketched);
         sketched
     }
@@ -457,7 +461,7 @@ impl<'a> PartScale<'a> {
         let tokens = known.unwrap_or(counted);
         self.sums.new += if known.is_none() { u64::from(tokens) } else { 0 };
         self.contents.summaries += u64::from(tokens);
-        let sketched = SketchPart { key, tokens, place: PromptSection::History };
+        let sketched = SketchPart { key, tokens, place: PromptSection::History, by_length: false };
         self.sums.add(&sketched);
         sketched
     }
@@ -478,7 +482,8 @@ impl<'a> PartScale<'a> {
                 self.news.texts += 1;
             }
             self.contents.user += u64::from(tokens);
-            let sketched = SketchPart { key, tokens, place: PromptSection::History };
+            let sketched =
+                SketchPart { key, tokens, place: PromptSection::History, by_length: false };
             self.sums.add(&sketched);
             parts.push(sketched);
         }
@@ -489,13 +494,13 @@ impl<'a> PartScale<'a> {
         // A client may send one signature several times: each one takes the tokens of its own place.
         let known = self.sent.take(key).or_else(|| self.reasoning_piece());
         let part = part.filter(|part| part.kind == PartKind::Reasoning);
-        let tokens = match (known, part) {
-            (Some(tokens), _) => tokens,
-            (None, Some(part)) => self.counter.part(part),
+        let (tokens, by_length) = match (known, part) {
+            (Some(tokens), _) => (tokens, self.sent.is_by_length(key)),
+            (None, Some(part)) => (self.counter.part(part), self.counter.is_by_length(part)),
             // How much reasoning a signature on another part stands for is unknown.
-            (None, None) => 0,
+            (None, None) => (0, false),
         };
-        let sketched = SketchPart { key, tokens, place };
+        let sketched = SketchPart { key, tokens, place, by_length };
         self.sums.add(&sketched);
         sketched
     }
@@ -514,39 +519,6 @@ impl<'a> PartScale<'a> {
             PartKind::Reasoning => part.reasoning_key.map(PartKey),
             _ => part.sealed.map(|sealed| PartKey::of_bytes(sealed.of(self.body))),
         }
-    }
-}
-
-/// Parts whose tokens are known: the tokens of each, and how many equal parts are not matched yet.
-#[derive(Default)]
-struct KnownCosts(HashMap<PartKey, (u32, u32)>);
-
-impl KnownCosts {
-    fn of(parts: &[SketchPart]) -> Self {
-        let mut known: HashMap<PartKey, (u32, u32)> =
-            HashMap::with_capacity_and_hasher(parts.len(), Default::default());
-        for part in parts {
-            known.entry(part.key).or_insert((part.tokens, 0)).1 += 1;
-        }
-        Self(known)
-    }
-
-    /// The tokens of a part with this key.
-    fn tokens(&self, key: PartKey) -> Option<u32> {
-        self.0.get(&key).map(|(tokens, _)| *tokens)
-    }
-
-    /// Tokens of the unmatched parts in the given prompt sections; matches them.
-    fn left(&mut self, sketch: &[SketchPart], is_there: fn(PromptSection) -> bool) -> u64 {
-        let there = sketch.iter().filter(|part| is_there(part.place));
-        there.filter_map(|part| self.take(part.key)).map(u64::from).sum()
-    }
-
-    /// The tokens of a part with this key if one is unmatched; matches it.
-    fn take(&mut self, key: PartKey) -> Option<u32> {
-        let (tokens, left) = self.0.get_mut(&key)?;
-        *left = left.checked_sub(1)?;
-        Some(*tokens)
     }
 }
 

@@ -235,6 +235,10 @@ pub struct SketchPart {
     pub tokens: u32,
     /// Its section of the prompt.
     pub place: PromptSection,
+    /// Whether the tokens follow from the length of the text, because no vocabulary was there: a later request
+    /// that sends the part counts it again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub by_length: bool,
 }
 
 /// The parts of a request, stored as the difference from another turn's sketch: histories grow at the end, so

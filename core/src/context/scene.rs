@@ -134,8 +134,12 @@ impl SessionFixture {
         let parts = messages.flat_map(|(index, message)| {
             message.parts.iter().filter_map(move |part| Some((index, part.key?)))
         });
-        let sketched =
-            |(index, key)| SketchPart { key, tokens: tokens(index), place: PromptSection::History };
+        let sketched = |(index, key)| SketchPart {
+            key,
+            tokens: tokens(index),
+            place: PromptSection::History,
+            by_length: false,
+        };
         parts.map(sketched).collect()
     }
 

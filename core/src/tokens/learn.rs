@@ -207,6 +207,8 @@ const SURPRISES: u8 = 3;
 /// the expected error.
 const AGAIN: f32 = 1.25;
 const MISSED: f32 = 4096.0;
+/// From this many responses on, the width of a state's range says something about other models.
+const TAUGHT: u64 = 32;
 /// A tokenizer makes of new text at least a quarter and at most four times the counted tokens; a regression
 /// that says otherwise has learned from something other than text. Structure may cost some more.
 const LESS: f64 = 0.75;
@@ -244,6 +246,23 @@ impl EstimatorState {
             counts_unsent: <_>::default(),
             reading: <_>::default(),
         }
+    }
+
+    /// The state of a model of which nothing has been learned: its range starts as wide as that of the sibling
+    /// (same family) that has learned most, but no narrower than without one. `siblings`: the states of models
+    /// behind the same upstream.
+    pub fn beside<'s>(family: Family, siblings: impl IntoIterator<Item = &'s Self>) -> Self {
+        let taught = |it: &&Self| it.is_of(family) && it.lessons >= TAUGHT;
+        let taught = siblings
+            .into_iter()
+            .filter(taught)
+            .max_by(|a, b| a.lessons.cmp(&b.lessons).then(a.width.total_cmp(&b.width)));
+        let mut fresh = Self::new(family);
+        if let Some(sibling) = taught {
+            let wider = |width: f32| (width * sibling.width / fresh.width).clamp(1.0, 10.0);
+            fresh.widths = sibling.widths.map(wider);
+        }
+        fresh
     }
 
     /// Whether reasoning that is not sent back still counts as input of the next call, which `streams` or

@@ -1,18 +1,27 @@
-//! Images and documents: their tokens, from the bytes of the header alone.
+//! Images and documents: the tokens of an image from its header, those of a PDF from its pages.
 //!
-//! Decodes no more than a header needs. An unknown size is counted with a flat constant.
+//! Decodes no more than a header needs, and of a document no more than [`READ`]. An unknown size is counted
+//! with a flat constant.
 
 use base64::Engine;
 use base64::engine::DecodePaddingMode;
 use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig};
 use imagesize::ImageSize as Size;
+use memchr::memmem;
 
 use crate::dialect::key::standard_alphabet;
 use crate::dialect::models::{Family, Model, PictureCost};
 use crate::dialect::{Media, Part, PartKind};
 
-/// A document, whose number of pages is not known: a flat guess (`docs/estimates.md` 1.4).
+/// A document whose number of pages is not known: a flat guess (`docs/estimates.md` 1.4).
 const DOCUMENT: u32 = 2_000;
+/// Bytes of base64 that are decoded to find the pages of a document.
+const READ: usize = 4 << 20;
+/// A page of a PDF with Gemini, and with Gemini from 3 on: what it reports.
+const PAGE: u32 = 258;
+const PAGE_BY_SHAPE: u32 = 520;
+/// No provider reads more pages of one document.
+const MOST_PAGES: u64 = 1_000;
 /// An image whose header cannot be true.
 const PICTURE: u32 = 1_200;
 /// An image whose size is not known, most often one given by URL: recorded ones cost 160 to 420.
@@ -35,7 +44,7 @@ pub(super) fn tokens(
     cost: PictureCost,
 ) -> Result<u32, u32> {
     if part.kind == PartKind::Document {
-        return Ok(DOCUMENT);
+        return Ok(document(media, body, family, cost));
     }
     match media.data.and_then(|data| size(data.of(body))) {
         Some(Size { width: 0, .. } | Size { height: 0, .. }) => Err(PICTURE),
@@ -43,6 +52,35 @@ pub(super) fn tokens(
         Some(size) => Ok(picture(size.width as u32, size.height as u32, family, cost)),
         None => Ok(PICTURE_BY_ADDRESS),
     }
+}
+
+/// Tokens of a document: those of its pages if they can be counted and a page's cost is known, else a guess.
+fn document(media: &Media, body: &[u8], family: Family, cost: PictureCost) -> u32 {
+    let page = match (family, cost) {
+        (Family::Gemini, PictureCost::Shape) => PAGE_BY_SHAPE,
+        (Family::Gemini, _) => PAGE,
+        _ => return DOCUMENT,
+    };
+    let data = media.data.and_then(|data| base64_of(data.of(body)));
+    data.and_then(pages).map_or(DOCUMENT, |pages| pages * page)
+}
+
+/// The pages of a PDF, if it names them outside its compressed parts. Of a long one only the beginning is
+/// read; the rest is taken to be alike.
+fn pages(base64: &[u8]) -> Option<u32> {
+    let read = decoded(base64, READ)?;
+    if !read.starts_with(b"%PDF-") {
+        return None;
+    }
+    let named = memmem::find_iter(&read, b"/Type").filter(|at| is_page(&read[at + 5..])).count();
+    let all = named as u64 * base64.len().max(1) as u64 / base64.len().clamp(1, READ) as u64;
+    (named > 0).then(|| all.min(MOST_PAGES) as u32)
+}
+
+/// Whether the type of an object is a page, and not the list of pages.
+fn is_page(value: &[u8]) -> bool {
+    let name = value.trim_ascii_start().strip_prefix(b"/Page");
+    name.is_some_and(|rest| !rest.first().is_some_and(u8::is_ascii_alphanumeric))
 }
 
 /// Tokens of an image given as base64.
@@ -109,25 +147,33 @@ fn within(width: u32, height: u32, longest: u32) -> (u32, u32) {
 
 /// Width and height, from a string literal that holds base64 or a `data:` URL.
 pub(crate) fn size(literal: &[u8]) -> Option<Size> {
+    base64_of(literal).and_then(base64_size)
+}
+
+/// The base64 in a string literal, alone or in a `data:` URL.
+fn base64_of(literal: &[u8]) -> Option<&[u8]> {
     let text = literal.strip_prefix(b"\"")?.strip_suffix(b"\"")?;
-    let data = match text.strip_prefix(b"data:") {
-        Some(url) => &url[url.windows(7).position(|window| window == b"base64,")? + 7..],
-        None => text,
-    };
-    base64_size(data)
+    match text.strip_prefix(b"data:") {
+        Some(url) => Some(&url[memmem::find(url, b"base64,")? + 7..]),
+        None => Some(text),
+    }
 }
 
 /// Width and height, from base64 alone.
 pub(crate) fn base64_size(data: &[u8]) -> Option<Size> {
-    let whole = data.len().min(HEADER) / 4 * 4;
-    let mut standard = data[..whole].to_vec();
+    imagesize::blob_size(&decoded(data, HEADER)?).ok()
+}
+
+/// The first `most` bytes of base64, decoded.
+fn decoded(base64: &[u8], most: usize) -> Option<Vec<u8>> {
+    let whole = base64.len().min(most) / 4 * 4;
+    let mut standard = base64[..whole].to_vec();
     standard_alphabet(&mut standard);
     let config = GeneralPurposeConfig::new()
         .with_decode_padding_mode(DecodePaddingMode::Indifferent)
         .with_decode_allow_trailing_bits(true);
     let engine = GeneralPurpose::new(&base64::alphabet::STANDARD, config);
-    let header = engine.decode(standard).ok()?;
-    imagesize::blob_size(&header).ok()
+    engine.decode(standard).ok()
 }
 
 #[cfg(test)]
@@ -207,6 +253,48 @@ mod tests {
             }
         }
         assert_eq!(told("gemini-2.5-flash", 128, 128), 258);
+    }
+
+    /// A PDF with so many pages, and so much before them, as base64 in a string literal.
+    fn pdf(pages: usize, before: usize) -> String {
+        let mut text = format!("%PDF-1.4\n{}", "%".repeat(before));
+        text += "1 0 obj << /Type /Catalog /Pages 2 0 R >> 2 0 obj << /Type/Pages /Count 9 >>";
+        for page in 0..pages {
+            text += ["<< /Type /Page /Parent 2 0 R >>", "<</Type/Page/Parent 2 0 R>>"][page % 2];
+        }
+        base64::engine::general_purpose::STANDARD.encode(text)
+    }
+
+    /// Two PDFs of a page each were told as 4,000 tokens, where Gemini 2.5 reported 516; Gemini 3.5 reported 520
+    /// of one page.
+    #[test]
+    fn a_document_costs_gemini_its_pages() {
+        let told = |model: &str, data: &str| {
+            let body = format!(
+                r#"{{"contents":[{{"role":"user","parts":[
+                {{"inlineData":{{"mimeType":"application/pdf","data":"{data}"}}}}]}}]}}"#
+            );
+            let path = format!("/v1beta/models/{model}:generateContent");
+            let read = dialect::read(Dialect::Gemini, &path, body.as_bytes());
+            let part = read.parts().next().unwrap();
+            assert_eq!(part.kind, PartKind::Document);
+            let model = Catalogue::default().model(model, "");
+            let (family, cost) = (model.family, model.picture_cost);
+            tokens(part, part.media.as_ref().unwrap(), body.as_bytes(), family, cost).unwrap()
+        };
+        let old = |data: &str| told("gemini-2.5-flash", data);
+        assert_eq!([old(&pdf(1, 0)), old(&pdf(7, 0))], [258, 7 * 258]);
+        assert_eq!(told("gemini-3.5-flash", &pdf(3, 0)), 3 * 520);
+        // Its pages are compressed, it is no PDF, it is no base64, or another provider reads it.
+        for data in [pdf(0, 0), png(280, 56), "%PDF /Type /Page".to_owned()] {
+            assert_eq!(old(&data), DOCUMENT);
+        }
+        assert_eq!(told("gpt-5", &pdf(1, 0)), DOCUMENT);
+        // Bounded: of a long one the beginning is read, and no number of pages is believed.
+        assert_eq!(old(&pdf(1, READ)), DOCUMENT);
+        let long = [pdf(1, 0), "A".repeat(3 * READ)].concat().replace('=', "A");
+        assert_eq!(old(&long), 3 * 258);
+        assert_eq!(old(&pdf(5_000, 0)), 1_000 * 258);
     }
 
     #[test]

@@ -36,6 +36,14 @@ impl<V> ModelMap<V> {
         Some(&mut used.value)
     }
 
+    /// The values of all models of an upstream; does not count as a use.
+    pub(super) fn of_upstream(&self, upstream: &str) -> impl Iterator<Item = &V> {
+        self.upstreams
+            .get(upstream)
+            .into_iter()
+            .flat_map(|models| models.values().map(|it| &it.value))
+    }
+
     pub(super) fn insert(&mut self, upstream: &str, model: &str, value: V) {
         self.uses += 1;
         let models = self.upstreams.entry(upstream.into()).or_default();

@@ -46,6 +46,8 @@ struct CalibrationState {
 
 /// The state of one model.
 struct ModelCalibration {
+    /// The tenant that it is for; `None`: for all.
+    pupil: Option<Box<str>>,
     learned: Arc<EstimatorState>,
     teachers: RecentTeachers,
     /// Whether the store was asked for it. Until then nothing is saved.
@@ -53,9 +55,13 @@ struct ModelCalibration {
 }
 
 impl ModelCalibration {
-    fn new(family: Family) -> Self {
+    /// The state of a new model. Its range starts as wide as that of a model of its family that has learned,
+    /// behind the same upstream and for the same tenant.
+    fn new(place: &CalibrationKey, family: Family, all: &ModelMap<Self>) -> Self {
+        let siblings = all.of_upstream(&place.upstream).filter(|it| it.pupil == place.pupil);
+        let learned = EstimatorState::beside(family, siblings.map(|it| &*it.learned));
         let (teachers, recall) = Default::default();
-        Self { learned: Arc::new(EstimatorState::new(family)), teachers, recall }
+        Self { pupil: place.pupil.clone(), learned: Arc::new(learned), teachers, recall }
     }
 }
 
@@ -97,6 +103,8 @@ pub(crate) struct CalibrationSample {
 struct CalibrationKey {
     upstream: Box<str>,
     model: Box<str>,
+    /// The tenant, if the state is only for one.
+    pupil: Option<Box<str>>,
     /// The name of the state: the model, and the tenant if the state is only for one.
     name: Box<str>,
 }
@@ -194,7 +202,7 @@ impl CalibrationState {
         {
             return (known.learned.clone(), known.recall.clone());
         }
-        let known = ModelCalibration::new(family);
+        let known = ModelCalibration::new(place, family, &all);
         let both = (known.learned.clone(), known.recall.clone());
         all.insert(&place.upstream, &place.name, known);
         both
@@ -242,7 +250,8 @@ impl CalibrationKey {
             Some(pupil) => format!("{model} for {pupil}").into(),
             None => model.into(),
         };
-        Self { upstream: upstream.into(), model: model.into(), name }
+        let pupil = pupil.map(|pupil| pupil.as_str().into());
+        Self { upstream: upstream.into(), model: model.into(), pupil, name }
     }
 
     /// The saved state, if valid.
@@ -271,6 +280,42 @@ impl CalibrationKey {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tokens::CountingMethod;
+    use crate::tokens::learn::NewContent;
+
+    /// Of the same upstream and family, and for the same tenant: one tenant's traffic says nothing to another.
+    #[test]
+    fn a_new_models_range_starts_as_a_siblings() {
+        let one = TenantId::from("one");
+        let mut all = ModelMap::default();
+        for (pupil, off) in [(None, 300), (Some(&one), 900)] {
+            let place = CalibrationKey::of("up", "a", pupil);
+            let mut known = ModelCalibration::new(&place, Family::Claude, &all);
+            for call in 0..60 {
+                let news = NewContent { tokens: 400, words: 400, ..NewContent::default() };
+                let counting = CountingMethod::Ratio;
+                let seen =
+                    Observation { counted: [9_000; 4], news, counting, ..Observation::default() };
+                let guess = known.learned.guess(&seen, Default::default());
+                let actual = 9_000 + if call % 2 == 0 { off } else { 0 };
+                known.learned = Arc::new((*known.learned).clone().after(&seen, &guess, actual));
+            }
+            all.insert(&place.upstream, &place.name, known);
+        }
+        let started = |upstream, pupil, family| {
+            let place = CalibrationKey::of(upstream, "b", pupil);
+            EstimatorState::clone(&ModelCalibration::new(&place, family, &all).learned)
+        };
+        let fresh = EstimatorState::new(Family::Claude);
+        let [shared, own] = [None, Some(&one)].map(|pupil| started("up", pupil, Family::Claude));
+        assert!(shared != fresh && own != fresh && shared != own);
+        let two = TenantId::from("two");
+        for (upstream, pupil) in [("other", None), ("up", Some(&two))] {
+            assert_eq!(started(upstream, pupil, Family::Claude), fresh);
+        }
+        let new = EstimatorState::new(Family::ClaudeNew);
+        assert_eq!(started("up", None, Family::ClaudeNew), new);
+    }
 
     #[test]
     fn one_who_sends_most_teaches_less_and_one_who_is_alone_teaches_always() {

@@ -72,7 +72,8 @@ fn turn(opened: &OpenedSession, answer: &str) -> Fact {
     let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Json, 1 << 20);
     reading.push(format!(r#"{{"id":"msg-{answer}","content":[{{"type":"text","text":"{answer}"}}],"stop_reason":"end_turn","usage":{{"input_tokens":9,"output_tokens":1}}}}"#).as_bytes());
     let reply = reading.finish(true);
-    let sketched = |key| SketchPart { key, tokens: 1, place: PromptSection::History };
+    let sketched =
+        |key| SketchPart { key, tokens: 1, place: PromptSection::History, by_length: false };
     Fact::Turn(Box::new(Turn {
         exchange: opened.exchange.clone(),
         position: opened.placed.position.clone(),

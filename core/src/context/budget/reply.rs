@@ -20,7 +20,7 @@ pub fn reply(reply: &Reply, tokenizer: Tokenizer) -> Vec<SketchPart> {
     let keyed = runs.into_iter().map(|(key, run)| {
         let said = run.into_iter().filter(|_| counts);
         let tokens = said.fold(0, |sum: u32, part| sum.saturating_add(counter.said(part)));
-        SketchPart { key, tokens, place: PromptSection::History }
+        SketchPart { key, tokens, place: PromptSection::History, by_length: false }
     });
     let mut parts: Vec<SketchPart> = keyed.collect();
     if let Some(context) = reply.usage.context() {

@@ -31,6 +31,10 @@ impl Case {
     }
 
     fn measure(&self, before: Option<&Before>) -> MeasuredEstimate {
+        self.measure_by(Tokenizer::whole(self.model().family), before)
+    }
+
+    fn measure_by(&self, tokenizer: Tokenizer, before: Option<&Before>) -> MeasuredEstimate {
         let read = dialect::read(Dialect::Anthropic, "/v1/messages", self.body.as_bytes());
         let model = self.model();
         let anchor = before.map(|before| Anchor { turn: &before.turn, sketch: &before.sketch });
@@ -40,7 +44,7 @@ impl Case {
             &Overlay::default(),
             &model,
             anchor,
-            Tokenizer::whole(model.family),
+            tokenizer,
             &EstimatorState::new(model.family),
         )
     }
@@ -117,6 +121,49 @@ const RESULT: &str = r#"{"role":"user","content":[{"type":"tool_result","tool_us
 const THINKING: &str = r#"{"type":"thinking","thinking":"Let me see.","signature":"c2lnbmF0dXJl"}"#;
 const TOOL: &str =
     r#"{"name":"Read","description":"Reads a file.","input_schema":{"type":"object"}}"#;
+
+/// A process has no vocabulary at first: what the first request was counted by then stayed for ever, 13,906
+/// tokens for 25,267.
+#[test]
+fn a_weight_by_length_is_counted_again() {
+    let signs = "let x = a[i];\\n".repeat(400);
+    let asked = Case::new(&signs, TOOL, &user(&signs));
+    let whole = asked.answered(WORDS, usage(9_000, 50));
+    let unloaded = Tokenizer { encoding: None, ..Tokenizer::whole(asked.model().family) };
+    let sketch = asked.measure_by(unloaded, None).sketch;
+    let turn = Turn { sketch: sketch.clone(), ..whole.turn.clone() };
+    let before = Before { turn, sketch: sketch.added };
+    assert!(before.sketch.iter().all(|part| part.by_length));
+    let weights = |parts: &[SketchPart]| parts.iter().map(|part| part.tokens).collect::<Vec<_>>();
+    assert_ne!(weights(&before.sketch), weights(&whole.sketch));
+
+    let next = [user(&signs), model(WORDS), user("And unloaded?")].join(",");
+    let next = Case::new(&signs, TOOL, &next);
+    let (measured, usual) = (next.measure(Some(&before)), next.measure(Some(&whole)));
+    assert_eq!(measured.parts, usual.parts);
+    assert_eq!(measured.estimate, usual.estimate, "what stays changes no estimate");
+    assert_eq!((measured.seen, measured.contents), (usual.seen, usual.contents));
+    // The sketch is stored anew from the first weight that changed on, and then as ever.
+    assert_eq!((measured.sketch.kept, measured.sketch.added), (0, measured.parts.clone()));
+    let turn = Turn { sketch: Sketch::default(), ..before.turn.clone() };
+    let again = next.measure(Some(&Before { turn, sketch: measured.parts.clone() }));
+    assert_eq!(again.sketch.kept as usize, measured.parts.len());
+    // While there is no vocabulary, they stay as they are.
+    let still = next.measure_by(unloaded, Some(&before));
+    assert_eq!(still.parts[..before.sketch.len()], before.sketch);
+}
+
+/// Only what was counted by length says so in the store, and what was stored before is read.
+#[test]
+fn how_a_part_was_counted_is_stored_with_it() {
+    let counted = Case::new("S", TOOL, &user("How deep?")).measure(None).parts[0];
+    let saved = serde_json::to_string(&counted).unwrap();
+    assert!(!saved.contains("by_length"), "{saved}");
+    assert_eq!(serde_json::from_str::<SketchPart>(&saved).unwrap(), counted);
+    let guessed = SketchPart { by_length: true, ..counted };
+    let saved = serde_json::to_string(&guessed).unwrap();
+    assert_eq!(serde_json::from_str::<SketchPart>(&saved).unwrap(), guessed);
+}
 
 fn check_sum(measured: &MeasuredEstimate) {
     let Breakdown { system, tools, messages, .. } = measured.estimate.breakdown;

@@ -92,7 +92,12 @@ impl Scene {
     fn choice(&self, by: SummaryAuthor) -> Option<CutPoint> {
         let parts = self.conversation.parts().filter_map(|part| part.key);
         let parts: Vec<SketchPart> = parts
-            .map(|key| SketchPart { key, tokens: EACH, place: PromptSection::History })
+            .map(|key| SketchPart {
+                key,
+                tokens: EACH,
+                place: PromptSection::History,
+                by_length: false,
+            })
             .collect();
         choose(&self.request(), &self.known(), &parts, by)
     }
@@ -314,7 +319,12 @@ fn a_request_that_a_summary_makes_fit_is_known_before_it_is_written() {
     let policy = |engine| policy::CompactPolicy { engine, ..keeping(3, 9_000) };
     let parts = |scene: &Scene| -> Vec<SketchPart> {
         let keys = scene.conversation.parts().filter_map(|part| part.key);
-        let each = |key| SketchPart { key, tokens: EACH, place: PromptSection::History };
+        let each = |key| SketchPart {
+            key,
+            tokens: EACH,
+            place: PromptSection::History,
+            by_length: false,
+        };
         keys.map(each).collect()
     };
     let fits = |scene: &Scene, mode, tokens| {
@@ -486,7 +496,12 @@ fn a_history_is_summarised_in_pieces_of_whole_steps() {
         let scene = Scene::of(letters, keeping(1, 1));
         let parts = scene.conversation.parts().filter_map(|part| part.key);
         let parts: Vec<SketchPart> = parts
-            .map(|key| SketchPart { key, tokens: EACH, place: PromptSection::History })
+            .map(|key| SketchPart {
+                key,
+                tokens: EACH,
+                place: PromptSection::History,
+                by_length: false,
+            })
             .collect();
         let (request, known) = (scene.request(), scene.known());
         let pieces = pieces(&request, &known, &parts, cut, room);

@@ -55,7 +55,12 @@ fn a_turn_counts_for_what_it_holds() {
     with(1, |turn| turn.upstream = long());
     with(1, |turn| turn.model = long());
     with(1, |turn| turn.sketch.base = Some(long()));
-    let part = || SketchPart { key: PartKey(1), tokens: 1, place: PromptSection::History };
+    let part = || SketchPart {
+        key: PartKey(1),
+        tokens: 1,
+        place: PromptSection::History,
+        by_length: false,
+    };
     let count = HELD / size_of::<SketchPart>() + 1;
     let grows = |turn: Turn| of(turn) - base;
     let sketch = Sketch { added: vec![part(); count], ..Sketch::default() };
@@ -221,8 +226,12 @@ fn decisions_are_counted_apart() {
 /// Past its bound the oldest quarter goes; what grew from that is made whole, so that it stays an anchor.
 #[test]
 fn the_oldest_quarter_of_a_long_session_is_forgotten() {
-    let part =
-        |n: usize| SketchPart { key: PartKey(n as u128), tokens: 1, place: PromptSection::History };
+    let part = |n: usize| SketchPart {
+        key: PartKey(n as u128),
+        tokens: 1,
+        place: PromptSection::History,
+        by_length: false,
+    };
     let mut ledger = Ledger::default();
     let base = turn();
     let add = |ledger: &mut Ledger, n: usize| {

@@ -34,7 +34,8 @@ impl Play {
         let id = format!("msg_{}", self.count);
         reading.push(format!(r#"{{"id":"{id}","content":[{answer}],"stop_reason":"end_turn","usage":{{"input_tokens":9,"output_tokens":1}}}}"#).as_bytes());
         let reply = reading.finish(true);
-        let sketched = |key| SketchPart { key, tokens: 1, place: PromptSection::History };
+        let sketched =
+            |key| SketchPart { key, tokens: 1, place: PromptSection::History, by_length: false };
         self.ledger.add(Fact::Turn(Box::new(Turn {
             exchange,
             after: reply.chain_after(placed.position.chain),
@@ -318,7 +319,12 @@ fn an_aborted_call_is_an_anchor_where_it_told_its_input() {
 fn sketches_are_put_together_from_their_differences() {
     let mut play = Play::default();
     play.say(&user("one"), &words("1"));
-    let part = |n: u128| SketchPart { key: PartKey(n), tokens: 1, place: PromptSection::History };
+    let part = |n: u128| SketchPart {
+        key: PartKey(n),
+        tokens: 1,
+        place: PromptSection::History,
+        by_length: false,
+    };
     let mut turn = Turn::clone(play.ledger.turn(&"req-1".into()).unwrap());
     for (id, base, kept, added) in [
         ("a", None, 0, vec![part(1), part(2), part(3)]),

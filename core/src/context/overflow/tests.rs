@@ -61,7 +61,7 @@ fn read(input: u64) -> Reply {
 
 /// So many tokens in one part.
 fn parts(tokens: u32) -> Vec<SketchPart> {
-    vec![SketchPart { key: PartKey(1), tokens, place: PromptSection::History }]
+    vec![SketchPart { key: PartKey(1), tokens, place: PromptSection::History, by_length: false }]
 }
 
 /// A call that read `input` of `sent` tokens.

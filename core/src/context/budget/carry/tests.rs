@@ -164,6 +164,7 @@ fn reasoning_that_policy_takes_out_leaves_the_next_request() {
                 key: PartKey(1),
                 tokens: 7,
                 place: PromptSection::Reasoning,
+                by_length: false,
             }),
             ..outlook()
         };
@@ -256,8 +257,12 @@ fn what_is_shown_after_a_turn_is_what_was_written_with_it() {
 /// What was expected to come back did not, or it was seen before.
 #[test]
 fn a_client_that_drops_reasoning_is_seen_to() {
-    let thought =
-        |key| SketchPart { key: PartKey(key), tokens: 9, place: PromptSection::Reasoning };
+    let thought = |key| SketchPart {
+        key: PartKey(key),
+        tokens: 9,
+        place: PromptSection::Reasoning,
+        by_length: false,
+    };
     let words = |key| SketchPart { place: PromptSection::History, ..thought(key) };
     let of = |before: &[SketchPart], now: &[SketchPart], returns, drops| {
         let mut turn = turn();

@@ -8,7 +8,7 @@ use crate::dialect::PartKey;
 use crate::dialect::editing::ClearingReport;
 
 fn part(tokens: u32, place: PromptSection) -> SketchPart {
-    SketchPart { key: PartKey(u128::from(tokens)), tokens, place }
+    SketchPart { key: PartKey(u128::from(tokens)), tokens, place, by_length: false }
 }
 
 fn turn(input: u64, output: u64) -> Turn {

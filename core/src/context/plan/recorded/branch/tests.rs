@@ -11,8 +11,12 @@ use crate::dialect::Chain;
 
 /// The end of a branch, an exchange called `here`, whose parent sent parts of these keys; `None`: nobody knows.
 fn branch<'l>(ledger: &'l Ledger, sent: Option<&[u128]>) -> Branch<'l> {
-    let part =
-        |key: &u128| SketchPart { key: PartKey(*key), tokens: 1, place: PromptSection::History };
+    let part = |key: &u128| SketchPart {
+        key: PartKey(*key),
+        tokens: 1,
+        place: PromptSection::History,
+        by_length: false,
+    };
     let sent = sent.map(|keys| keys.iter().map(part).collect());
     let (line, keys) = Default::default();
     static HERE: std::sync::LazyLock<ExchangeId> = std::sync::LazyLock::new(|| "here".into());

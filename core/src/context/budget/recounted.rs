@@ -1,0 +1,89 @@
+//! Weights that were counted by length are counted again once the vocabulary is there.
+//!
+//! A part keeps its weight from request to request, so a guess would stay for ever: what a cut saves and what
+//! is shown of each part would be wrong. Only a part that is sent again can be counted again. Pure.
+
+use foldhash::{HashMap, HashSet};
+
+use crate::context::SketchPart;
+use crate::dialect::models::Model;
+use crate::dialect::{Conversation, Part, PartKey, PartKind};
+use crate::tokens::{TokenCounter, Tokenizer};
+
+/// A `sketch` in which the parts of `conversation` that had been counted by length are counted with the
+/// vocabulary; `None` if there are none, or still no vocabulary. It is counted by a counter of its own: none of
+/// this is new text.
+pub(super) fn recounted(
+    conversation: &Conversation,
+    body: &[u8],
+    model: &Model,
+    tokenizer: Tokenizer,
+    sketch: &[SketchPart],
+) -> Option<Vec<SketchPart>> {
+    tokenizer.encoding?;
+    let guessed = sketch.iter().filter(|part| part.by_length).map(|part| part.key);
+    let guessed: HashSet<PartKey> = guessed.collect();
+    if guessed.is_empty() {
+        return None;
+    }
+    let mut counter = tokenizer.counter(conversation, body, model);
+    let mut counted: HashMap<PartKey, u32> = HashMap::default();
+    let mut count = |part: &Part, extra: u32, counter: &mut TokenCounter<'_>| {
+        let key = key_of(part, body);
+        if guessed.contains(&key) && !counted.contains_key(&key) {
+            counted.insert(key, counter.part(part).saturating_add(extra));
+        }
+    };
+    let first = FirstTools::of(conversation);
+    for (index, tool) in conversation.tools.iter().enumerate() {
+        let extra = first.extra(index, &counter);
+        count(tool, extra, &mut counter);
+    }
+    let messages = conversation.messages.iter().flat_map(|message| &message.parts);
+    for part in conversation.system.iter().chain(messages) {
+        count(part, 0, &mut counter);
+    }
+    let again = |part: &SketchPart| match counted.get(&part.key) {
+        Some(&tokens) if part.by_length => SketchPart { tokens, by_length: false, ..*part },
+        _ => *part,
+    };
+    Some(sketch.iter().map(again).collect())
+}
+
+/// The key of a part in a sketch.
+fn key_of(part: &Part, body: &[u8]) -> PartKey {
+    let own = match part.kind {
+        PartKind::Reasoning => part.reasoning_key.map(PartKey),
+        _ => part.key,
+    };
+    own.unwrap_or_else(|| PartKey::of_bytes(part.span.of(body)))
+}
+
+/// The tools that cost more than themselves, by index.
+pub(super) struct FirstTools {
+    /// The first of all: with it come the instructions on how to call tools.
+    offered: Option<usize>,
+    /// The first that appears in the history: with it comes the namespace that it is declared in.
+    loaded: Option<usize>,
+}
+
+impl FirstTools {
+    pub(super) fn of(conversation: &Conversation) -> Self {
+        let tools = &conversation.tools;
+        Self {
+            offered: tools.iter().position(|tool| !tool.is_schema),
+            loaded: tools.iter().position(|tool| tool.in_history),
+        }
+    }
+
+    /// What the tool at `index` costs in addition to itself.
+    pub(super) fn extra(&self, index: usize, counter: &TokenCounter<'_>) -> u32 {
+        if Some(index) == self.loaded {
+            counter.loading()
+        } else if Some(index) == self.offered {
+            counter.offering()
+        } else {
+            0
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Input that a recording lacks: a client may send more than it logs.
+//!
+//! Only the recording itself is asked, never an estimate of ours: else an error of the estimate could pass for
+//! hidden input. A call is proven to have more if an identical call of its session cost much less.
+
+use std::collections::HashMap;
+
+use xxhash_rust::xxh3::Xxh3;
+
+use super::{AddedPart, TranscriptLine};
+
+/// Reports of two identical calls differ by a few tokens, and by 24 or so in some clients; what is hidden is
+/// larger.
+const LEAST: i64 = 60;
+
+impl TranscriptLine {
+    /// Whether the line has everything that was added as it was sent: nothing redacted, rewritten by the
+    /// recorder, expanded by the provider, or answered inside it.
+    pub(crate) fn is_visible(&self) -> bool {
+        let hidden = |part: &&AddedPart| {
+            part.redacted > 0 && !part.reply
+                || part.attachment.is_some()
+                || part.tool_reference.is_some()
+                || part.kind == "other"
+        };
+        !self.new_parts.iter().any(|part| hidden(&part))
+    }
+
+    /// A digest of what the call visibly adds, the same for identical calls of one kind: the tools that the
+    /// reply before it calls, whether that reply thinks, and the text of the results. `None` if it adds
+    /// anything but results, or not everything is visible.
+    fn added(&self) -> Option<u64> {
+        let mut digest = Xxh3::new();
+        let mut say = |words: &str| {
+            digest.update(&words.len().to_le_bytes());
+            digest.update(words.as_bytes());
+        };
+        say(&self.model);
+        let reply = self.new_parts.iter().filter(|part| part.reply);
+        let thinks = reply.clone().any(|part| part.kind == "thinking");
+        say(if thinks { "thinks" } else { "" });
+        for call in reply.filter(|part| part.kind == "tool_use") {
+            say(call.name.as_deref().unwrap_or_default());
+        }
+        say("");
+        let mut results = self.new_parts.iter().filter(|part| !part.reply).peekable();
+        results.peek()?;
+        for part in results {
+            let is_plain = part.kind == "tool_result" && !part.text.is_empty();
+            if !is_plain || part.cleared_later {
+                return None;
+            }
+            say(if part.cont { "more" } else { "result" });
+            say(&part.text);
+        }
+        self.is_visible().then(|| digest.digest())
+    }
+
+    /// What the call cost beyond the call before it and its reply, both as reported.
+    fn cost_after(&self, before: &Self) -> Option<i64> {
+        let base = before.usage.input_total.checked_add(before.usage.output)?;
+        let is_base = before.is_measured() && before.model == self.model;
+        let cost = self.actual().filter(|_| is_base)?.checked_signed_diff(base)?;
+        (cost > 0).then_some(cost)
+    }
+}
+
+/// For each of `lines` (sessions may alternate): how many tokens more than the cheapest identical call of its
+/// session it cost, if they are many.
+pub(crate) fn excesses(lines: &[TranscriptLine]) -> Vec<Option<u64>> {
+    let mut latest: HashMap<&str, &TranscriptLine> = HashMap::new();
+    let mut least: HashMap<(&str, u64), i64> = HashMap::new();
+    let costs: Vec<_> = lines
+        .iter()
+        .map(|line| {
+            let before = latest.insert(&line.session, line)?;
+            let cost = line.cost_after(before)?;
+            let of = (line.session.as_str(), line.added()?);
+            let cheapest = least.entry(of).or_insert(cost);
+            *cheapest = cost.min(*cheapest);
+            Some((of, cost))
+        })
+        .collect();
+    let excess = |it: Option<((&str, u64), i64)>| {
+        let (of, cost) = it?;
+        let more = cost - least[&of];
+        (more >= LEAST).then_some(more.unsigned_abs())
+    };
+    costs.into_iter().map(excess).collect()
+}
