@@ -62,7 +62,7 @@ pub(crate) struct SummaryJob {
     /// The tokens of the request as it is sent.
     pub(crate) tokens: u64,
     /// The edits of the request for the summariser.
-    pub(crate) edits: Vec<Edit>,
+    pub(crate) edits: Arc<[Edit]>,
     /// The request's head, with its credentials.
     pub(crate) head: request::Parts,
     /// Who may write it, and where each one would cut, the first choice first.

@@ -45,7 +45,6 @@ use crate::store::lessons::LessonSource;
 use crate::store::recall::{LookupOutcome, ReadBudget, RecallOutcome};
 use crate::telemetry::clock::now;
 use crate::telemetry::{FailOpen, MessageEvent, MessageStep, RefusalOutcome};
-use crate::wire::splice::Edit;
 
 /// A request as the client sent it, without its body.
 pub(crate) struct ClientRequest {
@@ -78,9 +77,8 @@ pub(crate) struct PlacedRequest {
     /// Makes a turn from the reply.
     pub(crate) pending: Option<PendingExchange>,
     writer: Option<SummaryJob>,
-    edits: Vec<Edit>,
-    /// The beta that has to be added to the head for the edits.
-    beta: Option<&'static str>,
+    /// The changes of its body, as planned.
+    rewrite: Option<PlannedRewrite>,
     added: Vec<AddedOption>,
     count: Option<CountFallback>,
 }
@@ -156,10 +154,8 @@ impl ClientRequest {
             recorder.stood_aside(FailOpen::BodyUnread);
             return None;
         }
-        let plain = analysis.plain.clone();
         let placed = self.placed(analysis, Some(head), recorder).await;
-        let PlacedRequest { pending, writer, edits, beta, added, count } = placed;
-        let rewrite = (!edits.is_empty()).then_some(PlannedRewrite { plain, edits, beta });
+        let PlacedRequest { pending, writer, rewrite, added, count } = placed;
         let may_repair = pending.as_ref().is_some_and(PendingExchange::may_repair);
         let changes = BodyChanges { rewrite, added, may_repair };
         Some(AnalyzedRequest { pending, writer, changes, count })
@@ -248,8 +244,7 @@ impl ClientRequest {
         tell_plan(&planned, recorder);
         announce_taken(&planned.taken, &opened.scope, recorder);
         let at = recorder.event.at;
-        let mut pending =
-            PendingExchange::begin(&proxy, opened, prepared, planned, undelivered, at);
+        let pending = PendingExchange::begin(&proxy, opened, prepared, planned, undelivered, at);
         recorder.event.estimate = pending.estimate().cloned();
         recorder.event.classic = pending.classic().cloned();
         let shown = pending.open_exchange(recorder.event.at);
@@ -257,9 +252,8 @@ impl ClientRequest {
         if recorder.event.estimate.is_none() {
             recorder.stood_aside(FailOpen::Panicked);
         }
-        let beta = pending.beta();
-        let edits = pending.edits();
-        PlacedRequest { edits, beta, pending: Some(pending), writer, added, count: None }
+        let rewrite = pending.rewrite();
+        PlacedRequest { rewrite, pending: Some(pending), writer, added, count: None }
     }
 
     /// It is not known whose the request is: it takes no place, and is estimated from itself alone.
@@ -319,11 +313,11 @@ impl ClientRequest {
         let added = prepared.added.clone();
         let prepared = Arc::new(prepared);
         let planned = PlannedRequest::replayed(&prepared, Arc::new(known)).await;
-        let beta = planned.beta(&prepared);
+        let rewrite = planned.rewrite(&prepared);
         planned.stood_aside.into_iter().for_each(|why| recorder.stood_aside(why));
         recorder.event.done = planned.done;
         let count = self.count_fallback(prepared, planned.sent, planned.known, recorder);
-        PlacedRequest { edits: planned.edits, beta, added, count, ..PlacedRequest::default() }
+        PlacedRequest { rewrite, added, count, ..PlacedRequest::default() }
     }
 
     /// A request that is sent as it came, and that is not stored.

@@ -37,7 +37,7 @@ struct SummaryContext {
     known: Arc<RecordedDecisions>,
     parts: Vec<SketchPart>,
     tokens: u64,
-    edits: Vec<Edit>,
+    edits: Arc<[Edit]>,
     /// Without its credentials; only if a summary can be started with it.
     head: Option<request::Parts>,
     /// The head for the counting endpoint. If the upstream has no credential of its own, it has the client's,
@@ -157,7 +157,7 @@ impl SummaryContext {
         }
         let head = self.counted_by.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let (proxy, head) = self.proxy.upgrade().zip(head).ok_or(RecountError::NoCredential)?;
-        let sent = splice::splice(&self.prepared.body, self.edits.clone());
+        let sent = splice::splice(&self.prepared.body, self.edits.to_vec());
         let prompt = sent.map_err(|_| RecountError::Failed)?.concat().into();
         let errand = CountRequest::of(&proxy, &self.prepared, &head, prompt);
         let tokens = counting::count_now(errand).await.map_err(|outcome| match outcome {

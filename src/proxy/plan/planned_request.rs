@@ -37,8 +37,9 @@ use crate::wire::splice::Edit;
 /// A request with its plan and what it costs.
 #[derive(Clone, Default)]
 pub(crate) struct PlannedRequest {
-    /// The edits of the body; none in shadow mode.
-    pub(crate) edits: Vec<Edit>,
+    /// The edits of the body; none in shadow mode. They stay here once they are sent, because a retry begins
+    /// with them.
+    pub(crate) edits: Arc<[Edit]>,
     /// The estimate of what is sent; `None` if measuring panicked.
     pub(crate) measured: Option<Box<MeasuredEstimate>>,
     /// What is sent in place of what the client sent.
@@ -67,7 +68,7 @@ pub(crate) struct PlannedRewrite {
     /// The body, decompressed.
     pub(crate) plain: Bytes,
     /// The edits.
-    pub(crate) edits: Vec<Edit>,
+    pub(crate) edits: Arc<[Edit]>,
     /// The beta that the head has to list.
     pub(crate) beta: Option<&'static str>,
 }
@@ -192,6 +193,7 @@ pub(crate) async fn plan(
     planned.holds(&prepared, plan, measured);
     let is_changed = !planned.edits.is_empty() || !planned.sent.is_as_it_came();
     if prepared.mode == Mode::Shadow && is_changed {
+        planned.edits = Arc::default();
         planned.is_sent_as_it_came(&prepared).await;
     }
     (planned, undelivered)
@@ -260,7 +262,7 @@ impl PlannedRequest {
             return None;
         }
         Some(Self {
-            edits: plan.edits,
+            edits: plan.edits.into(),
             measured: Some(measured),
             sent: plan.sent,
             done: prepared.rewrite_summary(&plan.steps),
@@ -276,7 +278,7 @@ impl PlannedRequest {
         let mut steps = plan.steps;
         steps.extend(self.refused.iter().cloned());
         self.done = prepared.rewrite_summary(&steps);
-        (self.edits, self.sent, self.measured) = (plan.edits, plan.sent, Some(measured));
+        (self.edits, self.sent, self.measured) = (plan.edits.into(), plan.sent, Some(measured));
         self.summary = plan.summary;
     }
 
@@ -287,11 +289,11 @@ impl PlannedRequest {
         (is_anthropic && is_block && !self.edits.is_empty()).then_some(provider::BETA)
     }
 
-    /// The same plan, with the edits that were moved out of this one.
-    pub(crate) async fn again(&self, prepared: &Arc<PreparedRequest>) -> Self {
-        let mut planned = self.clone();
-        planned.knows(prepared, RecordedDecisions::clone(&self.known)).await;
-        planned
+    /// The changes of the body that the client sent; `None` if there are none.
+    pub(crate) fn rewrite(&self, prepared: &PreparedRequest) -> Option<PlannedRewrite> {
+        let (plain, edits) = (prepared.body.clone(), self.edits.clone());
+        let beta = self.beta(prepared);
+        (!edits.is_empty()).then_some(PlannedRewrite { plain, edits, beta })
     }
 
     /// The same request as earlier ones of its branch were sent: without its own decisions that may have
@@ -309,8 +311,8 @@ impl PlannedRequest {
         if prepared.mode != Mode::Active || decided(&known) == decided(&self.known) {
             return None;
         }
-        // Its edits were moved out when it was sent.
-        let mut planned = Self { edits: Vec::new(), ..self.clone() };
+        // If it cannot be planned again, there is nothing else to send.
+        let mut planned = Self { edits: Arc::default(), ..self.clone() };
         planned.knows(prepared, known).await;
         (!planned.edits.is_empty()).then_some(planned)
     }
@@ -437,7 +439,8 @@ impl PlannedRequest {
             Err(why) => return Self { stood_aside: Some(why), ..Self::default() },
         };
         let done = prepared.rewrite_summary(&plan.steps);
-        let edits = if prepared.mode == Mode::Shadow { Vec::new() } else { plan.edits };
+        let is_shadow = prepared.mode == Mode::Shadow;
+        let edits = if is_shadow { Arc::default() } else { plan.edits.into() };
         let stood_aside = plan.conflict.then_some(FailOpen::EditsConflict);
         let summary = plan.summary;
         let sent = match prepared.mode {
@@ -449,7 +452,6 @@ impl PlannedRequest {
 
     /// Records that the original is sent instead of the rewritten request.
     pub(crate) async fn is_sent_as_it_came(&mut self, prepared: &Arc<PreparedRequest>) {
-        self.edits = Vec::new();
         self.sent = plan::as_it_came(&prepared.request());
         let measure = {
             let (prepared, sent, anchor) =

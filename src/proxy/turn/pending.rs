@@ -36,7 +36,6 @@ use crate::proxy::state::Proxy;
 use crate::store::ledgers::{DraftGuard, OpenedSession, SessionRoom};
 use crate::telemetry::clock::now;
 use crate::telemetry::{OpenExchange, RefusalOutcome};
-use crate::wire::splice::Edit;
 
 /// The data of a turn before its reply is known.
 pub(crate) struct PendingExchange {
@@ -124,14 +123,9 @@ impl PendingExchange {
         self.planned.measured.as_ref()?.classic.as_ref()
     }
 
-    /// The beta that the head has to list for the edits.
-    pub(crate) fn beta(&self) -> Option<&'static str> {
-        self.planned.beta(&self.prepared)
-    }
-
-    /// Takes the edits.
-    pub(crate) fn edits(&mut self) -> Vec<Edit> {
-        std::mem::take(&mut self.planned.edits)
+    /// The changes of its body, as planned.
+    pub(crate) fn rewrite(&self) -> Option<PlannedRewrite> {
+        self.planned.rewrite(&self.prepared)
     }
 
     /// Records that the original is sent instead of the refused form.
@@ -218,8 +212,7 @@ impl PendingExchange {
         let is_pruned = pruned.is_some();
         let mut planned = match pruned {
             Some(planned) => planned,
-            // Its edits were moved out when it was sent.
-            None => self.planned.again(prepared).await,
+            None => self.planned.clone(),
         };
         let (opened, timeout) = (&mut self.opened, prepared.policy.compact.wait_s);
         // All waits together are bounded.
