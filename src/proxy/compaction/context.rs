@@ -316,7 +316,7 @@ impl<'a> CompactionContext<'a> {
         else {
             return false;
         };
-        self.planned.adds(self.prepared, saved).await;
+        self.planned.add_saved(self.prepared, saved).await;
         self.in_use() != before
     }
 
@@ -330,7 +330,7 @@ impl<'a> CompactionContext<'a> {
         };
         let is_new = of(&known) != of(&self.planned.known);
         if is_new {
-            self.planned.knows(self.prepared, known).await;
+            self.planned.replan_with(self.prepared, known).await;
         }
         is_new
     }

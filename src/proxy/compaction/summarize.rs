@@ -276,15 +276,13 @@ impl SummaryJob {
 
     /// The names of the upstream and model that write it. A provider's own summary is for the request's
     /// model.
-    fn asked(&self, by: SummaryAuthor) -> (Option<&Upstream>, &str, &str) {
+    fn asked(&self, by: SummaryAuthor) -> (Option<&Arc<Upstream>>, &str, &str) {
         if by == SummaryAuthor::Provider {
-            return (None, &self.prepared.upstream, self.prepared.name());
+            return (None, &self.prepared.upstream.name, self.prepared.name());
         }
         let policy = &self.prepared.policy.compact;
-        let other = policy.upstream.as_deref().and_then(|name| self.proxy.upstream(Some(name)));
-        let dialect = self.prepared.conversation.dialect;
-        let other = other.filter(|upstream| upstream.dialects.contains(&dialect));
-        let upstream = other.map_or(&*self.prepared.upstream, |upstream| &*upstream.name);
+        let other = self.proxy.summariser(policy, self.prepared.conversation.dialect);
+        let upstream = &*other.unwrap_or(&self.prepared.upstream).name;
         (other, upstream, policy.model.as_deref().unwrap_or(self.prepared.name()))
     }
 

@@ -21,14 +21,13 @@ use super::silence::{SilenceAction, StreamSilence};
 use super::usage_rewrite::ResponseEdits;
 use crate::context::Outcome;
 use crate::dialect::Reply;
-use crate::dialect::error_kind::ErrorKind;
-use crate::proxy::exchange_recorder::{ExchangeRecorder, TurnOutcome, add_once};
+use crate::proxy::exchange_recorder::{ExchangeRecorder, ReplyRecord, TurnOutcome};
 use crate::proxy::http::body::{ConnectionError, OutgoingBody};
 use crate::proxy::http::memory::HeldMemory;
 use crate::proxy::http::pieces::CoalescedBody;
 use crate::proxy::offload::long_work;
 use crate::proxy::state::ServingPhase;
-use crate::telemetry::{Exchange, FailOpen};
+use crate::telemetry::FailOpen;
 use crate::wire::encoding::DecodeError;
 
 /// How long to wait before breaking a stream, so that earlier data is sent: hyper drops unwritten data when a
@@ -46,8 +45,8 @@ const CUT: &str = "the upstream ended the stream before its terminal event";
 /// The error of a stream whose upstream was silent for too long.
 const SILENT: &str = "the upstream sent nothing in its stream for limits.silent_stream_s";
 
-/// Makes a turn from a reply, once the exchange has ended.
-pub(crate) type SettleReply = Box<dyn FnOnce(&mut Exchange, Reply) -> CommitFuture + Send>;
+/// Makes a turn from a reply, once the exchange has ended, and adds what came of it to the record.
+pub(crate) type SettleReply = Box<dyn FnOnce(&mut ReplyRecord, Reply) -> CommitFuture + Send>;
 
 /// A turn that is being stored; if reading its reply takes long, that comes first.
 enum TurnWrite {
@@ -213,12 +212,11 @@ impl<B: Body<Data = Bytes>> Tap<B> {
     /// Handles a data frame.
     fn data(&mut self, data: Bytes) {
         let began = Instant::now();
-        let event = &mut self.recorder.event;
-        if event.first_byte_us.is_none() {
-            event.first_byte_us = Some((began - self.recorder.began).as_micros() as u64);
-        }
-        event.frames += 1;
-        event.response_bytes += data.len() as u64;
+        let since = began - self.recorder.began;
+        let meter = &mut self.recorder.response;
+        meter.first_byte_us.get_or_insert(since.as_micros() as u64);
+        meter.frames += 1;
+        meter.bytes += data.len() as u64;
         let complete = self.actions.observation.as_mut().is_some_and(|along| along.saw(&data));
         let last = self.inner.is_end_stream();
         self.held = self.shown(data, last);
@@ -230,7 +228,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         } else if complete || last {
             self.settle_whole();
         }
-        self.recorder.response_side_ns += began.elapsed().as_nanos() as u64;
+        self.recorder.response.side_ns += began.elapsed().as_nanos() as u64;
     }
 
     /// A data frame as the client gets it.
@@ -239,7 +237,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         // A panic may have lost part of it, so the body breaks off, as if it could not be decompressed.
         let passed = catch_unwind(AssertUnwindSafe(|| altering.pass(data)));
         let passed = passed.unwrap_or_else(|_| {
-            add_once(&mut self.recorder.event.fail_open, FailOpen::Panicked);
+            self.recorder.stood_aside(FailOpen::Panicked);
             Err(DecodeError::Broken)
         });
         match passed {
@@ -307,20 +305,18 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         self.recorder.event.outcome = outcome;
         let observation = self.actions.observation.take()?;
         let settle = self.actions.settle.take();
+        let mut record = ReplyRecord::new(outcome, self.recorder.response.bytes > 0);
         let commit = match observation.is_long() {
-            true => {
-                TurnWrite::Reading(Box::pin(read(observation, self.recorder.event.clone(), settle)))
-            }
+            true => TurnWrite::Reading(Box::pin(read(observation, record, settle))),
             false => {
-                let event = &mut self.recorder.event;
                 let settled = catch_unwind(AssertUnwindSafe(|| {
-                    let is_whole = is_whole(event.outcome);
-                    settled(event, observation.finish(is_whole), settle)
+                    settled(&mut record, observation.finish(is_whole(outcome)), settle)
                 }));
                 let settled = settled.unwrap_or_else(|_| {
-                    add_once(&mut event.fail_open, FailOpen::Panicked);
+                    record.fail_open.push(FailOpen::Panicked);
                     ReplyOutcome::default()
                 });
+                self.recorder.record_reply(record);
                 self.cut = settled.is_cut;
                 TurnWrite::Turn(settled.commit?)
             }
@@ -364,54 +360,47 @@ struct ReplyOutcome {
 
 /// Records the data of a reply, and begins to store its turn.
 fn settled(
-    event: &mut Exchange,
+    record: &mut ReplyRecord,
     observed: ObservedReply,
     settle: Option<SettleReply>,
 ) -> ReplyOutcome {
-    event.streamed = observed.streamed;
-    observed.note.into_iter().for_each(|note| add_once(&mut event.notes, note));
-    observed.gave_up.into_iter().for_each(|why| add_once(&mut event.fail_open, why));
+    record.streamed = observed.streamed;
+    record.notes.extend(observed.note);
+    record.fail_open.extend(observed.gave_up);
     let Some(reply) = observed.reply else { return ReplyOutcome::default() };
     let mut is_cut = false;
-    if event.outcome == Outcome::Complete && observed.streamed && !reply.complete {
-        event.outcome = Outcome::UpstreamFailed;
+    if record.outcome == Outcome::Complete && observed.streamed && !reply.complete {
+        record.outcome = Outcome::UpstreamFailed;
         // A stream that was not understood at all is not of this dialect, and ends as the upstream ended it.
         let has_begun = reply.id.is_some() || !reply.parts.is_empty();
         is_cut = has_begun && reply.error.is_none();
     }
-    event.error_kind = reply.error.as_ref().map(ErrorKind::of);
-    // A status 200 with an error in the body is not a success.
-    if event.outcome == Outcome::Complete && event.error_kind.is_some() {
-        event.outcome = Outcome::UpstreamFailed;
-    }
-    reply.notes.iter().for_each(|note| add_once(&mut event.notes, *note));
-    event.usage = reply.usage.clone();
-    event.stop = reply.stop;
-    let commit = settle.map(|settle| settle(event, reply));
+    record.take(&reply);
+    let commit = settle.map(|settle| settle(record, reply));
     ReplyOutcome { commit: commit.map(|commit| held_until_kept(commit, observed.memory)), is_cut }
 }
 
 /// Reads the rest of a reply off the async threads, then settles it as usual.
 async fn read(
     observation: ResponseObserver,
-    mut event: Box<Exchange>,
+    mut record: ReplyRecord,
     settle: Option<SettleReply>,
 ) -> TurnOutcome {
-    let whole = is_whole(event.outcome);
+    let whole = is_whole(record.outcome);
     let Ok(observed) = long_work(move || observation.finish(whole)).await else {
         return TurnOutcome { why: Some(FailOpen::Panicked), ..TurnOutcome::default() };
     };
     // A client that left with the whole stream has the whole reply.
     let is_complete = observed.reply.as_ref().is_some_and(|reply| reply.complete);
-    if event.outcome == Outcome::ClientLeft && observed.streamed && is_complete {
-        event.outcome = Outcome::Complete;
+    if record.outcome == Outcome::ClientLeft && observed.streamed && is_complete {
+        record.outcome = Outcome::Complete;
     }
-    let ReplyOutcome { commit, is_cut } = settled(&mut event, observed, settle);
+    let ReplyOutcome { commit, is_cut } = settled(&mut record, observed, settle);
     let why = match commit {
         Some(commit) => commit.await,
         None => None,
     };
-    TurnOutcome { why, is_cut, read: Some(event) }
+    TurnOutcome { why, is_cut, reply: Some(Box::new(record)) }
 }
 
 /// Holds the memory of a large reply until its turn is stored; a small one is not worth another future.
@@ -461,7 +450,7 @@ where
             if let Some(commit) = &mut this.commit {
                 let kept = ready!(commit.poll(cx));
                 this.cut |= kept.is_cut;
-                kept.tell(&mut this.recorder.event);
+                this.recorder.record_turn(kept);
                 let late = this.commit.take();
                 this.go_on(late);
             }

@@ -63,7 +63,7 @@ impl PlannedRequest {
         }
         let decisions = repair::keys(&saved);
         let mut planned = self.clone();
-        planned.adds(prepared, saved).await;
+        planned.add_saved(prepared, saved).await;
         match planned.edits == self.edits {
             true => Err(RefusalOutcome::NoRepair),
             false => Ok((planned, decisions)),
