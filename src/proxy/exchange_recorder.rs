@@ -257,7 +257,7 @@ pub(crate) struct TurnOutcome {
     /// Why it was not stored.
     pub(crate) why: Option<FailOpen>,
     /// The reply ended before its terminal event, as was found when it was read.
-    pub(crate) is_cut: bool,
+    pub(crate) ended_early: bool,
     /// The record of its reply, if that was read after the end.
     pub(crate) reply: Option<Box<ReplyRecord>>,
 }

@@ -46,7 +46,7 @@ use crate::proxy::response::tap::{ResponseActions, ResponseBody, Tap};
 use crate::proxy::response::usage_rewrite::{ResponseEdits, UsageAddition, UsageRewrite};
 use crate::proxy::response::usage_strip::UsageStrip;
 use crate::proxy::state::{Proxy, ServingPhase};
-use crate::proxy::turn::open::BegunResponse;
+use crate::proxy::turn::open::ResponseHead;
 use crate::proxy::turn::pending::PendingExchange;
 use crate::proxy::upstream::error::UpstreamError;
 use crate::proxy::upstream::route;
@@ -261,8 +261,8 @@ async fn forward_and_respond(
     }
     let usage_addition = pending.as_ref().and_then(PendingExchange::usage_addition);
     let summary_wait = pending.as_ref().map(PendingExchange::summary_wait).unwrap_or_default();
-    let begun = BegunResponse { status: response.status(), provider_request_id: id };
-    let open = pending.map(|pending| pending.open(proxy, begun));
+    let response_head = ResponseHead { status: response.status(), provider_request_id: id };
+    let open = pending.map(|pending| pending.open(proxy, response_head));
     let headers_after = recorder.began.elapsed();
     recorder.event.headers_us = Some(headers_after.as_micros() as u64);
     // 10. Answer. 11. Observe. 12. End. 13. Tell.

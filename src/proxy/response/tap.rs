@@ -130,19 +130,20 @@ pub(crate) struct Tap<B: Body<Data = Bytes>> {
     recorder: ExchangeRecorder,
     actions: ResponseActions,
     /// The outcome if nothing goes wrong: refused, or complete.
-    whole: Outcome,
+    clean_outcome: Outcome,
     /// The outcome is final.
     settled: bool,
     /// The body ended without an error, but before its dialect's terminal event: it must break.
-    cut: bool,
+    ended_early: bool,
     /// The turn that is being stored, if the end waits for it.
     commit: Option<Box<BoundedTurnWrite>>,
     /// What [`Tap::look_ahead`] found: the next frame, or the end.
     ahead: Option<Option<Result<Frame<Bytes>, ConnectionError>>>,
-    held: Option<Frame<Bytes>>,
-    /// The trailers, which come after the held frame.
+    /// The frame that leaves next.
+    next_frame: Option<Frame<Bytes>>,
+    /// The trailers, which come after it.
     trailers: Option<Frame<Bytes>>,
-    /// How the body ends after the held frames.
+    /// How the body ends after these frames.
     end: Option<Result<(), ConnectionError>>,
     /// The wait before breaking the stream.
     breaking: Option<Pin<Box<Sleep>>>,
@@ -162,25 +163,25 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         inner: B,
         recorder: ExchangeRecorder,
         actions: ResponseActions,
-        whole: Outcome,
+        clean_outcome: Outcome,
     ) -> Self {
         let bodiless = inner.is_end_stream();
         let mut tap = Self {
             inner,
             recorder,
             actions,
-            whole,
+            clean_outcome,
             settled: false,
-            cut: false,
+            ended_early: false,
             commit: None,
             ahead: None,
-            held: None,
+            next_frame: None,
             trailers: None,
             end: None,
             breaking: None,
         };
         if bodiless {
-            tap.settle(whole);
+            tap.settle(clean_outcome);
         }
         tap
     }
@@ -219,8 +220,8 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         meter.bytes += data.len() as u64;
         let complete = self.actions.observation.as_mut().is_some_and(|along| along.saw(&data));
         let last = self.inner.is_end_stream();
-        self.held = self.shown(data, last);
-        if let (Some(silence), Some(shown)) = (&mut self.actions.silence, &self.held) {
+        self.next_frame = self.shown(data, last);
+        if let (Some(silence), Some(shown)) = (&mut self.actions.silence, &self.next_frame) {
             silence.passed(shown.data_ref().map_or(&[], |data| data));
         }
         if matches!(self.end, Some(Err(_))) {
@@ -265,7 +266,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
             Err(_) => self.settle_alone(Outcome::UpstreamFailed),
         }
         let rest = self.actions.altering.as_mut().map(|altering| altering.rest());
-        self.held = rest.filter(|rest| !rest.is_empty()).map(Frame::data);
+        self.next_frame = rest.filter(|rest| !rest.is_empty()).map(Frame::data);
         self.end = Some(how);
     }
 
@@ -278,13 +279,13 @@ impl<B: Body<Data = Bytes>> Tap<B> {
             Some(_) => Ok(()),
             None => Err(SILENT.into()),
         });
-        self.held = event.map(Frame::data);
+        self.next_frame = event.map(Frame::data);
     }
 
     /// Settles a body that ended without an error.
     fn settle_whole(&mut self) {
-        let waiting = self.settle(self.whole);
-        match self.cut {
+        let waiting = self.settle(self.clean_outcome);
+        match self.ended_early {
             true => self.go_on(waiting),
             false => self.commit = self.commit.take().or(waiting),
         }
@@ -317,7 +318,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
                     ReplyOutcome::default()
                 });
                 self.recorder.record_reply(record);
-                self.cut = settled.is_cut;
+                self.ended_early = settled.ended_early;
                 TurnWrite::Turn(settled.commit?)
             }
         };
@@ -355,7 +356,7 @@ struct ReplyOutcome {
     /// Stores its turn.
     commit: Option<CommitFuture>,
     /// It ended without an error, but before its dialect's terminal event.
-    is_cut: bool,
+    ended_early: bool,
 }
 
 /// Records the data of a reply, and begins to store its turn.
@@ -368,16 +369,19 @@ fn settled(
     record.notes.extend(observed.note);
     record.fail_open.extend(observed.gave_up);
     let Some(reply) = observed.reply else { return ReplyOutcome::default() };
-    let mut is_cut = false;
+    let mut ended_early = false;
     if record.outcome == Outcome::Complete && observed.streamed && !reply.complete {
         record.outcome = Outcome::UpstreamFailed;
         // A stream that was not understood at all is not of this dialect, and ends as the upstream ended it.
         let has_begun = reply.id.is_some() || !reply.parts.is_empty();
-        is_cut = has_begun && reply.error.is_none();
+        ended_early = has_begun && reply.error.is_none();
     }
     record.take(&reply);
     let commit = settle.map(|settle| settle(record, reply));
-    ReplyOutcome { commit: commit.map(|commit| held_until_kept(commit, observed.memory)), is_cut }
+    ReplyOutcome {
+        commit: commit.map(|commit| held_until_kept(commit, observed.memory)),
+        ended_early,
+    }
 }
 
 /// Reads the rest of a reply off the async threads, then settles it as usual.
@@ -395,12 +399,12 @@ async fn read(
     if record.outcome == Outcome::ClientLeft && observed.streamed && is_complete {
         record.outcome = Outcome::Complete;
     }
-    let ReplyOutcome { commit, is_cut } = settled(&mut record, observed, settle);
+    let ReplyOutcome { commit, ended_early } = settled(&mut record, observed, settle);
     let why = match commit {
         Some(commit) => commit.await,
         None => None,
     };
-    TurnOutcome { why, is_cut, reply: Some(Box::new(record)) }
+    TurnOutcome { why, ended_early, reply: Some(Box::new(record)) }
 }
 
 /// Holds the memory of a large reply until its turn is stored; a small one is not worth another future.
@@ -449,17 +453,17 @@ where
         loop {
             if let Some(commit) = &mut this.commit {
                 let kept = ready!(commit.poll(cx));
-                this.cut |= kept.is_cut;
+                this.ended_early |= kept.ended_early;
                 this.recorder.record_turn(kept);
                 let late = this.commit.take();
                 this.go_on(late);
             }
-            if let Some(frame) = this.held.take().or_else(|| this.trailers.take()) {
+            if let Some(frame) = this.next_frame.take().or_else(|| this.trailers.take()) {
                 return Poll::Ready(Some(Ok(frame)));
             }
             // With a clean end, the client would take a partial response for a whole one. HTTP/2 has such an
             // end if the upstream resets the stream without an error.
-            if this.cut && matches!(this.end, Some(Ok(()))) {
+            if this.ended_early && matches!(this.end, Some(Ok(()))) {
                 this.end = Some(Err(CUT.into()));
             }
             if let Some(Err(_)) = &this.end {
@@ -502,9 +506,9 @@ where
     }
 
     fn is_end_stream(&self) -> bool {
-        let held = self.ahead.is_some() || self.held.is_some();
-        let waiting = held || self.trailers.is_some() || self.end.is_some();
-        !waiting && !self.cut && self.inner.is_end_stream()
+        let has_frame = self.ahead.is_some() || self.next_frame.is_some();
+        let waiting = has_frame || self.trailers.is_some() || self.end.is_some();
+        !waiting && !self.ended_early && self.inner.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -519,7 +523,7 @@ impl<B: Body<Data = Bytes>> Drop for Tap<B> {
     /// If a body is dropped, the client has all of it, or has left, or we end it at the deadline of a drain.
     fn drop(&mut self) {
         let outcome = match *self.recorder.phase.borrow() {
-            _ if self.inner.is_end_stream() => self.whole,
+            _ if self.inner.is_end_stream() => self.clean_outcome,
             ServingPhase::Breaking => Outcome::Turned,
             ServingPhase::Serving | ServingPhase::Draining => Outcome::ClientLeft,
         };

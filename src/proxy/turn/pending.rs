@@ -1,6 +1,9 @@
-//! An exchange in flight, from its plan to its end: the request, and the forms in which it was sent.
+//! An exchange in flight, from its plan to its accepted form: the request, and the forms in which it was sent.
 //!
-//! What was added, cut, revoked or made room for on the way is kept here until the turn is built.
+//! What was added, cut, revoked or made room for on the way is kept here until the response has begun. Then
+//! [`PendingExchange::open`] makes an [`OpenTurn`](super::open::OpenTurn) of it, which lasts until the reply has
+//! ended. An [`OpenedSession`] is only the place of the request among the turns of its session, and an
+//! [`OpenExchange`] only what the page shows of it.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;

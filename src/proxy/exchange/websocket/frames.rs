@@ -24,7 +24,7 @@ use crate::proxy::http::memory::{HeldMemory, MemoryShare};
 use crate::proxy::offload::{OFF_THREAD, long_work};
 use crate::proxy::plan::body_reader::RequestAnalysis;
 use crate::proxy::state::{Proxy, ServingPhase};
-use crate::proxy::turn::open::BegunResponse;
+use crate::proxy::turn::open::ResponseHead;
 use crate::telemetry::{FailOpen, GaugeGuard, MemoryKind};
 use crate::wire::memory::Memory as _;
 use crate::wire::websocket::{FrameError, MessageDecoder, negotiated};
@@ -400,11 +400,11 @@ async fn kept(
         }
     };
     let proxy = recorder.proxy.clone();
-    let begun = BegunResponse {
+    let response_head = ResponseHead {
         status: StatusCode::SWITCHING_PROTOCOLS,
         provider_request_id: connection.provider_request_id.clone(),
     };
-    let settle = pending.map(|pending| pending.open(&proxy, begun).settle(proxy));
+    let settle = pending.map(|pending| pending.open(&proxy, response_head).settle(proxy));
     // Dropped: treated as if the client had left before any reply.
     let Ok((reply, outcome)) = answered.await else { return };
     let mut record = ReplyRecord::new(outcome, true);
