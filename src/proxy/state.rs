@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use hyper_util::client::proxy::matcher::Matcher;
 use tokio::sync::{Semaphore, watch};
 
-use super::compaction::scheduler::CompactionScheduler;
+use super::calibration::Calibration;
+use super::count_cache::CountingEndpoints;
 use super::http::gate::ClientAccess;
 use super::http::memory::MemoryBudget;
 use super::http::tunnel_timeouts::TunnelTimeouts;
-use super::learning::calibration::Calibration;
-use super::learning::count_cache::CountingEndpoints;
+use super::scheduler::CompactionScheduler;
 use super::upstream::{self, relays};
 use crate::config::{Config, Upstream};
 use crate::context::ExchangeId;

@@ -11,7 +11,6 @@ use http::request;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::scheduler::waited;
 use super::summarize::{self, SummaryJob};
 use crate::config::Mode;
 use crate::context::Fact;
@@ -20,9 +19,9 @@ use crate::context::plan::{Change, DecisionReason, PlanStep};
 use crate::context::policy::SummaryAuthor;
 use crate::dialect::lesson::Lesson;
 use crate::dialect::{Chain, PartIndex, Span};
-use crate::proxy::compaction::scheduler::{CompactionKey, SummaryGuard};
 use crate::proxy::plan::planned_request::{self, PlannedRequest};
 use crate::proxy::plan::prepared_request::PreparedRequest;
+use crate::proxy::scheduler::{CompactionKey, SummaryGuard, waited};
 use crate::proxy::state::Proxy;
 use crate::store::ledgers::OpenedSession;
 use crate::telemetry::clock::now;

@@ -15,7 +15,6 @@ use bytes::Bytes;
 use http::request;
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::scheduler::SummaryGuard;
 use crate::config::Upstream;
 use crate::context::compact::{
     self, CompactionNeed, CutPoint, HistoryChunk, SummaryMessage, SummarySizes,
@@ -28,6 +27,7 @@ use crate::dialect::summary::{self, SummaryQuestion};
 use crate::dialect::{PartKind, ReplyPart, Usage, rewrite};
 use crate::proxy::offload::{OFF_THREAD, off_thread};
 use crate::proxy::plan::prepared_request::PreparedRequest;
+use crate::proxy::scheduler::SummaryGuard;
 use crate::proxy::state::Proxy;
 use crate::store::Scope;
 use crate::store::ledgers::{ClaimedCompaction, SessionRoom};

@@ -132,7 +132,7 @@ mod tests {
     use http::header::CONTENT_LENGTH;
 
     use super::*;
-    use crate::proxy::response::usage_strip;
+    use crate::proxy::plan::request_usage;
     use crate::wire::splice::Edit;
 
     fn frames(mut body: OutgoingBody) -> Vec<Bytes> {
@@ -171,7 +171,7 @@ mod tests {
     fn invariant_2_around_an_edit_the_clients_own_bytes_are_forwarded() {
         let body = Bytes::from(b"{\"stream\":true}".to_vec());
         let outbound =
-            OutboundRequest::edited(head(), body.clone(), None, usage(usage_strip::ask(&body)));
+            OutboundRequest::edited(head(), body.clone(), None, usage(request_usage::ask(&body)));
         let frames = frames(outbound.body);
         assert_eq!(frames[0].as_ptr(), body.as_ptr());
         assert_eq!(frames.last().unwrap().as_ptr(), body[body.len() - 1..].as_ptr());

@@ -10,7 +10,7 @@ use crate::dialect::models::{Family, ReasoningBinding};
 use crate::dialect::{Dialect, Purpose, rewrite};
 use crate::proxy::plan::added_option::{AddedOption, AddedOptionKind};
 use crate::proxy::plan::prepared_request::PreparedRequest;
-use crate::proxy::response::usage_strip;
+use crate::proxy::plan::request_usage;
 use crate::proxy::state::Proxy;
 
 impl AddedOption {
@@ -39,7 +39,7 @@ fn usage(prepared: &PreparedRequest) -> Option<AddedOption> {
     if !wanted || prepared.upstream.include_usage != IncludeUsage::Auto {
         return None;
     }
-    Some(AddedOption { what: AddedOptionKind::Usage, edit: usage_strip::ask(&prepared.body)? })
+    Some(AddedOption { what: AddedOptionKind::Usage, edit: request_usage::ask(&prepared.body)? })
 }
 
 /// Context editing, if policy leaves old results to the provider. A count only asks for it if it could

@@ -1,9 +1,9 @@
-//! The turn of an exchange in flight: what is needed at its end, and storing it.
+//! The turn of an exchange whose response has begun: what is needed at its end, and storing it.
 //!
-//! Streams last minutes, and there are many: what was parsed of the request is released once it was accepted.
-//! The request's bytes are held until the reply has begun, because an error before that is only believed if
-//! its message is not quoted from the request. What is unknown stays absent. If the store fails, the turn is
-//! lost at the next restart; the client gets its response anyway.
+//! Streams last minutes, and there are many: what was parsed of the request (the [`PendingExchange`]) is
+//! released once it was accepted. The request's bytes are held until the reply has begun, because an error
+//! before that is only believed if its message is not quoted from the request. What is unknown stays absent.
+//! If the store fails, the turn is lost at the next restart; the client gets its response anyway.
 
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -24,10 +24,11 @@ use crate::dialect::models::Model;
 use crate::dialect::overflow::ErrorResponse;
 use crate::dialect::refusal::{self, RefusalCause};
 use crate::dialect::{ProviderError, Purpose, Reply};
+use crate::proxy::calibration;
 use crate::proxy::exchange_recorder::{ReplyRecord, TurnRecord};
 use crate::proxy::learning::counting::PendingCount;
+use crate::proxy::learning::lessons;
 use crate::proxy::learning::request_info::RequestInfo;
-use crate::proxy::learning::{calibration, lessons};
 use crate::proxy::offload::{OFF_THREAD, long_work};
 use crate::proxy::plan::undelivered::{UndeliveredMessage, wait_again};
 use crate::proxy::response::request_body::RequestBody;
@@ -44,8 +45,8 @@ use crate::tokens::learn::{EstimatorState, Observation};
 /// ms and more, and other streams must not wait for it.
 const LARGE: usize = 32 * 1024;
 
-/// What is known of a response before its body.
-pub(crate) struct BegunResponse {
+/// What the head of a response says, which its body does not.
+pub(crate) struct ResponseHead {
     pub(crate) status: StatusCode,
     pub(crate) provider_request_id: Option<Box<str>>,
 }
@@ -53,7 +54,7 @@ pub(crate) struct BegunResponse {
 /// The turn of an exchange in flight.
 pub(crate) struct OpenTurn {
     opened: OpenedSession,
-    begun: BegunResponse,
+    head: ResponseHead,
     /// The turn as it would be if nothing more arrived.
     draft: DraftGuard,
     info: RequestInfo,
@@ -80,7 +81,7 @@ pub(crate) struct OpenTurn {
 impl PendingExchange {
     /// Called when the request was sent for the last time and its response has begun: releases what was
     /// parsed of the request.
-    pub(crate) fn open(mut self, proxy: &Proxy, begun: BegunResponse) -> OpenTurn {
+    pub(crate) fn open(mut self, proxy: &Proxy, head: ResponseHead) -> OpenTurn {
         let undelivered = self.unsent_messages();
         // From now on, the end of the exchange decides whether they were delivered.
         self.undelivered.take().into_iter().for_each(UndeliveredMessage::end);
@@ -95,7 +96,7 @@ impl PendingExchange {
         let forwarded = ForwardedPrefix { prefix: sent.chain(), order: sent.thought() };
         OpenTurn {
             opened,
-            begun,
+            head,
             draft,
             info: RequestInfo::of(&prepared),
             body: RequestBody::of(prepared.body.clone()),
@@ -148,7 +149,7 @@ impl OpenTurn {
                 // A refusal is no turn; requests that wait for this turn may continue.
                 let overflow = self.overflow_in(&turn, record.has_body, &reply);
                 record.turn = TurnRecord {
-                    refusal: self.info.refusal(self.begun.status.as_u16(), reply.error.as_ref()),
+                    refusal: self.info.refusal(self.head.status.as_u16(), reply.error.as_ref()),
                     overflow,
                     window: overflow.and_then(|overflow| overflow.said.window),
                     ..TurnRecord::default()
@@ -167,7 +168,7 @@ impl OpenTurn {
             };
             let ending = ExchangeEnding {
                 ended: now(),
-                provider_request_id: self.begun.provider_request_id.clone(),
+                provider_request_id: self.head.provider_request_id.clone(),
                 outcome: record.outcome,
             };
             Box::pin(self.kept(proxy, turn, ending, reply))
@@ -279,7 +280,7 @@ impl OpenTurn {
     /// What a refusal that was forwarded unread says about the window, if it says that the request does not
     /// fit.
     fn overflow_in(&self, turn: &Turn, has_body: bool, reply: &Reply) -> Option<OverflowReport> {
-        let status = self.begun.status;
+        let status = self.head.status;
         if self.may_make_room || turn.done.overflow.is_some() || !may_not_fit(status) {
             return None;
         }
@@ -325,7 +326,7 @@ impl OpenTurn {
         if !demands && !outgrew {
             return None;
         }
-        let status = self.begun.status.as_u16();
+        let status = self.head.status.as_u16();
         let (info, taught) = (&self.info, self.taught(status, error).await);
         let window = info.believes(&taught, size(estimate.as_ref()), &proxy);
         let source = info.source();
