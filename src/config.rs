@@ -484,6 +484,18 @@ pub struct Upstream {
     pub compact: Option<CompactOverride>,
 }
 
+impl Upstream {
+    /// The host of its address; empty if that has none.
+    pub fn host(&self) -> &str {
+        self.base.host().unwrap_or_default()
+    }
+
+    /// Whether it can tell clients apart, by their own credentials instead of the operator's.
+    pub fn distinguishes_clients(&self) -> bool {
+        self.credential.is_none()
+    }
+}
+
 /// Bounds; past each of them traffic still flows, unless its text says otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerLimits {

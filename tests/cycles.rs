@@ -28,6 +28,37 @@ fn files_import_each_other_in_one_direction() {
     }
 }
 
+/// The table of `src/proxy` in docs/architecture.md: what each row names uses its own row and those above it.
+#[test]
+fn folders_of_the_proxy_are_in_order() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(root.join("docs/architecture.md")).unwrap();
+    let table = text.split("The table lists the folders of `src/proxy`.").nth(1).unwrap();
+    let rows = table.lines().skip_while(|line| !line.starts_with('|'));
+    let mut place = BTreeMap::new();
+    for (at, row) in rows.take_while(|line| line.starts_with('|')).enumerate() {
+        let names = row.split('|').nth(1).unwrap().split('`').skip(1).step_by(2);
+        place.extend(names.map(|name| (name.trim_end_matches(".rs").to_owned(), at)));
+    }
+    let folder = |module: &String| {
+        let inside = module.strip_prefix("proxy::")?;
+        inside.split("::").next().map(str::to_owned)
+    };
+    let mut folders = Imports::new();
+    for (from, targets) in &imports(&sources(&root.join("src"))) {
+        let Some(from) = folder(from) else { continue };
+        let targets = targets.iter().filter_map(folder).filter(|to| *to != from);
+        folders.entry(from.clone()).or_default().extend(targets);
+    }
+    assert!(folders.len() > 10 && cycles(&folders).is_empty(), "{:?}", cycles(&folders));
+    for (from, to) in folders.iter().flat_map(|(from, all)| all.iter().map(move |to| (from, to))) {
+        let (Some(user), Some(used)) = (place.get(from), place.get(to)) else {
+            panic!("docs/architecture.md has no row for src/proxy/{from} or src/proxy/{to}");
+        };
+        assert!(user >= used, "src/proxy/{from} uses src/proxy/{to}, which stands below it");
+    }
+}
+
 #[test]
 fn a_cycle_is_found_and_what_is_none_is_not() {
     let source = |name: &str, text: &str| (name.to_owned(), text.to_owned());

@@ -75,13 +75,10 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
         "the store's write queue",
         &[("src/store/sqlite/writer.rs", "QUEUE_BYTES"), ("src/store/sqlite/writer.rs", "QUEUE")],
     ),
-    ("summaries being written", &[("src/proxy/compaction/scheduler.rs", "AT_ONCE")]),
+    ("summaries being written", &[("src/proxy/scheduler.rs", "AT_ONCE")]),
     ("session fingerprints in memory", &[("src/store/ledgers/fingerprints.rs", "IN_MEMORY")]),
     ("session look-ups in flight", &[("src/store/ledgers/fingerprints.rs", "LOOK_UPS")]),
-    (
-        "models of an upstream with calibration in memory",
-        &[("src/proxy/learning/by_model.rs", "MODELS")],
-    ),
+    ("models of an upstream with calibration in memory", &[("src/proxy/by_model.rs", "MODELS")]),
     (
         "models (or users of an operator's credential) with calibration in the store",
         &[("src/store/sqlite/facts.rs", "MOST_SERIES")],

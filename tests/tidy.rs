@@ -290,6 +290,74 @@ fn nothing_can_panic_by_choice() {
     });
 }
 
+/// The only file that may read what is recorded of an exchange.
+const RECORDER: &str = "src/proxy/exchange_recorder.rs";
+
+#[test]
+fn nobody_reads_the_event_back() {
+    check(|file, say| {
+        if file.part != "proxy" || file.name == RECORDER {
+            return;
+        }
+        for line in event_reads(&file.code) {
+            let todo = "the event of an exchange is written to, never read: hold the value where it is needed";
+            say(line, format!("{todo}; write fields with `recorder.event.field = …`"));
+        }
+        for (line, code) in file.product().filter(|(_, code)| names_event_type(code)) {
+            let todo = "only exchange_recorder.rs makes and fills the event: give it what is to be recorded";
+            say(line, format!("`{}`: {todo}", code.trim()));
+        }
+    });
+}
+
+#[test]
+fn what_reads_the_event_is_found() {
+    let writes = "recorder.event.status = Some(1);\nself.recorder.event.done.overflow =\n    None;\n\
+                  recorder.event.frames += 1;\nrecorder\n    .event\n    .id\n    .clone_from(id);\nself.event(x);\n";
+    assert_eq!(event_reads(writes), Vec::<usize>::new());
+    let reads = "let event = &mut recorder.event;\nlet a = recorder.event.upstream.clone();\n\
+                 if recorder.event.status == None {}\nf(&recorder.event.done);\n\
+                 recorder.event.notes.push(note);\nrecorder.event.a.clone_from(&recorder.event.b);\n";
+    assert_eq!(event_reads(reads), [1, 2, 3, 4, 5, 6]);
+    for line in ["fn f(event: &mut Exchange) {", "use crate::telemetry::{Exchange, FailOpen};"] {
+        assert!(names_event_type(line), "{line}");
+    }
+    for line in
+        ["progress.begin(InFlightGuard::Exchange);", "    Exchange,", "let a: OpenExchange;"]
+    {
+        assert!(!names_event_type(line), "{line}");
+    }
+}
+
+/// The lines in which a field `event` is anything but the beginning of what is assigned to.
+fn event_reads(code: &str) -> Vec<usize> {
+    let is_inside = |c: char| c.is_alphanumeric() || c == '_';
+    let mut found = Vec::new();
+    for (at, field) in code.match_indices(".event") {
+        let mut rest = &code[at + field.len()..];
+        if rest.starts_with(is_inside) || rest.starts_with('(') {
+            continue;
+        }
+        let mut last = "";
+        while let Some(next) = rest.trim_start().strip_prefix('.') {
+            let end = next.find(|c| !is_inside(c)).unwrap_or(next.len());
+            (last, rest) = next.split_at(end);
+        }
+        let rest = rest.trim_start();
+        let is_set = rest.starts_with("+= ") || rest.starts_with('=') && !rest.starts_with("==");
+        let is_cloned_into = last == "clone_from" && rest.starts_with('(');
+        if last.is_empty() || !(is_set || is_cloned_into) {
+            found.push(code[..at].lines().count().max(1));
+        }
+    }
+    found
+}
+
+/// Whether a line names the event's type, which a variant is called by, too.
+fn names_event_type(code: &str) -> bool {
+    code.trim() != "Exchange," && has_word(&code.replace("InFlightGuard::Exchange", ""), "Exchange")
+}
+
 /// Licences that we may ship in a binary under Apache-2.0 (`deny.toml` holds the same list).
 const LICENCES: &[&str] = &[
     "0BSD",

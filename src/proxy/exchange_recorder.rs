@@ -3,7 +3,8 @@
 //! Guards invariant 6: a recorder emits its event when it is dropped, and only then. So its last owner (the
 //! exchange, the tap, a tunnel) cannot end without an event, nor emit two. If the turn is still being stored,
 //! the event is emitted after that, so that whoever receives it finds the turn. A drain waits for every open
-//! recorder.
+//! recorder. Others write to the event and never read it: what they need again, they hold themselves
+//! (`nobody_reads_the_event_back` in `tests/tidy.rs`).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,15 +16,18 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::context::TenantId;
-use crate::dialect::Note;
+use crate::context::overflow::OverflowReport;
+use crate::context::savings::ExchangeSavings;
+use crate::context::{ExchangeId, Millis, Outcome};
 use crate::dialect::credentials::redact;
+use crate::dialect::error_kind::ErrorKind;
 use crate::dialect::repair::RepairCause;
+use crate::dialect::{Note, Reply, StopReason, Usage};
+use crate::proxy::http::answer::ProxyError;
 use crate::proxy::http::body::{OutgoingBody, UploadProgress};
 use crate::proxy::http::memory::{HeldMemory, MemoryShare};
 use crate::proxy::http::progress::InFlightGuard;
 use crate::proxy::state::{Proxy, ServingPhase};
-use crate::store::lessons::LessonSource;
 use crate::telemetry::clock::now;
 use crate::telemetry::{Exchange, FailOpen, GaugeGuard, MemoryKind, RefusalOutcome, RefusalReport};
 use crate::wire::memory::Memory as _;
@@ -44,14 +48,16 @@ const HEADERS: usize = 2;
 /// What is known about an exchange so far; emitted when it is dropped.
 pub(crate) struct ExchangeRecorder {
     pub(crate) proxy: Arc<Proxy>,
-    /// When the request arrived.
+    pub(crate) id: ExchangeId,
+    /// When the request arrived, by the clock and for measuring.
+    pub(crate) at: Millis,
     pub(crate) began: Instant,
-    /// The event that will be emitted.
+    /// The event that will be emitted: to be written to, never read.
     pub(crate) event: Box<Exchange>,
     /// Held while a response streams.
     pub(crate) stream: Option<GaugeGuard>,
-    /// Time spent on the response's frames, ns; a single frame takes less than 1 µs.
-    pub(crate) response_side_ns: u64,
+    /// What passed of the response.
+    pub(crate) response: ResponseMeter,
     /// A request body that streams through.
     through: Option<Arc<UploadProgress>>,
     /// The task that stores its turn, if nobody waits for that.
@@ -75,12 +81,15 @@ impl ExchangeRecorder {
         proxy.exchanges.fetch_add(1, Ordering::Relaxed);
         memory.progress().begin(InFlightGuard::Exchange);
         let (method, path) = (request.method().as_str(), redact(request.uri().path()));
+        let (id, at) = (proxy.next_id(), now());
         Self {
             began: Instant::now(),
-            event: Box::new(Exchange::begun(proxy.next_id(), now(), method, &path)),
+            event: Box::new(Exchange::begun(id.clone(), at, method, &path)),
+            id,
+            at,
             proxy: proxy.clone(),
             stream: None,
-            response_side_ns: 0,
+            response: ResponseMeter::default(),
             through: None,
             keeping: None,
             memory: memory.clone(),
@@ -101,7 +110,7 @@ impl ExchangeRecorder {
             headers.insert(HEALED, healed);
         }
         if self.proxy.config.request_id_header
-            && let Ok(id) = HeaderValue::from_str(self.event.id.as_str())
+            && let Ok(id) = HeaderValue::from_str(self.id.as_str())
         {
             headers.insert(REQUEST_ID, id);
         }
@@ -118,27 +127,6 @@ impl ExchangeRecorder {
     pub(crate) fn was_not_spared(&mut self) {
         let refusal = &mut self.event.refusal;
         refusal.take_if(|it| it.outcome == RefusalOutcome::Spared);
-    }
-
-    /// Time since the request arrived, µs.
-    pub(crate) fn elapsed_us(&self) -> u64 {
-        self.began.elapsed().as_micros() as u64
-    }
-
-    /// The tenant, upstream and model that this exchange teaches about.
-    pub(crate) fn about(&self) -> LearningSubject {
-        let event = &self.event;
-        LearningSubject {
-            tenant: event.tenant.clone(),
-            vouched: self.proxy.knows_apart(event.upstream.as_deref()),
-            upstream: event.upstream.clone().unwrap_or_default(),
-            model: event.model.clone().unwrap_or_default(),
-        }
-    }
-
-    /// The host of the upstream.
-    pub(crate) fn upstream_host(&self) -> Option<Box<str>> {
-        self.proxy.host_of(self.event.upstream.as_deref())
     }
 
     /// Counts a request body that streams through, and aborts it if it stalls.
@@ -161,6 +149,106 @@ impl ExchangeRecorder {
     pub(crate) fn noted(&mut self, notes: impl IntoIterator<Item = Note>) {
         notes.into_iter().for_each(|note| add_once(&mut self.event.notes, note));
     }
+
+    /// Records a reply and what came of it.
+    pub(crate) fn record_reply(&mut self, reply: ReplyRecord) {
+        reply.write(&mut self.event);
+    }
+
+    /// Records how storing the turn ended.
+    pub(crate) fn record_turn(&mut self, turn: TurnOutcome) {
+        turn.write(&mut self.event);
+    }
+}
+
+/// Records data that is not an HTTP request.
+pub(crate) fn record_non_http(proxy: &Proxy, fault: &ProxyError) {
+    let mut event = Exchange::begun(proxy.next_id(), now(), "none", "");
+    event.status = Some(fault.status().as_u16());
+    event.outcome = fault.outcome();
+    proxy.telemetry.tell(event);
+}
+
+/// What passed of a response's body.
+#[derive(Default)]
+pub(crate) struct ResponseMeter {
+    /// When its first data came, µs after the request.
+    pub(crate) first_byte_us: Option<u64>,
+    pub(crate) frames: u64,
+    pub(crate) bytes: u64,
+    /// Time spent on its frames, ns; a single frame takes less than 1 µs.
+    pub(crate) side_ns: u64,
+}
+
+/// A reply as the record has it, and what came of it: gathered while it is settled, written to the event
+/// once.
+pub(crate) struct ReplyRecord {
+    pub(crate) outcome: Outcome,
+    /// Some of the response's body came.
+    pub(crate) has_body: bool,
+    pub(crate) streamed: bool,
+    pub(crate) stop: Option<StopReason>,
+    pub(crate) error_kind: Option<ErrorKind>,
+    pub(crate) usage: Usage,
+    pub(crate) notes: Vec<Note>,
+    pub(crate) fail_open: Vec<FailOpen>,
+    pub(crate) turn: TurnRecord,
+}
+
+/// What the record has of a turn, or of a refusal that is none.
+#[derive(Default)]
+pub(crate) struct TurnRecord {
+    /// What could have been repaired in the refused request.
+    pub(crate) refusal: Option<RefusalReport>,
+    /// The overflow that the reply shows.
+    pub(crate) overflow: Option<OverflowReport>,
+    /// The measured share of the tokens that were said to be removed.
+    pub(crate) measured: Option<f64>,
+    pub(crate) saved: Option<ExchangeSavings>,
+    /// The window that the reply names.
+    pub(crate) window: Option<u64>,
+}
+
+impl ReplyRecord {
+    /// The record of a body that ended like this, before anything is known of the reply.
+    pub(crate) fn new(outcome: Outcome, has_body: bool) -> Self {
+        Self {
+            outcome,
+            has_body,
+            streamed: false,
+            stop: None,
+            error_kind: None,
+            usage: Usage::default(),
+            notes: Vec::new(),
+            fail_open: Vec::new(),
+            turn: TurnRecord::default(),
+        }
+    }
+
+    /// Takes over what the reply says. A status 200 with an error in the body is not a success.
+    pub(crate) fn take(&mut self, reply: &Reply) {
+        self.error_kind = ErrorKind::in_reply(reply);
+        if self.outcome == Outcome::Complete && self.error_kind.is_some() {
+            self.outcome = Outcome::UpstreamFailed;
+        }
+        self.notes.extend(reply.notes.iter().copied());
+        self.usage = reply.usage.clone();
+        self.stop = reply.stop;
+    }
+
+    fn write(self, event: &mut Exchange) {
+        let TurnRecord { refusal, overflow, measured, saved, window } = self.turn;
+        (event.outcome, event.streamed, event.stop) = (self.outcome, self.streamed, self.stop);
+        (event.error_kind, event.usage) = (self.error_kind, self.usage);
+        self.fail_open.into_iter().for_each(|why| add_once(&mut event.fail_open, why));
+        self.notes.into_iter().for_each(|note| add_once(&mut event.notes, note));
+        // What a retry found out comes first.
+        event.refusal = event.refusal.take().or(refusal);
+        event.done.overflow = overflow.or(event.done.overflow);
+        event.done.measured = measured.or(event.done.measured);
+        event.saved = saved.or(event.saved);
+        event.window = window.or(event.window);
+    }
 }
 
 /// The result of storing a turn.
@@ -169,59 +257,24 @@ pub(crate) struct TurnOutcome {
     /// Why it was not stored.
     pub(crate) why: Option<FailOpen>,
     /// The reply ended before its terminal event, as was found when it was read.
-    pub(crate) is_cut: bool,
-    /// The exchange with the data of its reply, if that was read after the end.
-    pub(crate) read: Option<Box<Exchange>>,
+    pub(crate) ended_early: bool,
+    /// The record of its reply, if that was read after the end.
+    pub(crate) reply: Option<Box<ReplyRecord>>,
 }
 
 impl TurnOutcome {
-    /// Merges it into the event. What passed of the body meanwhile is only in `event`.
-    pub(crate) fn tell(self, event: &mut Exchange) {
-        if let Some(read) = self.read {
-            let Exchange {
-                outcome,
-                streamed,
-                usage,
-                stop,
-                error_kind,
-                done,
-                saved,
-                window,
-                fail_open,
-                notes,
-                ..
-            } = *read;
-            (event.outcome, event.streamed, event.stop) = (outcome, streamed, stop);
-            event.error_kind = error_kind;
-            (event.usage, event.done, event.saved, event.window) = (usage, done, saved, window);
-            fail_open.into_iter().for_each(|why| add_once(&mut event.fail_open, why));
-            notes.into_iter().for_each(|note| add_once(&mut event.notes, note));
+    fn write(self, event: &mut Exchange) {
+        if let Some(reply) = self.reply {
+            reply.write(event);
         }
         self.why.into_iter().for_each(|why| add_once(&mut event.fail_open, why));
     }
 }
 
 /// Adds an item, unless it is already there.
-pub(crate) fn add_once<T: PartialEq>(all: &mut Vec<T>, one: T) {
+fn add_once<T: PartialEq>(all: &mut Vec<T>, one: T) {
     if !all.contains(&one) {
         all.push(one);
-    }
-}
-
-/// What a lesson of an exchange is about.
-pub(crate) struct LearningSubject {
-    pub(crate) tenant: Option<TenantId>,
-    /// See [`LessonSource::vouched`].
-    pub(crate) vouched: bool,
-    pub(crate) upstream: Box<str>,
-    pub(crate) model: Box<str>,
-}
-
-impl LearningSubject {
-    /// The source of a lesson.
-    pub(crate) fn source(&self) -> LessonSource<'_> {
-        let Self { tenant, upstream, model, vouched, .. } = self;
-        LessonSource { tenant: tenant.as_ref(), upstream, model, vouched: *vouched }
     }
 }
 
@@ -230,8 +283,10 @@ impl Drop for ExchangeRecorder {
         self.memory.progress().end(InFlightGuard::Exchange);
         let empty = Exchange::begun("".into(), 0, "", "");
         let mut event = std::mem::replace(&mut *self.event, empty);
-        event.duration_us = self.elapsed_us();
-        event.response_side_us = self.response_side_ns / 1000;
+        event.duration_us = self.began.elapsed().as_micros() as u64;
+        let ResponseMeter { first_byte_us, frames, bytes, side_ns } = self.response;
+        (event.first_byte_us, event.frames) = (first_byte_us, frames);
+        (event.response_bytes, event.response_side_us) = (bytes, side_ns / 1000);
         if let Some(through) = &self.through {
             event.request_bytes = through.bytes();
         }
@@ -248,7 +303,7 @@ impl Drop for ExchangeRecorder {
         let phase = self.phase.clone();
         runtime.spawn(async move {
             match timeout(TOLD_WITHIN, keeping).await {
-                Ok(Ok(kept)) => kept.tell(&mut event),
+                Ok(Ok(kept)) => kept.write(&mut event),
                 Ok(Err(_)) => add_once(&mut event.fail_open, FailOpen::Panicked),
                 // That it was not stored in time is already recorded.
                 Err(_) => {}

@@ -6,6 +6,11 @@
 mod http;
 pub mod upstream;
 
+mod by_model;
+mod calibration;
+mod count_cache;
+mod scheduler;
+
 mod exchange_recorder;
 mod offload;
 mod state;

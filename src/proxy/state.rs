@@ -8,16 +8,17 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use hyper_util::client::proxy::matcher::Matcher;
 use tokio::sync::{Semaphore, watch};
 
-use super::compaction::scheduler::CompactionScheduler;
+use super::calibration::Calibration;
+use super::count_cache::CountingEndpoints;
 use super::http::gate::ClientAccess;
 use super::http::memory::MemoryBudget;
 use super::http::tunnel_timeouts::TunnelTimeouts;
-use super::learning::calibration::Calibration;
-use super::learning::count_cache::CountingEndpoints;
+use super::scheduler::CompactionScheduler;
 use super::upstream::{self, relays};
 use crate::config::{Config, Upstream};
 use crate::context::ExchangeId;
 use crate::context::policy::{CompactPolicy, Policy};
+use crate::dialect::Dialect;
 use crate::dialect::credentials::CredentialRules;
 use crate::dialect::models::{Catalogue, is_named};
 use crate::store::ledgers::Ledgers;
@@ -25,11 +26,13 @@ use crate::telemetry::Telemetry;
 use crate::tls::TlsTerminator;
 
 /// Refused connections that get a response at the same time.
-const TURNED_AT_ONCE: usize = 64;
+const REJECTED_AT_ONCE: usize = 64;
 
 /// The proxy: routes, connections to upstreams, store and telemetry.
 pub struct Proxy {
     pub(super) config: Arc<Config>,
+    /// The configured upstreams: routing finds one of them, and all that follows holds it by reference.
+    pub(super) upstreams: Vec<Arc<Upstream>>,
     pub(super) catalogue: Catalogue,
     pub(super) ledgers: Arc<Ledgers>,
     pub(super) telemetry: Arc<Telemetry>,
@@ -41,7 +44,7 @@ pub struct Proxy {
     pub(super) pool: upstream::UpstreamPool,
     pub(super) tls: Option<TlsTerminator>,
     pub(super) connections: Arc<Semaphore>,
-    pub(super) turned: Arc<Semaphore>,
+    pub(super) rejection_permits: Arc<Semaphore>,
     pub(super) exchanges: AtomicUsize,
     /// Becomes true when a shutdown begins.
     pub(super) shutdown: watch::Sender<bool>,
@@ -127,6 +130,7 @@ impl Proxy {
             counting: CountingEndpoints::default(),
             memory,
             tunnel_timeouts,
+            upstreams: config.upstreams.iter().cloned().map(Arc::new).collect(),
             catalogue: Catalogue::new(config.models.clone()),
             credentials: CredentialRules::new(
                 &config.tenant_headers,
@@ -137,7 +141,7 @@ impl Proxy {
             telemetry,
             tenant_key,
             connections: Arc::new(Semaphore::new(config.limits.connections)),
-            turned: Arc::new(Semaphore::new(TURNED_AT_ONCE)),
+            rejection_permits: Arc::new(Semaphore::new(REJECTED_AT_ONCE)),
             exchanges: AtomicUsize::new(0),
             shutdown: watch::channel(false).0,
             ids: AtomicU64::new(0),
@@ -146,27 +150,22 @@ impl Proxy {
         }))
     }
 
-    /// The upstream with this name.
-    pub(super) fn upstream(&self, name: Option<&str>) -> Option<&Upstream> {
-        let name = name?;
-        self.config.upstreams.iter().find(|upstream| *upstream.name == *name)
-    }
-
-    /// Whether an upstream can tell clients apart, by their own credentials instead of the operator's.
-    pub(super) fn knows_apart(&self, upstream: Option<&str>) -> bool {
-        self.upstream(upstream).is_none_or(|upstream| upstream.credential.is_none())
-    }
-
-    /// The host of the upstream with this name.
-    pub(super) fn host_of(&self, name: Option<&str>) -> Option<Box<str>> {
-        self.upstream(name)?.base.host().map(Into::into)
+    /// The upstream that a policy names to write summaries, if it speaks this dialect.
+    pub(super) fn summariser(
+        &self,
+        policy: &CompactPolicy,
+        dialect: Dialect,
+    ) -> Option<&Arc<Upstream>> {
+        let name = policy.upstream.as_deref()?;
+        let named = self.upstreams.iter().find(|upstream| *upstream.name == *name);
+        named.filter(|upstream| upstream.dialects.contains(&dialect))
     }
 
     /// The policy for requests to this upstream and model.
-    pub(super) fn policy(&self, upstream: Option<&Upstream>, model: &str) -> Arc<Policy> {
+    pub(super) fn policy(&self, upstream: &Upstream, model: &str) -> Arc<Policy> {
         let named = self.config.compact_models.iter().rev();
         let of_model = named.filter(|(name, _)| is_named(name, model)).map(|(_, over)| over).next();
-        let of_upstream = upstream.and_then(|upstream| upstream.compact.as_ref());
+        let of_upstream = upstream.compact.as_ref();
         let policy = &self.config.policy;
         let over = of_upstream.into_iter().chain(of_model);
         match over.fold(None, |compact: Option<CompactPolicy>, over| {

@@ -207,6 +207,15 @@ pub fn keys(facts: &[Fact]) -> Vec<PartKey> {
     facts.iter().filter_map(key).collect()
 }
 
+/// Whether all of these are changes that the request already had when it was refused.
+pub fn are_known(facts: &[Fact], known: &RecordedDecisions) -> bool {
+    let is_known = |fact: &Fact| match fact {
+        Fact::Repair(repair) => known.repairs.iter().any(|one| one.about == repair.about),
+        _ => false,
+    };
+    facts.iter().all(is_known)
+}
+
 /// Whether a refusal says that the requested output does not fit the window beside the prompt.
 pub fn is_of_window(refusal: &Refusal) -> bool {
     refusal.detail == Some(RefusalDetail::Window)

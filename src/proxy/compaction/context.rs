@@ -12,7 +12,6 @@ use http::request;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::scheduler::waited;
 use super::summarize::{self, SummaryJob};
 use crate::context::Fact;
 use crate::context::compact::schedule::{
@@ -24,9 +23,9 @@ use crate::context::plan::{Change, DecisionReason, PlanStep};
 use crate::context::policy::SummaryAuthor;
 use crate::dialect::lesson::Lesson;
 use crate::dialect::{Chain, PartIndex, Span};
-use crate::proxy::compaction::scheduler::{CompactionKey, SummaryGuard};
 use crate::proxy::plan::planned_request::{self, PlannedRequest};
 use crate::proxy::plan::prepared_request::PreparedRequest;
+use crate::proxy::scheduler::{CompactionKey, SummaryGuard, waited};
 use crate::proxy::state::Proxy;
 use crate::store::ledgers::OpenedSession;
 use crate::telemetry::clock::now;
@@ -302,7 +301,7 @@ impl<'a> CompactionContext<'a> {
         else {
             return false;
         };
-        self.planned.adds(self.prepared, saved).await;
+        self.planned.add_saved(self.prepared, saved).await;
         self.in_use() != before
     }
 
@@ -315,7 +314,7 @@ impl<'a> CompactionContext<'a> {
             (known.compact().map(|(_, one)| one.about), known.summaries.len())
         };
         if of(&known) != of(&self.planned.known) {
-            self.planned.knows(self.prepared, known).await;
+            self.planned.replan_with(self.prepared, known).await;
         }
     }
 

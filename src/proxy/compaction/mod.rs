@@ -3,5 +3,4 @@
 //! `docs/rewriting.md` "Compaction" has the rules.
 
 pub(super) mod context;
-pub(super) mod scheduler;
 pub(super) mod summarize;

@@ -15,7 +15,6 @@ use bytes::Bytes;
 use http::request;
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::scheduler::SummaryGuard;
 use crate::config::Upstream;
 use crate::context::compact::schedule::WritingEnd;
 use crate::context::compact::{
@@ -29,6 +28,7 @@ use crate::dialect::summary::{self, SummaryQuestion};
 use crate::dialect::{PartKind, ReplyPart, Usage, rewrite};
 use crate::proxy::offload::{OFF_THREAD, off_thread};
 use crate::proxy::plan::prepared_request::PreparedRequest;
+use crate::proxy::scheduler::SummaryGuard;
 use crate::proxy::state::Proxy;
 use crate::store::Scope;
 use crate::store::ledgers::{ClaimedCompaction, SessionRoom};
@@ -63,7 +63,7 @@ pub(crate) struct SummaryJob {
     /// The tokens of the request as it is sent.
     pub(crate) tokens: u64,
     /// The edits of the request for the summariser.
-    pub(crate) edits: Vec<Edit>,
+    pub(crate) edits: Arc<[Edit]>,
     /// The request's head, with its credentials.
     pub(crate) head: request::Parts,
     /// Who may write it, and where each one would cut, the first choice first.
@@ -277,15 +277,13 @@ impl SummaryJob {
 
     /// The names of the upstream and model that write it. A provider's own summary is for the request's
     /// model.
-    fn asked(&self, by: SummaryAuthor) -> (Option<&Upstream>, &str, &str) {
+    fn asked(&self, by: SummaryAuthor) -> (Option<&Arc<Upstream>>, &str, &str) {
         if by == SummaryAuthor::Provider {
-            return (None, &self.prepared.upstream, self.prepared.name());
+            return (None, &self.prepared.upstream.name, self.prepared.name());
         }
         let policy = &self.prepared.policy.compact;
-        let other = policy.upstream.as_deref().and_then(|name| self.proxy.upstream(Some(name)));
-        let dialect = self.prepared.conversation.dialect;
-        let other = other.filter(|upstream| upstream.dialects.contains(&dialect));
-        let upstream = other.map_or(&*self.prepared.upstream, |upstream| &*upstream.name);
+        let other = self.proxy.summariser(policy, self.prepared.conversation.dialect);
+        let upstream = &*other.unwrap_or(&self.prepared.upstream).name;
         (other, upstream, policy.model.as_deref().unwrap_or(self.prepared.name()))
     }
 

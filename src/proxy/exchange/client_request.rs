@@ -36,16 +36,15 @@ use crate::proxy::http::memory::MemoryShare;
 use crate::proxy::plan::added_option::AddedOption;
 use crate::proxy::plan::body_reader::{BodyReader, RequestAnalysis};
 use crate::proxy::plan::planned_request::{self, PlannedRequest, PlannedRewrite};
-use crate::proxy::plan::prepared_request::PreparedRequest;
+use crate::proxy::plan::prepared_request::{ModelFacts, PreparedRequest, RequestBasis};
 use crate::proxy::state::Proxy;
 use crate::proxy::turn::pending::PendingExchange;
 use crate::store::Scope;
-use crate::store::ledgers::{self, SessionPeek};
+use crate::store::ledgers::{self, OpenedSession, SessionPeek};
 use crate::store::lessons::LessonSource;
 use crate::store::recall::{LookupOutcome, ReadBudget, RecallOutcome};
 use crate::telemetry::clock::now;
 use crate::telemetry::{FailOpen, MessageEvent, MessageStep, RefusalOutcome};
-use crate::wire::splice::Edit;
 
 /// A request as the client sent it, without its body.
 pub(crate) struct ClientRequest {
@@ -78,9 +77,8 @@ pub(crate) struct PlacedRequest {
     /// Makes a turn from the reply.
     pub(crate) pending: Option<PendingExchange>,
     writer: Option<SummaryJob>,
-    edits: Vec<Edit>,
-    /// The beta that has to be added to the head for the edits.
-    beta: Option<&'static str>,
+    /// The changes of its body, as planned.
+    rewrite: Option<PlannedRewrite>,
     added: Vec<AddedOption>,
     count: Option<CountFallback>,
 }
@@ -118,11 +116,12 @@ impl ClientRequest {
     /// is sent.
     pub(crate) async fn understand(
         &self,
+        upstream: &Arc<Upstream>,
         body: &Bytes,
         head: &request::Parts,
         recorder: &mut ExchangeRecorder,
     ) -> AnalyzedRequest {
-        let understanding = AssertUnwindSafe(self.understood(body, head, recorder));
+        let understanding = AssertUnwindSafe(self.understood(upstream, body, head, recorder));
         match understanding.catch_unwind().await {
             Ok(understood) => understood.unwrap_or_default(),
             Err(_) => {
@@ -134,6 +133,7 @@ impl ClientRequest {
 
     async fn understood(
         &self,
+        upstream: &Arc<Upstream>,
         body: &Bytes,
         head: &request::Parts,
         recorder: &mut ExchangeRecorder,
@@ -156,10 +156,8 @@ impl ClientRequest {
             recorder.stood_aside(FailOpen::BodyUnread);
             return None;
         }
-        let plain = analysis.plain.clone();
-        let placed = self.placed(analysis, Some(head), recorder).await;
-        let PlacedRequest { pending, writer, edits, beta, added, count } = placed;
-        let rewrite = (!edits.is_empty()).then_some(PlannedRewrite { plain, edits, beta });
+        let placed = self.place_and_plan(upstream, analysis, Some(head), recorder).await;
+        let PlacedRequest { pending, writer, rewrite, added, count } = placed;
         let may_repair = pending.as_ref().is_some_and(PendingExchange::may_repair);
         let changes = BodyChanges { rewrite, added, may_repair };
         Some(AnalyzedRequest { pending, writer, changes, count })
@@ -182,8 +180,9 @@ impl ClientRequest {
 
     /// Finds the request's place among the turns of its session, and plans it. `head`: as it is sent, if the
     /// request can still be changed.
-    pub(crate) async fn placed(
+    pub(crate) async fn place_and_plan(
         &self,
+        upstream: &Arc<Upstream>,
         analysis: RequestAnalysis,
         head: Option<&request::Parts>,
         recorder: &mut ExchangeRecorder,
@@ -192,94 +191,84 @@ impl ClientRequest {
         let tenant = self.tenant(&recorder.proxy);
         recorder.event.tenant = tenant.as_ref().ok().cloned();
         let reads = self.read_budget(&analysis.conversation, head.is_some(), recorder);
-        let mut prepared = self.prepared(analysis, &who, recorder, &reads).await;
+        let whose = tenant.as_ref().ok();
+        let basis = self.basis(upstream, whose, analysis, &who, recorder, &reads).await;
         let tenant = match tenant {
             Ok(tenant) => tenant,
-            Err(why) => return self.of_nobody(prepared, why, recorder).await,
+            Err(why) => return self.without_tenant(basis, why, recorder).await,
         };
-        if prepared.conversation.purpose == Purpose::Count {
-            let counted = self.counted(prepared, &tenant, &who, recorder, &reads).await;
+        if basis.analysis.conversation.purpose == Purpose::Count {
+            let counted = self.counted(basis, &tenant, &who, recorder, &reads).await;
             waited(&reads, recorder);
             return counted;
         }
         let proxy = recorder.proxy.clone();
         let head = head.filter(|_| !self.is_signed());
-        let lookup = session_lookup(&prepared, &tenant, &who, recorder, &reads);
-        let opened = proxy.ledgers.open(lookup, &prepared.conversation).await;
+        let lookup = session_lookup(&basis, &tenant, &who, recorder, &reads);
+        let opened = proxy.ledgers.open(lookup, &basis.analysis.conversation).await;
         waited(&reads, recorder);
         let Some(mut opened) = opened else {
             // It is sent as it came, and stored as no turn: the next request finds the session.
             recorder.stood_aside(FailOpen::SessionLate);
-            recorder.event.estimate = PlannedRequest::alone(&Arc::new(prepared)).await;
+            recorder.event.estimate = PlannedRequest::alone(&Arc::new(basis.alone())).await;
             return PlacedRequest::default();
         };
-        let event = &mut recorder.event;
-        event.session = Some(opened.scope.session.clone());
-        event.thread = Some(opened.placed.position.thread.clone());
-        if opened.unread {
-            recorder.stood_aside(FailOpen::FactUnread);
-        }
-        if opened.store_missed {
-            recorder.stood_aside(FailOpen::Store);
-        }
-        prepared.held_out = is_held_out(&opened.scope.session, prepared.mode, &proxy);
-        prepared.is_opened(&mut opened);
-        if head.is_some() {
-            prepared.added = self.added(&prepared, opened.placed.parent.as_deref(), recorder);
-        }
-        let added = prepared.added.clone();
-        let prepared = Arc::new(prepared);
-        let mut writer = None;
+        record_session(&opened, recorder);
+        let held_out = is_held_out(&opened.scope.session, basis.mode, &proxy);
+        let prepared = basis.in_session(&mut opened, held_out, |prepared, opened| match head {
+            Some(_) => self.added(prepared, opened.placed.parent.as_deref(), &proxy),
+            None => Vec::new(),
+        });
+        let (added, prepared) = (prepared.added.clone(), Arc::new(prepared));
+        let (mut writer, mut summary_wait) = (None, None);
         let (planned, undelivered) = match head {
             Some(head) => {
                 let (mut planned, undelivered) =
                     planned_request::plan(&proxy, prepared.clone(), &mut opened).await;
                 let (proxy, prepared, opened) = (&proxy, &prepared, &mut opened);
-                let mut attended =
+                let mut compaction =
                     CompactionContext::new(proxy, prepared, opened, &mut planned, head);
-                writer = attended.attend().await;
-                let waited = attended.waited.map(|waited| waited.as_micros() as u64);
-                recorder.event.compaction_wait_us = waited;
+                writer = compaction.attend().await;
+                summary_wait = compaction.waited;
                 latest_request::keep(proxy, prepared, &planned, opened, head);
                 (planned, undelivered)
             }
             None => (PlannedRequest::as_it_came(&prepared, &mut opened).await, None),
         };
-        tell_plan(&planned, recorder);
+        record_plan(&planned, recorder);
         announce_taken(&planned.taken, &opened.scope, recorder);
-        let at = recorder.event.at;
         let mut pending =
-            PendingExchange::begin(&proxy, opened, prepared, planned, undelivered, at);
+            PendingExchange::begin(&proxy, opened, prepared, planned, undelivered, recorder.at);
+        summary_wait.into_iter().for_each(|waited| pending.add_summary_wait(waited, recorder));
         recorder.event.estimate = pending.estimate().cloned();
         recorder.event.classic = pending.classic().cloned();
-        let shown = pending.open_exchange(recorder.event.at);
+        let shown = pending.open_exchange(recorder.at);
         shown.into_iter().for_each(|it| proxy.telemetry.exchange_opened(it));
-        if recorder.event.estimate.is_none() {
+        if pending.estimate().is_none() {
             recorder.stood_aside(FailOpen::Panicked);
         }
-        let beta = pending.beta();
-        let edits = pending.edits();
-        PlacedRequest { edits, beta, pending: Some(pending), writer, added, count: None }
+        let rewrite = pending.rewrite();
+        PlacedRequest { rewrite, pending: Some(pending), writer, added, count: None }
     }
 
     /// It is not known whose the request is: it takes no place, and is estimated from itself alone.
-    async fn of_nobody(
+    async fn without_tenant(
         &self,
-        prepared: PreparedRequest,
+        basis: RequestBasis,
         why: FailOpen,
         recorder: &mut ExchangeRecorder,
     ) -> PlacedRequest {
         recorder.stood_aside(why);
-        let prepared = Arc::new(prepared);
+        let prepared = Arc::new(basis.alone());
         recorder.event.estimate = PlannedRequest::alone(&prepared).await;
-        self.counted_alone(prepared, recorder)
+        self.counted_alone(prepared)
     }
 
     /// A call that counts tokens is on no thread, because no turn continues it. It is sent in the form in
     /// which the counted request would be sent.
     async fn counted(
         &self,
-        mut prepared: PreparedRequest,
+        mut basis: RequestBasis,
         tenant: &TenantId,
         who: &Identity,
         recorder: &mut ExchangeRecorder,
@@ -287,53 +276,48 @@ impl ClientRequest {
     ) -> PlacedRequest {
         let proxy = recorder.proxy.clone();
         if proxy.config.count == ProviderCounting::Raw || self.is_signed() {
-            return self.counted_alone(Arc::new(prepared), recorder);
+            return self.counted_alone(Arc::new(basis.alone()));
         }
-        let is_shadow = prepared.mode == Mode::Shadow;
+        let is_shadow = basis.mode == Mode::Shadow;
         // Shadow mode would decide; but a thread that was rewritten before is repeated, as its turns are.
-        prepared.mode = if is_shadow { Mode::Observe } else { prepared.mode };
-        let lookup = session_lookup(&prepared, tenant, who, recorder, reads);
-        let mut peeked = proxy.ledgers.peek(lookup, &prepared.conversation).await;
+        basis.mode = if is_shadow { Mode::Observe } else { basis.mode };
+        let lookup = session_lookup(&basis, tenant, who, recorder, reads);
+        let mut peeked = proxy.ledgers.peek(lookup, &basis.analysis.conversation).await;
         let is_plain = matches!(&peeked, LookupOutcome::Found(it) if it.known.decides_nothing());
         if is_shadow && is_plain {
-            prepared.mode = Mode::Shadow;
-            let lookup = session_lookup(&prepared, tenant, who, recorder, reads);
-            peeked = proxy.ledgers.peek(lookup, &prepared.conversation).await;
+            basis.mode = Mode::Shadow;
+            let lookup = session_lookup(&basis, tenant, who, recorder, reads);
+            peeked = proxy.ledgers.peek(lookup, &basis.analysis.conversation).await;
         }
-        let known = match peeked {
+        let (known, held_out) = match peeked {
             LookupOutcome::Found(SessionPeek { session, known, store_missed }) => {
                 if store_missed {
                     recorder.stood_aside(FailOpen::Store);
                 }
-                prepared.held_out = is_held_out(&session, prepared.mode, &proxy);
+                let held_out = is_held_out(&session, basis.mode, &proxy);
                 recorder.event.session = Some(session);
-                known
+                (known, held_out)
             }
-            LookupOutcome::None => RecordedDecisions::default(),
+            LookupOutcome::None => (RecordedDecisions::default(), false),
             LookupOutcome::Late => {
                 recorder.stood_aside(FailOpen::SessionLate);
-                return self.counted_alone(Arc::new(prepared), recorder);
+                return self.counted_alone(Arc::new(basis.alone()));
             }
         };
-        prepared.added = self.added(&prepared, None, recorder);
-        let added = prepared.added.clone();
-        let prepared = Arc::new(prepared);
+        let prepared = basis.to_count(held_out, |prepared| self.added(prepared, None, &proxy));
+        let (added, prepared) = (prepared.added.clone(), Arc::new(prepared));
         let planned = PlannedRequest::replayed(&prepared, Arc::new(known)).await;
-        let beta = planned.beta(&prepared);
+        let rewrite = planned.rewrite(&prepared);
         planned.stood_aside.into_iter().for_each(|why| recorder.stood_aside(why));
         recorder.event.done = planned.done;
-        let count = self.count_fallback(prepared, planned.sent, planned.known, recorder);
-        PlacedRequest { edits: planned.edits, beta, added, count, ..PlacedRequest::default() }
+        let count = self.count_fallback(prepared, planned.sent, planned.known);
+        PlacedRequest { rewrite, added, count, ..PlacedRequest::default() }
     }
 
     /// A request that is sent as it came, and that is not stored.
-    fn counted_alone(
-        &self,
-        prepared: Arc<PreparedRequest>,
-        recorder: &ExchangeRecorder,
-    ) -> PlacedRequest {
+    fn counted_alone(&self, prepared: Arc<PreparedRequest>) -> PlacedRequest {
         let sent = plan::as_it_came(&prepared.request());
-        let count = self.count_fallback(prepared, sent, Arc::default(), recorder);
+        let count = self.count_fallback(prepared, sent, Arc::default());
         PlacedRequest { count, ..PlacedRequest::default() }
     }
 
@@ -343,12 +327,9 @@ impl ClientRequest {
         prepared: Arc<PreparedRequest>,
         sent: Overlay,
         known: Arc<RecordedDecisions>,
-        recorder: &ExchangeRecorder,
     ) -> Option<CountFallback> {
-        let wanted = recorder.proxy.upstream(recorder.event.upstream.as_deref())?.count_tokens;
         let is_count = prepared.conversation.purpose == Purpose::Count;
-        let (target, mode) = (self.target().into(), self.mode(recorder));
-        is_count.then(|| CountFallback { prepared, sent, known, target, wanted, mode })
+        is_count.then(|| CountFallback { prepared, sent, known, target: self.target().into() })
     }
 
     /// The provider's id of the request, from the response's headers; `None` if it reveals a credential.
@@ -378,88 +359,92 @@ impl ClientRequest {
         &self,
         prepared: &PreparedRequest,
         parent: Option<&Turn>,
-        recorder: &ExchangeRecorder,
+        proxy: &Proxy,
     ) -> Vec<AddedOption> {
-        let upstream = recorder.proxy.upstream(recorder.event.upstream.as_deref());
-        let plainly = !self.headers.contains_key(CONTENT_ENCODING);
-        let upstream = upstream.filter(|_| plainly);
-        upstream.map_or_else(Vec::new, |it| AddedOption::to(prepared, &recorder.proxy, it, parent))
+        match self.headers.contains_key(CONTENT_ENCODING) {
+            true => Vec::new(),
+            false => AddedOption::to(prepared, proxy, parent),
+        }
     }
 
     /// A request with everything that is known about its model and upstream, but not yet about its session.
-    async fn prepared(
+    async fn basis(
         &self,
-        analysis: RequestAnalysis,
+        upstream: &Arc<Upstream>,
+        tenant: Option<&TenantId>,
+        mut analysis: RequestAnalysis,
         who: &Identity,
         recorder: &mut ExchangeRecorder,
         reads: &ReadBudget,
-    ) -> PreparedRequest {
-        let RequestAnalysis { plain: body, mut conversation, repeated_calls, memory } = analysis;
-        let proxy = recorder.proxy.clone();
+    ) -> RequestBasis {
+        let conversation = &mut analysis.conversation;
         conversation.purpose = who.purpose.unwrap_or(conversation.purpose);
-        let tenant = recorder.event.tenant.clone();
-        let mut model = self.model(&conversation, recorder);
+        analysis.repeated_calls =
+            analysis.repeated_calls.filter(|_| conversation.purpose == Purpose::Turn);
+        let facts = self.model_facts(upstream, tenant, conversation, recorder, reads).await;
+        recorder.event.model.clone_from(&conversation.model);
+        recorder.event.family = Some(facts.model.family);
+        recorder.event.window = Some(facts.model.window);
+        recorder.event.purpose = Some(conversation.purpose);
+        recorder.event.repeated_calls = analysis.repeated_calls;
+        recorder.event.session.clone_from(&who.session);
+        RequestBasis {
+            exchange: recorder.id.clone(),
+            tenant: tenant.cloned(),
+            upstream: upstream.clone(),
+            mode: self.mode(upstream, &recorder.proxy),
+            signed: self.is_signed(),
+            now: now(),
+            analysis,
+            facts,
+        }
+    }
+
+    /// What is known about the request's model behind its upstream.
+    async fn model_facts(
+        &self,
+        upstream: &Upstream,
+        tenant: Option<&TenantId>,
+        conversation: &Conversation,
+        recorder: &mut ExchangeRecorder,
+        reads: &ReadBudget,
+    ) -> ModelFacts {
+        let proxy = recorder.proxy.clone();
         let name = conversation.model.as_deref().unwrap_or_default();
-        let behind = recorder.event.upstream.clone().unwrap_or_default();
-        let vouched = proxy.knows_apart(Some(&behind));
-        let source =
-            LessonSource { tenant: tenant.as_ref(), upstream: &behind, model: name, vouched };
+        let mut model = self.model(name, upstream, &proxy);
+        let vouched = upstream.distinguishes_clients();
+        let source = LessonSource { tenant, upstream: &upstream.name, model: name, vouched };
         let lessons = proxy.ledgers.lessons();
         let taught = lessons.ready(reads, now()).await;
         let window = lessons.window(&source, model.window, now());
         model.known |= window != model.window;
         let max_output = lessons.max_output(&source, now());
         model.window = window;
-        let event = &mut recorder.event;
-        event.model.clone_from(&conversation.model);
-        event.family = Some(model.family);
-        event.window = Some(model.window);
-        event.purpose = Some(conversation.purpose);
-        event.repeated_calls = repeated_calls.filter(|_| conversation.purpose == Purpose::Turn);
-        event.session.clone_from(&who.session);
-        let mode = self.mode(recorder);
-        let upstream = proxy.upstream(recorder.event.upstream.as_deref());
-        let echo = upstream.map_or(EchoRule::Unwanted, |it| self.echo(&proxy, it, &source));
+        let echo = self.echo(&proxy, upstream, &source);
         if proxy.knows(&source, Lesson::ReasoningBound) {
             model.binding = ReasoningBinding::Prefix;
         }
-        let pupil = tenant.as_ref().filter(|_| !vouched);
+        let pupil = tenant.filter(|_| !vouched);
         let (calibration, ledgers) = (&proxy.calibration, &proxy.ledgers);
-        let learned = calibration.of(ledgers, &behind, name, pupil, model.family, reads);
+        let learned = calibration.of(ledgers, &upstream.name, name, pupil, model.family, reads);
         let (learned, counting) = learned.await;
-        let exchange = recorder.event.id.clone();
         if taught != RecallOutcome::Known || counting != RecallOutcome::Known {
             recorder.stood_aside(FailOpen::Store);
         }
-        PreparedRequest {
-            exchange,
-            tenant,
-            vouched,
-            upstream: behind,
-            reserve: model.reserve(proxy.config.output_reserve),
-            held_out: false,
-            unknown: taught != RecallOutcome::Known,
-            signed: self.is_signed(),
-            added: Vec::new(),
-            counted_input: None,
-            max_output,
-            policy: proxy.policy(upstream, name),
-            now: now(),
-            conversation,
-            body,
-            memory: Arc::new(memory),
+        ModelFacts {
             learned,
-            model,
             echo,
-            mode,
+            policy: proxy.policy(upstream, name),
+            max_output,
+            reserve: model.reserve(proxy.config.output_reserve),
+            lessons_missed: taught != RecallOutcome::Known,
+            model,
         }
     }
 
     /// The mode of the request.
-    fn mode(&self, recorder: &ExchangeRecorder) -> Mode {
-        let proxy = &recorder.proxy;
-        let upstream = proxy.upstream(recorder.event.upstream.as_deref());
-        let limit = upstream.and_then(|upstream| upstream.mode).unwrap_or(proxy.config.mode);
+    fn mode(&self, upstream: &Upstream, proxy: &Proxy) -> Mode {
+        let limit = upstream.mode.unwrap_or(proxy.config.mode);
         proxy.config.client_mode.mode(limit, headers::mode(&self.headers))
     }
 
@@ -513,20 +498,19 @@ impl ClientRequest {
     }
 
     /// What is known about the model. An unknown model is logged once.
-    fn model(&self, conversation: &Conversation, recorder: &ExchangeRecorder) -> Model {
-        let proxy = &recorder.proxy;
-        let name = conversation.model.as_deref().unwrap_or_default();
+    fn model(&self, name: &str, upstream: &Upstream, proxy: &Proxy) -> Model {
         let betas = self.headers.get_all("anthropic-beta").iter();
         let betas: Vec<&str> = betas.filter_map(|line| line.to_str().ok()).collect();
         let model = proxy.catalogue.model(name, &betas.join(","));
         if !model.known && !name.is_empty() {
-            let behind = recorder.event.upstream.as_deref().unwrap_or_default();
-            proxy.telemetry.unknown_model(behind, name);
+            proxy.telemetry.unknown_model(&upstream.name, name);
         }
-        match proxy.upstream(recorder.event.upstream.as_deref()) {
-            Some(upstream) => model.behind(upstream.window, upstream.price),
-            None => model,
-        }
+        model.behind(upstream.window, upstream.price)
+    }
+
+    /// Its path, without the query.
+    pub(crate) fn path(&self) -> &str {
+        self.target.path()
     }
 
     fn target(&self) -> &str {
@@ -534,8 +518,20 @@ impl ClientRequest {
     }
 }
 
+/// Records the session that a request belongs to, and how reading it went.
+fn record_session(opened: &OpenedSession, recorder: &mut ExchangeRecorder) {
+    recorder.event.session = Some(opened.scope.session.clone());
+    recorder.event.thread = Some(opened.placed.position.thread.clone());
+    if opened.unread {
+        recorder.stood_aside(FailOpen::FactUnread);
+    }
+    if opened.store_missed {
+        recorder.stood_aside(FailOpen::Store);
+    }
+}
+
 /// Records what is done to a request.
-fn tell_plan(planned: &PlannedRequest, recorder: &mut ExchangeRecorder) {
+fn record_plan(planned: &PlannedRequest, recorder: &mut ExchangeRecorder) {
     planned.stood_aside.into_iter().for_each(|why| recorder.stood_aside(why));
     recorder.event.done = planned.done.clone();
     if planned.is_spared {
@@ -547,7 +543,7 @@ fn tell_plan(planned: &PlannedRequest, recorder: &mut ExchangeRecorder) {
 fn announce_taken(taken: &[Box<str>], scope: &Scope, recorder: &ExchangeRecorder) {
     for id in taken {
         let Scope { tenant, session } = scope.clone();
-        let (id, exchange, at) = (id.clone(), Some(recorder.event.id.clone()), now());
+        let (id, exchange, at) = (id.clone(), Some(recorder.id.clone()), now());
         let news = MessageEvent {
             id,
             step: MessageStep::Taken,
@@ -574,7 +570,7 @@ fn waited(reads: &ReadBudget, recorder: &mut ExchangeRecorder) {
 
 /// What a request is placed by.
 fn session_lookup<'a>(
-    prepared: &'a PreparedRequest,
+    basis: &'a RequestBasis,
     tenant: &'a TenantId,
     who: &'a Identity,
     recorder: &'a ExchangeRecorder,
@@ -584,8 +580,8 @@ fn session_lookup<'a>(
         tenant,
         session: who.session.as_ref(),
         client_thread: who.thread.as_deref(),
-        exchange: &prepared.exchange,
-        shadow: prepared.mode == Mode::Shadow,
+        exchange: &basis.exchange,
+        shadow: basis.mode == Mode::Shadow,
         timeout: Duration::from_millis(recorder.proxy.config.limits.settle_ms),
         reads,
     }

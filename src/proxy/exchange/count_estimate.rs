@@ -35,9 +35,6 @@ pub(crate) struct CountFallback {
     pub(super) known: Arc<RecordedDecisions>,
     /// Path and query of the client's request.
     pub(super) target: Box<str>,
-    pub(super) wanted: CountTokens,
-    /// The mode of the request.
-    pub(super) mode: Mode,
 }
 
 impl CountFallback {
@@ -47,11 +44,9 @@ impl CountFallback {
         recorder: &mut ExchangeRecorder,
     ) -> Option<Response<Bytes>> {
         let is_learned = || recorder.proxy.knows(&self.prepared.source(), Lesson::CountMissing);
-        let why = match self.wanted {
+        let why = match self.prepared.upstream.count_tokens {
             CountTokens::Estimate => CountEstimate::Configured,
-            CountTokens::Auto if self.mode == Mode::Active && is_learned() => {
-                CountEstimate::Learned
-            }
+            CountTokens::Auto if self.may_learn() && is_learned() => CountEstimate::Learned,
             CountTokens::Auto | CountTokens::Provider => return None,
         };
         self.answer(why, recorder).await
@@ -69,7 +64,8 @@ impl CountFallback {
             response.status(),
             StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED
         );
-        if !may_miss || self.wanted != CountTokens::Auto || self.mode != Mode::Active {
+        let is_wanted = self.prepared.upstream.count_tokens == CountTokens::Auto;
+        if !may_miss || !is_wanted || !self.may_learn() {
             return Err(response);
         }
         let begun = StartedResponse::read(response, ANSWER_BYTES, &recorder.memory).await;
@@ -78,6 +74,11 @@ impl CountFallback {
         }
         recorder.proxy.counting.set_missing(&self.prepared.source());
         self.answer(CountEstimate::Missing, recorder).await.ok_or_else(|| begun.into_response())
+    }
+
+    /// Whether what a response says about the endpoint may change what is answered.
+    fn may_learn(&self) -> bool {
+        self.prepared.mode == Mode::Active
     }
 
     /// Whether a response says that there is no such endpoint. A missing model is another fault, and is

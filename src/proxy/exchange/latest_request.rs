@@ -37,7 +37,7 @@ struct SummaryContext {
     known: Arc<RecordedDecisions>,
     parts: Vec<SketchPart>,
     tokens: u64,
-    edits: Vec<Edit>,
+    edits: Arc<[Edit]>,
     /// Without its credentials; only if a summary can be started with it.
     head: Option<request::Parts>,
     /// The head for the counting endpoint. If the upstream has no credential of its own, it has the client's,
@@ -69,8 +69,7 @@ pub(crate) fn keep(
     }
     let may_begin = has_summariser(proxy, prepared) && prepared.mode == Mode::Active;
     let head = may_begin.then(|| without_credentials(proxy, head_of_client));
-    let upstream = proxy.upstream(Some(&prepared.upstream));
-    let has_own = upstream.is_some_and(|upstream| upstream.credential.is_some());
+    let has_own = prepared.upstream.credential.is_some();
     // Without a counting endpoint in its protocol, no head is held.
     let has_endpoint = prepared.conversation.dialect != Dialect::OpenaiChat;
     let counted_by = has_endpoint.then(|| match has_own {
@@ -128,11 +127,8 @@ fn forgets_later(head: &Arc<Mutex<Option<request::Parts>>>, lasts: Duration) -> 
 
 /// Whether another upstream writes summaries, with its own credential.
 fn has_summariser(proxy: &Proxy, prepared: &PreparedRequest) -> bool {
-    let named = prepared.policy.compact.upstream.as_deref();
-    let upstream = proxy.upstream(named);
-    upstream.is_some_and(|it| {
-        it.credential.is_some() && it.dialects.contains(&prepared.conversation.dialect)
-    })
+    let summariser = proxy.summariser(&prepared.policy.compact, prepared.conversation.dialect);
+    summariser.is_some_and(|upstream| upstream.credential.is_some())
 }
 
 impl SummaryContext {
@@ -157,7 +153,7 @@ impl SummaryContext {
         }
         let head = self.counted_by.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let (proxy, head) = self.proxy.upgrade().zip(head).ok_or(RecountError::NoCredential)?;
-        let sent = splice::splice(&self.prepared.body, self.edits.clone());
+        let sent = splice::splice(&self.prepared.body, self.edits.to_vec());
         let prompt = sent.map_err(|_| RecountError::Failed)?.concat().into();
         let errand = CountRequest::of(&proxy, &self.prepared, &head, prompt);
         let tokens = counting::count_now(errand).await.map_err(|outcome| match outcome {

@@ -46,11 +46,11 @@ use crate::proxy::response::tap::{ResponseActions, ResponseBody, Tap};
 use crate::proxy::response::usage_rewrite::{ResponseEdits, UsageAddition, UsageRewrite};
 use crate::proxy::response::usage_strip::UsageStrip;
 use crate::proxy::state::{Proxy, ServingPhase};
+use crate::proxy::turn::open::ResponseHead;
 use crate::proxy::turn::pending::PendingExchange;
 use crate::proxy::upstream::error::UpstreamError;
 use crate::proxy::upstream::route;
-use crate::telemetry::clock::now;
-use crate::telemetry::{ClientTimeout, Exchange, FailOpen};
+use crate::telemetry::{ClientTimeout, FailOpen};
 
 /// Handles one request.
 pub(crate) async fn run(
@@ -62,37 +62,38 @@ pub(crate) async fn run(
     let mut recorder = ExchangeRecorder::open(&proxy, &request, &memory, phase);
     // 1. Accept: the connection has its permit, the headers have their limit.
     if headers::size(request.headers()) > proxy.config.limits.header_bytes {
-        return ours(&ProxyError::HeadersTooLarge, recorder);
+        return ours(&ProxyError::HeadersTooLarge, None, recorder);
     }
     if *request.method() == Method::CONNECT {
-        return ours(&ProxyError::NoForwardProxy, recorder);
+        return ours(&ProxyError::NoForwardProxy, None, recorder);
     }
     let (head, body) = request.into_parts();
     let client_request = ClientRequest::new(&head);
-    recorder.event.dialect = client_request.dialect;
+    let dialect = client_request.dialect;
+    recorder.event.dialect = dialect;
     recorder.event.purpose = client_request.purpose;
     if let Err(fault) = proxy.gate.judge(&head.uri, &head.headers, &proxy.credentials) {
-        return ours(&fault, recorder);
+        return ours(&fault, dialect, recorder);
     }
     if !recorder.take(headers::size(&head.headers)) {
-        return ours(&ProxyError::Crowded, recorder);
+        return ours(&ProxyError::Crowded, dialect, recorder);
     }
     // 2. Route.
     let greets = head.uri.path() == "/" && [Method::GET, Method::HEAD].contains(&head.method);
-    let routed = match RoutedRequest::new(&proxy, head, client_request.dialect) {
+    let routed = match RoutedRequest::new(&proxy, head, dialect) {
         Ok(routed) => routed,
         Err(ProxyError::NoUpstream { .. }) if greets => return greeted(recorder),
-        Err(fault) => return ours(&fault, recorder),
+        Err(fault) => return ours(&fault, dialect, recorder),
     };
     recorder.event.upstream = Some(routed.upstream.name.clone());
     if routed.upgrade {
         return Box::pin(upgraded(&proxy, client_request, routed, body, recorder)).await;
     }
-    Box::pin(answered(&proxy, &client_request, routed, body, recorder)).await
+    Box::pin(forward_and_respond(&proxy, &client_request, routed, body, recorder)).await
 }
 
 /// The response if there is no room for another connection.
-pub(crate) fn turned(
+pub(crate) fn reject_connection(
     proxy: &Arc<Proxy>,
     request: &Request<Incoming>,
     phase: watch::Receiver<ServingPhase>,
@@ -106,28 +107,20 @@ pub(crate) fn turned(
     response
 }
 
-/// Records data that is not an HTTP request.
-pub(crate) fn unread(proxy: &Proxy, fault: &ProxyError) {
-    let mut event = Exchange::begun(proxy.next_id(), now(), "none", "");
-    event.status = Some(fault.status().as_u16());
-    event.outcome = fault.outcome();
-    proxy.telemetry.tell(event);
-}
-
-/// A request with its upstream; its head is as the upstream gets it.
-struct RoutedRequest<'p> {
-    upstream: &'p Upstream,
+/// A request with its upstream, which is looked up here and nowhere else; its head is as the upstream gets it.
+struct RoutedRequest {
+    upstream: Arc<Upstream>,
     head: request::Parts,
     upgrade: bool,
 }
 
-impl<'p> RoutedRequest<'p> {
+impl RoutedRequest {
     fn new(
-        proxy: &'p Proxy,
+        proxy: &Proxy,
         mut head: request::Parts,
         spoken: Option<Dialect>,
     ) -> Result<Self, ProxyError> {
-        let upstreams = &proxy.config.upstreams;
+        let upstreams = &proxy.upstreams;
         let uri = head.uri.clone();
         let route = route::route(upstreams, &head.method, &uri, &head.headers, spoken);
         let route = route.ok_or_else(|| no_upstream(upstreams, &uri))?;
@@ -143,12 +136,12 @@ impl<'p> RoutedRequest<'p> {
         head.headers = outgoing_headers(headers, proxy, upstream, head.version, upgrade);
         // The upstream's HTTP version is only known after connecting.
         head.version = Version::HTTP_11;
-        Ok(Self { upstream, head, upgrade })
+        Ok(Self { upstream: upstream.clone(), head, upgrade })
     }
 }
 
 /// The error for a request that no upstream takes.
-fn no_upstream(upstreams: &[Upstream], uri: &Uri) -> ProxyError {
+fn no_upstream(upstreams: &[Arc<Upstream>], uri: &Uri) -> ProxyError {
     ProxyError::NoUpstream {
         known: upstreams.iter().map(|upstream| upstream.name.clone()).collect(),
         nearest: route::nearest(upstreams, uri.path()).map(Into::into),
@@ -195,37 +188,37 @@ fn outgoing_headers(
 
 /// The upstream's headers as the client gets them. If the operator's credential was used, no web page may
 /// read the response, whatever the upstream allows.
-fn answered_headers(
+fn response_headers(
     headers: HeaderMap,
-    recorder: &ExchangeRecorder,
+    upstream: &Upstream,
     passing: HeaderDirection,
 ) -> HeaderMap {
     let headers = headers::pass(headers, passing);
-    let upstream = recorder.proxy.upstream(recorder.event.upstream.as_deref());
-    match upstream.is_some_and(|upstream| upstream.credential.is_some()) {
+    match upstream.credential.is_some() {
         true => headers::without(headers, headers::opens_to_pages),
         false => headers,
     }
 }
 
-async fn answered(
+async fn forward_and_respond(
     proxy: &Arc<Proxy>,
     client_request: &ClientRequest,
-    routed: RoutedRequest<'_>,
+    routed: RoutedRequest,
     body: Incoming,
     mut recorder: ExchangeRecorder,
 ) -> Response<ResponseBody> {
-    let RoutedRequest { upstream, head, .. } = routed;
-    let read = read_request(proxy, client_request, head, body, &mut recorder).await;
-    let CollectedRequest { outbound, mut pending, writer, count, here } = match read {
+    let (RoutedRequest { upstream, head, .. }, dialect) = (routed, client_request.dialect);
+    let read = read_request(proxy, client_request, &upstream, head, body, &mut recorder).await;
+    let CollectedRequest { outbound, mut pending, writer, count, body_complete_at } = match read {
         Ok(read) => read,
-        Err(fault) => return ours(&fault, recorder),
+        Err(fault) => return ours(&fault, dialect, recorder),
     };
     // The wait for a summary is reported separately.
-    let waited = recorder.event.compaction_wait_us.unwrap_or(0);
-    recorder.event.request_side_us = (here.elapsed().as_micros() as u64).saturating_sub(waited);
+    let summary_wait = pending.as_ref().map(PendingExchange::summary_wait).unwrap_or_default();
+    let request_side = body_complete_at.elapsed().saturating_sub(summary_wait);
+    recorder.event.request_side_us = request_side.as_micros() as u64;
     if let Some(pending) = &mut pending {
-        let (head, body) = outbound.going();
+        let (head, body) = outbound.parts();
         pending.count_where_wanted(proxy, head, body);
     }
     if let Some(count) = &count
@@ -233,9 +226,11 @@ async fn answered(
     {
         return estimated(counted, recorder);
     }
-    let head = count.as_ref().map(|_| outbound.going().0.clone());
+    let head = count.as_ref().map(|_| outbound.parts().0.clone());
+    let counted = count.as_ref().map(|count| &*count.prepared);
     // 9. Forward.
-    let (mut response, asked_usage) = match outbound.send(&mut pending, &mut recorder).await {
+    let sending = outbound.send(&mut pending, counted, &mut recorder);
+    let (mut response, added_usage) = match sending.await {
         Ok(sent) => sent,
         Err(error) => {
             if let Some(pending) = &mut pending {
@@ -243,14 +238,14 @@ async fn answered(
             }
             return match error {
                 UpstreamError::RequestBroken if recorder.body_timed_out() => {
-                    ours(&ProxyError::BodyTooSlow, recorder)
+                    ours(&ProxyError::BodyTooSlow, dialect, recorder)
                 }
-                error => ours(&fault(upstream, error), recorder),
+                error => ours(&fault(&upstream, error), dialect, recorder),
             };
         }
     };
-    let id = client_request.provider_request_id(response.headers(), proxy, upstream);
-    recorder.event.provider_request_id = id;
+    let id = client_request.provider_request_id(response.headers(), proxy, &upstream);
+    recorder.event.provider_request_id.clone_from(&id);
     if let (Some(count), Some(head)) = (count, head) {
         response = match count.answer_missing(response, &head, &mut recorder).await {
             Ok(counted) => return estimated(counted, recorder),
@@ -259,14 +254,17 @@ async fn answered(
     }
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         let why = "it switched to a protocol that was not requested".to_owned();
-        return ours(&fault(upstream, UpstreamError::Failed(why)), recorder);
+        return ours(&fault(&upstream, UpstreamError::Failed(why)), dialect, recorder);
     }
     if let Some(writer) = writer.filter(|_| response.status().is_success()) {
         writer.begin();
     }
-    let unpruned = pending.as_ref().and_then(PendingExchange::usage_addition);
-    let open = pending.map(|pending| pending.open(proxy));
-    recorder.event.headers_us = Some(recorder.elapsed_us());
+    let usage_addition = pending.as_ref().and_then(PendingExchange::usage_addition);
+    let summary_wait = pending.as_ref().map(PendingExchange::summary_wait).unwrap_or_default();
+    let response_head = ResponseHead { status: response.status(), provider_request_id: id };
+    let open = pending.map(|pending| pending.open(proxy, response_head));
+    let headers_after = recorder.began.elapsed();
+    recorder.event.headers_us = Some(headers_after.as_micros() as u64);
     // 10. Answer. 11. Observe. 12. End. 13. Tell.
     let observation = client_request.answered_in().map(|dialect| {
         let limit = proxy.config.limits.reply_bytes;
@@ -277,7 +275,9 @@ async fn answered(
     });
     let settle = open.map(|turn| turn.settle(proxy.clone()));
     let actions = ResponseActions { observation, settle, ..ResponseActions::default() };
-    tapped(response, recorder, actions, asked_usage, unpruned).await
+    let upstream_time = headers_after.saturating_sub(request_side + summary_wait);
+    let forwarding = Forwarding { upstream, dialect, added_usage, usage_addition, upstream_time };
+    tapped(response, forwarding, actions, recorder).await
 }
 
 /// A request whose body is collected, or streams through unread.
@@ -286,13 +286,13 @@ struct CollectedRequest {
     pending: Option<PendingExchange>,
     writer: Option<SummaryJob>,
     count: Option<CountFallback>,
-    /// When its body was complete.
-    here: Instant,
+    body_complete_at: Instant,
 }
 
 async fn read_request(
     proxy: &Proxy,
     client_request: &ClientRequest,
+    upstream: &Arc<Upstream>,
     head: request::Parts,
     body: Incoming,
     recorder: &mut ExchangeRecorder,
@@ -306,7 +306,7 @@ async fn read_request(
         }
         None => body::collect_unread(body, &recorder.memory).await,
     };
-    let here = Instant::now();
+    let body_complete_at = Instant::now();
     let mut analyzed = AnalyzedRequest::default();
     let outbound = match collected {
         CollectOutcome::Broken => return Err(ProxyError::RequestBroken),
@@ -323,47 +323,56 @@ async fn read_request(
         CollectOutcome::Whole { bytes, trailers } => {
             recorder.event.request_bytes = bytes.len() as u64;
             // 4. Read. 5. Open the ledger. 6. Plan. 7. Save.
-            analyzed = client_request.understand(&bytes, &head, recorder).await;
+            analyzed = client_request.understand(upstream, &bytes, &head, recorder).await;
             // 8. Splice.
             let changes = std::mem::take(&mut analyzed.changes);
             OutboundRequest::edited(head, bytes, trailers, changes)
         }
     };
     let AnalyzedRequest { pending, writer, count, .. } = analyzed;
-    Ok(CollectedRequest { outbound, pending, writer, count, here })
+    Ok(CollectedRequest { outbound, pending, writer, count, body_complete_at })
 }
 
-/// Forwards an upstream's response. `asked_usage`: the request asked for usage on the client's behalf.
-/// `unpruned`: tokens that are added to the usage.
+/// How a response is forwarded.
+struct Forwarding {
+    upstream: Arc<Upstream>,
+    dialect: Option<Dialect>,
+    /// The request asked for usage on the client's behalf.
+    added_usage: bool,
+    /// Tokens that are added to the usage.
+    usage_addition: Option<UsageAddition>,
+    /// How long the upstream took for its headers.
+    upstream_time: Duration,
+}
+
+/// Forwards an upstream's response.
 async fn tapped(
     response: Response<OutgoingBody>,
-    mut recorder: ExchangeRecorder,
+    forwarding: Forwarding,
     mut actions: ResponseActions,
-    asked_usage: bool,
-    unpruned: Option<UsageAddition>,
+    mut recorder: ExchangeRecorder,
 ) -> Response<ResponseBody> {
     let (mut parts, body) = response.into_parts();
     let passing = HeaderDirection { upgrade: false, keep_chunked: true };
-    parts.headers = answered_headers(std::mem::take(&mut parts.headers), &recorder, passing);
+    let upstream = &forwarding.upstream;
+    parts.headers = response_headers(std::mem::take(&mut parts.headers), upstream, passing);
     parts.version = Version::HTTP_11;
     let (most, memory) = (recorder.proxy.config.limits.reply_bytes, &recorder.memory);
-    let upstream = recorder.proxy.upstream(recorder.event.upstream.as_deref());
-    let host = upstream.and_then(|upstream| upstream.base.host()).unwrap_or_default();
-    actions.altering = match unpruned {
-        _ if asked_usage => altering(&mut parts, |kind, headers| {
+    actions.altering = match forwarding.usage_addition {
+        _ if forwarding.added_usage => altering(&mut parts, |kind, headers| {
             // A response that is not a stream has usage anyway.
             let is_whole = kind.starts_with("application/json");
-            let hiding =
-                UsageStrip::new(host, headers::codings(headers), memory).filter(|_| !is_whole);
-            hiding.map(ResponseEdits::Hides)
-        }),
-        Some(unpruned) => altering(&mut parts, |kind, headers| {
             let codings = headers::codings(headers);
-            Some(ResponseEdits::Retells(UsageRewrite::new(unpruned, kind, codings, most, memory)?))
+            let hiding = UsageStrip::new(upstream.host(), codings, memory);
+            hiding.filter(|_| !is_whole).map(ResponseEdits::Hides)
+        }),
+        Some(addition) => altering(&mut parts, |kind, headers| {
+            let codings = headers::codings(headers);
+            Some(ResponseEdits::Retells(UsageRewrite::new(addition, kind, codings, most, memory)?))
         }),
         None => None,
     };
-    actions.silence = silence(&parts.headers, &recorder);
+    actions.silence = silence(&parts.headers, &forwarding, &recorder.proxy.config.limits);
     if !parts.status.is_success() {
         recorder.was_not_spared();
     }
@@ -371,25 +380,26 @@ async fn tapped(
     recorder.event.status = Some(parts.status.as_u16());
     recorder.stream = Some(recorder.proxy.telemetry.stream());
     let refused = parts.status.is_client_error() || parts.status.is_server_error();
-    let whole = if refused { Outcome::Refused } else { Outcome::Complete };
+    let clean_outcome = if refused { Outcome::Refused } else { Outcome::Complete };
     let pieces = CoalescedBody::to_client(&recorder.memory);
-    let mut tap = Box::new(Tap::new(body, recorder, actions, whole));
+    let mut tap = Box::new(Tap::new(body, recorder, actions, clean_outcome));
     tap.look_ahead().await;
     Response::from_parts(parts, ResponseBody::Tapped(tap, pieces))
 }
 
 /// Watches for silence in a stream. `headers`: as the client gets them.
-fn silence(headers: &HeaderMap, recorder: &ExchangeRecorder) -> Option<StreamSilence> {
-    let (event, limits) = (&recorder.event, &recorder.proxy.config.limits);
+fn silence(
+    headers: &HeaderMap,
+    forwarding: &Forwarding,
+    limits: &ServerLimits,
+) -> Option<StreamSilence> {
     let seconds = |wanted: u64| (wanted > 0).then(|| Duration::from_secs(wanted));
     let limits = SilenceLimits {
         silent: seconds(limits.silent_stream_s),
         keep_alive: seconds(limits.keep_alive_s),
     };
-    let ours = event.request_side_us + event.compaction_wait_us.unwrap_or(0);
-    let before = Duration::from_micros(event.headers_us.unwrap_or(0).saturating_sub(ours));
-    let upstream = event.upstream.as_deref().unwrap_or_default();
-    StreamSilence::new(event.dialect, upstream, headers, limits, before)
+    let Forwarding { upstream, dialect, upstream_time, .. } = forwarding;
+    StreamSilence::new(*dialect, &upstream.name, headers, limits, *upstream_time)
 }
 
 /// The edits of a response, if it can be edited: removes the usage that we asked for from a stream, or
@@ -426,13 +436,17 @@ fn estimated(
     recorder.stamp(response.headers_mut());
     recorder.event.status = Some(response.status().as_u16());
     recorder.event.outcome = Outcome::Complete;
-    recorder.event.response_bytes = response.body().len() as u64;
+    recorder.response.bytes = response.body().len() as u64;
     response.map(|body| ResponseBody::Ours(Some(body)))
 }
 
-/// Responds with an error of our own.
-fn ours(fault: &ProxyError, mut recorder: ExchangeRecorder) -> Response<ResponseBody> {
-    let mut response = fault.answer(recorder.event.dialect);
+/// Responds with an error of our own, in the dialect of the request.
+fn ours(
+    fault: &ProxyError,
+    dialect: Option<Dialect>,
+    mut recorder: ExchangeRecorder,
+) -> Response<ResponseBody> {
+    let mut response = fault.answer(dialect);
     recorder.stamp(response.headers_mut());
     recorder.event.status = Some(response.status().as_u16());
     recorder.event.outcome = fault.outcome();
@@ -455,38 +469,43 @@ fn fault(upstream: &Upstream, error: UpstreamError) -> ProxyError {
 async fn upgraded(
     proxy: &Proxy,
     client_request: ClientRequest,
-    routed: RoutedRequest<'_>,
+    routed: RoutedRequest,
     body: Incoming,
     mut recorder: ExchangeRecorder,
 ) -> Response<ResponseBody> {
-    let RoutedRequest { upstream, head, .. } = routed;
+    let (RoutedRequest { upstream, head, .. }, dialect) = (routed, client_request.dialect);
     if upstream.upgrades == UpgradePolicy::Refuse {
-        return ours(&ProxyError::UpgradeRefused, recorder);
+        return ours(&ProxyError::UpgradeRefused, dialect, recorder);
     }
     let mut request = Request::from_parts(head, ());
     let client = hyper::upgrade::on(&mut request);
     let request = request.map(|()| OutgoingBody::request(body, &recorder.memory));
     let mut response = match proxy.pool.send_http1(request).await {
         Ok(response) => response,
-        Err(error) => return ours(&fault(upstream, error), recorder),
+        Err(error) => return ours(&fault(&upstream, error), dialect, recorder),
     };
-    recorder.event.headers_us = Some(recorder.elapsed_us());
-    let id = client_request.provider_request_id(response.headers(), proxy, upstream);
-    recorder.event.provider_request_id = id;
+    let upstream_time = recorder.began.elapsed();
+    recorder.event.headers_us = Some(upstream_time.as_micros() as u64);
+    let id = client_request.provider_request_id(response.headers(), proxy, &upstream);
+    recorder.event.provider_request_id.clone_from(&id);
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-        return tapped(response, recorder, ResponseActions::default(), false, None).await;
+        let (added_usage, usage_addition) = (false, None);
+        let forwarding =
+            Forwarding { upstream, dialect, added_usage, usage_addition, upstream_time };
+        return tapped(response, forwarding, ResponseActions::default(), recorder).await;
     }
     recorder.event.status = Some(StatusCode::SWITCHING_PROTOCOLS.as_u16());
-    let upstream = hyper::upgrade::on(&mut response);
+    let provider = hyper::upgrade::on(&mut response);
     let read = client_request.is_over_websocket();
+    let (headers, to) = (response.headers(), upstream.clone());
     let frames =
-        read.then(|| FrameObserver::new(Arc::new(client_request), response.headers(), &recorder));
+        read.then(|| FrameObserver::new(Arc::new(client_request), to, id, headers, &recorder));
     let (mut parts, _) = response.into_parts();
     let passing = HeaderDirection { upgrade: true, keep_chunked: false };
-    parts.headers = answered_headers(std::mem::take(&mut parts.headers), &recorder, passing);
+    parts.headers = response_headers(std::mem::take(&mut parts.headers), &upstream, passing);
     let place = recorder.memory.place();
     tokio::spawn(async move {
-        tunnel::carry(client, upstream, recorder, frames).await;
+        tunnel::carry(client, provider, recorder, frames).await;
         drop(place);
     });
     Response::from_parts(parts, ResponseBody::Ours(None))

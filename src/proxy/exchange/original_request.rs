@@ -2,6 +2,8 @@
 //!
 //! Without changes it is the same allocation that was received, byte for byte.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use http::header::CONTENT_ENCODING;
 use http::{HeaderMap, Request, Response, request};
@@ -34,8 +36,9 @@ impl OriginalRequest {
         rewrite: Option<PlannedRewrite>,
     ) -> Option<(request::Parts, OutgoingBody)> {
         let as_it_is =
-            || PlannedRewrite { plain: self.bytes.clone(), edits: Vec::new(), beta: None };
-        let PlannedRewrite { plain, mut edits, beta } = rewrite.unwrap_or_else(as_it_is);
+            || PlannedRewrite { plain: self.bytes.clone(), edits: Arc::default(), beta: None };
+        let PlannedRewrite { plain, edits, beta } = rewrite.unwrap_or_else(as_it_is);
+        let mut edits = edits.to_vec();
         edits.extend(self.added.iter().map(|added| added.edit.clone()));
         if edits.is_empty() {
             return None;

@@ -12,8 +12,10 @@ use super::retry::{Retry, Suspicion};
 use crate::context::attempt::RequestForm;
 use crate::proxy::exchange_recorder::ExchangeRecorder;
 use crate::proxy::http::body::OutgoingBody;
+use crate::proxy::learning::request_info::RequestInfo;
 use crate::proxy::plan::added_option::{AddedOption, AddedOptionKind};
 use crate::proxy::plan::planned_request::PlannedRewrite;
+use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::response::status::{blames_request, may_not_fit};
 use crate::proxy::turn::pending::PendingExchange;
 use crate::proxy::upstream::error::UpstreamError;
@@ -46,7 +48,7 @@ const WORTH_BYTES: usize = 2048;
 
 impl OutboundRequest {
     /// What is sent: head and body.
-    pub(crate) fn going(&self) -> (&request::Parts, &OutgoingBody) {
+    pub(crate) fn parts(&self) -> (&request::Parts, &OutgoingBody) {
         (&self.head, &self.body)
     }
 
@@ -84,10 +86,12 @@ impl OutboundRequest {
         }
     }
 
-    /// Sends it. Returns the response, and whether its request asked for usage on the client's behalf.
+    /// Sends it. Returns the response, and whether its request asked for usage on the client's behalf. `count`:
+    /// the request, if it counts tokens.
     pub(crate) async fn send(
         self,
         pending: &mut Option<PendingExchange>,
+        count: Option<&PreparedRequest>,
         recorder: &mut ExchangeRecorder,
     ) -> Result<(Response<OutgoingBody>, bool), UpstreamError> {
         let Self { head, body, original, adds, rewritten } = self;
@@ -101,13 +105,16 @@ impl OutboundRequest {
         let may_not_fit = is_judged && (may_not_fit(status) || blames_request(status));
         let may_overflow =
             status == StatusCode::OK && mendable.is_some_and(PendingExchange::may_overflow);
-        let Some(original) = original.filter(|_| blames_us || may_not_fit || may_overflow) else {
+        let original = original.filter(|_| blames_us || may_not_fit || may_overflow);
+        let prepared = pending.as_ref().map(PendingExchange::prepared).or(count);
+        let (Some(original), Some(prepared)) = (original, prepared) else {
             return Ok((response, asks_usage && !blames_us));
         };
+        let info = RequestInfo::of(prepared);
         let suspicion = Suspicion { blames_us, may_not_fit, may_overflow };
         let (is_rewritten, pending) = (rewritten, pending.as_mut());
         let adds = adds.into_iter().map(AddedOptionKind::refusable).collect();
-        let retry = Retry { original, adds, is_rewritten, suspicion, pending, recorder };
+        let retry = Retry { original, adds, is_rewritten, suspicion, info, pending, recorder };
         // Boxed, because few requests get here and the future is large.
         let (response, form) = Box::pin(retry.run(response)).await?;
         Ok((response, asks_usage && form != RequestForm::Original))
@@ -125,7 +132,7 @@ mod tests {
     use http::header::CONTENT_LENGTH;
 
     use super::*;
-    use crate::proxy::response::usage_strip;
+    use crate::proxy::plan::request_usage;
     use crate::wire::splice::Edit;
 
     fn frames(mut body: OutgoingBody) -> Vec<Bytes> {
@@ -164,7 +171,7 @@ mod tests {
     fn invariant_2_around_an_edit_the_clients_own_bytes_are_forwarded() {
         let body = Bytes::from(b"{\"stream\":true}".to_vec());
         let outbound =
-            OutboundRequest::edited(head(), body.clone(), None, usage(usage_strip::ask(&body)));
+            OutboundRequest::edited(head(), body.clone(), None, usage(request_usage::ask(&body)));
         let frames = frames(outbound.body);
         assert_eq!(frames[0].as_ptr(), body.as_ptr());
         assert_eq!(frames.last().unwrap().as_ptr(), body[body.len() - 1..].as_ptr());

@@ -45,12 +45,9 @@ pub(super) async fn read(
     if !seen.parts.is_empty() {
         return (begun, None);
     }
-    let host = recorder.upstream_host().unwrap_or_default();
-    let shown = overflow::shown(
-        &seen,
-        purpose,
-        &OverflowEvidence { host: &host, ..OverflowEvidence::default() },
-    );
+    let host = pending.prepared().upstream.host();
+    let shown =
+        overflow::shown(&seen, purpose, &OverflowEvidence { host, ..OverflowEvidence::default() });
     let said = shown.filter(|shown| shown.sign == OverflowSign::InReply).map(|shown| shown.said);
     let (Some(said), Some(error)) = (said, &seen.error) else { return (begun, None) };
     let error = lessons::RefusalResponse::InReply { status: StatusCode::OK.as_u16(), error };

@@ -23,9 +23,10 @@ use crate::dialect::overflow::{ErrorResponse, Overflow, overflow};
 use crate::dialect::refusal::{self, RefusalCause};
 use crate::dialect::repair::{self, Refusal, RepairCause};
 use crate::dialect::{PartKey, Purpose};
-use crate::proxy::exchange_recorder::{ExchangeRecorder, LearningSubject};
+use crate::proxy::exchange_recorder::ExchangeRecorder;
 use crate::proxy::http::body::{OutgoingBody, StartedResponse};
 use crate::proxy::learning::lessons;
+use crate::proxy::learning::request_info::RequestInfo;
 use crate::proxy::response::status::{blames_request, may_not_fit};
 use crate::proxy::state::Proxy;
 use crate::proxy::turn::pending::{PendingExchange, RevisedRequest};
@@ -55,6 +56,8 @@ pub(super) struct Retry<'a> {
     pub(super) adds: Vec<RefusableOption>,
     pub(super) is_rewritten: bool,
     pub(super) suspicion: Suspicion,
+    /// Whom a lesson of its responses is for.
+    pub(super) info: RequestInfo,
     pub(super) pending: Option<&'a mut PendingExchange>,
     pub(super) recorder: &'a mut ExchangeRecorder,
 }
@@ -132,7 +135,7 @@ impl Retry<'_> {
             may_unbind: pending.is_some_and(PendingExchange::may_unbind),
             has_reasoning_back: pending.is_some_and(PendingExchange::has_reasoning_back),
             added: &self.adds,
-            is_count: self.recorder.event.purpose == Some(Purpose::Count),
+            is_count: self.info.purpose == Purpose::Count,
         }
     }
 
@@ -147,7 +150,7 @@ impl Retry<'_> {
         let refused = read_refusal(response, self.recorder).await;
         answers.taught = self.taught(&refused).await;
         let cause = refusal::cause(&refused.start);
-        let overflow = window_of(&refused, self.recorder).filter(|_| self.suspicion.may_not_fit);
+        let overflow = self.window_of(&refused).filter(|_| self.suspicion.may_not_fit);
         answers.refusal = self.repairable(&refused);
         if answers.is_of_output() {
             answers.output_taught = answers.taught.clone();
@@ -206,7 +209,7 @@ impl Retry<'_> {
         }
         let refused = read_refusal(response, self.recorder).await;
         let cause = refusal::cause(&refused.start);
-        let overflows = window_of(&refused, self.recorder).is_some();
+        let overflows = self.window_of(&refused).is_some();
         answers.held.push((form, refused));
         if overflows { Verdict::DoesNotFit(Some(cause)) } else { Verdict::Refused(cause) }
     }
@@ -247,7 +250,7 @@ impl Retry<'_> {
         if answers.is_of_output() {
             answers.output_taught = self.taught(&refused).await;
         }
-        let overflow = window_of(&refused, self.recorder);
+        let overflow = self.window_of(&refused);
         if let Some(overflow) = overflow {
             answers.overflow = Some((OverflowSign::Refused, overflow));
         }
@@ -314,6 +317,12 @@ impl Retry<'_> {
             pending.contradicts_estimate(overflow, taught, self.recorder)
         };
         !self.pending.as_ref().is_some_and(disbelieves)
+    }
+
+    /// What a refusal says about the window.
+    fn window_of(&self, refused: &StartedResponse) -> Option<Overflow> {
+        let (status, host) = (refused.head.status.as_u16(), self.info.upstream.host());
+        overflow(&ErrorResponse { status, host, body: &refused.start })
     }
 
     /// The lessons of a refusal whose message is complete and not quoted from the request.
@@ -387,7 +396,7 @@ impl Retry<'_> {
         let is_of_room = matches!(finding, AttemptFinding::RoomRefused(_));
         let taught = if is_of_room { &answers.room_taught } else { &answers.taught };
         let learned = RefusalLessons { lesson: consequence.lesson, taught: taught.clone(), fact };
-        learned.keep(self.recorder.proxy.clone(), self.recorder.about()).await;
+        learned.keep(&self.recorder.proxy, &self.info).await;
     }
 
     /// Records that the original was sent.
@@ -463,13 +472,6 @@ async fn read_refusal(
     .await
 }
 
-/// What a refusal says about the window.
-fn window_of(refused: &StartedResponse, recorder: &ExchangeRecorder) -> Option<Overflow> {
-    let host = recorder.upstream_host().unwrap_or_default();
-    let status = refused.head.status.as_u16();
-    overflow(&ErrorResponse { status, host: &host, body: &refused.start })
-}
-
 /// What a refusal taught.
 struct RefusalLessons {
     /// The lesson that its cause points to. It is learned if the message teaches it.
@@ -481,25 +483,25 @@ struct RefusalLessons {
 
 impl RefusalLessons {
     /// Stores it, so that it survives restarts. If the store cannot, another request will be refused.
-    async fn keep(self, proxy: Arc<Proxy>, about: LearningSubject) {
+    async fn keep(self, proxy: &Arc<Proxy>, info: &RequestInfo) {
         if self.lesson.is_none() && self.fact.is_none() {
             return;
         }
         let timeout = Duration::from_millis(proxy.config.limits.save_ms);
-        let keeping = tokio::spawn(self.kept(proxy, about));
+        let keeping = tokio::spawn(self.kept(proxy.clone(), info.clone()));
         let _ = tokio::time::timeout(timeout, keeping).await;
     }
 
-    async fn kept(self, proxy: Arc<Proxy>, about: LearningSubject) {
+    async fn kept(self, proxy: Arc<Proxy>, info: RequestInfo) {
         if let Some((room, fact)) = self.fact {
             let _ = proxy.ledgers.note(&room, fact).await;
         }
         let Some(lesson) = self.lesson else { return };
         if self.taught.holds(lesson) {
-            return proxy.learn(&about.source(), lesson, None).await;
+            return proxy.learn(&info.source(), lesson, None).await;
         }
         let is_quoted = self.taught.quoted.contains(&lesson);
         let why = if is_quoted { LessonOutcome::Quoted } else { LessonOutcome::Unknown };
-        proxy.telemetry.lesson(&about.upstream, why);
+        proxy.telemetry.lesson(&info.upstream.name, why);
     }
 }

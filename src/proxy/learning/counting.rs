@@ -14,6 +14,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 use super::questions;
+use crate::config::Upstream;
 use crate::context::policy::CountSchedule;
 use crate::context::{Estimate, EstimateMethod, ExchangeId, ProviderCount, TenantId};
 use crate::dialect::counting::{CountQuestion, answer};
@@ -112,7 +113,7 @@ pub(crate) async fn count_now(errand: CountRequest) -> Result<u64, CountOutcome>
         }
     };
     let outcome = counted.map_or_else(|outcome| outcome, |(outcome, _)| outcome);
-    proxy.telemetry.asked_to_count(&upstream, outcome);
+    proxy.telemetry.asked_to_count(&upstream.name, outcome);
     counted.map(|(_, tokens)| tokens)
 }
 
@@ -129,7 +130,7 @@ fn drawn(exchange: &ExchangeId) -> f64 {
 pub(crate) struct CountRequest {
     proxy: Arc<Proxy>,
     tenant: Option<TenantId>,
-    upstream: Box<str>,
+    upstream: Arc<Upstream>,
     model: Box<str>,
     dialect: Dialect,
     uri: Uri,
@@ -169,13 +170,13 @@ impl CountRequest {
         } else {
             CountOutcome::Busy
         };
-        self.proxy.telemetry.asked_to_count(&self.upstream, outcome);
+        self.proxy.telemetry.asked_to_count(&self.upstream.name, outcome);
     }
 
     /// Tenant and upstream, to which a pause applies.
     fn whose(&self) -> Box<str> {
         let tenant = self.tenant.as_ref().map(TenantId::as_str).unwrap_or_default();
-        format!("{tenant} {}", self.upstream).into()
+        format!("{tenant} {}", self.upstream.name).into()
     }
 
     async fn run(self, found: Arc<CountResult>, _permit: OwnedSemaphorePermit) {
@@ -191,7 +192,7 @@ impl CountRequest {
         if outcome == CountOutcome::Failed {
             proxy.counting.pause(whose, PAUSE);
         }
-        proxy.telemetry.asked_to_count(&upstream, outcome);
+        proxy.telemetry.asked_to_count(&upstream.name, outcome);
     }
 
     async fn counted(self, found: &CountResult) -> Result<(CountOutcome, u64), CountOutcome> {
@@ -199,9 +200,9 @@ impl CountRequest {
         let Self { proxy, tenant, upstream, model, dialect, uri, headers, prompt } = self;
         let source = LessonSource {
             tenant: tenant.as_ref(),
-            upstream: &upstream,
+            upstream: &upstream.name,
             model: &model,
-            vouched: proxy.knows_apart(Some(&upstream)),
+            vouched: upstream.distinguishes_clients(),
         };
         if proxy.knows(&source, Lesson::CountMissing) {
             return Err(CountOutcome::Missing);
@@ -212,7 +213,7 @@ impl CountRequest {
         let question = long_work(making).await.ok().flatten();
         let CountQuestion { target, body } = question.ok_or(CountOutcome::Missing)?;
         let asked = body.clone();
-        let key = xxh3_128(&[upstream.as_bytes(), target.as_bytes(), &body].join(&0));
+        let key = xxh3_128(&[upstream.name.as_bytes(), target.as_bytes(), &body].join(&0));
         if let Some(known) = proxy.counting.answered(key) {
             return Ok((CountOutcome::Cached, known));
         }
@@ -220,8 +221,7 @@ impl CountRequest {
         parts.path_and_query = Some(target.parse().map_err(|_| CountOutcome::Missing)?);
         let mut request = Request::post(Uri::from_parts(parts).map_err(|_| CountOutcome::Missing)?);
         if let Some(all) = request.headers_mut() {
-            let to = proxy.upstream(Some(&upstream)).ok_or(CountOutcome::Missing)?;
-            *all = questions::headers(&headers, to, to, &proxy.credentials);
+            *all = questions::headers(&headers, &upstream, &upstream, &proxy.credentials);
             all.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
             all.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
             all.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));

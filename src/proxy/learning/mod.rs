@@ -1,10 +1,7 @@
-//! What responses teach, and the requests made to learn more: counts, lessons, calibration.
+//! What responses teach, and the requests made to learn more: lessons and counts.
 //!
 //! Never delays a client's request: if it is late or fails, only the knowledge is lost.
 
-pub(super) mod by_model;
-pub(super) mod calibration;
-pub(super) mod count_cache;
 pub(super) mod counting;
 pub(super) mod lessons;
 pub(super) mod questions;

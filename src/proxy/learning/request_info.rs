@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use crate::config::Upstream;
 use crate::context::policy::Policy;
 use crate::context::{EstimateMethod, TenantId};
 use crate::dialect::lesson::LessonMatch;
@@ -19,12 +20,11 @@ use crate::telemetry::{LessonOutcome, RefusalOutcome, RefusalReport};
 const DOUBT: u64 = 3;
 
 /// A request without its content.
+#[derive(Clone)]
 pub(crate) struct RequestInfo {
     /// Its tenant; `None` if unknown.
     tenant: Option<TenantId>,
-    /// See [`LessonSource::vouched`].
-    vouched: bool,
-    upstream: Box<str>,
+    pub(crate) upstream: Arc<Upstream>,
     /// The model, as the client named it; empty if it named none.
     pub(crate) name: Box<str>,
     pub(crate) model: Model,
@@ -36,6 +36,8 @@ pub(crate) struct RequestInfo {
     pub(crate) max_output: Option<u64>,
     /// The provider holds earlier history.
     pub(crate) is_held: bool,
+    /// See [`repeated_calls`](crate::context::repeats::repeated_calls).
+    pub(crate) repeated_calls: Option<u32>,
     policy: Arc<Policy>,
 }
 
@@ -44,7 +46,6 @@ impl RequestInfo {
         let conversation = &prepared.conversation;
         Self {
             tenant: prepared.tenant.clone(),
-            vouched: prepared.vouched,
             upstream: prepared.upstream.clone(),
             name: prepared.name().into(),
             model: prepared.model.clone(),
@@ -53,6 +54,7 @@ impl RequestInfo {
             reserve: prepared.reserve,
             max_output: conversation.max_output,
             is_held: conversation.held.is_some(),
+            repeated_calls: prepared.repeated_calls,
             policy: prepared.policy.clone(),
         }
     }
@@ -83,8 +85,9 @@ impl RequestInfo {
 
     /// The source of a lesson.
     pub(crate) fn source(&self) -> LessonSource<'_> {
-        let Self { tenant, upstream, name, vouched, .. } = self;
-        LessonSource { tenant: tenant.as_ref(), upstream, model: name, vouched: *vouched }
+        let Self { tenant, upstream, name, .. } = self;
+        let vouched = upstream.distinguishes_clients();
+        LessonSource { tenant: tenant.as_ref(), upstream: &upstream.name, model: name, vouched }
     }
 
     /// The window that a message teaches, if it is plausible. `estimate`: that of the request as sent.
@@ -94,11 +97,11 @@ impl RequestInfo {
         estimate: Option<(u64, EstimateMethod)>,
         proxy: &Proxy,
     ) -> Option<u64> {
-        proxy.count_quoted(&self.upstream, taught);
+        proxy.count_quoted(&self.upstream.name, taught);
         let window = taught.window()?;
         let is_plausible = is_plausible(window, self, estimate);
         if !is_plausible {
-            proxy.telemetry.lesson(&self.upstream, LessonOutcome::Implausible);
+            proxy.telemetry.lesson(&self.upstream.name, LessonOutcome::Implausible);
         }
         is_plausible.then_some(window)
     }

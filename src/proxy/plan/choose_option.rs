@@ -3,14 +3,14 @@
 //!
 //! Decided for each request, from policy and model. What was refused once is not requested again.
 
-use crate::config::{IncludeUsage, Mode, Upstream};
+use crate::config::{IncludeUsage, Mode};
 use crate::context::policy::{EchoRule, ReinjectPolicy, ThinkingDisplay};
 use crate::context::{Turn, editing};
 use crate::dialect::models::{Family, ReasoningBinding};
 use crate::dialect::{Dialect, Purpose, rewrite};
 use crate::proxy::plan::added_option::{AddedOption, AddedOptionKind};
 use crate::proxy::plan::prepared_request::PreparedRequest;
-use crate::proxy::response::usage_strip;
+use crate::proxy::plan::request_usage;
 use crate::proxy::state::Proxy;
 
 impl AddedOption {
@@ -19,11 +19,10 @@ impl AddedOption {
     pub(crate) fn to(
         prepared: &PreparedRequest,
         proxy: &Proxy,
-        upstream: &Upstream,
         parent: Option<&Turn>,
     ) -> Vec<Self> {
         let added = match prepared.conversation.dialect {
-            Dialect::OpenaiChat => usage(prepared, upstream),
+            Dialect::OpenaiChat => usage(prepared),
             Dialect::Anthropic => editing(prepared),
             Dialect::OpenaiResponses => reasoning(prepared),
             Dialect::Gemini => None,
@@ -34,13 +33,13 @@ impl AddedOption {
 }
 
 /// Usage, if the stream would not report it otherwise.
-fn usage(prepared: &PreparedRequest, upstream: &Upstream) -> Option<AddedOption> {
+fn usage(prepared: &PreparedRequest) -> Option<AddedOption> {
     let conversation = &prepared.conversation;
     let wanted = conversation.stream && conversation.include_usage != Some(true);
-    if !wanted || upstream.include_usage != IncludeUsage::Auto {
+    if !wanted || prepared.upstream.include_usage != IncludeUsage::Auto {
         return None;
     }
-    Some(AddedOption { what: AddedOptionKind::Usage, edit: usage_strip::ask(&prepared.body)? })
+    Some(AddedOption { what: AddedOptionKind::Usage, edit: request_usage::ask(&prepared.body)? })
 }
 
 /// Context editing, if policy leaves old results to the provider. A count only asks for it if it could

@@ -7,4 +7,5 @@ pub(super) mod body_reader;
 pub(super) mod choose_option;
 pub(super) mod planned_request;
 pub(super) mod prepared_request;
+pub(super) mod request_usage;
 pub(super) mod undelivered;

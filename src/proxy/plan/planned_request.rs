@@ -29,7 +29,7 @@ use crate::dialect::{Dialect, PartKey};
 use crate::proxy::offload::off_thread;
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::Proxy;
-use crate::store::ledgers::{AnchorTurn as Grown, DecisionError, OpenedSession};
+use crate::store::ledgers::{AnchorTurn, DecisionError, OpenedSession};
 use crate::telemetry::FailOpen;
 use crate::tokens::bpe;
 use crate::wire::splice::Edit;
@@ -37,8 +37,9 @@ use crate::wire::splice::Edit;
 /// A request with its plan and what it costs.
 #[derive(Clone, Default)]
 pub(crate) struct PlannedRequest {
-    /// The edits of the body; none in shadow mode.
-    pub(crate) edits: Vec<Edit>,
+    /// The edits of the body; none in shadow mode. They stay here once they are sent, because a retry begins
+    /// with them.
+    pub(crate) edits: Arc<[Edit]>,
     /// The estimate of what is sent; `None` if measuring panicked.
     pub(crate) measured: Option<Box<MeasuredEstimate>>,
     /// What is sent in place of what the client sent.
@@ -52,7 +53,7 @@ pub(crate) struct PlannedRequest {
     /// What was decided against.
     refused: Vec<PlanStep>,
     /// The turn that the estimate is based on.
-    anchor: Option<Arc<Grown>>,
+    anchor: Option<Arc<AnchorTurn>>,
     pub(crate) done: RewriteSummary,
     /// The ids of the queued messages that it took.
     pub(crate) taken: Vec<Box<str>>,
@@ -67,7 +68,7 @@ pub(crate) struct PlannedRewrite {
     /// The body, decompressed.
     pub(crate) plain: Bytes,
     /// The edits.
-    pub(crate) edits: Vec<Edit>,
+    pub(crate) edits: Arc<[Edit]>,
     /// The beta that the head has to list.
     pub(crate) beta: Option<&'static str>,
 }
@@ -82,10 +83,10 @@ struct PlanOutcome {
     is_spared: bool,
 }
 
-fn look(
+fn draft_plan(
     prepared: &PreparedRequest,
     known: &RecordedDecisions,
-    anchor: Option<&Grown>,
+    anchor: Option<&AnchorTurn>,
 ) -> PlanOutcome {
     let request = prepared.request();
     let (mut new, mut refused) = match prepared.may_decide() {
@@ -133,17 +134,17 @@ pub(crate) async fn plan(
     let mut known = std::mem::take(&mut opened.known);
     known.spares_reasoning(&prepared.request());
     let known = Arc::new(known);
-    let looked = {
+    let drafted = {
         let (prepared, known, anchor) = (prepared.clone(), known.clone(), anchor.clone());
-        off_thread(size, move || look(&prepared, &known, anchor.as_deref())).await
+        off_thread(size, move || draft_plan(&prepared, &known, anchor.as_deref())).await
     };
-    let looked = match looked {
-        Ok(looked) => looked,
+    let drafted = match drafted {
+        Ok(drafted) => drafted,
         Err(why) => {
             return (PlannedRequest { stood_aside: Some(why), ..PlannedRequest::default() }, None);
         }
     };
-    let PlanOutcome { mut plan, mut measured, new, refused, mut is_spared } = looked;
+    let PlanOutcome { mut plan, mut measured, new, refused, mut is_spared } = drafted;
     let before = known.clone();
     let (mut stood_aside, mut known, mut taken) = (None, known, Vec::new());
     let mut undelivered = UndeliveredMessage::of(proxy, opened, &known, &prepared.exchange);
@@ -164,8 +165,8 @@ pub(crate) async fn plan(
         std::mem::replace(&mut undelivered, with_taken)
             .into_iter()
             .for_each(UndeliveredMessage::end);
-        let again = Box::pin(again(&prepared, &known, anchor.as_ref())).await;
-        let Some(again) = again else {
+        let replayed = Box::pin(replay(&prepared, &known, anchor.as_ref())).await;
+        let Some(replayed) = replayed else {
             return (
                 PlannedRequest {
                     stood_aside: Some(FailOpen::Panicked),
@@ -174,7 +175,7 @@ pub(crate) async fn plan(
                 None,
             );
         };
-        (plan, measured) = again;
+        (plan, measured) = replayed;
     }
     if plan.conflict {
         stood_aside = Some(FailOpen::EditsConflict);
@@ -189,9 +190,10 @@ pub(crate) async fn plan(
         is_spared,
         ..PlannedRequest::default()
     };
-    planned.holds(&prepared, plan, measured);
+    planned.set_plan(&prepared, plan, measured);
     let is_changed = !planned.edits.is_empty() || !planned.sent.is_as_it_came();
     if prepared.mode == Mode::Shadow && is_changed {
+        planned.edits = Arc::default();
         planned.is_sent_as_it_came(&prepared).await;
     }
     (planned, undelivered)
@@ -209,28 +211,33 @@ pub(crate) async fn save(
 }
 
 /// Replays with the decisions that are known now.
-async fn again(
+async fn replay(
     prepared: &Arc<PreparedRequest>,
     known: &Arc<RecordedDecisions>,
-    anchor: Option<&Arc<Grown>>,
+    anchor: Option<&Arc<AnchorTurn>>,
 ) -> Option<(Plan, Box<MeasuredEstimate>)> {
     let (size, prepared) = (prepared.body.len(), prepared.clone());
     let (known, anchor) = (known.clone(), anchor.cloned());
-    let replay = move || {
+    let replaying = move || {
         let mut plan = plan::replay(&prepared.request(), &known);
         let measured = prepared.measure(&plan.sent, &known, anchor.as_deref());
         prepared.fit_output(&mut plan, &known, &measured);
         (plan, measured)
     };
-    off_thread(size, replay).await.ok()
+    off_thread(size, replaying).await.ok()
 }
 
 impl PlannedRequest {
-    fn holds(&mut self, prepared: &PreparedRequest, plan: Plan, measured: Box<MeasuredEstimate>) {
+    fn set_plan(
+        &mut self,
+        prepared: &PreparedRequest,
+        plan: Plan,
+        measured: Box<MeasuredEstimate>,
+    ) {
         let mut steps = plan.steps;
         steps.extend(self.refused.iter().cloned());
         self.done = prepared.rewrite_summary(&steps);
-        (self.edits, self.sent, self.measured) = (plan.edits, plan.sent, Some(measured));
+        (self.edits, self.sent, self.measured) = (plan.edits.into(), plan.sent, Some(measured));
         self.summary = plan.summary;
     }
 
@@ -241,11 +248,11 @@ impl PlannedRequest {
         (is_anthropic && is_block && !self.edits.is_empty()).then_some(provider::BETA)
     }
 
-    /// The same plan, with the edits that were moved out of this one.
-    pub(crate) async fn again(&self, prepared: &Arc<PreparedRequest>) -> Self {
-        let mut planned = self.clone();
-        planned.knows(prepared, RecordedDecisions::clone(&self.known)).await;
-        planned
+    /// The changes of the body that the client sent; `None` if there are none.
+    pub(crate) fn rewrite(&self, prepared: &PreparedRequest) -> Option<PlannedRewrite> {
+        let (plain, edits) = (prepared.body.clone(), self.edits.clone());
+        let beta = self.beta(prepared);
+        (!edits.is_empty()).then_some(PlannedRewrite { plain, edits, beta })
     }
 
     /// The same request as earlier ones of its branch were sent: without its own decisions that may have
@@ -263,9 +270,9 @@ impl PlannedRequest {
         if prepared.mode != Mode::Active || decided(&known) == decided(&self.known) {
             return None;
         }
-        // Its edits were moved out when it was sent.
-        let mut planned = Self { edits: Vec::new(), ..self.clone() };
-        planned.knows(prepared, known).await;
+        // If it cannot be planned again, there is nothing else to send.
+        let mut planned = Self { edits: Arc::default(), ..self.clone() };
+        planned.replan_with(prepared, known).await;
         (!planned.edits.is_empty()).then_some(planned)
     }
 
@@ -286,33 +293,35 @@ impl PlannedRequest {
     /// if there are no such cuts.
     pub(crate) async fn as_cached(&self, prepared: &Arc<PreparedRequest>) -> Option<Self> {
         let known = Arc::new(self.known.as_cached(&prepared.exchange)?);
-        let (plan, measured) = again(prepared, &known, self.anchor.as_ref()).await?;
+        let (plan, measured) = replay(prepared, &known, self.anchor.as_ref()).await?;
         let mut cached = Self { known, anchor: self.anchor.clone(), ..Self::default() };
         let is_whole = !plan.conflict;
-        cached.holds(prepared, plan, measured);
+        cached.set_plan(prepared, plan, measured);
         is_whole.then_some(cached)
     }
 
     /// Adds decisions that were saved meanwhile, and plans again; returns whether it did. A panic changes
     /// nothing.
-    pub(crate) async fn adds(&mut self, prepared: &Arc<PreparedRequest>, facts: Vec<Fact>) -> bool {
+    pub(crate) async fn add_saved(&mut self, prepared: &Arc<PreparedRequest>, facts: Vec<Fact>) -> bool {
         let mut known = RecordedDecisions::clone(&self.known);
         known.add(facts);
-        self.knows(prepared, known).await
+        self.replan_with(prepared, known).await
     }
 
     /// Plans again with these recorded decisions; returns whether it did.
-    pub(crate) async fn knows(
+    pub(crate) async fn replan_with(
         &mut self,
         prepared: &Arc<PreparedRequest>,
         mut known: RecordedDecisions,
     ) -> bool {
         known.spares_reasoning(&prepared.request());
         let known = Arc::new(known);
-        let again = again(prepared, &known, self.anchor.as_ref()).await;
-        let Some((plan, measured)) = again.filter(|(plan, _)| !plan.conflict) else { return false };
+        let replayed = replay(prepared, &known, self.anchor.as_ref()).await;
+        let Some((plan, measured)) = replayed.filter(|(plan, _)| !plan.conflict) else {
+            return false;
+        };
         self.known = known;
-        self.holds(prepared, plan, measured);
+        self.set_plan(prepared, plan, measured);
         true
     }
 
@@ -392,7 +401,8 @@ impl PlannedRequest {
             Err(why) => return Self { stood_aside: Some(why), ..Self::default() },
         };
         let done = prepared.rewrite_summary(&plan.steps);
-        let edits = if prepared.mode == Mode::Shadow { Vec::new() } else { plan.edits };
+        let is_shadow = prepared.mode == Mode::Shadow;
+        let edits = if is_shadow { Arc::default() } else { plan.edits.into() };
         let stood_aside = plan.conflict.then_some(FailOpen::EditsConflict);
         let summary = plan.summary;
         let sent = match prepared.mode {
@@ -404,7 +414,6 @@ impl PlannedRequest {
 
     /// Records that the original is sent instead of the rewritten request.
     pub(crate) async fn is_sent_as_it_came(&mut self, prepared: &Arc<PreparedRequest>) {
-        self.edits = Vec::new();
         self.sent = plan::as_it_came(&prepared.request());
         let measure = {
             let (prepared, sent, anchor) =

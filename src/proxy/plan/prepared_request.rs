@@ -1,24 +1,59 @@
 //! A request to plan for: read, placed in its session, with the policy and the model that apply to it.
 //!
-//! Owned, so that it can move between threads. Complete when it is built; nothing here decides anything.
+//! Owned, so that it can move between threads. Complete when it is built, from a [`RequestBasis`] and what its
+//! session says. Only what a response says about it changes it afterwards.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 
 use super::added_option::{AddedOption, AddedOptionKind};
-use crate::config::Mode;
+use super::body_reader::RequestAnalysis;
+use crate::config::{Mode, Upstream};
 use crate::context::budget::{self, Anchor, MeasuredEstimate};
 use crate::context::plan::{self, Overlay, PlanStep, RecordedDecisions, RewriteSummary};
 use crate::context::policy::{EchoRule, Policy};
 use crate::context::{ExchangeId, Millis, TenantId, prune};
 use crate::dialect::Conversation;
-use crate::dialect::models::Model;
+use crate::dialect::models::{Model, ReasoningBinding};
 use crate::proxy::http::memory::HeldMemory;
-use crate::store::ledgers::{AnchorTurn as Grown, OpenedSession};
+use crate::store::ledgers::{AnchorTurn, OpenedSession};
 use crate::store::lessons::LessonSource;
 use crate::tokens::Tokenizer;
 use crate::tokens::learn::EstimatorState;
+
+/// A request that was read, and whose session is not open yet.
+pub(crate) struct RequestBasis {
+    pub(crate) exchange: ExchangeId,
+    pub(crate) tenant: Option<TenantId>,
+    pub(crate) upstream: Arc<Upstream>,
+    pub(crate) analysis: RequestAnalysis,
+    pub(crate) facts: ModelFacts,
+    /// How far Plimsoll may go, as configuration and client say.
+    pub(crate) mode: Mode,
+    pub(crate) signed: bool,
+    pub(crate) now: Millis,
+}
+
+/// What is known about a request's model behind its upstream.
+pub(crate) struct ModelFacts {
+    pub(crate) model: Model,
+    pub(crate) learned: Arc<EstimatorState>,
+    pub(crate) echo: EchoRule,
+    pub(crate) policy: Arc<Policy>,
+    pub(crate) max_output: Option<u64>,
+    pub(crate) reserve: u64,
+    /// The store did not return the lessons in time.
+    pub(crate) lessons_missed: bool,
+}
+
+/// What the session of a request says about it.
+struct SessionTerms {
+    mode: Mode,
+    held_out: bool,
+    /// The store did not return the session in time.
+    missed: bool,
+}
 
 /// A request with everything that is known about its model and upstream.
 #[derive(Clone)]
@@ -26,8 +61,6 @@ pub(crate) struct PreparedRequest {
     pub(crate) exchange: ExchangeId,
     /// Its tenant; `None` if unknown.
     pub(crate) tenant: Option<TenantId>,
-    /// See [`LessonSource::vouched`].
-    pub(crate) vouched: bool,
     pub(crate) conversation: Conversation,
     /// The body that the conversation was read from.
     pub(crate) body: Bytes,
@@ -36,17 +69,19 @@ pub(crate) struct PreparedRequest {
     pub(crate) model: Model,
     /// What responses taught about counting that model's tokens.
     pub(crate) learned: Arc<EstimatorState>,
-    pub(crate) upstream: Box<str>,
+    pub(crate) upstream: Arc<Upstream>,
     pub(crate) echo: EchoRule,
     pub(crate) policy: Arc<Policy>,
     pub(crate) mode: Mode,
     pub(crate) held_out: bool,
-    /// The store did not return its session in time: nothing new is decided without it.
+    /// The store did not return its session or the lessons in time: nothing new is decided without them.
     pub(crate) unknown: bool,
     /// Its client signed the body: no byte of it may change.
     pub(crate) signed: bool,
     /// What is requested on the client's behalf besides the plan.
     pub(crate) added: Vec<AddedOption>,
+    /// See [`repeated_calls`](crate::context::repeats::repeated_calls).
+    pub(crate) repeated_calls: Option<u32>,
     pub(crate) reserve: u64,
     /// The provider's token count of it, from the message that it does not fit.
     pub(crate) counted_input: Option<u64>,
@@ -55,7 +90,99 @@ pub(crate) struct PreparedRequest {
     pub(crate) now: Millis,
 }
 
+impl RequestBasis {
+    /// The request in its session, whether it is `held_out` from rewriting, and with what `adds` requests on
+    /// the client's behalf. If the thread was rewritten before, shadow mode repeats its decisions as observe
+    /// mode does: its cache and its reasoning depend on that.
+    pub(crate) fn in_session(
+        self,
+        opened: &mut OpenedSession,
+        held_out: bool,
+        adds: impl FnOnce(&PreparedRequest, &OpenedSession) -> Vec<AddedOption>,
+    ) -> PreparedRequest {
+        let mode = self.mode;
+        let mut prepared = self.on(SessionTerms { mode, held_out, missed: opened.store_missed });
+        if mode == Mode::Shadow {
+            let known = opened.look_again(&prepared.conversation, false);
+            prepared.mode = Mode::Observe;
+            let is_rewritten = !known.decides_nothing()
+                && !plan::replay(&prepared.request(), &known).edits.is_empty();
+            match is_rewritten {
+                true => opened.known = known,
+                false => prepared.mode = Mode::Shadow,
+            }
+        }
+        prepared.added = adds(&prepared, opened);
+        prepared
+    }
+
+    /// The request as one that only counts, and takes no place in its session.
+    pub(crate) fn to_count(
+        self,
+        held_out: bool,
+        adds: impl FnOnce(&PreparedRequest) -> Vec<AddedOption>,
+    ) -> PreparedRequest {
+        let mode = self.mode;
+        let mut prepared = self.on(SessionTerms { mode, held_out, missed: false });
+        prepared.added = adds(&prepared);
+        prepared
+    }
+
+    /// The request without a session: nothing is decided or changed.
+    pub(crate) fn alone(self) -> PreparedRequest {
+        let mode = self.mode;
+        self.on(SessionTerms { mode, held_out: false, missed: false })
+    }
+
+    fn on(self, terms: SessionTerms) -> PreparedRequest {
+        let Self { exchange, tenant, upstream, analysis, facts, mode: _, signed, now } = self;
+        let RequestAnalysis { plain: body, conversation, repeated_calls, memory } = analysis;
+        let ModelFacts { model, learned, echo, policy, max_output, reserve, lessons_missed } =
+            facts;
+        let SessionTerms { mode, held_out, missed } = terms;
+        PreparedRequest {
+            exchange,
+            tenant,
+            upstream,
+            conversation,
+            body,
+            memory: Arc::new(memory),
+            model,
+            learned,
+            echo,
+            policy,
+            mode,
+            held_out,
+            unknown: lessons_missed || missed,
+            signed,
+            added: Vec::new(),
+            repeated_calls,
+            reserve,
+            counted_input: None,
+            max_output,
+            now,
+        }
+    }
+}
+
 impl PreparedRequest {
+    /// The provider named its window: it applies to this request. Returns the window assumed so far.
+    pub(crate) fn set_named_window(&mut self, window: u64, output_reserve: u64) -> u64 {
+        let before = std::mem::replace(&mut self.model.window, window);
+        self.reserve = self.model.reserve(output_reserve);
+        before
+    }
+
+    /// The provider refused reasoning because its prefix was changed: the model binds it to that.
+    pub(crate) fn set_bound(&mut self) {
+        self.model.binding = ReasoningBinding::Prefix;
+    }
+
+    /// The provider counted its input when it said that the output does not fit beside it.
+    pub(crate) fn set_counted_input(&mut self, count: Option<u64>) {
+        self.counted_input = count;
+    }
+
     /// Its memory, bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.body.len() + self.memory.bytes()
@@ -68,8 +195,8 @@ impl PreparedRequest {
 
     /// The source of a lesson, also to look one up.
     pub(crate) fn source(&self) -> LessonSource<'_> {
-        let (tenant, upstream) = (self.tenant.as_ref(), &*self.upstream);
-        LessonSource { tenant, upstream, model: self.name(), vouched: self.vouched }
+        let (tenant, vouched) = (self.tenant.as_ref(), self.upstream.distinguishes_clients());
+        LessonSource { tenant, upstream: &self.upstream.name, model: self.name(), vouched }
     }
 
     /// The request in the form that the pure modules use.
@@ -80,7 +207,7 @@ impl PreparedRequest {
             body: &self.body,
             model: &self.model,
             name: self.name(),
-            upstream: &self.upstream,
+            upstream: &self.upstream.name,
             echo: self.echo,
             policy: &self.policy,
             mode: self.mode,
@@ -99,7 +226,7 @@ impl PreparedRequest {
         &self,
         sent: &Overlay,
         known: &RecordedDecisions,
-        anchor: Option<&Grown>,
+        anchor: Option<&AnchorTurn>,
     ) -> Box<MeasuredEstimate> {
         let anchor = anchor.map(|at| Anchor { turn: &at.turn, sketch: &at.sketch });
         Box::new(budget::estimate(&self.request(), sent, known, anchor, &self.learned))
@@ -109,24 +236,6 @@ impl PreparedRequest {
     pub(crate) fn cost<'m>(&'m self, measured: &'m MeasuredEstimate) -> prune::RequestCost<'m> {
         let rules = self.policy.estimate.deciding();
         prune::RequestCost { tokens: measured.estimate.tokens, parts: &measured.parts, rules }
-    }
-
-    /// Adapts the request to its opened session. If a thread was rewritten before, shadow mode repeats its
-    /// decisions as observe mode does: its cache and its reasoning depend on that.
-    pub(crate) fn is_opened(&mut self, opened: &mut OpenedSession) {
-        self.unknown |= opened.store_missed;
-        if self.mode != Mode::Shadow {
-            return;
-        }
-        let known = opened.look_again(&self.conversation, false);
-        if known.decides_nothing() {
-            return;
-        }
-        self.mode = Mode::Observe;
-        match plan::replay(&self.request(), &known).edits.is_empty() {
-            true => self.mode = Mode::Shadow,
-            false => opened.known = known,
-        }
     }
 
     /// The rewrite summary of these steps.

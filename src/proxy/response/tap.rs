@@ -21,14 +21,13 @@ use super::silence::{SilenceAction, StreamSilence};
 use super::usage_rewrite::ResponseEdits;
 use crate::context::Outcome;
 use crate::dialect::Reply;
-use crate::dialect::error_kind::ErrorKind;
-use crate::proxy::exchange_recorder::{ExchangeRecorder, TurnOutcome, add_once};
+use crate::proxy::exchange_recorder::{ExchangeRecorder, ReplyRecord, TurnOutcome};
 use crate::proxy::http::body::{ConnectionError, OutgoingBody};
 use crate::proxy::http::memory::HeldMemory;
 use crate::proxy::http::pieces::CoalescedBody;
 use crate::proxy::offload::long_work;
 use crate::proxy::state::ServingPhase;
-use crate::telemetry::{Exchange, FailOpen};
+use crate::telemetry::FailOpen;
 use crate::wire::encoding::DecodeError;
 
 /// How long to wait before breaking a stream, so that earlier data is sent: hyper drops unwritten data when a
@@ -46,8 +45,8 @@ const CUT: &str = "the upstream ended the stream before its terminal event";
 /// The error of a stream whose upstream was silent for too long.
 const SILENT: &str = "the upstream sent nothing in its stream for limits.silent_stream_s";
 
-/// Makes a turn from a reply, once the exchange has ended.
-pub(crate) type SettleReply = Box<dyn FnOnce(&mut Exchange, Reply) -> CommitFuture + Send>;
+/// Makes a turn from a reply, once the exchange has ended, and adds what came of it to the record.
+pub(crate) type SettleReply = Box<dyn FnOnce(&mut ReplyRecord, Reply) -> CommitFuture + Send>;
 
 /// A turn that is being stored; if reading its reply takes long, that comes first.
 enum TurnWrite {
@@ -131,19 +130,20 @@ pub(crate) struct Tap<B: Body<Data = Bytes>> {
     recorder: ExchangeRecorder,
     actions: ResponseActions,
     /// The outcome if nothing goes wrong: refused, or complete.
-    whole: Outcome,
+    clean_outcome: Outcome,
     /// The outcome is final.
     settled: bool,
     /// The body ended without an error, but before its dialect's terminal event: it must break.
-    cut: bool,
+    ended_early: bool,
     /// The turn that is being stored, if the end waits for it.
     commit: Option<Box<BoundedTurnWrite>>,
     /// What [`Tap::look_ahead`] found: the next frame, or the end.
     ahead: Option<Option<Result<Frame<Bytes>, ConnectionError>>>,
-    held: Option<Frame<Bytes>>,
-    /// The trailers, which come after the held frame.
+    /// The frame that leaves next.
+    next_frame: Option<Frame<Bytes>>,
+    /// The trailers, which come after it.
     trailers: Option<Frame<Bytes>>,
-    /// How the body ends after the held frames.
+    /// How the body ends after these frames.
     end: Option<Result<(), ConnectionError>>,
     /// The wait before breaking the stream.
     breaking: Option<Pin<Box<Sleep>>>,
@@ -163,25 +163,25 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         inner: B,
         recorder: ExchangeRecorder,
         actions: ResponseActions,
-        whole: Outcome,
+        clean_outcome: Outcome,
     ) -> Self {
         let bodiless = inner.is_end_stream();
         let mut tap = Self {
             inner,
             recorder,
             actions,
-            whole,
+            clean_outcome,
             settled: false,
-            cut: false,
+            ended_early: false,
             commit: None,
             ahead: None,
-            held: None,
+            next_frame: None,
             trailers: None,
             end: None,
             breaking: None,
         };
         if bodiless {
-            tap.settle(whole);
+            tap.settle(clean_outcome);
         }
         tap
     }
@@ -213,16 +213,15 @@ impl<B: Body<Data = Bytes>> Tap<B> {
     /// Handles a data frame.
     fn data(&mut self, data: Bytes) {
         let began = Instant::now();
-        let event = &mut self.recorder.event;
-        if event.first_byte_us.is_none() {
-            event.first_byte_us = Some((began - self.recorder.began).as_micros() as u64);
-        }
-        event.frames += 1;
-        event.response_bytes += data.len() as u64;
+        let since = began - self.recorder.began;
+        let meter = &mut self.recorder.response;
+        meter.first_byte_us.get_or_insert(since.as_micros() as u64);
+        meter.frames += 1;
+        meter.bytes += data.len() as u64;
         let complete = self.actions.observation.as_mut().is_some_and(|along| along.saw(&data));
         let last = self.inner.is_end_stream();
-        self.held = self.shown(data, last);
-        if let (Some(silence), Some(shown)) = (&mut self.actions.silence, &self.held) {
+        self.next_frame = self.shown(data, last);
+        if let (Some(silence), Some(shown)) = (&mut self.actions.silence, &self.next_frame) {
             silence.passed(shown.data_ref().map_or(&[], |data| data));
         }
         if matches!(self.end, Some(Err(_))) {
@@ -230,7 +229,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         } else if complete || last {
             self.settle_whole();
         }
-        self.recorder.response_side_ns += began.elapsed().as_nanos() as u64;
+        self.recorder.response.side_ns += began.elapsed().as_nanos() as u64;
     }
 
     /// A data frame as the client gets it.
@@ -239,7 +238,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         // A panic may have lost part of it, so the body breaks off, as if it could not be decompressed.
         let passed = catch_unwind(AssertUnwindSafe(|| altering.pass(data)));
         let passed = passed.unwrap_or_else(|_| {
-            add_once(&mut self.recorder.event.fail_open, FailOpen::Panicked);
+            self.recorder.stood_aside(FailOpen::Panicked);
             Err(DecodeError::Broken)
         });
         match passed {
@@ -267,7 +266,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
             Err(_) => self.settle_alone(Outcome::UpstreamFailed),
         }
         let rest = self.actions.altering.as_mut().map(|altering| altering.rest());
-        self.held = rest.filter(|rest| !rest.is_empty()).map(Frame::data);
+        self.next_frame = rest.filter(|rest| !rest.is_empty()).map(Frame::data);
         self.end = Some(how);
     }
 
@@ -280,13 +279,13 @@ impl<B: Body<Data = Bytes>> Tap<B> {
             Some(_) => Ok(()),
             None => Err(SILENT.into()),
         });
-        self.held = event.map(Frame::data);
+        self.next_frame = event.map(Frame::data);
     }
 
     /// Settles a body that ended without an error.
     fn settle_whole(&mut self) {
-        let waiting = self.settle(self.whole);
-        match self.cut {
+        let waiting = self.settle(self.clean_outcome);
+        match self.ended_early {
             true => self.go_on(waiting),
             false => self.commit = self.commit.take().or(waiting),
         }
@@ -307,21 +306,19 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         self.recorder.event.outcome = outcome;
         let observation = self.actions.observation.take()?;
         let settle = self.actions.settle.take();
+        let mut record = ReplyRecord::new(outcome, self.recorder.response.bytes > 0);
         let commit = match observation.is_long() {
-            true => {
-                TurnWrite::Reading(Box::pin(read(observation, self.recorder.event.clone(), settle)))
-            }
+            true => TurnWrite::Reading(Box::pin(read(observation, record, settle))),
             false => {
-                let event = &mut self.recorder.event;
                 let settled = catch_unwind(AssertUnwindSafe(|| {
-                    let is_whole = is_whole(event.outcome);
-                    settled(event, observation.finish(is_whole), settle)
+                    settled(&mut record, observation.finish(is_whole(outcome)), settle)
                 }));
                 let settled = settled.unwrap_or_else(|_| {
-                    add_once(&mut event.fail_open, FailOpen::Panicked);
+                    record.fail_open.push(FailOpen::Panicked);
                     ReplyOutcome::default()
                 });
-                self.cut = settled.is_cut;
+                self.recorder.record_reply(record);
+                self.ended_early = settled.ended_early;
                 TurnWrite::Turn(settled.commit?)
             }
         };
@@ -359,59 +356,55 @@ struct ReplyOutcome {
     /// Stores its turn.
     commit: Option<CommitFuture>,
     /// It ended without an error, but before its dialect's terminal event.
-    is_cut: bool,
+    ended_early: bool,
 }
 
 /// Records the data of a reply, and begins to store its turn.
 fn settled(
-    event: &mut Exchange,
+    record: &mut ReplyRecord,
     observed: ObservedReply,
     settle: Option<SettleReply>,
 ) -> ReplyOutcome {
-    event.streamed = observed.streamed;
-    observed.note.into_iter().for_each(|note| add_once(&mut event.notes, note));
-    observed.gave_up.into_iter().for_each(|why| add_once(&mut event.fail_open, why));
+    record.streamed = observed.streamed;
+    record.notes.extend(observed.note);
+    record.fail_open.extend(observed.gave_up);
     let Some(reply) = observed.reply else { return ReplyOutcome::default() };
-    let mut is_cut = false;
-    if event.outcome == Outcome::Complete && observed.streamed && !reply.complete {
-        event.outcome = Outcome::UpstreamFailed;
+    let mut ended_early = false;
+    if record.outcome == Outcome::Complete && observed.streamed && !reply.complete {
+        record.outcome = Outcome::UpstreamFailed;
         // A stream that was not understood at all is not of this dialect, and ends as the upstream ended it.
         let has_begun = reply.id.is_some() || !reply.parts.is_empty();
-        is_cut = has_begun && reply.error.is_none();
+        ended_early = has_begun && reply.error.is_none();
     }
-    event.error_kind = ErrorKind::in_reply(&reply);
-    // A status 200 with an error in the body is not a success.
-    if event.outcome == Outcome::Complete && event.error_kind.is_some() {
-        event.outcome = Outcome::UpstreamFailed;
+    record.take(&reply);
+    let commit = settle.map(|settle| settle(record, reply));
+    ReplyOutcome {
+        commit: commit.map(|commit| held_until_kept(commit, observed.memory)),
+        ended_early,
     }
-    reply.notes.iter().for_each(|note| add_once(&mut event.notes, *note));
-    event.usage = reply.usage.clone();
-    event.stop = reply.stop;
-    let commit = settle.map(|settle| settle(event, reply));
-    ReplyOutcome { commit: commit.map(|commit| held_until_kept(commit, observed.memory)), is_cut }
 }
 
 /// Reads the rest of a reply off the async threads, then settles it as usual.
 async fn read(
     observation: ResponseObserver,
-    mut event: Box<Exchange>,
+    mut record: ReplyRecord,
     settle: Option<SettleReply>,
 ) -> TurnOutcome {
-    let whole = is_whole(event.outcome);
+    let whole = is_whole(record.outcome);
     let Ok(observed) = long_work(move || observation.finish(whole)).await else {
         return TurnOutcome { why: Some(FailOpen::Panicked), ..TurnOutcome::default() };
     };
     // A client that left with the whole stream has the whole reply.
     let is_complete = observed.reply.as_ref().is_some_and(|reply| reply.complete);
-    if event.outcome == Outcome::ClientLeft && observed.streamed && is_complete {
-        event.outcome = Outcome::Complete;
+    if record.outcome == Outcome::ClientLeft && observed.streamed && is_complete {
+        record.outcome = Outcome::Complete;
     }
-    let ReplyOutcome { commit, is_cut } = settled(&mut event, observed, settle);
+    let ReplyOutcome { commit, ended_early } = settled(&mut record, observed, settle);
     let why = match commit {
         Some(commit) => commit.await,
         None => None,
     };
-    TurnOutcome { why, is_cut, read: Some(event) }
+    TurnOutcome { why, ended_early, reply: Some(Box::new(record)) }
 }
 
 /// Holds the memory of a large reply until its turn is stored; a small one is not worth another future.
@@ -460,17 +453,17 @@ where
         loop {
             if let Some(commit) = &mut this.commit {
                 let kept = ready!(commit.poll(cx));
-                this.cut |= kept.is_cut;
-                kept.tell(&mut this.recorder.event);
+                this.ended_early |= kept.ended_early;
+                this.recorder.record_turn(kept);
                 let late = this.commit.take();
                 this.go_on(late);
             }
-            if let Some(frame) = this.held.take().or_else(|| this.trailers.take()) {
+            if let Some(frame) = this.next_frame.take().or_else(|| this.trailers.take()) {
                 return Poll::Ready(Some(Ok(frame)));
             }
             // With a clean end, the client would take a partial response for a whole one. HTTP/2 has such an
             // end if the upstream resets the stream without an error.
-            if this.cut && matches!(this.end, Some(Ok(()))) {
+            if this.ended_early && matches!(this.end, Some(Ok(()))) {
                 this.end = Some(Err(CUT.into()));
             }
             if let Some(Err(_)) = &this.end {
@@ -513,9 +506,9 @@ where
     }
 
     fn is_end_stream(&self) -> bool {
-        let held = self.ahead.is_some() || self.held.is_some();
-        let waiting = held || self.trailers.is_some() || self.end.is_some();
-        !waiting && !self.cut && self.inner.is_end_stream()
+        let has_frame = self.ahead.is_some() || self.next_frame.is_some();
+        let waiting = has_frame || self.trailers.is_some() || self.end.is_some();
+        !waiting && !self.ended_early && self.inner.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -530,7 +523,7 @@ impl<B: Body<Data = Bytes>> Drop for Tap<B> {
     /// If a body is dropped, the client has all of it, or has left, or we end it at the deadline of a drain.
     fn drop(&mut self) {
         let outcome = match *self.recorder.phase.borrow() {
-            _ if self.inner.is_end_stream() => self.whole,
+            _ if self.inner.is_end_stream() => self.clean_outcome,
             ServingPhase::Breaking => Outcome::Turned,
             ServingPhase::Serving | ServingPhase::Draining => Outcome::ClientLeft,
         };

@@ -59,7 +59,7 @@ pub(crate) struct UsageAddition {
 
 /// Adds tokens to the usage of one response.
 pub(crate) struct UsageRewrite {
-    unpruned: UsageAddition,
+    addition: UsageAddition,
     /// Decompresses it: the client gets it uncompressed.
     decoder: Decoder,
     /// Whether it is an event stream.
@@ -78,24 +78,24 @@ impl UsageRewrite {
     /// be held. `None` if it cannot be decompressed, or if it is a stream that would have to be held
     /// (Gemini's, if not framed as events).
     pub(crate) fn new<'h>(
-        unpruned: UsageAddition,
+        addition: UsageAddition,
         content_type: &str,
         codings: impl Iterator<Item = &'h str>,
         most: usize,
         memory: &Arc<MemoryShare>,
     ) -> Option<Self> {
         let is_events = match content_type {
-            "" => unpruned.streams,
+            "" => addition.streams,
             kind => kind.starts_with("text/event-stream"),
         };
-        if !is_events && (unpruned.streams || !content_type.contains("json")) {
+        if !is_events && (addition.streams || !content_type.contains("json")) {
             return None;
         }
         let decoder = Decoder::new(codings, MOST_AT_ONCE, || memory.counting(MemoryKind::Reply));
         let decoder = decoder.ok()?;
         let most = if is_events { HOLD } else { most };
         let (held, memory) = (BytesMut::new(), memory.guard(MemoryKind::Reply));
-        Some(Self { unpruned, decoder, is_events, most, held, memory, gave_up: false })
+        Some(Self { addition, decoder, is_events, most, held, memory, gave_up: false })
     }
 
     fn pass(&mut self, data: Bytes) -> Result<Bytes, DecodeError> {
@@ -149,12 +149,12 @@ impl UsageRewrite {
         let document = Document::read(text).ok()?;
         let root = document.root(text)?;
         let mut edits: Vec<Edit> = Vec::new();
-        for usage in usages(self.unpruned.dialect, root) {
-            for name in names(self.unpruned.dialect) {
+        for usage in usages(self.addition.dialect, root) {
+            for name in names(self.addition.dialect) {
                 let number = usage.get(name).and_then(|it| Some((it.span(), it.as_u64()?)));
                 edits.extend(number.map(|(mut at, number)| {
                     (at.start, at.end) = (at.start + start, at.end + start);
-                    let told = number.saturating_add(self.unpruned.tokens);
+                    let told = number.saturating_add(self.addition.tokens);
                     Edit { at, with: told.to_string().into() }
                 }));
             }
@@ -298,9 +298,9 @@ mod tests {
     #[test]
     fn a_stream_that_is_no_events_is_left_alone() {
         let of = |streams, kind, encoding| {
-            let unpruned = UsageAddition { dialect: Dialect::Gemini, tokens: 1, streams };
+            let addition = UsageAddition { dialect: Dialect::Gemini, tokens: 1, streams };
             UsageRewrite::new(
-                unpruned,
+                addition,
                 kind,
                 [encoding].into_iter(),
                 10,

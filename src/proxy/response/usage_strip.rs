@@ -1,5 +1,4 @@
-//! Usage that Plimsoll requests: adds `stream_options.include_usage`, and removes its traces
-//! (`docs/protocols.md` 2.1).
+//! Removes the traces of usage that Plimsoll requested from a stream (`docs/protocols.md` 2.1).
 //!
 //! If a client of Chat Completions did not ask for usage, Plimsoll does, and hides the result: the extra
 //! chunk, and the `"usage":null` members of hosts that send them only on request. The client gets what the
@@ -14,57 +13,15 @@ use memchr::memmem;
 use crate::proxy::http::memory::{HeldMemory, MemoryShare};
 use crate::telemetry::MemoryKind;
 use crate::wire::encoding::Decoder;
-use crate::wire::json::{Document, Kind, Span, Value};
+use crate::wire::json::{Document, Span, Value};
 use crate::wire::memory::Memory as _;
-use crate::wire::splice::Edit;
 
-const FIELD: &[u8] = b"stream_options";
-const INSERTED: &[u8] = b",\"stream_options\":{\"include_usage\":true}";
 /// Most bytes of an unfinished event that are held; past it, nothing more is hidden.
 const HOLD: usize = 1024 * 1024;
 
 /// Most bytes that one piece of a compressed stream may decompress to. Past it the stream breaks, because no
 /// real one has so much at once.
 pub(super) const MOST_AT_ONCE: usize = 16 * HOLD;
-
-/// The edit that requests usage; `None` if it was requested, or cannot be requested by a simple edit.
-pub(crate) fn ask(body: &Bytes) -> Option<Edit> {
-    if memmem::find(body, FIELD).is_none() {
-        let end = body.trim_ascii_end().strip_suffix(b"}")?.len();
-        return Some(insert(end, INSERTED));
-    }
-    let document = Document::read(body).ok()?;
-    let root = document.root(body)?;
-    let mut given = root.entries().filter(|(key, _)| key.is("stream_options"));
-    let (options, again) = (given.next(), given.next());
-    match (options, again) {
-        (None, _) => Some(insert(root.span().end.checked_sub(1)?, INSERTED)),
-        (Some((_, options)), None) if options.kind() == Kind::Object => within(options),
-        _ => None,
-    }
-}
-
-/// The edit in an existing `stream_options` object.
-fn within(options: Value<'_>) -> Option<Edit> {
-    let mut given = options.entries().filter(|(key, _)| key.is("include_usage"));
-    match (given.next(), given.next()) {
-        (None, _) => {
-            let text: &[u8] = match options.entries().next() {
-                Some(_) => b",\"include_usage\":true",
-                None => b"\"include_usage\":true",
-            };
-            Some(insert(options.span().end.checked_sub(1)?, text))
-        }
-        (Some((_, value)), None) if value.as_bool() == Some(false) => {
-            Some(Edit { at: value.span(), with: Bytes::from_static(b"true") })
-        }
-        _ => None,
-    }
-}
-
-fn insert(at: usize, text: &'static [u8]) -> Edit {
-    Edit { at: Span::new(at, at), with: Bytes::from_static(text) }
-}
 
 /// Hosts whose chunks have `"usage":null` only if usage was requested: OpenAI's and Azure's. Many others
 /// always send it (`docs/protocols.md` 2.1).

@@ -40,7 +40,7 @@ pub(super) fn turn_away(
     stream: TcpStream,
     phase: watch::Receiver<ServingPhase>,
 ) {
-    let Ok(permit) = proxy.turned.clone().try_acquire_owned() else {
+    let Ok(permit) = proxy.rejection_permits.clone().try_acquire_owned() else {
         let is_told = proxy.tls.is_none() && stream.into_std().and_then(tell).is_ok();
         proxy.telemetry.turned_away(if is_told {
             RejectedConnection::Answered
@@ -84,7 +84,8 @@ async fn answer(
     let tls = proxy.tls.as_ref().map(TlsTerminator::acceptor);
     let service = service_fn(move |request: Request<Incoming>| {
         is_told.store(true, Ordering::Relaxed);
-        let answer = exchange::turned(proxy, &request, phase.clone()).map(Full::<Bytes>::new);
+        let answer =
+            exchange::reject_connection(proxy, &request, phase.clone()).map(Full::<Bytes>::new);
         async move { Ok::<Response<_>, io::Error>(answer) }
     });
     match tls {

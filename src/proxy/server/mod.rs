@@ -26,6 +26,7 @@ use tokio::task::JoinSet;
 use self::builder::{Http2Window, header_time, server};
 use super::compaction::context as compaction;
 use super::exchange;
+use super::exchange_recorder::record_non_http;
 use super::http::answer::ProxyError;
 use super::http::framing::{LookAlike, MarkedTransport, framed};
 use super::http::memory::{HeldMemory, MemoryShare};
@@ -130,7 +131,7 @@ async fn connection(
     opened: AdmittedConnection,
     mut phase: watch::Receiver<ServingPhase>,
 ) {
-    let Some(tls) = &proxy.tls else { return plain(proxy, stream, opened, phase).await };
+    let Some(tls) = &proxy.tls else { return serve_connection(proxy, stream, opened, phase).await };
     let accepting = tokio::time::timeout(HANDSHAKE, tls.acceptor().accept(stream));
     let accepted = tokio::select! {
         accepted = accepting => accepted,
@@ -138,12 +139,12 @@ async fn connection(
         _ = phase.changed() => return,
     };
     if let Ok(Ok(stream)) = accepted {
-        Box::pin(plain(proxy, stream, opened, phase)).await;
+        Box::pin(serve_connection(proxy, stream, opened, phase)).await;
     }
 }
 
 /// Serves one connection until it ends; shuts it down gracefully when the phase changes.
-async fn plain<S>(
+async fn serve_connection<S>(
     proxy: Arc<Proxy>,
     mut stream: S,
     opened: AdmittedConnection,
@@ -171,17 +172,17 @@ async fn plain<S>(
     let (activity, look_alike) = (Activity::default(), LookAlike::default());
     let (watching, memory) = (phase.clone(), share.clone());
     let service = service_fn(|request: Request<Incoming>| {
-        let (under_way, alike) = (activity.begin(), look_alike.clone());
+        let (request_guard, framing_probe) = (activity.begin(), look_alike.clone());
         let version = request.version();
         exchange::run(proxy.clone(), request, memory.clone(), watching.clone()).map(
             move |response| {
-                alike.saw(&response);
-                Ok::<_, io::Error>(framed(response, version).map(|body| under_way.answer(body)))
+                framing_probe.saw(&response);
+                Ok::<_, io::Error>(framed(response, version).map(|body| request_guard.answer(body)))
             },
         )
     });
     let telling = proxy.clone();
-    let refused = move |fault: &ProxyError| exchange::unread(&telling, fault);
+    let refused = move |fault: &ProxyError| record_non_http(&telling, fault);
     let stream = TokioIo::new(MarkedTransport::new(stream, look_alike.clone(), refused));
     let peer = if first.is_http2 { TransportPeer::Framed } else { TransportPeer::Client };
     let stream = MeteredSocket::new(stream, peer, &share, first.bytes).holding(held);

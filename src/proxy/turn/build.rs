@@ -4,14 +4,12 @@
 //! stored in the same form as any other.
 
 use crate::context::reasoning::{self, ReplyOrigin};
-use crate::context::{ExchangeId, Fact, Millis, Outcome, Turn, budget, ledger};
+use crate::context::{Fact, Millis, Outcome, Turn, budget, ledger};
 use crate::dialect::{Chain, PartKey, Reply, Usage};
 use crate::proxy::learning::request_info::RequestInfo;
 use crate::proxy::plan::planned_request::PlannedRequest;
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::store::ledgers::OpenedSession;
-use crate::telemetry::Exchange;
-use crate::telemetry::clock::now;
 use crate::tokens::Tokenizer;
 
 /// The prefix that a reply's reasoning is bound to.
@@ -23,41 +21,22 @@ pub(super) struct ForwardedPrefix {
     pub(super) order: Option<PartKey>,
 }
 
-/// The end of an exchange, from its recorder.
+/// The end of an exchange.
 pub(super) struct ExchangeEnding {
-    pub(super) id: ExchangeId,
-    pub(super) at: Millis,
     pub(super) ended: Millis,
-    pub(super) upstream: Box<str>,
     pub(super) provider_request_id: Option<Box<str>>,
-    pub(super) repeated_calls: Option<u32>,
     pub(super) outcome: Outcome,
 }
 
 impl ExchangeEnding {
-    pub(super) fn of(event: &Exchange) -> Self {
-        Self {
-            id: event.id.clone(),
-            at: event.at,
-            ended: now(),
-            upstream: event.upstream.clone().unwrap_or_default(),
-            provider_request_id: event.provider_request_id.clone(),
-            repeated_calls: event.repeated_calls,
-            outcome: event.outcome,
-        }
-    }
-
     /// Completes a draft to a turn, once its reply is known.
     pub(super) fn turn(self, draft: Turn, info: &RequestInfo, reply: &Reply) -> Turn {
         Turn {
-            exchange: self.id,
             after: reply.chain_after(draft.position.chain),
             response: reply.id.clone(),
             provider_request_id: self.provider_request_id,
-            repeated_calls: self.repeated_calls,
-            at: self.at,
+            repeated_calls: info.repeated_calls,
             ended: self.ended,
-            upstream: self.upstream,
             usage: reply.usage.clone(),
             stop: reply.stop,
             outcome: self.outcome,
@@ -87,7 +66,7 @@ pub(super) fn draft(
         response: None,
         at,
         ended: at,
-        upstream: prepared.upstream.clone(),
+        upstream: prepared.upstream.name.clone(),
         dialect: prepared.conversation.dialect,
         model: prepared.name().into(),
         family: prepared.model.family,

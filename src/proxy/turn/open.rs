@@ -1,9 +1,9 @@
-//! The turn of an exchange in flight: what is needed at its end, and storing it.
+//! The turn of an exchange whose response has begun: what is needed at its end, and storing it.
 //!
-//! Streams last minutes, and there are many: what was parsed of the request is released once it was accepted.
-//! The request's bytes are held until the reply has begun, because an error before that is only believed if
-//! its message is not quoted from the request. What is unknown stays absent. If the store fails, the turn is
-//! lost at the next restart; the client gets its response anyway.
+//! Streams last minutes, and there are many: what was parsed of the request (the [`PendingExchange`]) is
+//! released once it was accepted. The request's bytes are held until the reply has begun, because an error
+//! before that is only believed if its message is not quoted from the request. What is unknown stays absent.
+//! If the store fails, the turn is lost at the next restart; the client gets its response anyway.
 
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -21,12 +21,14 @@ use crate::context::savings::{ExchangeSavings, SavingsInput};
 use crate::context::{Estimate, Fact, Outcome, Turn};
 use crate::dialect::lesson::{Lesson, LessonMatch};
 use crate::dialect::models::Model;
-use crate::dialect::overflow::{ErrorResponse, overflow as told_overflow};
+use crate::dialect::overflow::ErrorResponse;
 use crate::dialect::refusal::{self, RefusalCause};
 use crate::dialect::{ProviderError, Purpose, Reply};
+use crate::proxy::calibration;
+use crate::proxy::exchange_recorder::{ReplyRecord, TurnRecord};
 use crate::proxy::learning::counting::PendingCount;
+use crate::proxy::learning::lessons;
 use crate::proxy::learning::request_info::RequestInfo;
-use crate::proxy::learning::{calibration, lessons};
 use crate::proxy::offload::{OFF_THREAD, long_work};
 use crate::proxy::plan::undelivered::{UndeliveredMessage, wait_again};
 use crate::proxy::response::request_body::RequestBody;
@@ -35,24 +37,31 @@ use crate::proxy::response::tap::SettleReply;
 use crate::proxy::state::Proxy;
 use crate::proxy::turn::build::ForwardedPrefix;
 use crate::store::ledgers::{DraftGuard, DraftProgress, OpenedSession};
+use crate::telemetry::FailOpen;
 use crate::telemetry::clock::now;
-use crate::telemetry::{Exchange, FailOpen};
 use crate::tokens::learn::{EstimatorState, Observation};
 
 /// Replies with more bytes than this are counted off the async threads: with an exact vocabulary that takes 1
 /// ms and more, and other streams must not wait for it.
 const LARGE: usize = 32 * 1024;
 
+/// What the head of a response says, which its body does not.
+pub(crate) struct ResponseHead {
+    pub(crate) status: StatusCode,
+    pub(crate) provider_request_id: Option<Box<str>>,
+}
+
 /// The turn of an exchange in flight.
 pub(crate) struct OpenTurn {
     opened: OpenedSession,
+    head: ResponseHead,
     /// The turn as it would be if nothing more arrived.
     draft: DraftGuard,
     info: RequestInfo,
     body: Arc<RequestBody>,
     counted: Option<PendingCount>,
     /// Messages injected at the end of the request, to be queued again if the reply does not arrive.
-    unsaid: Vec<Fact>,
+    undelivered: Vec<Fact>,
     /// The data for calibration, and the calibration before it.
     seen: Option<Observation>,
     learned: Arc<EstimatorState>,
@@ -66,19 +75,20 @@ pub(crate) struct OpenTurn {
     may_make_room: bool,
     /// The new content of the request, if content is stored; made in a task, so that the response does not
     /// wait for it.
-    words: Option<JoinHandle<ExchangeContent>>,
+    content: Option<JoinHandle<ExchangeContent>>,
 }
 
 impl PendingExchange {
-    /// Called when the request was sent for the last time: releases what was parsed of it.
-    pub(crate) fn open(mut self, proxy: &Proxy) -> OpenTurn {
-        let unsaid = self.unsent_messages();
+    /// Called when the request was sent for the last time and its response has begun: releases what was
+    /// parsed of the request.
+    pub(crate) fn open(mut self, proxy: &Proxy, head: ResponseHead) -> OpenTurn {
+        let undelivered = self.unsent_messages();
         // From now on, the end of the exchange decides whether they were delivered.
         self.undelivered.take().into_iter().for_each(UndeliveredMessage::end);
         self.revise_draft();
         let may_make_room = self.may_make_room();
-        let content = proxy.config.content;
-        let words = content.keep.then(|| tokio::spawn(self.words(content.exchange_bytes)));
+        let kept = proxy.config.content;
+        let content = kept.keep.then(|| tokio::spawn(self.content(kept.exchange_bytes)));
         let Self { mut opened, prepared, mut planned, counted, draft, .. } = self;
         (opened.known, opened.anchor) = Default::default();
         let records = prepared.policy.reasoning.reinject != ReinjectPolicy::Off;
@@ -86,34 +96,35 @@ impl PendingExchange {
         let forwarded = ForwardedPrefix { prefix: sent.chain(), order: sent.thought() };
         OpenTurn {
             opened,
+            head,
             draft,
             info: RequestInfo::of(&prepared),
             body: RequestBody::of(prepared.body.clone()),
             counted,
-            unsaid,
+            undelivered,
             prospect: planned.prospect(&prepared),
             sums: planned.part_sums(),
             seen: planned.measured.as_mut().and_then(|measured| measured.seen.take()),
             learned: prepared.learned.clone(),
             forwarded: records.then_some(forwarded),
             may_make_room,
-            words,
+            content,
         }
     }
 
     /// The content that the request adds to its parent, at most `most` bytes.
-    fn words(&self, most: usize) -> impl Future<Output = ExchangeContent> + Send + 'static {
+    fn content(&self, most: usize) -> impl Future<Output = ExchangeContent> + Send + 'static {
         let (prepared, placed) = (self.prepared.clone(), self.opened.placed.clone());
         let is_large = prepared.body.len() > OFF_THREAD;
-        let words =
+        let read =
             move || ExchangeContent::asked(&prepared.conversation, &prepared.body, &placed, most);
         async move {
             match is_large {
                 // A panic is passed on, as on this thread.
-                true => long_work(words)
+                true => long_work(read)
                     .await
                     .unwrap_or_else(|panicked| resume_unwind(panicked.into_panic())),
-                false => words(),
+                false => read(),
             }
         }
     }
@@ -132,24 +143,34 @@ impl OpenTurn {
 
     /// Stores the turn once its reply is known.
     pub(crate) fn settle(self, proxy: Arc<Proxy>) -> SettleReply {
-        Box::new(move |event: &mut Exchange, reply: Reply| {
-            let host = proxy.host_of(event.upstream.as_deref()).unwrap_or_default();
+        Box::new(move |record: &mut ReplyRecord, reply: Reply| {
             let mut turn = self.draft.turn();
-            if event.outcome == Outcome::Refused {
+            if record.outcome == Outcome::Refused {
                 // A refusal is no turn; requests that wait for this turn may continue.
-                let outgrew = self.outgrew(&turn, event, &host, &reply);
-                let status = event.status.unwrap_or_default();
-                if event.refusal.is_none() {
-                    event.refusal = self.info.refusal(status, reply.error.as_ref());
-                }
-                return Box::pin(self.refused(proxy, status, reply, turn.estimate, outgrew));
+                let overflow = self.overflow_in(&turn, record.has_body, &reply);
+                record.turn = TurnRecord {
+                    refusal: self.info.refusal(self.head.status.as_u16(), reply.error.as_ref()),
+                    overflow,
+                    window: overflow.and_then(|overflow| overflow.said.window),
+                    ..TurnRecord::default()
+                };
+                return Box::pin(self.refused(proxy, reply, turn.estimate, overflow.is_some()));
             }
-            self.shown(&mut turn, event, &host, &reply);
+            let overflow = self.overflow_shown(&turn, &reply);
+            turn.done.overflow = turn.done.overflow.or(overflow);
             turn.usage = reply.usage.clone();
             turn.measure_removed(self.opened.placed.parent.as_deref());
-            event.done.measured = turn.done.measured;
-            event.saved = Some(self.saved(&turn, &reply));
-            let ending = ExchangeEnding::of(event);
+            record.turn = TurnRecord {
+                overflow,
+                measured: turn.done.measured,
+                saved: Some(self.saved(&turn, &reply)),
+                ..TurnRecord::default()
+            };
+            let ending = ExchangeEnding {
+                ended: now(),
+                provider_request_id: self.head.provider_request_id.clone(),
+                outcome: record.outcome,
+            };
             Box::pin(self.kept(proxy, turn, ending, reply))
         })
     }
@@ -165,30 +186,31 @@ impl OpenTurn {
         self.learns(&proxy, &turn, ending.outcome, &reply).await;
         let lesson = self.lesson(&turn, &ending, &reply);
         let learned = calibration::CalibrationSample::after(lesson.as_ref(), &self.learned);
-        let (content, at) = (proxy.config.content, ending.at);
+        let (kept_content, at) = (proxy.config.content, turn.at);
         // If the client left or lost the rest, the reply to the injected messages was not delivered.
         let is_heard = ending.outcome == Outcome::Complete && turn.done.resent.is_none();
         let is_large = reply.parts.iter().map(|part| part.text.len()).sum::<usize>() > LARGE;
-        let Self { opened, draft, info, counted, unsaid, prospect, forwarded, words, .. } = self;
-        let (words, panicked) = match words {
-            Some(words) => {
-                words.await.map_or_else(|why| (None, why.is_panic()), |it| (Some(it), false))
+        let Self { opened, draft, info, counted, undelivered, prospect, forwarded, .. } = self;
+        let (content, panicked) = match self.content {
+            Some(content) => {
+                content.await.map_or_else(|why| (None, why.is_panic()), |it| (Some(it), false))
             }
             None => (None, false),
         };
         let build = move || {
-            let words = words.map(|words| words.answered(&reply, content.exchange_bytes));
+            let content =
+                content.map(|content| content.answered(&reply, kept_content.exchange_bytes));
             let counted = counted.as_ref().and_then(PendingCount::here);
             let mut turn = Turn { counted, ..ending.turn(turn, &info, &reply) };
             turn.carry =
                 prospect.map(|prospect| prospect.carry_over(&turn, &reply, &info.model, &learned));
             let mut facts = facts(turn, &reply, forwarded);
             if !is_heard {
-                facts.extend(unsaid);
+                facts.extend(undelivered);
             }
-            (words.map(|words| (opened.room(), words)), opened, facts, info)
+            (content.map(|content| (opened.room(), content)), opened, facts, info)
         };
-        let (words, opened, facts, info) = match is_large {
+        let (content, opened, facts, info) = match is_large {
             // A panic is passed on, as on this thread.
             true => long_work(build)
                 .await
@@ -200,27 +222,26 @@ impl OpenTurn {
         if let Some(lesson) = lesson {
             proxy.calibration.learn(&proxy.ledgers, &info.source(), &lesson);
         }
-        if let Some((room, words)) = words.filter(|_| kept.is_ok()) {
-            kept = proxy.ledgers.keep_words(room, &words, at, content.session_bytes).await;
+        if let Some((room, content)) = content.filter(|_| kept.is_ok()) {
+            let most = kept_content.session_bytes;
+            kept = proxy.ledgers.keep_words(room, &content, at, most).await;
         }
         kept.err().map(|_| FailOpen::Store).or(panicked.then_some(FailOpen::Panicked))
     }
 
-    /// Records an overflow that the reply shows, unless one is already recorded.
-    fn shown(&self, turn: &mut Turn, event: &mut Exchange, host: &str, reply: &Reply) {
+    /// An overflow that the reply shows, unless one is already recorded.
+    fn overflow_shown(&self, turn: &Turn, reply: &Reply) -> Option<OverflowReport> {
         if turn.done.overflow.is_some() {
-            return;
+            return None;
         }
         let Model { known, window, .. } = self.info.model;
         let evidence = OverflowEvidence {
             estimate: turn.estimate.as_ref(),
             sums: self.sums,
             window: known.then_some(window),
-            host,
+            host: self.info.upstream.host(),
         };
-        let shown = overflow::shown(reply, self.info.purpose, &evidence);
-        turn.done.overflow = shown;
-        event.done.overflow = shown;
+        overflow::shown(reply, self.info.purpose, &evidence)
     }
 
     /// Learns from a reply: an error in it may teach the window; a normal reply shows what fits, and that a
@@ -256,32 +277,18 @@ impl OpenTurn {
         lessons::taught(error, &body, &self.info.name, None).await
     }
 
-    /// Whether a refusal that was forwarded unread says that the request does not fit; records it.
-    fn outgrew(&self, turn: &Turn, event: &mut Exchange, host: &str, reply: &Reply) -> bool {
-        let overflowed = self.overflow_in(turn, event, host, reply);
-        if let Some(overflowed) = overflowed {
-            event.done.overflow = Some(overflowed);
-            event.window = overflowed.said.window.or(event.window);
-        }
-        overflowed.is_some()
-    }
-
-    fn overflow_in(
-        &self,
-        turn: &Turn,
-        event: &Exchange,
-        host: &str,
-        reply: &Reply,
-    ) -> Option<OverflowReport> {
-        let status = StatusCode::from_u16(event.status?).ok()?;
+    /// What a refusal that was forwarded unread says about the window, if it says that the request does not
+    /// fit.
+    fn overflow_in(&self, turn: &Turn, has_body: bool, reply: &Reply) -> Option<OverflowReport> {
+        let status = self.head.status;
         if self.may_make_room || turn.done.overflow.is_some() || !may_not_fit(status) {
             return None;
         }
-        let is_empty = event.response_bytes == 0;
         let error = reply.error.as_ref().map(ProviderError::words);
-        let words = error.or(is_empty.then(String::new))?;
-        let status = status.as_u16();
-        let said = told_overflow(&ErrorResponse { status, host, body: words.as_bytes() })?;
+        let message = error.or((!has_body).then(String::new))?;
+        let (status, host) = (status.as_u16(), self.info.upstream.host());
+        let response = ErrorResponse { status, host, body: message.as_bytes() };
+        let said = crate::dialect::overflow::overflow(&response)?;
         Some(OverflowReport { sign: OverflowSign::Refused, said, saved: false })
     }
 
@@ -305,21 +312,21 @@ impl OpenTurn {
     async fn refused(
         mut self,
         proxy: Arc<Proxy>,
-        status: u16,
         reply: Reply,
         estimate: Option<Estimate>,
         outgrew: bool,
     ) -> Option<FailOpen> {
         let room = self.opened.room();
-        for fact in std::mem::take(&mut self.unsaid) {
+        for fact in std::mem::take(&mut self.undelivered) {
             wait_again(&proxy, &room, fact).await;
         }
         let error = reply.error.as_ref()?;
-        let words = error.message.as_deref().unwrap_or_default();
-        let demands = refusal::cause(words.as_bytes()) == RefusalCause::ReasoningDemanded;
+        let message = error.message.as_deref().unwrap_or_default();
+        let demands = refusal::cause(message.as_bytes()) == RefusalCause::ReasoningDemanded;
         if !demands && !outgrew {
             return None;
         }
+        let status = self.head.status.as_u16();
         let (info, taught) = (&self.info, self.taught(status, error).await);
         let window = info.believes(&taught, size(estimate.as_ref()), &proxy);
         let source = info.source();

@@ -1,6 +1,9 @@
-//! An exchange in flight, from its plan to its end: the request, and the forms in which it was sent.
+//! An exchange in flight, from its plan to its accepted form: the request, and the forms in which it was sent.
 //!
-//! What was added, cut, revoked or made room for on the way is kept here until the turn is built.
+//! What was added, cut, revoked or made room for on the way is kept here until the response has begun. Then
+//! [`PendingExchange::open`] makes an [`OpenTurn`](super::open::OpenTurn) of it, which lasts until the reply has
+//! ended. An [`OpenedSession`] is only the place of the request among the turns of its session, and an
+//! [`OpenExchange`] only what the page shows of it.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -13,12 +16,11 @@ use http::request;
 use super::{build, drafts};
 use crate::context::budget::ClassicEstimate;
 use crate::context::overflow::{self, OverflowReport, OverflowSign};
-use crate::context::policy::{Mode, ReportedUsage as ToldUsage};
+use crate::context::policy::{Mode, ReportedUsage};
 use crate::context::{
     Estimate, Fact, Millis, Revocation, RevocationRetry, Suspension, inject, repair,
 };
 use crate::dialect::lesson::{Lesson, LessonMatch};
-use crate::dialect::models::ReasoningBinding;
 use crate::dialect::overflow::Overflow;
 use crate::dialect::refusal::RefusalCause;
 use crate::dialect::repair::{Refusal, RepairCause};
@@ -36,7 +38,6 @@ use crate::proxy::state::Proxy;
 use crate::store::ledgers::{DraftGuard, OpenedSession, SessionRoom};
 use crate::telemetry::clock::now;
 use crate::telemetry::{OpenExchange, RefusalOutcome};
-use crate::wire::splice::Edit;
 
 /// The data of a turn before its reply is known.
 pub(crate) struct PendingExchange {
@@ -48,6 +49,8 @@ pub(crate) struct PendingExchange {
     pub(super) draft: DraftGuard,
     /// Its injected messages, until there is a response.
     pub(super) undelivered: Option<UndeliveredMessage>,
+    /// How long it waited for summaries; all these waits together are bounded.
+    summary_wait: Duration,
 }
 
 impl PendingExchange {
@@ -64,7 +67,8 @@ impl PendingExchange {
         let delay = if streams { drafts::STREAM } else { drafts::UNARY };
         let draft = build::draft(&opened, &prepared, &planned, at);
         let draft = proxy.ledgers.draft(&opened, draft, delay);
-        Self { opened, prepared, planned, counted: None, draft, undelivered }
+        let summary_wait = Duration::ZERO;
+        Self { opened, prepared, planned, counted: None, draft, undelivered, summary_wait }
     }
 
     /// Updates the draft to what was sent in the end.
@@ -76,6 +80,17 @@ impl PendingExchange {
                 && turn.position == opened.placed.position;
             (!is_same).then(|| build::draft(opened, prepared, planned, turn.at))
         });
+    }
+
+    /// How long it waited for summaries.
+    pub(crate) fn summary_wait(&self) -> Duration {
+        self.summary_wait
+    }
+
+    /// Records that it waited for a summary.
+    pub(crate) fn add_summary_wait(&mut self, waited: Duration, recorder: &mut ExchangeRecorder) {
+        self.summary_wait += waited;
+        recorder.event.compaction_wait_us = Some(self.summary_wait.as_micros() as u64);
     }
 
     /// The prepared request.
@@ -124,14 +139,9 @@ impl PendingExchange {
         self.planned.measured.as_ref()?.classic.as_ref()
     }
 
-    /// The beta that the head has to list for the edits.
-    pub(crate) fn beta(&self) -> Option<&'static str> {
-        self.planned.beta(&self.prepared)
-    }
-
-    /// Takes the edits.
-    pub(crate) fn edits(&mut self) -> Vec<Edit> {
-        std::mem::take(&mut self.planned.edits)
+    /// The changes of its body, as planned.
+    pub(crate) fn rewrite(&self) -> Option<PlannedRewrite> {
+        self.planned.rewrite(&self.prepared)
     }
 
     /// Records that the original is sent instead of the refused form.
@@ -156,10 +166,9 @@ impl PendingExchange {
         recorder.event.done.overflow = Some(overflowed);
         self.planned.done.overflow = Some(overflowed);
         let Some(window) = overflow.window else { return };
-        let prepared = Arc::make_mut(&mut self.prepared);
-        let believed = std::mem::replace(&mut prepared.model.window, window);
         let proxy = recorder.proxy.clone();
-        prepared.reserve = prepared.model.reserve(proxy.config.output_reserve);
+        let prepared = Arc::make_mut(&mut self.prepared);
+        let believed = prepared.set_named_window(window, proxy.config.output_reserve);
         recorder.event.window = Some(window);
         let estimate = self.estimate().map(|estimate| (estimate.tokens, estimate.method));
         let info = RequestInfo::of(&self.prepared);
@@ -195,7 +204,7 @@ impl PendingExchange {
         let asked = self.prepared.conversation.max_output;
         let most = taught.max_output().filter(|most| asked.is_some_and(|asked| asked > *most));
         let (info, proxy) = (RequestInfo::of(&self.prepared), recorder.proxy.clone());
-        proxy.count_quoted(&self.prepared.upstream, taught);
+        proxy.count_quoted(&self.prepared.upstream.name, taught);
         let Some(most) = most else { return };
         let timeout = Duration::from_millis(proxy.config.limits.save_ms);
         let learning = tokio::spawn(async move {
@@ -220,8 +229,7 @@ impl PendingExchange {
         let mut is_made = pruned.is_some();
         let mut planned = match pruned {
             Some(planned) => planned,
-            // Its edits were moved out when it was sent.
-            None => self.planned.again(&prepared).await,
+            None => self.planned.clone(),
         };
         let by_summary = planned.fits_with_summary(&prepared, goal).await;
         if by_summary {
@@ -247,16 +255,14 @@ impl PendingExchange {
     ) -> bool {
         let (prepared, proxy) = (&self.prepared, recorder.proxy.clone());
         // All waits together are bounded.
-        let waited = recorder.event.compaction_wait_us.unwrap_or(0);
         let timeout = Duration::from_secs(prepared.policy.compact.wait_s);
-        let timeout = timeout.saturating_sub(Duration::from_micros(waited));
+        let timeout = timeout.saturating_sub(self.summary_wait);
         let opened = &mut self.opened;
         let mut attended = CompactionContext::new(&proxy, prepared, opened, planned, head);
         let compacting = attended.compact_now(timeout, must);
         let compacted = AssertUnwindSafe(compacting).catch_unwind().await.unwrap_or(false);
-        if let Some(more) = attended.waited.map(|waited| waited.as_micros() as u64) {
-            recorder.event.compaction_wait_us = Some(waited.saturating_add(more));
-        }
+        let waited = attended.waited;
+        waited.into_iter().for_each(|waited| self.add_summary_wait(waited, recorder));
         compacted
     }
 
@@ -279,7 +285,7 @@ impl PendingExchange {
         recorder: &mut ExchangeRecorder,
     ) -> Option<(RevisedRequest, Vec<PartKey>)> {
         if repair::is_of_window(refusal) {
-            Arc::make_mut(&mut self.prepared).counted_input = refusal.count;
+            Arc::make_mut(&mut self.prepared).set_counted_input(refusal.count);
         }
         let (proxy, prepared) = (recorder.proxy.clone(), self.prepared.clone());
         let base = before.map_or(&self.planned, |before| &before.planned);
@@ -322,10 +328,9 @@ impl PendingExchange {
     }
 
     fn update_event(&self, recorder: &mut ExchangeRecorder) {
-        let event = &mut recorder.event;
-        event.done = self.planned.done.clone();
-        event.estimate = self.estimate().cloned();
-        event.classic = self.classic().cloned();
+        recorder.event.done = self.planned.done.clone();
+        recorder.event.estimate = self.estimate().cloned();
+        recorder.event.classic = self.classic().cloned();
     }
 
     /// Whether it is so large that its response, though accepted, may say that it does not fit: above half of
@@ -360,7 +365,7 @@ impl PendingExchange {
     /// refusal with this `cause`. What the refusal says about the model already applies to that form.
     pub(crate) async fn as_last_accepted(&mut self, cause: RefusalCause) -> Option<RevisedRequest> {
         if cause == RefusalCause::Bound {
-            Arc::make_mut(&mut self.prepared).model.binding = ReasoningBinding::Prefix;
+            Arc::make_mut(&mut self.prepared).set_bound();
         }
         let replanning = self.planned.without_own_decisions(&self.prepared, cause);
         let planned = AssertUnwindSafe(replanning).catch_unwind().await.ok().flatten()?;
@@ -424,7 +429,7 @@ impl PendingExchange {
     /// What is added to the usage that its client gets, if policy says so and there is any.
     pub(crate) fn usage_addition(&self) -> Option<UsageAddition> {
         let (done, conversation) = (&self.planned.done, &self.prepared.conversation);
-        let wants = self.prepared.policy.client_usage == ToldUsage::Unpruned && done.is_sent();
+        let wants = self.prepared.policy.client_usage == ReportedUsage::Unpruned && done.is_sent();
         let tokens = done.tokens_removed.saturating_add(done.tokens_compacted);
         let tokens = tokens.saturating_sub(done.tokens_added);
         let (dialect, streams) = (conversation.dialect, conversation.stream);
@@ -441,9 +446,9 @@ impl PendingExchange {
     /// wait for the store is as short as for a decision.
     pub(crate) async fn requeue_messages(&mut self, proxy: &Proxy) {
         let timeout = Duration::from_millis(proxy.config.limits.save_ms);
-        let (room, unsaid) = (self.opened.room(), self.unsent_messages());
+        let (room, messages) = (self.opened.room(), self.unsent_messages());
         let keeping = async {
-            for fact in unsaid {
+            for fact in messages {
                 wait_again(proxy, &room, fact).await;
             }
         };

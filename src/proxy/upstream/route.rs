@@ -5,6 +5,8 @@
 //! sends no key to another provider. Paths are joined as received: not decoded, normalised or re-ordered
 //! (`docs/configuration.md` "Which upstream"). Pure: no sockets.
 
+use std::sync::Arc;
+
 use http::header::{AUTHORIZATION, HOST};
 use http::uri::{Authority, PathAndQuery};
 use http::{HeaderMap, HeaderName, Method, Uri};
@@ -18,14 +20,14 @@ use crate::dialect::paths::{self, Provider};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Route<'u, 'p> {
     /// The upstream.
-    pub(crate) upstream: &'u Upstream,
+    pub(crate) upstream: &'u Arc<Upstream>,
     /// The path and query, without the part that selected the upstream.
     pub(crate) path: &'p str,
 }
 
 /// The route of a request, if any upstream takes it. `spoken`: the dialect that the path shows.
 pub(crate) fn route<'u, 'p>(
-    upstreams: &'u [Upstream],
+    upstreams: &'u [Arc<Upstream>],
     method: &Method,
     uri: &'p Uri,
     headers: &HeaderMap,
@@ -69,7 +71,7 @@ pub(crate) fn address(
     Uri::from_parts(parts).ok()
 }
 
-fn by_prefix<'u, 'p>(upstreams: &'u [Upstream], path: &'p str) -> Option<Route<'u, 'p>> {
+fn by_prefix<'u, 'p>(upstreams: &'u [Arc<Upstream>], path: &'p str) -> Option<Route<'u, 'p>> {
     let fitting = upstreams.iter().filter_map(|upstream| {
         let prefix = upstream.prefix.as_deref()?.trim_end_matches('/');
         Some((prefix.len(), Route { upstream, path: stripped(path, prefix)? }))
@@ -79,7 +81,7 @@ fn by_prefix<'u, 'p>(upstreams: &'u [Upstream], path: &'p str) -> Option<Route<'
 }
 
 /// Routes by `/name/…`. The name is removed, unless that upstream's own paths begin with it.
-fn by_name<'u, 'p>(upstreams: &'u [Upstream], path: &'p str) -> Option<Route<'u, 'p>> {
+fn by_name<'u, 'p>(upstreams: &'u [Arc<Upstream>], path: &'p str) -> Option<Route<'u, 'p>> {
     let named = path.strip_prefix('/')?;
     upstreams.iter().find_map(|upstream| {
         let rest = stripped(named, &upstream.name)?;
@@ -139,17 +141,17 @@ fn has_azure_form(path: &str) -> bool {
 
 /// The upstream at Azure for such a request, preferably the one named `openai`. Else one of that name that is
 /// not OpenAI itself (a gateway to Azure), else the only upstream. OpenAI never gets a key for Azure.
-fn by_azure<'u, 'p>(upstreams: &'u [Upstream], path: &'p str) -> Option<Route<'u, 'p>> {
+fn by_azure<'u, 'p>(upstreams: &'u [Arc<Upstream>], path: &'p str) -> Option<Route<'u, 'p>> {
     let named = || upstreams.iter().find(|upstream| &*upstream.name == "openai");
-    let at_azure = |upstream: &&Upstream| is_at(upstream, "azure.com");
-    let is_others = |upstream: &&Upstream| !is_at(upstream, "openai.com");
+    let at_azure = |upstream: &&Arc<Upstream>| is_at(upstream, "azure.com");
+    let is_others = |upstream: &&Arc<Upstream>| !is_at(upstream, "openai.com");
     if let Some(upstream) = named().filter(at_azure).or_else(|| upstreams.iter().find(at_azure)) {
         return Some(Route { upstream, path });
     }
     if named().is_some_and(|upstream| is_others(&upstream)) && !has_azure_form(path) {
         return by_name(upstreams, path);
     }
-    let only = || <&[Upstream; 1]>::try_from(upstreams).ok().map(|[only]| only);
+    let only = || <&[Arc<Upstream>; 1]>::try_from(upstreams).ok().map(|[only]| only);
     let upstream = named().or_else(only).filter(is_others)?;
     Some(Route { upstream, path })
 }
@@ -166,31 +168,36 @@ fn stripped<'p>(path: &'p str, prefix: &str) -> Option<&'p str> {
 
 /// The upstream for a path that a provider's API has.
 fn by_path<'u>(
-    upstreams: &'u [Upstream],
+    upstreams: &'u [Arc<Upstream>],
     path: &str,
     headers: &HeaderMap,
     spoken: Option<Dialect>,
-) -> Option<&'u Upstream> {
+) -> Option<&'u Arc<Upstream>> {
     let speaks = |dialects: &[Dialect]| {
         upstreams.iter().find(|upstream| dialects.iter().any(|d| upstream.dialects.contains(d)))
     };
     azure(upstreams, headers)
         .or_else(|| spoken.and_then(|dialect| speaks(&[dialect])))
         .or_else(|| owner(path, headers).and_then(|provider| speaks(provider.dialects())))
-        .or_else(|| <&[Upstream; 1]>::try_from(upstreams).ok().map(|[only]| only))
+        .or_else(|| <&[Arc<Upstream>; 1]>::try_from(upstreams).ok().map(|[only]| only))
 }
 
 /// The upstream that a request without a route may have meant: the one whose name or prefix is most similar
 /// to the start of its path.
-pub(crate) fn nearest<'u>(upstreams: &'u [Upstream], path: &str) -> Option<&'u str> {
+pub(crate) fn nearest<'u>(upstreams: &'u [Arc<Upstream>], path: &str) -> Option<&'u str> {
     let said = path.split('/').find(|segment| !segment.is_empty())?;
-    let prefix =
-        |upstream: &'u Upstream| upstream.prefix.as_deref()?.split('/').find(|it| !it.is_empty());
+    let prefix = |upstream: &'u Arc<Upstream>| {
+        upstream.prefix.as_deref()?.split('/').find(|it| !it.is_empty())
+    };
     let known = upstreams.iter().flat_map(|it| prefix(it).into_iter().chain([&*it.name]));
     faults::nearest(said, known)
 }
 
-fn by_host<'a>(upstreams: &'a [Upstream], uri: &Uri, headers: &HeaderMap) -> Option<&'a Upstream> {
+fn by_host<'a>(
+    upstreams: &'a [Arc<Upstream>],
+    uri: &Uri,
+    headers: &HeaderMap,
+) -> Option<&'a Arc<Upstream>> {
     let named = || headers.get(HOST).and_then(|host| host.to_str().ok());
     let host = uri.authority().map(Authority::as_str).or_else(named)?;
     let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
@@ -204,7 +211,7 @@ fn by_host<'a>(upstreams: &'a [Upstream], uri: &Uri, headers: &HeaderMap) -> Opt
 const API_KEY: HeaderName = HeaderName::from_static("api-key");
 
 /// The upstream at Azure, for a client of Azure.
-fn azure<'a>(upstreams: &'a [Upstream], headers: &HeaderMap) -> Option<&'a Upstream> {
+fn azure<'a>(upstreams: &'a [Arc<Upstream>], headers: &HeaderMap) -> Option<&'a Arc<Upstream>> {
     if !headers.contains_key(API_KEY) {
         return None;
     }

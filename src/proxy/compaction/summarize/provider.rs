@@ -114,7 +114,7 @@ impl SummaryJob {
         let prepared = &self.prepared;
         let taught =
             lessons::taught(error, &prepared.body, prepared.name(), Some(&self.head)).await;
-        self.proxy.count_quoted(&self.prepared.upstream, &taught);
+        self.proxy.count_quoted(&self.prepared.upstream.name, &taught);
         match taught.holds(Lesson::CompactionRefused) {
             true => self.offers_none().await,
             false => Err(SummaryError::NotOffered),

@@ -4,6 +4,7 @@
 //! lessons.
 
 use std::pin::Pin;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_LENGTH, HeaderValue};
@@ -86,14 +87,13 @@ impl SummaryJob {
     pub(super) async fn sent(
         &self,
         by: SummaryAuthor,
-        other: Option<&Upstream>,
+        other: Option<&Arc<Upstream>>,
         uri: Uri,
         body: Bytes,
     ) -> Result<Response<OutgoingBody>, SummaryError> {
         let mut head = self.head.clone();
         head.uri = uri;
-        let from =
-            self.proxy.upstream(Some(&self.prepared.upstream)).ok_or(SummaryError::Upstream)?;
+        let from = &self.prepared.upstream;
         let (to, credentials) = (other.unwrap_or(from), &self.proxy.credentials);
         head.headers = questions::headers(&head.headers, from, to, credentials);
         let is_block = |compact: &CompactionRecord| compact.by == SummaryAuthor::Provider;
@@ -111,7 +111,7 @@ impl SummaryJob {
     }
 
     /// The address: that of the client's request, or the matching path at the configured upstream.
-    pub(super) fn address(&self, other: Option<&Upstream>) -> Option<Uri> {
+    pub(super) fn address(&self, other: Option<&Arc<Upstream>>) -> Option<Uri> {
         let dialect = self.prepared.conversation.dialect;
         let (_, _, model) = self.asked(SummaryAuthor::Summary);
         let own = self.target();

@@ -11,19 +11,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use futures_util::FutureExt;
-use http::{HeaderMap, Request};
+use http::{HeaderMap, Request, StatusCode};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
 
+use crate::config::Upstream;
 use crate::context::Outcome;
-use crate::dialect::error_kind::ErrorKind;
 use crate::dialect::openai_responses::SocketReader;
 use crate::dialect::{Dialect, Reply};
 use crate::proxy::exchange::client_request::ClientRequest;
-use crate::proxy::exchange_recorder::ExchangeRecorder;
+use crate::proxy::exchange_recorder::{ExchangeRecorder, ReplyRecord};
 use crate::proxy::http::memory::{HeldMemory, MemoryShare};
 use crate::proxy::offload::{OFF_THREAD, long_work};
 use crate::proxy::plan::body_reader::RequestAnalysis;
 use crate::proxy::state::{Proxy, ServingPhase};
+use crate::proxy::turn::open::ResponseHead;
 use crate::telemetry::{FailOpen, GaugeGuard, MemoryKind};
 use crate::wire::memory::Memory as _;
 use crate::wire::websocket::{FrameError, MessageDecoder, negotiated};
@@ -51,8 +52,7 @@ struct FrameObserverState {
     state: Mutex<Result<MessageState, Option<FailOpen>>>,
     /// Notified when a reply ends, or when waiting messages have been read.
     answered: Notify,
-    client_request: Arc<ClientRequest>,
-    connection: SocketConnection,
+    connection: Arc<SocketConnection>,
 }
 
 /// What the exchanges of one connection share.
@@ -60,12 +60,11 @@ struct SocketConnection {
     proxy: Arc<Proxy>,
     memory: Arc<MemoryShare>,
     phase: watch::Receiver<ServingPhase>,
-    /// The path, without its query.
-    path: Box<str>,
-    upstream: Option<Box<str>>,
+    /// The request that opened it.
+    client_request: Arc<ClientRequest>,
+    upstream: Arc<Upstream>,
     /// That of the connection's own request: requests on it have none.
     provider_request_id: Option<Box<str>>,
-    status: Option<u16>,
     /// See [`MAX_READ`].
     places: Arc<Semaphore>,
 }
@@ -111,6 +110,8 @@ impl FrameObserver {
     /// Reads a connection that was upgraded by a response with these headers.
     pub(crate) fn new(
         client_request: Arc<ClientRequest>,
+        upstream: Arc<Upstream>,
+        provider_request_id: Option<Box<str>>,
         answered: &HeaderMap,
         recorder: &ExchangeRecorder,
     ) -> Self {
@@ -132,14 +133,13 @@ impl FrameObserver {
             proxy: recorder.proxy.clone(),
             memory: recorder.memory.clone(),
             phase: recorder.phase.clone(),
-            path: recorder.event.path.clone(),
-            upstream: recorder.event.upstream.clone(),
-            provider_request_id: recorder.event.provider_request_id.clone(),
-            status: recorder.event.status,
+            client_request,
+            upstream,
+            provider_request_id,
             places: Arc::new(Semaphore::new(MAX_READ)),
         };
         let (state, answered) = (Mutex::new(Ok(state)), Notify::new());
-        Self(Arc::new(FrameObserverState { state, answered, client_request, connection }))
+        Self(Arc::new(FrameObserverState { state, answered, connection: Arc::new(connection) }))
     }
 
     /// Reads bytes that have been forwarded.
@@ -272,26 +272,27 @@ impl FrameObserverState {
 
     /// Copies and reads a request's message.
     fn analyse(&self, message: &[u8]) -> Result<RequestAnalysis, FailOpen> {
-        let SocketConnection { proxy, memory, .. } = &self.connection;
+        let SocketConnection { proxy, memory, client_request, .. } = &*self.connection;
         let mut held = memory.guard(MemoryKind::Request);
         if !held.hold(message.len()) {
             return Err(FailOpen::MemoryBudget);
         }
         let body = held.with(Bytes::copy_from_slice(message));
-        self.client_request.reader(Dialect::OpenaiResponses, proxy, memory).analyse(body)
+        client_request.reader(Dialect::OpenaiResponses, proxy, memory).analyse(body)
     }
 
     /// The recorder for one request on the connection.
     fn recorder(&self) -> ExchangeRecorder {
-        let connection = &self.connection;
-        let SocketConnection { proxy, memory, phase, path, .. } = connection;
+        let SocketConnection { proxy, memory, phase, client_request, upstream, .. } =
+            &*self.connection;
         let mut request = Request::new(());
-        *request.uri_mut() = path.parse().unwrap_or_default();
+        *request.uri_mut() = client_request.path().parse().unwrap_or_default();
         let mut recorder = ExchangeRecorder::open(proxy, &request, memory, phase.clone());
-        recorder.event.upstream.clone_from(&connection.upstream);
-        recorder.event.provider_request_id.clone_from(&connection.provider_request_id);
-        recorder.event.dialect = self.client_request.dialect;
-        recorder.event.status = connection.status;
+        recorder.event.upstream = Some(upstream.name.clone());
+        let id = &self.connection.provider_request_id;
+        recorder.event.provider_request_id.clone_from(id);
+        recorder.event.dialect = client_request.dialect;
+        recorder.event.status = Some(StatusCode::SWITCHING_PROTOCOLS.as_u16());
         recorder.event.streamed = true;
         recorder
     }
@@ -344,8 +345,8 @@ impl SocketConversation {
         }
         let (answer, answered) = oneshot::channel();
         self.open.insert(number, answer);
-        let under_way = (place, recorder.proxy.telemetry.websocket_request());
-        tokio::spawn(kept(shared.client_request.clone(), read, recorder, under_way, answered));
+        let guards = (place, recorder.proxy.telemetry.websocket_request());
+        tokio::spawn(kept(shared.connection.clone(), read, recorder, guards, answered));
     }
 
     fn answered(&mut self, message: &[u8], shared: &FrameObserverState) -> bool {
@@ -379,17 +380,18 @@ fn look_into(message: &[u8], connection: &SocketConnection) -> Option<HeldMemory
 
 /// Places a request, waits for its reply, and stores the turn.
 async fn kept(
-    client_request: Arc<ClientRequest>,
+    connection: Arc<SocketConnection>,
     read: Result<RequestAnalysis, FailOpen>,
     mut recorder: ExchangeRecorder,
-    _under_way: (OwnedSemaphorePermit, GaugeGuard),
+    _guards: (OwnedSemaphorePermit, GaugeGuard),
     answered: oneshot::Receiver<(Reply, Outcome)>,
 ) {
     let pending = match read {
         Ok(analysis) => {
             recorder.noted(analysis.conversation.notes.iter().copied());
-            let placing = AssertUnwindSafe(client_request.placed(analysis, None, &mut recorder));
-            let placed = placing.catch_unwind().await;
+            let SocketConnection { client_request, upstream, .. } = &*connection;
+            let placing = client_request.place_and_plan(upstream, analysis, None, &mut recorder);
+            let placed = AssertUnwindSafe(placing).catch_unwind().await;
             placed.map_err(|_| recorder.stood_aside(FailOpen::Panicked)).unwrap_or_default().pending
         }
         Err(why) => {
@@ -398,19 +400,20 @@ async fn kept(
         }
     };
     let proxy = recorder.proxy.clone();
-    let settle = pending.map(|pending| pending.open(&proxy).settle(proxy));
+    let response_head = ResponseHead {
+        status: StatusCode::SWITCHING_PROTOCOLS,
+        provider_request_id: connection.provider_request_id.clone(),
+    };
+    let settle = pending.map(|pending| pending.open(&proxy, response_head).settle(proxy));
     // Dropped: treated as if the client had left before any reply.
     let Ok((reply, outcome)) = answered.await else { return };
-    recorder.noted(reply.notes.iter().copied());
-    recorder.event.error_kind = ErrorKind::in_reply(&reply);
-    recorder.event.outcome = match recorder.event.error_kind {
-        Some(_) if outcome == Outcome::Complete => Outcome::UpstreamFailed,
-        _ => outcome,
-    };
-    recorder.event.usage = reply.usage.clone();
-    recorder.event.stop = reply.stop;
-    if let Some(settle) = settle
-        && let Some(why) = settle(&mut recorder.event, reply).await
+    let mut record = ReplyRecord::new(outcome, true);
+    record.streamed = true;
+    record.take(&reply);
+    let commit = settle.map(|settle| settle(&mut record, reply));
+    recorder.record_reply(record);
+    if let Some(commit) = commit
+        && let Some(why) = commit.await
     {
         recorder.stood_aside(why);
     }

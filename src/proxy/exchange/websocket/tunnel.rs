@@ -70,7 +70,7 @@ pub(crate) async fn carry(
     let gave_up = frames.as_ref().and_then(|frames| frames.ended(outcome));
     gave_up.into_iter().for_each(|why| recorder.stood_aside(why));
     recorder.event.request_bytes = up;
-    recorder.event.response_bytes = down;
+    recorder.response.bytes = down;
     recorder.event.outcome = outcome;
 }
 

@@ -42,8 +42,6 @@ impl PlannedRequest {
         opened: &OpenedSession,
         refusal: &Refusal,
     ) -> Result<(Self, Vec<PartKey>), RefusalOutcome> {
-        // Its edits were moved out when it was sent.
-        let before = self.again(prepared).await;
         let proposal = {
             let (prepared, known) = (prepared.clone(), self.known.clone());
             let (refusal, size) = (refusal.clone(), prepared.body.len());
@@ -60,10 +58,13 @@ impl PlannedRequest {
         let facts = self.with_smaller_pictures(prepared, opened, refusal, proposal.facts).await;
         let saved = save(proxy, opened, facts, self.known.suspended).await;
         let saved = saved.map_err(|_| RefusalOutcome::NotKept)?;
+        if repair::are_known(&saved, &self.known) {
+            return Err(RefusalOutcome::NoRepair);
+        }
         let decisions = repair::keys(&saved);
-        let mut planned = before.clone();
-        planned.adds(prepared, saved).await;
-        match planned.edits == before.edits {
+        let mut planned = self.clone();
+        planned.add_saved(prepared, saved).await;
+        match planned.edits == self.edits {
             true => Err(RefusalOutcome::NoRepair),
             false => Ok((planned, decisions)),
         }

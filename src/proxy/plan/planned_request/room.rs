@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::{PlannedRequest, again, save};
+use super::{PlannedRequest, replay, save};
 use crate::config::Mode;
 use crate::context::{compact, prune};
 use crate::dialect::overflow::Overflow;
@@ -46,12 +46,12 @@ impl PlannedRequest {
         let saved = save(proxy, opened, new, self.known.suspended).await.ok()?;
         let mut known = self.known.clone();
         Arc::make_mut(&mut known).add(saved);
-        let (plan, measured) = again(prepared, &known, self.anchor.as_ref()).await?;
+        let (plan, measured) = replay(prepared, &known, self.anchor.as_ref()).await?;
         if plan.edits.is_empty() {
             return None;
         }
         Some(Self {
-            edits: plan.edits,
+            edits: plan.edits.into(),
             measured: Some(measured),
             sent: plan.sent,
             done: prepared.rewrite_summary(&plan.steps),
@@ -102,7 +102,7 @@ impl PlannedRequest {
             return false;
         }
         match save(proxy, opened, new, self.known.suspended).await {
-            Ok(saved) => self.adds(prepared, saved).await,
+            Ok(saved) => self.add_saved(prepared, saved).await,
             Err(_) => false,
         }
     }

@@ -1,53 +1,6 @@
 use super::*;
-use crate::wire::splice::splice;
 
 const OPENAI: &str = "api.openai.com";
-
-fn asked(body: &str) -> Option<String> {
-    let body = Bytes::copy_from_slice(body.as_bytes());
-    let edit = ask(&body)?;
-    Some(String::from_utf8(splice(&body, vec![edit]).unwrap().concat()).unwrap())
-}
-
-#[test]
-fn the_field_is_spliced_in_and_nothing_else_changes() {
-    let cases = [
-        (
-            "{\"model\": \"m\", \"stream\":true,\"n\":1e3 }\n",
-            Some(
-                "{\"model\": \"m\", \"stream\":true,\"n\":1e3 ,\"stream_options\":{\"include_usage\":true}}\n",
-            ),
-        ),
-        (
-            r#"{"stream":true,"stream_options":{}}"#,
-            Some(r#"{"stream":true,"stream_options":{"include_usage":true}}"#),
-        ),
-        (
-            r#"{"stream_options":{"include_obfuscation":false },"stream":true}"#,
-            Some(
-                r#"{"stream_options":{"include_obfuscation":false ,"include_usage":true},"stream":true}"#,
-            ),
-        ),
-        (
-            r#"{"stream_options":{"include_usage": false},"stream":true}"#,
-            Some(r#"{"stream_options":{"include_usage": true},"stream":true}"#),
-        ),
-        (
-            r#"{"stream":true,"messages":["stream_options"]}"#,
-            Some(
-                r#"{"stream":true,"messages":["stream_options"],"stream_options":{"include_usage":true}}"#,
-            ),
-        ),
-        (r#"{"stream_options":{"include_usage":true},"stream":true}"#, None),
-        (r#"{"stream_options":null,"stream":true}"#, None),
-        (r#"{"stream_options":{},"stream":true,"stream_options":{}}"#, None),
-        ("not json stream_options", None),
-        ("not json", None),
-    ];
-    for (body, want) in cases {
-        assert_eq!(asked(body).as_deref(), want, "{body}");
-    }
-}
 
 /// (what the upstream sends when asked, what it sends when not)
 const STREAMS: &[(&str, &str)] = &[

@@ -14,6 +14,10 @@ fn known() -> Vec<Upstream> {
     ]
 }
 
+fn shared(upstreams: &[Upstream]) -> Vec<Arc<Upstream>> {
+    upstreams.iter().cloned().map(Arc::new).collect()
+}
+
 fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
     pairs.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect()
 }
@@ -21,7 +25,8 @@ fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
 fn check(upstreams: &[Upstream], path: &str, hints: &[(&'static str, &'static str)], want: &str) {
     let uri: Uri = path.parse().unwrap();
     let spoken = paths::endpoint(&http::Method::POST, path).map(|endpoint| endpoint.dialect);
-    let route = route(upstreams, &Method::POST, &uri, &headers(hints), spoken);
+    let upstreams = shared(upstreams);
+    let route = route(&upstreams, &Method::POST, &uri, &headers(hints), spoken);
     let came = uri.path_and_query();
     let address = route
         .and_then(|route| address(&route, came, &CredentialRules::default()))
@@ -216,13 +221,16 @@ fn a_path_that_names_nobody_goes_nowhere_whatever_its_end() {
         for hint in ["authorization", "x-api-key", "x-goog-api-key", "api-key"] {
             check(&known, path, &[(hint, "k")], "none");
         }
-        assert!(path.starts_with("/v1") || nearest(&known, path) == Some("deepseek"), "{path}");
+        assert!(
+            path.starts_with("/v1") || nearest(&shared(&known), path) == Some("deepseek"),
+            "{path}"
+        );
     }
     let chat = "/v1/chat/completions";
     check(&known, &format!("/deepseek{chat}"), &[], "https://api.deepseek.com/v1/chat/completions");
-    assert_eq!(nearest(&known, "/entirely-different/v1/messages"), None);
+    assert_eq!(nearest(&shared(&known), "/entirely-different/v1/messages"), None);
     known[3].prefix = Some("/team-a/".into());
-    assert_eq!(nearest(&known, "/team-b/v1/messages"), Some("team-a"));
+    assert_eq!(nearest(&shared(&known), "/team-b/v1/messages"), Some("team-a"));
     known[3].hosts = vec!["deep.local".into()];
     let at = &[("host", "deep.local")];
     check(&known, "/any/x", at, "https://api.deepseek.com/any/x");
@@ -253,7 +261,7 @@ proptest::proptest! {
     #[test]
     fn no_path_chooses_another_host(path in r"/(\PC|[/.@:?#%\\]|anthropic|openai|%2f|v1|\.\./){0,12}") {
         let Ok(uri) = path.parse::<Uri>() else { return Ok(()) };
-        let known = known();
+        let known = shared(&known());
         for upstream in &known {
             let one = std::slice::from_ref(upstream);
             let spoken = paths::endpoint(&http::Method::POST, &path).map(|endpoint| endpoint.dialect);

@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::context::repair::are_known;
 use crate::context::repair::tests::{proposed, refusal};
 use crate::context::scene::{SessionFixture, messages};
 use crate::dialect::Dialect;
@@ -65,6 +66,16 @@ fn the_limit_is_lowered_to_what_the_refusal_names() {
     let facts = proposed(&scene, &refused(Some(ModelLimit), 8_192));
     facts.into_iter().for_each(|fact| scene.ledger.add(fact));
     assert_eq!(output(&scene, &scene.plan()), 8_192);
+}
+
+/// What the request already had when it was refused fixes nothing, even if it is reckoned from other numbers now.
+#[test]
+fn a_change_that_was_refused_is_no_repair() {
+    let mut scene = asking(100_000);
+    let facts = proposed(&scene, &refused(Some(RefusalDetail::Window), 200_000));
+    assert!(!facts.is_empty() && !are_known(&facts, &scene.known()));
+    facts.iter().cloned().for_each(|fact| scene.ledger.add(fact));
+    assert!(are_known(&facts, &scene.known()));
 }
 
 /// What the window has room for is reckoned anew with each prompt: less a margin where that is only estimated, and
