@@ -1,4 +1,4 @@
-//! Invariant 12: after `kill -9`, every acknowledged turn is there.
+//! Invariant 12: after `kill -9`, every acknowledged turn is there, and what was cut is cut as before.
 //!
 //! Clients talk through the real binary; once one has seen the end of a reply, that turn counts. The
 //! binary is killed at a random moment, the store is opened and searched for every turn that counts,
@@ -14,6 +14,7 @@
     unreachable_pub
 )]
 
+mod cuts;
 mod interrupted;
 #[path = "../cli/program.rs"]
 #[allow(dead_code, reason = "other targets ask for more")]
@@ -54,14 +55,14 @@ struct Known {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn invariant_12_acknowledged_turns_survive_kill_9() {
-    let rounds = std::env::var("PLIMSOLL_CRASH_ROUNDS").map_or(10, |n| n.parse().unwrap());
+    let rounds = rounds();
     let provider =
         Provider::start(([127, 0, 0, 1], 0).into(), plimsoll::demo::count_tokens).await.unwrap();
     let data = tempfile::tempdir().unwrap();
     let sessions = Sessions::default();
     let mut counted = 0;
     for round in 0..rounds {
-        let (mut child, address) = start(data.path(), provider.address()).await;
+        let (mut child, address) = start(data.path(), provider.address(), &[]).await;
         let clients = (0..CLIENTS).map(|n| {
             tokio::spawn(talk(address, format!("session-{}-{n}", round / 3), sessions.clone()))
         });
@@ -80,7 +81,15 @@ async fn invariant_12_acknowledged_turns_survive_kill_9() {
     assert!(counted > rounds, "the load was no load: {counted}");
 }
 
-async fn start(data: &Path, provider: SocketAddr) -> (Child, SocketAddr) {
+fn rounds() -> usize {
+    std::env::var("PLIMSOLL_CRASH_ROUNDS").map_or(10, |n| n.parse().unwrap())
+}
+
+async fn start(
+    data: &Path,
+    provider: SocketAddr,
+    environment: &[(&str, &str)],
+) -> (Child, SocketAddr) {
     let mut child = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
         .args(["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data"])
         .arg(data)
@@ -90,6 +99,7 @@ async fn start(data: &Path, provider: SocketAddr) -> (Child, SocketAddr) {
         // what the store knows of a session (50 ms).
         .env("PLIMSOLL_LIMITS_COMMIT_MS", "10000")
         .env("PLIMSOLL_LIMITS_SETTLE_MS", "10000")
+        .envs(environment.iter().copied())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .kill_on_drop(true)
@@ -192,7 +202,7 @@ async fn turns(data: &Path) -> HashMap<String, Vec<Turn>> {
 
 /// After the last crash, the next request of each session grows from the turn before it.
 async fn anchors_are_found(data: &Path, provider: SocketAddr, sessions: &Sessions) {
-    let (mut child, address) = start(data, provider).await;
+    let (mut child, address) = start(data, provider, &[]).await;
     let client = Client::builder(TokioExecutor::new()).build(HttpConnector::new());
     let known = sessions.lock().unwrap().clone();
     let mut next = HashMap::new();

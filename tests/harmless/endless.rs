@@ -23,8 +23,8 @@ use serde_json::{Value, json};
 
 use crate::dice::Dice;
 use crate::number;
-use crate::play::Stage;
 use crate::speak::{self, Answered, Habits, Head, Memory, Said};
+use crate::stage::Stage;
 use crate::support::server::config;
 
 pub const WINDOW: u64 = 30_000;

@@ -10,8 +10,8 @@ use scripted_provider::strict::{self, Clock, Dialect, Provider, Reply, Rules};
 use serde_json::{Value, json};
 
 use crate::dice::Dice;
-use crate::play::Stage;
 use crate::speak::{self, Answered, Habits, Head, Memory, Said};
+use crate::stage::Stage;
 use crate::support::server::config;
 
 /// Tokens, as the provider counts them.

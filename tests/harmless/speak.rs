@@ -15,6 +15,8 @@ pub enum Said {
     Shown(String),
     /// What the model answered, as it came.
     Model(Value),
+    /// What is whole of an answer that broke off.
+    Partial(Value),
     /// Answers to its calls, in order.
     Results(Vec<Answered>),
 }
@@ -23,6 +25,14 @@ impl Said {
     /// Whether a turn of the person begins with it.
     pub fn is_users(&self) -> bool {
         matches!(self, Self::User(_) | Self::Shown(_))
+    }
+
+    /// The answers to calls in it.
+    pub fn results(&self) -> &[Answered] {
+        match self {
+            Self::Results(results) => results,
+            Self::User(_) | Self::Shown(_) | Self::Model(_) | Self::Partial(_) => &[],
+        }
     }
 }
 
@@ -54,6 +64,10 @@ pub enum Memory {
     Newest,
     /// Sends back that of every second reply.
     Half,
+    /// Sends it back while its tool loop is open: once the person says something, none of what was before.
+    Loop,
+    /// Sends back that of replies that call tools, and of those that broke off.
+    Calls,
 }
 
 /// How a client spells what it sends.
@@ -80,7 +94,7 @@ pub struct Head {
     pub stream: bool,
 }
 
-const PICTURE: &str =
+pub const PICTURE: &str =
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk+A8AAQUBAScY42YAAAAASUVORK5CYII=";
 
 /// The path of a request.
@@ -98,7 +112,9 @@ pub fn target(dialect: Dialect, head: &Head) -> String {
 
 /// A request's body.
 pub fn request(dialect: Dialect, head: &Head, history: &[Said], habits: Habits) -> Value {
-    let newest = history.iter().rposition(|said| matches!(said, Said::Model(_)));
+    let is_reply = |said: &Said| matches!(said, Said::Model(_) | Said::Partial(_));
+    let newest = history.iter().rposition(is_reply);
+    let loop_begins = history.iter().rposition(Said::is_users).unwrap_or(0);
     let mut replies = 0;
     let mut messages = Vec::new();
     for (index, said) in history.iter().enumerate() {
@@ -106,13 +122,16 @@ pub fn request(dialect: Dialect, head: &Head, history: &[Said], habits: Habits) 
         match said {
             Said::User(text) => messages.push(user(dialect, text, habits, last)),
             Said::Shown(text) => messages.push(shown(dialect, text)),
-            Said::Model(reply) => {
+            Said::Model(reply) | Said::Partial(reply) => {
                 replies += 1;
+                let is_partial = matches!(said, Said::Partial(_));
                 let keeps = match habits.memory {
                     Memory::Whole => true,
                     Memory::None => false,
                     Memory::Newest => newest == Some(index),
                     Memory::Half => replies % 2 == 0,
+                    Memory::Loop => index > loop_begins,
+                    Memory::Calls => is_partial || calls(dialect, reply),
                 };
                 messages.extend(model(dialect, reply, keeps, habits));
             }
@@ -333,6 +352,19 @@ fn model(dialect: Dialect, reply: &Value, keeps: bool, habits: Habits) -> Vec<Va
     }
 }
 
+/// Whether a reply calls tools.
+fn calls(dialect: Dialect, reply: &Value) -> bool {
+    let has = |list: &Value, is_call: &dyn Fn(&Value) -> bool| {
+        list.as_array().is_some_and(|all| all.iter().any(is_call))
+    };
+    match dialect {
+        Dialect::Anthropic => has(&reply["content"], &|block| is(block, &["tool_use"])),
+        Dialect::Chat => has(&reply["tool_calls"], &|_| true),
+        Dialect::Responses => has(&reply["output"], &|item| is(item, &["function_call"])),
+        Dialect::Gemini => has(&reply["parts"], &|part| part["functionCall"].is_object()),
+    }
+}
+
 /// What a whole answer leaves in the history, and the calls in it.
 pub fn kept(dialect: Dialect, answer: &Value) -> (Value, Vec<Called>) {
     let called = |id: &Value, name: &Value| Called {
@@ -371,15 +403,35 @@ pub fn kept(dialect: Dialect, answer: &Value) -> (Value, Vec<Called>) {
     }
 }
 
-/// What a client of Anthropic's keeps of an answer that broke off: thinking with its signature, and words.
-pub fn kept_of_partial(mut answer: Value) -> Value {
-    list(&mut answer["content"]).retain(|block| match block["type"].as_str() {
-        Some("thinking") => block["signature"].as_str().is_some_and(|seal| !seal.is_empty()),
-        Some("redacted_thinking") => true,
-        Some("text") => block["text"] != "",
-        _ => false,
-    });
-    json!({"content": answer["content"]})
+/// What a client keeps of an answer that broke off, if anything: reasoning that came with its seal or to its
+/// end, words, and whole items. No calls: they are not answered.
+pub fn kept_of_partial(dialect: Dialect, mut answer: Value) -> Option<Value> {
+    match dialect {
+        Dialect::Anthropic => {
+            list(&mut answer["content"]).retain(|block| match block["type"].as_str() {
+                Some("thinking") => {
+                    block["signature"].as_str().is_some_and(|seal| !seal.is_empty())
+                }
+                Some("redacted_thinking") => true,
+                Some("text") => block["text"] != "",
+                _ => false,
+            });
+            (!list(&mut answer["content"]).is_empty())
+                .then(|| json!({"content": answer["content"]}))
+        }
+        Dialect::Chat => {
+            let message = answer["choices"][0]["message"].as_object_mut()?;
+            message.remove("tool_calls");
+            let words = message.get("content").and_then(Value::as_str);
+            words.is_some_and(|words| !words.trim().is_empty()).then(|| json!(message))
+        }
+        Dialect::Responses => {
+            let items = answer["output"].as_array_mut()?;
+            items.retain(|item| !is(item, &["function_call"]));
+            (!items.is_empty()).then(|| json!({"output": items}))
+        }
+        Dialect::Gemini => None,
+    }
 }
 
 fn is(value: &Value, kinds: &[&str]) -> bool {
@@ -398,6 +450,31 @@ pub fn history(dialect: Dialect, body: &Value) -> Vec<Value> {
         Dialect::Gemini => "contents",
     };
     body[name].as_array().into_iter().flatten().map(spelled).collect()
+}
+
+/// What stands in a history as results of calls, in order.
+pub fn results(dialect: Dialect, history: &[Value]) -> Vec<&Value> {
+    let mut found = Vec::new();
+    for said in history {
+        match dialect {
+            Dialect::Anthropic => {
+                let blocks = said["content"].as_array().into_iter().flatten();
+                let results = blocks.filter(|block| is(block, &["tool_result"]));
+                found.extend(results.map(|block| &block["content"]));
+            }
+            Dialect::Chat if said["role"] == "tool" => found.push(&said["content"]),
+            Dialect::Responses if is(said, &["function_call_output"]) => {
+                found.push(&said["output"])
+            }
+            Dialect::Gemini => {
+                let parts = said["parts"].as_array().into_iter().flatten();
+                let results = parts.map(|part| &part["functionResponse"]);
+                found.extend(results.filter(|it| it.is_object()).map(|it| &it["response"]));
+            }
+            Dialect::Chat | Dialect::Responses => {}
+        }
+    }
+    found
 }
 
 fn spelled(value: &Value) -> Value {

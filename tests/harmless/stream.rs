@@ -12,10 +12,7 @@ pub fn whole(dialect: Dialect, stream: &str) -> Value {
         Dialect::Chat => {
             events.fold(json!({"choices": [{"message": {"role": "assistant"}}]}), chat)
         }
-        Dialect::Responses => {
-            let mut done = events.filter(|event| event["type"] == "response.completed");
-            done.next_back().map(|mut event| event["response"].take()).unwrap_or_default()
-        }
+        Dialect::Responses => events.fold(json!({"output": []}), responses),
         Dialect::Gemini => events.fold(json!({"candidates": [{"content": {"parts": []}}]}), gemini),
     }
 }
@@ -83,6 +80,18 @@ fn chat(mut whole: Value, event: Value) -> Value {
         message["content"] = Value::Null;
     }
     whole
+}
+
+/// Its items one by one, until the whole comes at the end.
+fn responses(mut whole: Value, mut event: Value) -> Value {
+    match event["type"].as_str() {
+        Some("response.completed") => event["response"].take(),
+        Some("response.output_item.done") => {
+            push(&mut whole["output"], event["item"].take());
+            whole
+        }
+        _ => whole,
+    }
 }
 
 fn gemini(mut whole: Value, event: Value) -> Value {

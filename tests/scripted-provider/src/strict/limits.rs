@@ -32,6 +32,28 @@ pub(super) fn check(call: &Call, rules: &Rules) -> Result<(), Refusal> {
     output(call, rules)
 }
 
+/// What a provider says that is out of its mind: a small request is far longer than its window.
+pub(super) fn wild_overflow(call: &Call) -> Refusal {
+    let message = match call.dialect {
+        Dialect::Anthropic => "prompt is too long: 210000 tokens > 200000 maximum",
+        Dialect::Chat | Dialect::Responses => {
+            "This model's maximum context length is 200000 tokens. However, your messages resulted in 210000 tokens. Please reduce the length of the messages."
+        }
+        Dialect::Gemini => {
+            "The input token count (210000) exceeds the maximum number of tokens allowed (200000)."
+        }
+    };
+    let message = message.to_owned();
+    match call.dialect {
+        Dialect::Anthropic => Refusal::anthropic(Rule::Overflow, message),
+        Dialect::Chat | Dialect::Responses => {
+            let code = Some("context_length_exceeded");
+            Refusal::openai(Rule::Overflow, 400, code, None, message)
+        }
+        Dialect::Gemini => Refusal::gemini(Rule::Overflow, 400, message),
+    }
+}
+
 /// A picture or document in a request.
 struct Media<'v> {
     /// The path of its block.

@@ -374,12 +374,14 @@ impl Provider {
         path: &str,
         headers: &HeaderMap,
         bytes: Bytes,
-    ) -> Result<(), Box<Refusal>> {
+    ) -> Result<Vec<Loss>, Box<Refusal>> {
         let state = self.state();
-        let Some(call) = Call::read(path, headers, bytes, self.clock.now()) else { return Ok(()) };
+        let Some(call) = Call::read(path, headers, bytes, self.clock.now()) else {
+            return Ok(Vec::new());
+        };
         let mut model = state.rules.of(call.dialect, &call.model);
         model.binding = false;
-        state.read(&call, &model).map(drop).map_err(Box::new)
+        state.read(&call, &model).map(|reading| reading.losses).map_err(Box::new)
     }
 
     /// Judges a request and answers it: the error, the count, or the next reply with fresh
@@ -410,7 +412,10 @@ fn by_own_hand(own: &[Place], pieces: &[Piece], place: Place) -> bool {
 impl State {
     fn judge(&mut self, call: &Call) -> Verdict {
         let model = self.rules.of(call.dialect, &call.model);
+        let is_wild =
+            call.purpose == Purpose::Answer && std::mem::take(&mut self.rules.wild_overflow);
         let verdict = match self.read(call, &model) {
+            Ok(_) if is_wild => Verdict::Refused(limits::wild_overflow(call)),
             Ok(reading) => self.accept(call, &model, reading),
             Err(refusal) => Verdict::Refused(refusal),
         };

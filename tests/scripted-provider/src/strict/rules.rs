@@ -64,6 +64,9 @@ pub struct Rules {
     pub most_request_bytes: usize,
     /// Tokens that every model writes at most; `None`: as many as it is asked for (`docs/protocols.md` 1.8).
     pub most_output: Option<u64>,
+    /// The next request for an answer is refused as far too long, whatever its size: an error of the
+    /// provider's own, once.
+    pub wild_overflow: bool,
 }
 
 impl Default for Rules {
@@ -86,6 +89,7 @@ impl Default for Rules {
             most_picture_side: 8_000,
             most_request_bytes: 32 * 1024 * 1024,
             most_output: None,
+            wild_overflow: false,
         }
     }
 }

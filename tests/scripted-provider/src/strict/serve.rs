@@ -86,17 +86,24 @@ async fn respond(
     let answer = provider.answer(&call);
     let streams = call.stream && call.purpose == Purpose::Answer && answer.status == 200;
     let breaks_after = if streams { provider.state().breaks_after.take() } else { None };
-    if let Some(after) = breaks_after.filter(|_| call.dialect == Dialect::Anthropic) {
+    if let Some(after) = breaks_after.filter(|_| call.dialect != Dialect::Gemini) {
         let events = events(&call, &answer.body);
-        let is_seal = |event: &&Event| SEALS.iter().any(|name| event.data.contains(name));
-        let delivered = events.iter().take(after).filter(is_seal).count();
+        let delivered = events.iter().take(after).filter(|event| brings_seal(&call, event)).count();
         provider.state().book.broke_off(delivered);
     }
     Ok(written(&call, &answer, breaks_after))
 }
 
-/// With what an event of Anthropic's brings a seal.
-const SEALS: [&str; 2] = ["\"signature_delta\"", "\"redacted_thinking\""];
+/// Whether a client has a seal once it read this event. Gemini's come with any part, and are not told apart.
+fn brings_seal(call: &Call, event: &Event) -> bool {
+    let has = |word: &str| event.data.contains(word);
+    match call.dialect {
+        Dialect::Anthropic => has("\"signature_delta\"") || has("\"redacted_thinking\""),
+        Dialect::Responses => has("\"response.output_item.done\"") && has("\"encrypted_content\""),
+        Dialect::Chat => has("\"reasoning_details\"") || has("\"thought_signature\""),
+        Dialect::Gemini => false,
+    }
+}
 
 fn trouble(status: StatusCode, message: &str) -> Response<Body> {
     json_response(status, &json!({"error": {"type": "not_found_error", "message": message}}))

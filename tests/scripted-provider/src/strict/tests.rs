@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::*;
 
@@ -208,4 +208,24 @@ fn recorded(request: &Value) -> Option<Call> {
     headers.insert("authorization", HeaderValue::from_static("Bearer key"));
     let bytes = Bytes::copy_from_slice(body.as_bytes());
     Call::read(measure::text(&request["target"]), &headers, bytes, Duration::ZERO)
+}
+
+#[test]
+fn a_wild_overflow_is_said_once_whatever_the_request() {
+    let rules = || Rules { wild_overflow: true, ..Rules::default() };
+    let body = json!({"model": "deepseek-v4", "messages": [{"role": "user", "content": "Look."}]});
+    let client = Client::new("/v1/chat/completions", &[("authorization", "Bearer k")], rules());
+    let as_it_is = client.provider.would(client.path, &client.headers, body.to_string().into());
+    assert!(as_it_is.is_ok(), "nobody asked for an answer");
+    client.refuse(&body, Rule::Overflow, "your messages resulted in 210000 tokens");
+    client.accept(&body);
+    let client = Client::new(
+        "/v1/messages",
+        &[("x-api-key", "k"), ("anthropic-version", "2023-06-01")],
+        rules(),
+    );
+    let body = json!({"model": "claude-sonnet-4-5", "max_tokens": 9,
+        "messages": [{"role": "user", "content": "Look."}]});
+    client.refuse(&body, Rule::Overflow, "prompt is too long: 210000 tokens > 200000 maximum");
+    client.accept(&body);
 }

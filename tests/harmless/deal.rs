@@ -1,0 +1,115 @@
+//! What the dice decide before a conversation, and anew in it: provider, client, policy.
+
+use plimsoll::context::policy::{
+    CompactPolicy, Policy, PruneGate, PrunePolicy, ReasoningPolicy, ReinjectPolicy, StripPolicy,
+    ThinkingDisplay,
+};
+use scripted_provider::strict::{Dialect, Rules};
+
+use crate::dice::Dice;
+use crate::speak::{Habits, Head, Memory};
+
+pub fn rules(dice: &mut Dice) -> Rules {
+    Rules {
+        binding: dice.once_in(3).then_some(true),
+        thinking_mandatory: dice.once_in(4).then_some(true),
+        cache_min: Some(1),
+        ..Rules::default()
+    }
+}
+
+pub fn memory(dice: &mut Dice) -> Memory {
+    dice.of(&[
+        Memory::Whole,
+        Memory::Whole,
+        Memory::None,
+        Memory::Newest,
+        Memory::Half,
+        Memory::Loop,
+        Memory::Calls,
+    ])
+}
+
+/// The mode that a client asks for in a header, now and then, or in all of a conversation.
+pub fn mode(dice: &mut Dice, times: usize) -> Option<&'static str> {
+    dice.once_in(times).then(|| dice.of(&["shadow", "observe"]))
+}
+
+pub fn habits(dice: &mut Dice) -> Habits {
+    Habits {
+        memory: memory(dice),
+        marks: dice.once_in(2),
+        respells: dice.once_in(3),
+        strips: dice.once_in(4),
+        url_safe: dice.once_in(3),
+    }
+}
+
+pub fn models(dialect: Dialect) -> &'static [&'static str] {
+    match dialect {
+        Dialect::Anthropic => {
+            &["claude-sonnet-4-5", "claude-opus-4-6", "claude-opus-5-5", "claude-haiku-5-5"]
+        }
+        Dialect::Chat => &["gpt-4.1", "deepseek-v4", "kimi-k3", "glm-5.2", "some-model"],
+        Dialect::Responses => &["gpt-5.4", "gpt-5.6-sol", "gpt-6.1-sol"],
+        Dialect::Gemini => &["gemini-3-pro", "gemini-2.5-flash"],
+    }
+}
+
+pub fn head(dice: &mut Dice, dialect: Dialect) -> Head {
+    Head {
+        model: dice.of(models(dialect)),
+        system: dice.words(30),
+        tools: vec!["Read", "Grep", "Bash"],
+        // Some models cannot be told not to think.
+        thinks: !dice.once_in(5) || dialect == Dialect::Anthropic,
+        stream: dice.once_in(2),
+    }
+}
+
+pub fn policy(dice: &mut Dice) -> Policy {
+    let gates: [&[PruneGate]; 5] = [
+        &[PruneGate::Always],
+        &[PruneGate::Always],
+        &[PruneGate::ColdCache],
+        &[PruneGate::PaysBack],
+        &[PruneGate::Pressure, PruneGate::ColdCache],
+    ];
+    let prune = PrunePolicy {
+        gate: dice.of(&gates).to_vec(),
+        pressure: dice.of(&[0.01, 0.8]),
+        protect_tokens: dice.of(&[0, 300, 3000]),
+        protect_messages: dice.of(&[0, 2, 8]),
+        min_saving_tokens: dice.of(&[1, 300]),
+        min_messages: dice.of(&[0, 6]),
+        tools: if dice.once_in(4) { vec!["Re*".to_owned()] } else { Vec::new() },
+        except_tools: if dice.once_in(4) { vec!["Gr*".to_owned()] } else { Vec::new() },
+        keep_errors: dice.once_in(2),
+        keep_media: dice.once_in(2),
+        media: dice.once_in(2),
+        max_result_tokens: dice.once_in(3).then_some(400),
+        accept_reasoning_loss: dice.once_in(8),
+        ..PrunePolicy::default()
+    };
+    let reasoning = ReasoningPolicy {
+        reinject: if dice.once_in(6) { ReinjectPolicy::Off } else { ReinjectPolicy::Auto },
+        include_in_context: true,
+        strip_from_context: dice.of(&[
+            StripPolicy::None,
+            StripPolicy::None,
+            StripPolicy::None,
+            StripPolicy::All,
+            StripPolicy::AllButLast,
+        ]),
+        display: dice.of(&[ThinkingDisplay::AsAsked, ThinkingDisplay::Summarized]),
+    };
+    let compact = CompactPolicy {
+        threshold: dice.of(&[0.6, 0.95]),
+        prepare: dice.of(&[0.7, 0.9, 1.0]),
+        keep_messages: dice.of(&[2, 8]),
+        wait_s: 5,
+        timeout_s: 5,
+        ..CompactPolicy::default()
+    };
+    Policy { prune, reasoning, compact, ..Policy::default() }
+}

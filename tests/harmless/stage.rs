@@ -1,0 +1,117 @@
+//! The strict provider, the proxy before it, and the wire between client and proxy.
+
+use std::sync::Arc;
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+use hyper_util::client::proxy::matcher::Matcher;
+use plimsoll::config::{Config, ServerLimits};
+use plimsoll::store::Store;
+use scripted_provider::strict::{Provider, Serving};
+use serde_json::Value;
+use tokio::io::AsyncReadExt as _;
+
+use crate::support::http1::Wire;
+use crate::support::server::TestServer;
+use crate::support::within;
+
+/// How long anything inside may take, ms.
+const PATIENCE_MS: u64 = 10_000;
+
+/// The provider, and the proxy before it.
+pub struct Stage {
+    pub provider: Provider,
+    _serving: Serving,
+    pub config: Config,
+    store: Arc<dyn Store>,
+    pub server: TestServer,
+    client: Wire,
+}
+
+async fn open(store: &Arc<dyn Store>, config: &Config) -> TestServer {
+    TestServer::over(store.clone(), config.clone(), Matcher::builder().build()).await
+}
+
+impl Stage {
+    pub async fn open(
+        provider: Provider,
+        serving: Serving,
+        mut config: Config,
+        store: Arc<dyn Store>,
+    ) -> Self {
+        // Rewriting is tried here, not the patience of a machine that does other things beside: what
+        // comes late is tried where time is held (`tests/rewriting/trouble.rs`).
+        let ServerLimits { load_ms, settle_ms, save_ms, commit_ms, .. } = &mut config.limits;
+        (*load_ms, *settle_ms) = (PATIENCE_MS, PATIENCE_MS);
+        (*save_ms, *commit_ms) = (PATIENCE_MS, PATIENCE_MS);
+        let server = open(&store, &config).await;
+        let client = Wire::connect(server.address).await;
+        Self { provider, _serving: serving, config, store, server, client }
+    }
+
+    /// The process ends and begins again over the same store.
+    pub async fn restarts(&mut self) {
+        self.server = open(&self.store, &self.config).await;
+        self.client = Wire::connect(self.server.address).await;
+    }
+
+    pub async fn asks(&mut self, target: &str, body: &Value) -> (u16, String) {
+        self.asks_in(None, target, body).await
+    }
+
+    /// The same with a header that names a mode.
+    pub async fn asks_in(
+        &mut self,
+        mode: Option<&str>,
+        target: &str,
+        body: &Value,
+    ) -> (u16, String) {
+        self.client.send(written(target, body, &header(mode))).await;
+        let response = self.client.response().await;
+        (response.status(), response.text().to_owned())
+    }
+
+    /// The same on a connection of its own, whose answer breaks off after so many events, if it has more.
+    pub async fn asks_until_it_breaks(
+        &mut self,
+        mode: Option<&str>,
+        target: &str,
+        body: &Value,
+        events: usize,
+    ) -> (u16, String) {
+        self.provider.break_off_after(events);
+        let mut client = Wire::connect(self.server.address).await;
+        client.send(written(target, body, &(header(mode) + "connection: close\r\n"))).await;
+        let mut read = Vec::new();
+        // It ends with an error where the answer breaks off.
+        let _ = within("the answer to end", client.stream.read_to_end(&mut read)).await;
+        // Where nothing was streamed, the next answer does not break off.
+        self.provider.break_off_after(usize::MAX);
+        let text = String::from_utf8(read).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+    }
+}
+
+/// What a client sends beside its body, as far as the provider reads it.
+pub fn client_headers() -> HeaderMap {
+    let names = [("x-api-key", "k"), ("anthropic-version", "2023-06-01")];
+    names
+        .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)))
+        .into_iter()
+        .collect()
+}
+
+fn header(mode: Option<&str>) -> String {
+    mode.map(|mode| format!("x-plimsoll-mode: {mode}\r\n")).unwrap_or_default()
+}
+
+/// A request as it stands on the wire, with more header lines.
+fn written(target: &str, body: &Value, more: &str) -> String {
+    let body = body.to_string();
+    format!(
+        "POST {target} HTTP/1.1\r\nhost: localhost\r\nx-api-key: k\r\nanthropic-version: 2023-06-01\r\n\
+         x-plimsoll-session: s\r\n{more}content-type: application/json\r\n\
+         content-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
