@@ -91,7 +91,18 @@ fn by_name<'u, 'p>(upstreams: &'u [Upstream], path: &'p str) -> Option<Route<'u,
 /// Hosts whose paths begin with a word that is also the name of an upstream.
 const BEGINNINGS: [(&str, &[&str]); 2] = [
     ("openai", &["azure.com", "groq.com", "api.aws", "amazonaws.com"]),
-    ("anthropic", &["azure.com", "api.aws", "deepseek.com"]),
+    (
+        "anthropic",
+        &[
+            "azure.com",
+            "api.aws",
+            "deepseek.com",
+            "moonshot.ai",
+            "moonshot.cn",
+            "minimax.io",
+            "minimaxi.com",
+        ],
+    ),
 ];
 
 /// Whether an upstream's own paths begin with its name, and the name is neither in its base nor repeated in

@@ -138,14 +138,19 @@ fn a_name_that_is_also_a_path_is_kept_where_the_upstream_has_it() {
             }
         }
     }
-    let mut foundry = known();
-    foundry[0] = upstream("anthropic", "https://res.services.ai.azure.com", &[Dialect::Anthropic]);
-    check(
-        &foundry,
-        "/anthropic/v1/messages",
-        &[("x-api-key", "k")],
-        "https://res.services.ai.azure.com/anthropic/v1/messages",
-    );
+    for host in [
+        "res.services.ai.azure.com",
+        "api.deepseek.com",
+        "api.moonshot.ai",
+        "api.moonshot.cn",
+        "api.minimax.io",
+        "api.minimaxi.com",
+    ] {
+        let mut compatible = known();
+        compatible[0] = upstream("anthropic", &format!("https://{host}"), &[Dialect::Anthropic]);
+        let want = format!("https://{host}/anthropic/v1/messages");
+        check(&compatible, "/anthropic/v1/messages", &[("x-api-key", "k")], &want);
+    }
 }
 
 /// What only Azure's clients write goes to Azure or nowhere, whatever upstreams are called.
