@@ -29,13 +29,17 @@ use crate::dialect::{
 /// (`docs/protocols.md` 4.2). Configuration and lessons override it.
 pub fn rule(dialect: Dialect, host: &str, model: &str) -> EchoRule {
     let model = model.to_ascii_lowercase();
-    let of = |vendor: &str, begins: &[&str]| {
+    let named = |begins: &[&str]| {
         let name = model.rsplit('/').next().unwrap_or_default();
-        host.contains(vendor) || begins.iter().any(|begin| name.starts_with(begin))
+        begins.iter().any(|begin| name.starts_with(begin))
     };
+    let of = |vendor: &str, begins: &[&str]| host.contains(vendor) || named(begins);
     let demands = of("deepseek", &["deepseek"]) && !model.contains("deepseek-r1")
         || of("moonshot", &["kimi"])
         || host.contains("kimi.com");
+    // Clients were recorded that send it there.
+    let reads =
+        named(&["gpt-oss"]) && ["cerebras.ai", "ollama.com"].iter().any(|it| is_at(host, it));
     match dialect {
         Dialect::Anthropic if demands => EchoRule::Demanded,
         Dialect::Anthropic | Dialect::OpenaiResponses => EchoRule::Wanted,
@@ -43,6 +47,7 @@ pub fn rule(dialect: Dialect, host: &str, model: &str) -> EchoRule {
             EchoRule::Demanded
         }
         Dialect::Gemini => EchoRule::Wanted,
+        Dialect::OpenaiChat if reads => EchoRule::Wanted,
         Dialect::OpenaiChat if refuses(host) => EchoRule::Unwanted,
         Dialect::OpenaiChat if demands => EchoRule::Demanded,
         Dialect::OpenaiChat => {
@@ -62,9 +67,12 @@ pub fn rule(dialect: Dialect, host: &str, model: &str) -> EchoRule {
 /// Hosts that refuse or ignore unknown members of a message, whatever the model.
 fn refuses(host: &str) -> bool {
     let strict = ["api.openai.com", "groq.com", "cerebras.ai", "githubcopilot.com", "x.ai"];
-    strict
-        .into_iter()
-        .any(|name| host == name || host.strip_suffix(name).is_some_and(|rest| rest.ends_with('.')))
+    strict.into_iter().any(|name| is_at(host, name))
+}
+
+/// Whether a host is this one or a subdomain of it.
+fn is_at(host: &str, name: &str) -> bool {
+    host == name || host.strip_suffix(name).is_some_and(|rest| rest.ends_with('.'))
 }
 
 /// The generation in `gemini-3-pro`; `None` for other names.

@@ -26,6 +26,12 @@ fn a_gateway_that_reads_reasoning_gets_it_back_whatever_the_model() {
     assert_eq!(rule("openrouter.ai", "openai/gpt-oss-120b"), EchoRule::Wanted);
     assert_eq!(rule("ai-gateway.vercel.sh", "moonshotai/kimi-k2.5"), EchoRule::Demanded);
     assert_eq!(rule("api.avian.io", "moonshotai/kimi-k2.5"), EchoRule::Demanded);
+    // As recorded, of this model alone.
+    assert_eq!(rule("api.cerebras.ai", "gpt-oss-120b"), EchoRule::Wanted);
+    assert_eq!(rule("ollama.com", "gpt-oss:120b"), EchoRule::Wanted);
+    assert_eq!(rule("api.cerebras.ai", "zai-glm-4.7"), EchoRule::Unwanted);
+    assert_eq!(rule("api.cerebras.ai", "llama-3.3-70b"), EchoRule::Unwanted);
+    assert_eq!(rule("notollama.com", "gpt-oss:120b"), EchoRule::Unwanted);
     // They refuse what they do not know.
     assert_eq!(rule("api.groq.com", "openai/gpt-oss-120b"), EchoRule::Unwanted);
     assert_eq!(rule("api.openai.com", "gpt-5.4"), EchoRule::Unwanted);
