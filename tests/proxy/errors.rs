@@ -6,7 +6,7 @@ use plimsoll::dialect::StopReason;
 use plimsoll::dialect::error_kind::ErrorKind;
 use serde_json::json;
 
-use crate::support::http1::{Provider, Wire};
+use crate::support::http1::{Call, Provider, Wire};
 use crate::support::server::TestServer;
 
 const WORDS: &str = "How deep is she?";
@@ -104,6 +104,121 @@ async fn an_error_inside_a_success_is_no_answer_in_any_dialect() {
                 assert!(metrics.contains(&count), "{count}\n{metrics}");
             }
         }
+    }
+}
+
+/// Sends `events` as a stream of the upstream, or as its body if there is one alone.
+async fn answered(call: &mut Call, events: &[&str], as_stream: bool) {
+    if !as_stream {
+        return call.answer("200 OK", events[0]).await;
+    }
+    call.begin_events().await;
+    for event in events {
+        call.chunk(&format!("data: {event}\n\n")).await;
+    }
+    call.chunk("data: [DONE]\n\n").await;
+    call.end().await;
+}
+
+/// A reply may say that it failed without an error: `finish_reason: error` of OpenRouter, a call that Gemini could
+/// not read, `status: failed`.
+#[tokio::test]
+async fn a_reply_that_says_that_it_failed_is_no_answer() {
+    let begun = r#"{"id":"c","model":"m","choices":[{"index":0,"delta":{"content":"Three"},"finish_reason":null}]}"#;
+    let ended =
+        r#"{"id":"c","model":"m","choices":[{"index":0,"delta":{},"finish_reason":"error"}]}"#;
+    let whole = r#"{"id":"c","object":"chat.completion","model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"Three"},"finish_reason":"error"}],"usage":{"prompt_tokens":9,"completion_tokens":1,"total_tokens":10}}"#;
+    let failed = r#"{"id":"resp_1","object":"response","status":"failed","error":null,"output":[],"usage":null}"#;
+    let malformed = r#"{"candidates":[{"content":{},"finishReason":"MALFORMED_FUNCTION_CALL","index":0}],"usageMetadata":{"promptTokenCount":9,"totalTokenCount":9}}"#;
+    let requests = requests();
+    for (request, events, as_stream) in [
+        (&requests[1], &[begun, ended][..], true),
+        (&requests[1], &[whole], false),
+        (&requests[2], &[failed], false),
+        (&requests[3], &[malformed], false),
+        (&requests[3], &[malformed], true),
+    ] {
+        let provider = Provider::start().await;
+        let mut server = TestServer::before(&provider.base()).await;
+        let mut client = ask(&server, request.0, &request.1).await;
+        answered(&mut provider.call().await, events, as_stream).await;
+        let response = client.response().await;
+        // The client gets what came.
+        assert!(events.iter().all(|event| response.text().contains(event)), "{}", response.text());
+        let told = server.told().await;
+        let case = format!("{} {events:?}", request.0);
+        assert_eq!(told.outcome, Outcome::UpstreamFailed, "{case}");
+        let expected = (Some(ErrorKind::Provider), Some(StopReason::Failed));
+        assert_eq!((told.error_kind, told.stop), expected, "{case}");
+        let metrics = server.telemetry.render();
+        let count = r#"plimsoll_provider_errors_total{kind="provider",upstream="up"} 1"#;
+        assert!(metrics.contains(count), "{case}\n{metrics}");
+    }
+}
+
+/// An error after some words, in a thread that had an answer before: the client asks again and goes on, on the same
+/// thread.
+#[tokio::test]
+async fn a_retry_after_a_failure_goes_on_where_it_was() {
+    let message = |role: &str, words: &str| json!({"role": role, "content": words});
+    let chunk = |words: &str| json!({"id": "c", "model": "m", "choices": [{"index": 0, "delta": {"content": words}, "finish_reason": null}]});
+    let stop = json!({"id": "c", "model": "m", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]});
+    let failed = json!({"id": "c", "model": "m", "choices": [{"index": 0, "delta": {}, "finish_reason": "error"}]});
+    let error = json!({"error": {"code": 502, "message": "Upstream error"}});
+    for (ending, kind) in [(error, ErrorKind::Provider), (failed, ErrorKind::Provider)] {
+        let provider = Provider::start().await;
+        let mut server = TestServer::before(&provider.base()).await;
+        let mut history = vec![message("user", WORDS)];
+        let mut threads = Vec::new();
+        for (words, ending, outcome) in [
+            ("Three.", &stop, Outcome::Complete),
+            ("Fo", &ending, Outcome::UpstreamFailed),
+            ("Four.", &stop, Outcome::Complete),
+            ("Five.", &stop, Outcome::Complete),
+        ] {
+            let body = json!({"model": "m", "stream": true, "stream_options": {"include_usage": true},
+                "messages": history});
+            let mut client = ask(&server, "/v1/chat/completions", &body.to_string()).await;
+            let events = [chunk(words).to_string(), ending.to_string()];
+            let events: Vec<&str> = events.iter().map(String::as_str).collect();
+            answered(&mut provider.call().await, &events, true).await;
+            client.response().await;
+            let told = server.told().await;
+            assert_eq!(told.outcome, outcome, "{words} {ending}");
+            let is_failed = outcome == Outcome::UpstreamFailed;
+            assert_eq!(told.error_kind, is_failed.then_some(kind), "{words} {ending}");
+            threads.push(told.thread.clone().unwrap());
+            if !is_failed {
+                history.extend([message("assistant", words), message("user", "And now?")]);
+            }
+        }
+        assert!(threads.iter().all(|thread| *thread == threads[0]), "{threads:?}");
+    }
+}
+
+/// The body that Azure sends for a prompt that its filter stops.
+#[tokio::test]
+async fn azures_filter_has_its_kind_whatever_the_status() {
+    let filtered = json!({"error": {
+        "message": "The response was filtered due to the prompt triggering Azure OpenAI's content management policy.",
+        "type": null, "param": "prompt", "code": "content_filter", "status": 400,
+        "innererror": {"code": "ResponsibleAIPolicyViolation", "content_filter_result": {
+            "hate": {"filtered": true, "severity": "high"}, "jailbreak": {"filtered": false, "detected": false},
+            "self_harm": {"filtered": false, "severity": "safe"}, "sexual": {"filtered": false, "severity": "safe"},
+            "violence": {"filtered": false, "severity": "low"}}}}})
+    .to_string();
+    let (target, body) = &requests()[1];
+    for (status, outcome) in
+        [("400 Bad Request", Outcome::Refused), ("200 OK", Outcome::UpstreamFailed)]
+    {
+        let provider = Provider::start().await;
+        let mut server = TestServer::before(&provider.base()).await;
+        let mut client = ask(&server, target, body).await;
+        provider.call().await.answer(status, &filtered).await;
+        assert!(client.response().await.text().contains(&filtered));
+        let told = server.told().await;
+        let expected = (outcome, Some(ErrorKind::Filter));
+        assert_eq!((told.outcome, told.error_kind), expected, "{status}");
     }
 }
 

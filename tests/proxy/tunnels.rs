@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::UpgradePolicy;
 use plimsoll::context::{EstimateMethod, Outcome};
-use plimsoll::dialect::{Dialect, Purpose};
+use plimsoll::dialect::error_kind::ErrorKind;
+use plimsoll::dialect::{Dialect, Purpose, StopReason};
 use plimsoll::proxy::{DrainOutcome, TunnelTimeouts};
 use plimsoll::telemetry::FailOpen;
 use tokio::io::AsyncWriteExt as _;
@@ -202,6 +203,39 @@ async fn responses_on_a_websocket_are_told_as_exchanges() {
     assert_eq!(told[1].outcome, Outcome::UpstreamFailed);
     assert_eq!(told[1].usage.input, None);
     server.told_no_more();
+}
+
+/// A reply that says that it failed is no answer there either, with an error and without.
+#[tokio::test]
+async fn a_reply_on_a_websocket_that_says_that_it_failed_is_no_answer() {
+    let provider = Provider::start().await;
+    let mut server = TestServer::before(&provider.base()).await;
+    let mut client = Wire::connect(server.address).await;
+    client.send(UPGRADE).await;
+    let mut call = provider.call().await;
+    call.send(SWITCHED).await;
+    client.head().await;
+    for (error, kind) in [
+        ("null", ErrorKind::Provider),
+        (r#"{"code":"rate_limit_exceeded","message":"Slowly."}"#, ErrorKind::RateLimit),
+    ] {
+        let asked = frame(CREATE, true);
+        client.send(&asked).await;
+        call.wire.exactly(asked.len()).await;
+        let failed = format!(
+            r#"{{"type":"response.failed","sequence_number":1,"response":{{"id":"resp_1","status":"failed","error":{error},"output":[],"usage":null}}}}"#
+        );
+        let failed = frame(&failed, false);
+        call.send(&failed).await;
+        assert_eq!(client.exactly(failed.len()).await, failed);
+        let told = server.told().await;
+        assert_eq!(
+            (told.outcome, told.error_kind),
+            (Outcome::UpstreamFailed, Some(kind)),
+            "{error}"
+        );
+        assert_eq!(told.stop, Some(StopReason::Failed), "{error}");
+    }
 }
 
 /// A turn on a connection: the request, and what it is answered with in the end.

@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::ProviderError;
+use super::{ProviderError, Reply, StopReason};
 
 /// The kind of an error; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, strum::EnumIter)]
@@ -47,6 +47,13 @@ const NAMES: &[(&[&str], ErrorKind)] = &[
 ];
 
 impl ErrorKind {
+    /// The kind of the error that ended a reply; `None` if none did. A reply may say that it failed without an
+    /// error (`docs/protocols.md` 4.3, 5.1).
+    pub fn in_reply(reply: &Reply) -> Option<Self> {
+        let failed = || (reply.stop == Some(StopReason::Failed)).then_some(Self::Provider);
+        reply.error.as_ref().map(Self::of).or_else(failed)
+    }
+
     /// The kind of an error.
     pub fn of(error: &ProviderError) -> Self {
         let Some(name) = error.kind.as_deref().map(str::to_ascii_lowercase) else {
@@ -78,6 +85,24 @@ impl ErrorKind {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_reply_that_says_that_it_failed_has_a_kind() {
+        let reply = |stop, error: Option<&str>| Reply {
+            stop,
+            error: error.map(|kind| ProviderError { kind: Some(kind.into()), message: None }),
+            ..Reply::default()
+        };
+        let of = |stop, error| ErrorKind::in_reply(&reply(stop, error));
+        assert_eq!(of(Some(StopReason::Failed), None), Some(ErrorKind::Provider));
+        assert_eq!(of(Some(StopReason::Failed), Some("429")), Some(ErrorKind::RateLimit));
+        assert_eq!(of(None, Some("hm")), Some(ErrorKind::Other));
+        for stop in
+            [None, Some(StopReason::End), Some(StopReason::Refused), Some(StopReason::Other)]
+        {
+            assert_eq!(of(stop, None), None, "{stop:?}");
+        }
+    }
 
     #[test]
     fn the_names_of_providers_tell_the_kind() {

@@ -379,7 +379,7 @@ fn settled(
         let has_begun = reply.id.is_some() || !reply.parts.is_empty();
         is_cut = has_begun && reply.error.is_none();
     }
-    event.error_kind = reply.error.as_ref().map(ErrorKind::of);
+    event.error_kind = ErrorKind::in_reply(&reply);
     // A status 200 with an error in the body is not a success.
     if event.outcome == Outcome::Complete && event.error_kind.is_some() {
         event.outcome = Outcome::UpstreamFailed;

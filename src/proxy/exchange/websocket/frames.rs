@@ -402,7 +402,7 @@ async fn kept(
     // Dropped: treated as if the client had left before any reply.
     let Ok((reply, outcome)) = answered.await else { return };
     recorder.noted(reply.notes.iter().copied());
-    recorder.event.error_kind = reply.error.as_ref().map(ErrorKind::of);
+    recorder.event.error_kind = ErrorKind::in_reply(&reply);
     recorder.event.outcome = match recorder.event.error_kind {
         Some(_) if outcome == Outcome::Complete => Outcome::UpstreamFailed,
         _ => outcome,
