@@ -406,12 +406,13 @@ struct Decided {
 /// What is known of a model whose provider counts reasoning that is not sent back.
 fn counts_unsent(family: Family) -> EstimatorState {
     let unsent = UnsentReasoning { tokens: 700, counted: false };
-    let seen = Observation { counted: [1_000; 4], unsent, ..Observation::default() };
-    let fresh = EstimatorState::new(family);
-    let guess = fresh.guess(&seen, Default::default());
-    let learned = fresh.after(&seen, &guess, 1_700);
-    assert!(learned.counts_unsent());
-    learned
+    [false, true].into_iter().fold(EstimatorState::new(family), |learned, streams| {
+        let seen = Observation { counted: [1_000; 4], unsent, streams, ..Observation::default() };
+        let guess = learned.guess(&seen, Default::default());
+        let learned = learned.after(&seen, &guess, 1_700);
+        assert!(learned.counts_unsent(streams));
+        learned
+    })
 }
 
 fn plays(

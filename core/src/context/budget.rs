@@ -97,7 +97,7 @@ pub fn measure(
     let head_left = same.map_or(0, |anchor| scale.sent.left(anchor.sketch, is_head));
     let unsent = UnsentReasoning {
         tokens: if scale.compacts { 0 } else { scale.unsent },
-        counted: learned.counts_unsent(),
+        counted: learned.counts_unsent(conversation.stream),
     };
     let counted = sums.by_retention().map(|(retention, all)| match (same, anchor) {
         (Some(anchor), _) => {

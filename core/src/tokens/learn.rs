@@ -15,7 +15,7 @@ use super::retention::{
     ByRetention, CONVINCES, RETENTIONS, ReadingEvidence, ReasoningRetention, doublings,
 };
 use super::tool_results::{STRUCTURE, ToolResults};
-use super::unsent::UnsentReasoning;
+use super::unsent::{UnsentCounting, UnsentReasoning};
 use super::{CountingMethod, bpe};
 use crate::dialect::Chain;
 use crate::dialect::models::Family;
@@ -156,9 +156,9 @@ pub struct EstimatorState {
     surprises: u8,
     /// The error of the last response, in multiples of the expected error; 0 if it was not a surprise.
     missed: f32,
-    /// Whether reasoning that is not sent back still counts as input of the next call.
+    /// Whether reasoning that is not sent back still counts as input of the next call, by way of serving.
     #[serde(default)]
-    counts_unsent: bool,
+    counts_unsent: UnsentCounting,
     /// Whether reasoning that is sent back is read: for whole responses, and for streams.
     #[serde(default)]
     reading: [ReadingEvidence; 2],
@@ -241,14 +241,15 @@ impl EstimatorState {
             bases: Vec::new(),
             surprises: 0,
             missed: 0.0,
-            counts_unsent: false,
+            counts_unsent: <_>::default(),
             reading: <_>::default(),
         }
     }
 
-    /// Whether reasoning that is not sent back still counts as input of the next call.
-    pub fn counts_unsent(&self) -> bool {
-        self.counts_unsent
+    /// Whether reasoning that is not sent back still counts as input of the next call, which `streams` or
+    /// does not.
+    pub fn counts_unsent(&self, streams: bool) -> bool {
+        self.counts_unsent.counts(streams)
     }
 
     /// Whether the state is of `family`, and tokens are still counted in the same way.
@@ -402,7 +403,7 @@ impl EstimatorState {
         let Some(counts) = seen.unsent.judged(estimate, actual, seen.news.tokens) else {
             return actual;
         };
-        self.counts_unsent = counts;
+        self.counts_unsent = self.counts_unsent.after(seen.streams, counts);
         match (counted, counts) {
             (false, true) => actual.saturating_sub(tokens),
             (true, false) => actual.saturating_add(tokens),
@@ -965,17 +966,46 @@ mod tests {
         let seen = Observation { unsent, ..grown(50_000, 100) };
         let guess = learned.guess(&seen, ByRetention::default());
         let taught = learned.clone().after(&seen, &guess, guess.tokens + 3_000);
-        assert!(taught.counts_unsent());
+        assert!(taught.counts_unsent(seen.streams));
         // All else is as after a call that was estimated right.
         let mut plain = learned.after(&seen, &guess, guess.tokens);
-        assert!(!plain.counts_unsent());
-        plain.counts_unsent = true;
+        assert!(!plain.counts_unsent(seen.streams));
+        plain.counts_unsent = plain.counts_unsent.after(seen.streams, true);
         assert_eq!(taught, plain);
         // What was stored before this was known.
         let saved = serde_json::to_string(&taught).unwrap();
-        let back: EstimatorState =
-            serde_json::from_str(&saved.replace(",\"counts_unsent\":true", "")).unwrap();
-        assert!(!back.counts_unsent() && back.is_whole());
+        let both = [false, true].map(|streams| taught.counts_unsent(streams));
+        let member = format!(",\"counts_unsent\":[{},{}]", both[0], both[1]);
+        assert!(saved.contains(&member), "{saved}");
+        let back: EstimatorState = serde_json::from_str(&saved.replace(&member, "")).unwrap();
+        assert!(!back.counts_unsent(seen.streams) && back.is_whole());
+        // One value for streams and whole responses.
+        let one = saved.replace(&member, ",\"counts_unsent\":true");
+        let back: EstimatorState = serde_json::from_str(&one).unwrap();
+        assert!(back.counts_unsent(false) && back.counts_unsent(true));
+    }
+
+    /// An upstream may count unsent reasoning without streaming only: clients of both kinds do not disturb
+    /// each other.
+    #[test]
+    fn unsent_reasoning_is_learned_by_way_of_serving() {
+        let mut learned = EstimatorState::new(Family::Other);
+        played(&mut learned, 20, |size| size);
+        for round in 0..4 {
+            for streams in [false, true] {
+                let counted = learned.counts_unsent(streams);
+                let unsent = UnsentReasoning { tokens: 3_000, counted };
+                let mut seen = Observation { unsent, streams, ..grown(50_000, 100) };
+                seen.counted = seen.counted.map(|tokens| tokens + unsent.input());
+                let guess = learned.guess(&seen, ByRetention::default());
+                let truth = if streams { 50_100 } else { 53_100 };
+                let off = guess.tokens.abs_diff(truth);
+                // The first call of each kind teaches it.
+                assert!(round == 0 || off < 50, "round {round}, streams {streams}: {off}");
+                learned = learned.after(&seen, &guess, truth);
+                assert_eq!(learned.counts_unsent(streams), !streams, "round {round}");
+            }
+        }
     }
 
     /// A call without errors of counting, of a model whose habits are believed so beforehand; what came back of the

@@ -3,6 +3,44 @@
 //! Some providers store it and count it, most do not, and one model may be served in both ways. The evidence
 //! of a clear pair of calls is believed at once (`docs/estimates.md` 2). Pure; must not know what was sent.
 
+use serde::{Deserialize, Serialize};
+
+/// Whether an upstream counts reasoning that is not sent back: for whole responses, and for streams.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "StoredCounting")]
+pub(super) struct UnsentCounting([bool; 2]);
+
+/// Earlier versions stored one value for both.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum StoredCounting {
+    One(bool),
+    Both([bool; 2]),
+}
+
+impl From<StoredCounting> for UnsentCounting {
+    fn from(stored: StoredCounting) -> Self {
+        match stored {
+            StoredCounting::One(counts) => Self([counts; 2]),
+            StoredCounting::Both(counts) => Self(counts),
+        }
+    }
+}
+
+impl UnsentCounting {
+    /// Whether it is counted in such requests.
+    pub(super) fn counts(self, streams: bool) -> bool {
+        self.0[usize::from(streams)]
+    }
+
+    /// The same after a call of this kind showed whether it `counts`.
+    #[must_use]
+    pub(super) fn after(mut self, streams: bool, counts: bool) -> Self {
+        self.0[usize::from(streams)] = counts;
+        self
+    }
+}
+
 /// Reasoning of the last reply that the client does not send back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UnsentReasoning {
@@ -42,6 +80,16 @@ impl UnsentReasoning {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_stored_value_is_read_for_streams_and_whole_responses() {
+        let read = |stored: &str| serde_json::from_str::<UnsentCounting>(stored).unwrap();
+        assert_eq!(read("true"), UnsentCounting([true; 2]));
+        assert_eq!(read("false"), UnsentCounting::default());
+        for counting in [UnsentCounting([true, false]), UnsentCounting([false, true])] {
+            assert_eq!(read(&serde_json::to_string(&counting).unwrap()), counting);
+        }
+    }
 
     #[test]
     fn only_a_clear_pair_says_whether_unsent_reasoning_is_counted() {

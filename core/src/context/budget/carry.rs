@@ -150,7 +150,7 @@ impl CarryOutlook {
         CarryOver {
             limits: Some(self.limits),
             contents,
-            ..self.carried(turn, back, retention, learned.counts_unsent())
+            ..self.carried(turn, back, retention, learned.counts_unsent(self.streams))
         }
     }
 

@@ -69,7 +69,7 @@ fn played(family: Family, counting: CountingMethod) -> Outcome {
             thread = ByRetention::default();
         }
         let mut seen = call(n, counting);
-        seen.unsent.counted = learned.counts_unsent();
+        seen.unsent.counted = learned.counts_unsent(seen.streams);
         let guess = learned.guess(&seen, thread);
         // Reasoning is dropped where a stream is asked for; text is dearer by a share, one tool's results by twelve.
         let read = seen.counted[if seen.streams { 3 } else { 1 }];
