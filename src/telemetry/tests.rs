@@ -50,7 +50,17 @@ fn estimate(tokens: u64) -> Estimate {
         ..CostPrediction::default()
     };
     let method = EstimateMethod::Anchored;
-    Estimate { tokens, method, counting, new: 10, gone: 0, went: 0, breakdown, guess }
+    Estimate {
+        tokens,
+        method,
+        counting,
+        new: 10,
+        gone: 0,
+        went: 0,
+        sealed: false,
+        breakdown,
+        guess,
+    }
 }
 
 fn told() -> Exchange {

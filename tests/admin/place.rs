@@ -160,6 +160,7 @@ fn estimate() -> Estimate {
         new: 100,
         gone: 0,
         went: 0,
+        sealed: false,
         breakdown,
         guess: Default::default(),
     }

@@ -233,12 +233,41 @@ async fn input_that_nobody_could_see_is_not_told_as_an_error_of_the_estimate() {
         {"type":"text","text":"Yes."}],"stop_reason":"end_turn","usage":{"input_tokens":9,"output_tokens":3}}"#;
     let messages = r#"{"model":"claude-sonnet-4-5","max_tokens":99,"messages":[{"role":"user","content":"When?"}]}"#;
     let continued = r#"{"model":"gpt-5","previous_response_id":"resp_1","input":"And then?"}"#;
+    // The provider's instructions to write a compaction are in no request, and only it can read the result:
+    // recorded, 156 tokens for a history of 60, and 276 with a compaction of 2,764 bytes at its start.
+    let item = |bytes: usize| {
+        format!(r#"{{"type":"compaction","id":"cmp","encrypted_content":"{}"}}"#, "g".repeat(bytes))
+    };
+    let user = |words: &str| format!(r#"{{"role":"user","content":"{words}"}}"#);
+    let history = format!(r#"{{"model":"gpt-4.1","input":[{}]}}"#, user("What is 2+2?"));
+    let compacted = format!(
+        r#"{{"id":"resp_3","object":"response.compaction","output":[{},{}],
+        "usage":{{"input_tokens":156,"output_tokens":190,"total_tokens":346}}}}"#,
+        user("What is 2+2?"),
+        item(2_808)
+    );
+    let begins = format!("{},{}", item(2_764), user("And 4+4?"));
+    let after = format!(r#"{{"model":"gpt-4.1","input":[{begins}]}}"#);
+    let eight = r#"{"type":"message","id":"m","role":"assistant","content":[{"type":"output_text","text":"4 + 4 = 8"}]}"#;
+    let answer = |id: &str, input: u64| {
+        format!(
+            r#"{{"id":"{id}","object":"response","status":"completed","model":"gpt-4.1","output":[{eight}],
+            "usage":{{"input_tokens":{input},"output_tokens":8,"total_tokens":{}}}}}"#,
+            input + 8
+        )
+    };
+    let (first, then) = (answer("resp_4", 276), answer("resp_5", 294));
+    let grown = format!(r#"{{"model":"gpt-4.1","input":[{begins},{eight},{}]}}"#, user("And 5+5?"));
     let provider = Provider::start().await;
     let mut server = TestServer::before(&provider.base()).await;
     for (path, body, answer, hidden) in [
         ("/v1/messages", messages, hosted, Some(HiddenInput::HostedTools)),
         ("/v1/responses", continued, held, Some(HiddenInput::Continuation)),
         ("/v1/messages", messages, seen, None),
+        ("/v1/responses/compact", &history, &compacted, Some(HiddenInput::ProviderEdit)),
+        ("/v1/responses", &after, &first, Some(HiddenInput::ProviderEdit)),
+        // With a turn to grow from, its cost is known.
+        ("/v1/responses", &grown, &then, None),
     ] {
         let mut client = Wire::connect(server.address).await;
         let length = body.len();
@@ -249,17 +278,21 @@ async fn input_that_nobody_could_see_is_not_told_as_an_error_of_the_estimate() {
         let told = server.told().await;
         assert_eq!(told.hidden_input(), hidden, "{path}");
         assert!(told.error().is_some(), "{path}");
+        if body.contains("compaction") {
+            // By its encrypted length; counted as nothing, it was 264 off.
+            assert!(told.error().unwrap().abs() < 20, "{body}: {:?}", told.error());
+        }
     }
     let page = server.telemetry.render();
     let sum = |start: &str| -> f64 {
         let lines = page.lines().filter(|line| line.starts_with(start));
         lines.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
     };
-    assert_eq!(sum("plimsoll_estimates_comparable_total{"), 1.0, "{page}");
-    assert_eq!(sum("plimsoll_estimate_error_tokens_count{"), 1.0);
-    assert_eq!(sum("plimsoll_estimate_compared_tokens_total{"), 9.0);
-    assert_eq!(sum("plimsoll_hidden_input_error_tokens_count{"), 2.0);
-    for label in ["hosted_tools", "continuation"] {
+    assert_eq!(sum("plimsoll_estimates_comparable_total{"), 2.0, "{page}");
+    assert_eq!(sum("plimsoll_estimate_error_tokens_count{"), 2.0);
+    assert_eq!(sum("plimsoll_estimate_compared_tokens_total{"), 9.0 + 294.0);
+    assert_eq!(sum("plimsoll_hidden_input_error_tokens_count{"), 4.0);
+    for label in ["hosted_tools", "continuation", "provider_edit"] {
         assert!(page.contains(&format!("hidden_input=\"{label}\"")), "{label}");
     }
 }

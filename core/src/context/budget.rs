@@ -134,11 +134,13 @@ pub fn measure(
     parts_of.reasoning += unsent.input();
     let breakdown = fit(parts_of, tokens);
     let went = same.map_or(0, |anchor| went(&anchor, retention, left));
-    let estimate = Estimate { tokens, method, counting, new, gone, went, breakdown, guess };
-    // The error of this estimate says nothing about the new parts in five cases: the anchor was counted by
-    // another family's tokenizer, the provider holds the history, a summary was just inserted, more than
-    // reasoning was removed, or the model's messages include some that no known reply contained.
-    let plain = matches!(method, EstimateMethod::Anchored | EstimateMethod::Estimated);
+    let sealed = scale.counter.guesses_compaction();
+    let estimate = Estimate { tokens, method, counting, new, gone, went, sealed, breakdown, guess };
+    // The error of this estimate says nothing about the new parts in six cases: the anchor was counted by
+    // another family's tokenizer, the provider holds the history, a summary was just inserted, a part can
+    // only be read by the provider, more than reasoning was removed, or the model's messages include some
+    // that no known reply contained.
+    let plain = matches!(method, EstimateMethod::Anchored | EstimateMethod::Estimated) && !sealed;
     let left = same.is_some_and(|anchor| gone > thoughts(&anchor) + FEW);
     let seen =
         (plain && !left && !scale.is_poor && same.is_some() == anchor.is_some()).then_some(seen);

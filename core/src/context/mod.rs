@@ -58,6 +58,9 @@ pub struct Estimate {
     /// The share of `gone` that is history other than reasoning: cut, compacted, or dropped by the client.
     #[serde(default, skip_serializing_if = "plan::is_default")]
     pub went: u64,
+    /// A compaction that only the provider can read is counted from its length.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub sealed: bool,
     /// How the tokens are split; the sum is `tokens`.
     pub breakdown: Breakdown,
     /// How uncertain the estimate is, and what data it comes from.

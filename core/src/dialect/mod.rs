@@ -435,6 +435,9 @@ pub struct Usage {
     /// Tools ran at the provider, so `input` does not measure the context, and is a poor anchor.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub hosted_tools: bool,
+    /// The reply holds a compaction by the provider: `input` includes instructions that no request has.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub compacted: bool,
     /// The share of `input` that was prompts of these tools, if reported (Gemini).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tool_use_prompt: Option<u64>,

@@ -343,6 +343,7 @@ impl OpenTurn {
         let usage = &reply.usage;
         let measures = !usage.lower_bound
             && !usage.hosted_tools
+            && !usage.compacted
             && usage.last_call.is_none()
             && usage.cleared.is_none()
             && ending.outcome == Outcome::Complete

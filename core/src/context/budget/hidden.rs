@@ -27,6 +27,8 @@ impl HiddenInput {
         match () {
             () if usage.hosted_tools => Some(Self::HostedTools),
             () if usage.cleared.is_some() || usage.aside.is_some() => Some(Self::ProviderEdit),
+            // The instructions to write a compaction, and its text, are in no request.
+            () if usage.compacted || estimate.sealed => Some(Self::ProviderEdit),
             () if usage.last_call.is_some() => Some(Self::HostedTools),
             () if estimate.method == EstimateMethod::Held && !grows => Some(Self::Continuation),
             () => None,
@@ -67,6 +69,9 @@ mod tests {
         assert_eq!(of(|usage| usage.hosted_tools = true), Some(HostedTools));
         assert_eq!(of(|usage| usage.cleared = Some(ClearingReport::default())), Some(ProviderEdit));
         assert_eq!(of(|usage| usage.aside = Some(9)), Some(ProviderEdit));
+        assert_eq!(of(|usage| usage.compacted = true), Some(ProviderEdit));
+        let sealed = Estimate { sealed: true, ..estimate.clone() };
+        assert_eq!(HiddenInput::of(&Usage::default(), &sealed), Some(ProviderEdit));
         assert_eq!(of(|usage| usage.last_call = Some(LastCall::default())), Some(HostedTools));
         let held = |new| {
             let estimate = Estimate { method: EstimateMethod::Held, new, ..estimate.clone() };

@@ -484,6 +484,21 @@ fn responses(body: &str, before: Option<&Before>) -> MeasuredEstimate {
     measure(&read, body.as_bytes(), &sent, &model, anchor, Tokenizer::whole(model.family), &learned)
 }
 
+/// Its cost is a guess, which says nothing of the head that stands before it.
+#[test]
+fn a_compaction_that_nobody_can_read_teaches_nothing() {
+    let with = |item: &str| {
+        responses(&format!(r#"{{"instructions":"Be calm.","input":[{item}{}]}}"#, user("hi")), None)
+    };
+    let (plain, sealed) = (
+        with(""),
+        with(&format!(r#"{{"type":"compaction","encrypted_content":"{}"}},"#, "g".repeat(9_000))),
+    );
+    assert!(plain.seen.is_some() && !plain.estimate.sealed);
+    assert!(sealed.seen.is_none() && sealed.estimate.sealed);
+    assert!(sealed.estimate.tokens > plain.estimate.tokens + 1_000);
+}
+
 #[test]
 fn history_that_the_provider_holds_is_measured_from_its_turn() {
     let first = r#"{"input":"hi","instructions":"Be calm."}"#;

@@ -265,6 +265,7 @@ fn estimate(tokens: u64, new: u64, went: u64) -> Option<Estimate> {
         new,
         gone: went,
         went,
+        sealed: false,
         breakdown: crate::context::Breakdown::default(),
         guess: crate::context::CostPrediction::default(),
     })

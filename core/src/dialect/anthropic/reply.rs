@@ -345,6 +345,8 @@ impl UsageFields {
             last_call: self.last_call,
             lower_bound: false,
             hosted_tools: self.hosted,
+            // The calls that wrote one are in `aside`.
+            compacted: false,
             tool_use_prompt: None,
             cache_miss: self.miss,
             cleared: self.cleared,

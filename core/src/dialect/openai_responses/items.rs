@@ -252,11 +252,19 @@ fn answer<'d>(
     }
 }
 
+/// Whether a part is a compaction.
+pub(super) fn is_compaction(part: &Part) -> bool {
+    part.kind == PartKind::Opaque && part.name.as_deref() == Some(COMPACTION)
+}
+
+/// The name of a compaction.
+const COMPACTION: &str = "compaction";
+
 /// A summary of earlier history that only the provider can read.
 fn compaction(item: Value<'_>, keyer: &mut Keyer) -> Part {
     let mut part = Part::at(PartKind::Opaque, Role::Assistant, item);
     let sealed = item.get_any(&["encrypted_content"]);
-    part.name = Some("compaction".into());
+    part.name = Some(COMPACTION.into());
     part.sealed = sealed.map(|sealed| sealed.span());
     part.key = match sealed {
         Some(sealed) => keyer.value(PartKind::Opaque, Role::Assistant, sealed),

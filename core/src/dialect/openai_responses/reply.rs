@@ -27,6 +27,8 @@ pub struct ReplyStream {
     created: bool,
     /// Tools ran at the provider.
     hosted: bool,
+    /// It contains a compaction.
+    compacted: bool,
     /// The model refused.
     refused: bool,
     /// There was an item of an unknown kind.
@@ -122,7 +124,7 @@ impl ReplyStream {
         for slot in slots {
             reply.parts.extend(slot.finished(&mut self.keyer));
         }
-        reply.usage.hosted_tools = self.hosted;
+        reply.usage = self.usage_so_far(reply);
         if self.kept > MOST_KEPT {
             note_once(&mut reply.notes, Note::TooLong);
         }
@@ -136,7 +138,7 @@ impl ReplyStream {
 
     /// The usage if the reply ended here.
     pub fn usage_so_far(&self, reply: &Reply) -> Usage {
-        Usage { hosted_tools: self.hosted, ..reply.usage.clone() }
+        Usage { hosted_tools: self.hosted, compacted: self.compacted, ..reply.usage.clone() }
     }
 
     /// Bytes of text so far.
@@ -185,6 +187,7 @@ impl ReplyStream {
         self.hosted |= read.hosted;
         self.refused |= read.refused;
         self.unknown |= read.unknown;
+        self.compacted |= read.parts.iter().any(items::is_compaction);
         let Some(slot) = self.slots.get_mut(at) else { return };
         slot.id = item.get_text("id").map(Into::into);
         slot.shown = read.parts.into_iter().map(|part| reply_part(part, item)).collect();

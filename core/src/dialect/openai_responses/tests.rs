@@ -606,6 +606,7 @@ fn bodies() {
     let next =
         input(r#"{"role":"user","content":"u"},{"type":"compaction","encrypted_content":"gAAA"}"#);
     assert_eq!(compacted.chain_after(Chain::START), next.chains().last().unwrap());
+    assert!(compacted.usage.compacted && !whole.usage.compacted);
     let queued = body(r#"{"status":"queued","output":[],"usage":null}"#);
     assert_eq!((queued.complete, queued.stop, queued.usage.input), (true, None, None));
     let refusal = r#"{"output":[{"type":"message","role":"assistant","content":[{"type":"refusal","refusal":"No."}]}]}"#;
