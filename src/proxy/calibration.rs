@@ -280,26 +280,20 @@ impl CalibrationKey {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tokens::CountingMethod;
-    use crate::tokens::learn::NewContent;
 
     /// Of the same upstream and family, and for the same tenant: one tenant's traffic says nothing to another.
     #[test]
     fn a_new_models_range_starts_as_a_siblings() {
         let one = TenantId::from("one");
         let mut all = ModelMap::default();
-        for (pupil, off) in [(None, 300), (Some(&one), 900)] {
+        for (pupil, width) in [(None, 2.0), (Some(&one), 4.0)] {
             let place = CalibrationKey::of("up", "a", pupil);
-            let mut known = ModelCalibration::new(&place, Family::Claude, &all);
-            for call in 0..60 {
-                let news = NewContent { tokens: 400, words: 400, ..NewContent::default() };
-                let counting = CountingMethod::Ratio;
-                let seen =
-                    Observation { counted: [9_000; 4], news, counting, ..Observation::default() };
-                let guess = known.learned.guess(&seen, Default::default());
-                let actual = 9_000 + if call % 2 == 0 { off } else { 0 };
-                known.learned = Arc::new((*known.learned).clone().after(&seen, &guess, actual));
-            }
+            let mut taught = serde_json::json!(EstimatorState::new(Family::Claude));
+            taught["lessons"] = 100.into();
+            taught["widths"] = serde_json::json!(vec![width; 4]);
+            let learned = Arc::new(serde_json::from_value(taught).unwrap());
+            let known = ModelCalibration::new(&place, Family::Claude, &all);
+            let known = ModelCalibration { learned, ..known };
             all.insert(&place.upstream, &place.name, known);
         }
         let started = |upstream, pupil, family| {
