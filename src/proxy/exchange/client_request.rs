@@ -304,7 +304,7 @@ impl ClientRequest {
                 return self.counted_alone(Arc::new(basis.alone()));
             }
         };
-        let prepared = basis.to_count(held_out, |prepared| self.added(prepared, None, &proxy));
+        let prepared = basis.for_count(held_out, |prepared| self.added(prepared, None, &proxy));
         let (added, prepared) = (prepared.added.clone(), Arc::new(prepared));
         let planned = PlannedRequest::replayed(&prepared, Arc::new(known)).await;
         let rewrite = planned.rewrite(&prepared);

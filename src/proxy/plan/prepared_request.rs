@@ -117,7 +117,7 @@ impl RequestBasis {
     }
 
     /// The request as one that only counts, and takes no place in its session.
-    pub(crate) fn to_count(
+    pub(crate) fn for_count(
         self,
         held_out: bool,
         adds: impl FnOnce(&PreparedRequest) -> Vec<AddedOption>,
