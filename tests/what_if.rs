@@ -214,3 +214,24 @@ fn a_cut_behind_others_breaks_the_cache_from_its_own_place() {
     // Each time the result behind it is processed again, wherever it stood in the whole history.
     assert!(told.savings.reprocessed > late * 3_000, "{}", told.savings.reprocessed);
 }
+
+/// As live: a request that does not fit uses the summary that was prepared, which covers one result, before
+/// another one is written. The next is written once it is still too full.
+#[test]
+fn a_prepared_summary_is_used_before_another_is_written() {
+    let policy = "[prune]\ngate = []\n[model.\"gpt-4.1\"]\nwindow_tokens = 60000\n[compact]\nengine = \"summary\"\nprepare = 0.5\n";
+    let told = told_of("prepared", policy, &session_of(("gpt-4.1", "openai"), 8, 8, 15_000));
+    let before: Vec<(u64, u64)> =
+        told.events.iter().map(|event| (event.call, event.tokens_before)).collect();
+    let is_one = |(_, tokens): &(u64, u64)| (15_000..20_000).contains(tokens);
+    assert!(before.len() >= 3 && before.iter().all(is_one), "{before:?}");
+}
+
+/// As live: whoever looks for a compaction that never came finds the reason.
+#[test]
+fn why_a_history_could_not_be_compacted_is_counted() {
+    let policy = "[prune]\ngate = []\n[model.\"gemini-2.5-pro\"]\nwindow_tokens = 60000\n[compact]\nengine = \"provider\"\n";
+    let session = session_of(("gemini-2.5-pro", "gemini"), 40, 40, RESULT);
+    let told = told_of("no-provider", policy, &session);
+    assert!(told.summaries == 0 && told.refused["provider"] > 10, "{:?}", told.refused);
+}
