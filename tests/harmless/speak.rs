@@ -464,7 +464,7 @@ pub fn results(dialect: Dialect, history: &[Value]) -> Vec<&Value> {
             }
             Dialect::Chat if said["role"] == "tool" => found.push(&said["content"]),
             Dialect::Responses if is(said, &["function_call_output"]) => {
-                found.push(&said["output"])
+                found.push(&said["output"]);
             }
             Dialect::Gemini => {
                 let parts = said["parts"].as_array().into_iter().flatten();

@@ -86,7 +86,8 @@ impl Stage {
         let _ = within("the answer to end", client.stream.read_to_end(&mut read)).await;
         // Where nothing was streamed, the next answer does not break off.
         self.provider.break_off_after(usize::MAX);
-        let text = String::from_utf8(read).unwrap();
+        // It may break off in the middle of a character; what is not whole of an event is not read.
+        let text = String::from_utf8_lossy(&read);
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
         (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
     }
