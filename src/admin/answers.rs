@@ -23,12 +23,13 @@ use serde::Serialize;
 use tokio::sync::{broadcast, watch};
 
 use super::explain::Explanation;
+use super::export;
 use super::savings::{SavingsPage, SessionSums};
+use super::state::{Admin, EXPORTS, becomes_true};
 use super::view::{
     self, CompactionRequest, CompactionStart, DeleteOutcome, DryRun, ServerInfo, SessionLine,
     SessionPage, SessionView, id_of,
 };
-use super::{Admin, EXPORTS, export};
 use crate::context::ExchangeId;
 use crate::context::ledger::Ledger;
 use crate::dialect::percent::decoded_whole;
@@ -520,7 +521,7 @@ impl LiveListener {
             return Some(Bytes::from_static(b": listening\n\n"));
         }
         tokio::select! {
-            () = super::becomes_true(&mut self.ending) => None,
+            () = becomes_true(&mut self.ending) => None,
             () = tokio::time::sleep(HEARTBEAT) => Some(Bytes::from_static(b": still here\n\n")),
             heard = self.heard.recv() => match heard {
                 Ok(exchange) => {

@@ -7,8 +7,8 @@ use std::fmt;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 
-use super::Admin;
 use super::answers::{AdminAnswer, AdminError, json, scope};
+use super::state::Admin;
 use crate::context::ExchangeId;
 use crate::context::budget::grouped;
 use crate::store::ledgers::{ProviderRecount, RecountError};

@@ -11,7 +11,7 @@ use http::header::{AUTHORIZATION, HOST, ORIGIN};
 use http::uri::Authority;
 use http::{HeaderMap, HeaderName, Method, Request};
 
-use super::AdminAccess;
+use super::state::AdminAccess;
 use crate::config::Secret;
 use crate::telemetry::AdminRefusal;
 

@@ -6,8 +6,8 @@
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 
-use super::Admin;
 use super::answers::{AdminAnswer, AdminError, json};
+use super::state::Admin;
 use crate::context::Millis;
 use crate::dialect::lesson::Lesson;
 use crate::store::lessons::{LessonLine, LessonScope};

@@ -10,7 +10,8 @@ use tokio::sync::watch;
 
 use super::answers::{self, AdminBody, AdminError};
 use super::guard::{self, AdminPeer, AdminRole};
-use super::{Admin, AdminAccess, count, lessons, say};
+use super::state::{Admin, AdminAccess};
+use super::{count, lessons, say};
 use crate::dialect::percent::decoded_whole;
 use crate::telemetry::AdminRefusal;
 use crate::telemetry::log::clean;

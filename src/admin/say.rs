@@ -11,8 +11,8 @@ use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use serde::{Deserialize, Serialize};
 
-use super::Admin;
 use super::answers::{AdminAnswer, AdminError, json, scope, worded};
+use super::state::Admin;
 use crate::context::inject::{LONGEST, MOST};
 use crate::context::ledger::Ledger;
 use crate::context::{

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use rustix::fs::StatVfsMountFlags;
 
-use super::Tls;
+use super::settings::Tls;
 
 /// In a folder with this bit (`/tmp`), nobody can move or replace a file of another user.
 const STICKY: u32 = 0o1000;

@@ -18,10 +18,9 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use super::faults::{ConfigFaults, ConfigPlace};
 use super::layers::{ConfigEntry, ConfigTree};
 use super::raw::{RawConfig, RawLogFormat};
-use super::{
-    Config, ConfigSources, ContentSettings, LessonSettings, Retention, Secret, ServerLimits,
-    granted, permissions,
-};
+use super::settings::{Config, ContentSettings, LessonSettings, Retention, Secret, ServerLimits};
+use super::sources::ConfigSources;
+use super::{granted, permissions};
 use crate::dialect::models::ModelOverride;
 
 pub(super) use clients::oddities;

@@ -9,7 +9,7 @@ use http::{HeaderName, Uri};
 use super::{LONGEST_NAME, Resolver};
 use crate::config::built_in::BUILT_IN;
 use crate::config::raw::{RawConfig, RawUpstream};
-use crate::config::{Secret, Upstream};
+use crate::config::settings::{Secret, Upstream};
 use crate::dialect::Dialect;
 
 impl Resolver<'_> {

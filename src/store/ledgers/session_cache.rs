@@ -11,7 +11,8 @@ use foldhash::HashMap;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::{lock, parsers};
+use super::lock::lock;
+use super::parsers;
 use crate::context::ledger::Ledger;
 use crate::context::{ExchangeId, Fact, SessionId};
 use crate::dialect::{Chain, Conversation};

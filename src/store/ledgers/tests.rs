@@ -2,12 +2,16 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 
+use super::records::record;
+use super::session_cache::SessionCache;
 use super::*;
 use crate::context::ledger::anchor_keys;
+use crate::context::lineage::{Growth, Placement};
 use crate::context::plan::DecisionReason;
 use crate::context::policy::SummaryAuthor;
 use crate::context::{
-    CompactionRecord, Cut, Outcome, PromptSection, ReasoningRecord, Replacement, Sketch,
+    CompactionRecord, Cut, Fact, Outcome, PromptSection, ReasoningRecord, Replacement, Sketch,
+    SketchPart, TenantId, Turn,
 };
 use crate::dialect::models::Family;
 use crate::dialect::reading::{Framing, ResponseReader};
@@ -15,7 +19,7 @@ use crate::dialect::{self, Chain, Dialect, PartKey, Purpose, Usage};
 use crate::store::drafts::Draft;
 use crate::store::memory::MemoryStore;
 use crate::store::precondition::Precondition;
-use crate::store::{StoreFuture, WriteOutcome};
+use crate::store::{Record, StoreFuture, WriteOutcome};
 
 mod model;
 #[allow(unreachable_pub, reason = "integration tests have it, too")]

@@ -9,9 +9,11 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::late_writes::SessionRoom;
+use super::lock::lock;
+use super::opened_session::{OpenedSession, SessionRoom};
+use super::records::record;
 use super::session_cache::{self, SessionCache};
-use super::{Ledgers, OpenedSession, fingerprints, lock, record};
+use super::{Ledgers, fingerprints};
 use crate::context::ledger::Ledger;
 use crate::context::{ExchangeId, Fact, inject};
 use crate::store::precondition::{Precondition, WriteToken};

@@ -6,7 +6,7 @@
 use foldhash::HashMap;
 use serde::{Deserialize, Serialize};
 
-use super::{DAY, LessonLine, LessonScope, LessonSubject, LessonTerms};
+use super::terms::{DAY, LessonLine, LessonScope, LessonSubject, LessonTerms};
 use crate::context::{Millis, TenantId};
 
 /// An event in the life of a lesson.

@@ -8,10 +8,12 @@ use foldhash::HashMap;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::entry::{LessonEntry, LessonEvent, LessonNote};
-use super::{DAY, LessonLine, LessonSource, LessonSubject, LessonTerms, REFRESH};
+use super::terms::{DAY, LessonLine, LessonSource, LessonSubject, LessonTerms};
 use crate::context::{Millis, TenantId};
 use crate::dialect::lesson::Lesson;
 
+/// How often the lessons of other processes are read, ms.
+pub(super) const REFRESH: Millis = 30_000;
 /// The result of offering a lesson.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LessonOffer {

@@ -11,8 +11,9 @@ use rusqlite::types::{ToSqlOutput, ValueRef};
 use rusqlite::{Connection, OptionalExtension, Row, ToSql, params};
 use serde::Deserialize;
 
+use super::columns::{blob, bytes_in, scope_in};
 use super::packing::{Packing, pack, unpack};
-use super::{blob, bytes_in, legacy, scope_in, tombstones};
+use super::{legacy, tombstones};
 use crate::context::{Millis, SessionId, TenantId};
 use crate::store::drafts::INTERRUPTED;
 use crate::store::{

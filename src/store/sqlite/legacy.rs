@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
-use super::{blob, bytes_in, scope_in};
+use super::columns::{blob, bytes_in, scope_in};
 use crate::context::{SessionId, TenantId};
 use crate::store::{Record, RecordKind, Scope};
 

@@ -7,11 +7,11 @@ use std::collections::HashMap;
 use bytes::Bytes;
 use rusqlite::{Connection, params};
 
+use super::columns::{blob, scope_in};
 use super::facts::{self, SessionDelta};
 use super::legacy::{RekeyFact, record_in};
 use super::retention::RetentionRule;
 use super::views::{TURNS, turns_view};
-use super::{blob, scope_in};
 use crate::store::{Record, RecordKind};
 
 /// Moves the newest `count` rows, or leaves out those of expired sessions and, if `is_full`, those without

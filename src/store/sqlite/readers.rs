@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 use rusqlite::Connection;
 use tokio::sync::oneshot;
 
-use super::{connect, failed};
+use super::connection::connect;
+use super::errors::failed;
 use crate::store::{StoreError, StoreFuture};
 
 /// Queries that may wait.

@@ -2,6 +2,7 @@ use std::time::Instant;
 
 use rusqlite::params;
 
+use super::columns::blob;
 use super::*;
 use crate::store::conformance::{self, scope, turn};
 use crate::store::keyed::KeyedStore;

@@ -10,9 +10,11 @@ use std::time::{Duration, Instant};
 
 use rusqlite::{CachedStatement, Connection, OptionalExtension, params};
 
+use super::columns::scope_in;
+use super::connection::beside;
 use super::legacy::{LegacyFacts, RekeyFact};
 use super::retention::RetentionRule;
-use super::{beside, migration, scope_in, tombstones};
+use super::{migration, tombstones};
 use crate::context::Millis;
 use crate::store::{Scope, SweepStep};
 

@@ -3,34 +3,13 @@
 //! It is deleted with its session. It is never kept in memory: a ledger holds no text, and the admin API
 //! reads it exchange by exchange.
 
-use std::sync::Arc;
-
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::session_cache::SessionCache;
-use super::{Ledgers, OpenedSession};
+use super::Ledgers;
+use super::opened_session::SessionRoom;
 use crate::context::content::ExchangeContent;
 use crate::context::{ExchangeId, Millis};
 use crate::store::{Record, RecordKind, Scope, StoreError};
-
-/// Where data for a session is written that comes later: the content of an exchange, its summary, messages
-/// that are queued again. If the session was deleted meanwhile, nothing is written.
-#[derive(Clone)]
-pub struct SessionRoom {
-    /// The session.
-    pub scope: Scope,
-    pub(super) cache: Arc<SessionCache>,
-    /// The exchange that it is for; empty if it is for none.
-    pub(super) exchange: ExchangeId,
-}
-
-impl OpenedSession {
-    /// Where later data for this exchange is written.
-    pub fn room(&self) -> SessionRoom {
-        let (scope, cache, exchange) = (&self.scope, &self.cache, &self.exchange);
-        SessionRoom { scope: scope.clone(), cache: cache.clone(), exchange: exchange.clone() }
-    }
-}
 
 impl Ledgers {
     /// Stores the content of an exchange that began at `at`, unless its session would then have more than
@@ -84,12 +63,13 @@ impl Ledgers {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::time::Duration;
 
     use super::*;
     use crate::context::content::{ContentLink, TranscriptKind, TranscriptPart, TranscriptSpeaker};
     use crate::dialect::{Conversation, Dialect};
-    use crate::store::ledgers::SessionLookup;
+    use crate::store::ledgers::{OpenedSession, SessionLookup};
     use crate::store::memory::MemoryStore;
     use crate::store::recall::ReadBudget;
 
