@@ -6,10 +6,10 @@
 
 mod built_in;
 mod choices;
-pub mod faults;
-mod granted;
+pub mod errors;
 pub mod hosts;
 mod layers;
+mod memory_limits;
 pub(crate) mod permissions;
 pub mod presets;
 pub mod raw;
@@ -21,7 +21,7 @@ mod sources;
 use std::path::{Path, PathBuf};
 
 pub use crate::context::policy::Mode;
-use faults::{ConfigFaults, ConfigPlace};
+use errors::{ConfigErrors, ConfigPlace};
 use layers::ConfigEntry;
 
 pub use choices::{
@@ -48,7 +48,7 @@ pub struct LoadedConfig {
 ///
 /// # Errors
 /// All faults at once.
-pub fn load(sources: &ConfigSources) -> Result<LoadedConfig, ConfigFaults> {
+pub fn load(sources: &ConfigSources) -> Result<LoadedConfig, ConfigErrors> {
     load_but(sources, |_| false)
 }
 
@@ -58,7 +58,7 @@ pub fn load(sources: &ConfigSources) -> Result<LoadedConfig, ConfigFaults> {
 ///
 /// # Errors
 /// All other faults at once.
-pub(crate) fn load_to_look(sources: &ConfigSources) -> Result<LoadedConfig, ConfigFaults> {
+pub(crate) fn load_to_look(sources: &ConfigSources) -> Result<LoadedConfig, ConfigErrors> {
     load_but(sources, |key| key.ends_with("token") || key.ends_with(".credential"))
 }
 
@@ -66,44 +66,44 @@ pub(crate) fn load_to_look(sources: &ConfigSources) -> Result<LoadedConfig, Conf
 fn load_but(
     sources: &ConfigSources,
     excused: fn(&str) -> bool,
-) -> Result<LoadedConfig, ConfigFaults> {
+) -> Result<LoadedConfig, ConfigErrors> {
     let schema = schema::schema();
-    let mut faults = ConfigFaults::default();
+    let mut errors = ConfigErrors::default();
     let file =
         sources.file.clone().or_else(|| sources.search.iter().find(|path| path.exists()).cloned());
     let mut warnings = sources.ignored(file.as_deref());
-    let mut raw = file.as_deref().map_or_else(ConfigEntry::empty, |path| read(path, &mut faults));
-    if !faults.is_empty() {
+    let mut raw = file.as_deref().map_or_else(ConfigEntry::empty, |path| read(path, &mut errors));
+    if !errors.is_empty() {
         // A text that is not valid TOML has no reliable meaning, so its keys are not checked.
-        return Err(faults.sorted());
+        return Err(errors.sorted());
     }
-    say_variables(&mut raw, &schema, sources, &mut warnings);
+    set_from_variables(&mut raw, &schema, sources, &mut warnings);
     for (flag, key, value) in &sources.flags {
-        say(&mut raw, &schema, key, value, ConfigPlace::Flag(flag.clone()), &mut faults);
+        set_from_flag(&mut raw, &schema, key, value, ConfigPlace::Flag(flag.clone()), &mut errors);
     }
-    schema::hold(&schema, &raw, "", &mut faults);
+    schema::check(&schema, &raw, "", &mut errors);
     presets::put_under(&mut raw);
-    let config = resolve::mean(&raw, sources, &mut faults, &mut warnings);
-    faults.0.retain(|fault| !excused(&fault.key));
+    let config = resolve::resolve(&raw, sources, &mut errors, &mut warnings);
+    errors.0.retain(|fault| !excused(&fault.key));
     match config {
-        Some(config) if faults.is_empty() => {
+        Some(config) if errors.is_empty() => {
             warnings.extend(resolve::oddities(&config));
             Ok(LoadedConfig { config, file, warnings })
         }
-        _ => Err(faults.sorted()),
+        _ => Err(errors.sorted()),
     }
 }
 
-fn read(path: &Path, faults: &mut ConfigFaults) -> ConfigEntry {
+fn read(path: &Path, errors: &mut ConfigErrors) -> ConfigEntry {
     if let Some(finding) = permissions::writable(path) {
-        faults.add(ConfigPlace::File(path.to_owned()), "", finding.what, finding.todo);
+        errors.add(ConfigPlace::File(path.to_owned()), "", finding.what, finding.todo);
         return ConfigEntry::empty();
     }
     match std::fs::read_to_string(path) {
-        Ok(text) => layers::file(path, &text, faults),
+        Ok(text) => layers::file(path, &text, errors),
         Err(error) => {
             let todo = "Name a file that is there and can be read, or leave --config out.";
-            faults.add(
+            errors.add(
                 ConfigPlace::File(path.to_owned()),
                 "",
                 format!("cannot be read: {error}"),
@@ -115,7 +115,7 @@ fn read(path: &Path, faults: &mut ConfigFaults) -> ConfigEntry {
 }
 
 /// `PLIMSOLL_…`: one variable for each plain key, and `PLIMSOLL_UPSTREAM_NAME` for base URLs.
-fn say_variables(
+fn set_from_variables(
     raw: &mut ConfigEntry,
     schema: &serde_json::Value,
     sources: &ConfigSources,
@@ -137,20 +137,20 @@ fn say_variables(
             raw.set(&path, schema::from_text(leaf, value), place);
         } else {
             let known: Vec<_> = leaves.iter().map(|(path, _)| schema::variable(path)).collect();
-            let near = faults::nearest(name, known.iter().map(String::as_str));
+            let near = errors::nearest(name, known.iter().map(String::as_str));
             let hint = near.map_or(String::new(), |near| format!(" (did you mean {near}?)"));
             warnings.push(format!("environment variable {name} is not known{hint}; it is ignored"));
         }
     }
 }
 
-fn say(
+fn set_from_flag(
     raw: &mut ConfigEntry,
     schema: &serde_json::Value,
     key: &str,
     value: &str,
     place: ConfigPlace,
-    faults: &mut ConfigFaults,
+    errors: &mut ConfigErrors,
 ) {
     if key == "upstream" {
         return match value.split_once('=') {
@@ -158,12 +158,12 @@ fn say(
                 let path = ["upstream", name, "base_url"];
                 let twice = raw.at(&path).is_some_and(|entry| entry.place == place);
                 if twice {
-                    faults.add(place, key, format!("{name} is named twice"), "Name each once.");
+                    errors.add(place, key, format!("{name} is named twice"), "Name each once.");
                 } else {
                     raw.set(&path, url.into(), place);
                 }
             }
-            None => faults.add(place, key, "should be NAME=URL", "Write, say, openai=http://…"),
+            None => errors.add(place, key, "should be NAME=URL", "Write, say, openai=http://…"),
         };
     }
     let leaves = schema::leaves(schema);

@@ -3,20 +3,20 @@
 //! Reads what the lower floors store; never touches traffic, and does not know the proxy. Clients are checked
 //! first (`guard.rs`); all routes are one table (`routes.rs`); responses are the types of `view.rs`.
 
-mod answers;
 mod compactions;
 pub mod count;
 mod explain;
 mod export;
-mod gate;
 mod guard;
 pub mod lessons;
 mod listener;
-mod outlook;
+pub mod messages;
+mod preview;
 pub mod prices;
+mod rate_limit;
+mod responses;
 pub mod routes;
 pub mod savings;
-pub mod say;
 mod state;
 pub mod view;
 
@@ -146,9 +146,9 @@ async fn connection(
         .keep_alive(stay == ConnectionLifetime::Open);
     let ending = ended.clone();
     let activity = Activity::default();
-    let asked = activity.clone();
+    let requests = activity.clone();
     let service = service_fn(move |mut request| {
-        let (admin, ending, under_way) = (admin.clone(), ending.clone(), asked.begin());
+        let (admin, ending, under_way) = (admin.clone(), ending.clone(), requests.begin());
         async move {
             let answer = routes::answer(&admin, &mut request, peer, ending).await;
             Ok::<_, io::Error>(answer.map(|body| under_way.answer(body)))

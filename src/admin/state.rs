@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use tokio::sync::{Semaphore, watch};
 
-use super::gate::AdminGate;
 use super::prices::PriceList;
+use super::rate_limit::WrongTokenLimiter;
 use super::view::ServerInfo;
 use crate::config::Secret;
 use crate::store::ledgers::Ledgers;
@@ -34,7 +34,7 @@ pub struct Admin {
     pub(super) about: ServerInfo,
     pub(super) prices: Arc<PriceList>,
     pub(super) access: AdminAccess,
-    pub(super) gate: AdminGate,
+    pub(super) wrong_tokens: WrongTokenLimiter,
     pub(super) exports: Arc<Semaphore>,
     /// Becomes true when the proxy stops accepting.
     pub(super) draining: watch::Receiver<bool>,
@@ -52,8 +52,18 @@ impl Admin {
         draining: watch::Receiver<bool>,
     ) -> Arc<Self> {
         let prices = Arc::new(prices);
-        let (gate, exports) = (AdminGate::default(), Arc::new(Semaphore::new(EXPORTS)));
-        Arc::new(Self { ledgers, telemetry, about, prices, access, gate, exports, draining })
+        let (wrong_tokens, exports) =
+            (WrongTokenLimiter::default(), Arc::new(Semaphore::new(EXPORTS)));
+        Arc::new(Self {
+            ledgers,
+            telemetry,
+            about,
+            prices,
+            access,
+            wrong_tokens,
+            exports,
+            draining,
+        })
     }
 }
 

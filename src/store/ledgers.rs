@@ -56,9 +56,9 @@ const LOOK: Duration = Duration::from_secs(5);
 pub struct Ledgers {
     store: Arc<dyn Store>,
     /// The same store, for queries that traffic does not wait for.
-    lookers: Arc<dyn Store>,
+    admin_store: Arc<dyn Store>,
     caches: Mutex<SessionCaches>,
-    signs: Arc<Mutex<SessionFingerprints>>,
+    fingerprints: Arc<Mutex<SessionFingerprints>>,
     pending_compactions: Mutex<PendingCompactions>,
     latest_requests: Mutex<LatestRequests>,
     drafts: Arc<Drafts>,
@@ -90,14 +90,14 @@ impl KeptBytes {
 impl Ledgers {
     /// Ledgers over `store`, with the default terms for lessons.
     pub fn new(store: Arc<dyn Store>) -> Self {
-        Self::with_lookers(store.clone(), store, LessonTerms::default())
+        Self::with_admin_store(store.clone(), store, LessonTerms::default())
     }
 
-    /// Ledgers over `store`, with these terms for lessons. The admin API uses `lookers`, the same store with
+    /// Ledgers over `store`, with these terms for lessons. The admin API uses `admin_store`, the same store with
     /// other readers.
-    pub fn with_lookers(
+    pub fn with_admin_store(
         store: Arc<dyn Store>,
-        lookers: Arc<dyn Store>,
+        admin_store: Arc<dyn Store>,
         terms: LessonTerms,
     ) -> Self {
         Self {
@@ -105,9 +105,9 @@ impl Ledgers {
             calibrations: Calibrations::new(store.clone()),
             claims: Claims::new(store.clone()),
             store,
-            lookers,
+            admin_store,
             caches: Mutex::default(),
-            signs: Arc::default(),
+            fingerprints: Arc::default(),
             pending_compactions: Mutex::default(),
             latest_requests: Mutex::default(),
             drafts: Arc::new(Drafts::new()),
@@ -223,7 +223,7 @@ impl Ledgers {
     /// # Errors
     /// The store's [`StoreError`].
     pub async fn sessions(&self, page: ScopePage) -> Result<Vec<ScopeLine>, StoreError> {
-        self.lookers.scopes(page).await
+        self.admin_store.scopes(page).await
     }
 
     /// The scopes of a session id, one per tenant that uses it, including those with only exchanges in
@@ -232,7 +232,7 @@ impl Ledgers {
     /// # Errors
     /// The store's [`StoreError`].
     pub async fn scopes_of(&self, session: &SessionId) -> Result<Vec<Scope>, StoreError> {
-        let mut scopes = self.lookers.scopes_named(session.clone()).await?;
+        let mut scopes = self.admin_store.scopes_named(session.clone()).await?;
         scopes.extend(lock(&self.caches).named(session));
         scopes.sort();
         scopes.dedup();
@@ -247,7 +247,7 @@ impl Ledgers {
         &self,
         exchange: &ExchangeId,
     ) -> Result<Option<Scope>, StoreError> {
-        self.lookers.holder(RecordKind::Turn, turn_key(exchange)).await
+        self.admin_store.holder(RecordKind::Turn, turn_key(exchange)).await
     }
 
     /// Reads a session's ledger, without loading it into memory: for callers that read many.
@@ -263,7 +263,7 @@ impl Ledgers {
         if let Some(cache) = held {
             return Ok(cache.look(look));
         }
-        let records = self.lookers.scan(scope.clone(), session_cache::FACTS).await?;
+        let records = self.admin_store.scan(scope.clone(), session_cache::FACTS).await?;
         parsers::parse(move || look(&session_cache::ledger(&records).0)).await
     }
 
@@ -282,7 +282,7 @@ impl Ledgers {
             return Ok(cache.look(look));
         }
         let slow = |_| StoreError::Failed(format!("no answer within {LOOK:?}"));
-        let asking = self.lookers.scan(scope.clone(), session_cache::FACTS);
+        let asking = self.admin_store.scan(scope.clone(), session_cache::FACTS);
         let records = tokio::time::timeout(LOOK, asking).await.map_err(slow)??;
         let ledger = parsers::parse(move || session_cache::ledger(&records).0).await?;
         Ok(look(&ledger))
@@ -300,7 +300,7 @@ impl Ledgers {
             None => self.store.drop_scope(scope.clone()),
         };
         // After the cache was marked, so that users of the cache bring nothing back.
-        lock(&self.signs).forget(std::slice::from_ref(scope));
+        lock(&self.fingerprints).forget(std::slice::from_ref(scope));
         lock(&self.latest_requests).forget(scope);
         lock(&self.pending_compactions).forget(scope);
         self.drafts.forget(scope);
@@ -336,7 +336,7 @@ impl Ledgers {
         let gone = self.store.expire(before, max_bytes).await?;
         if !gone.scopes.is_empty() {
             lock(&self.caches).release(&gone.scopes);
-            lock(&self.signs).forget(&gone.scopes);
+            lock(&self.fingerprints).forget(&gone.scopes);
         }
         Ok(gone)
     }
@@ -356,8 +356,8 @@ impl Ledgers {
         lookup: &SessionLookup<'_>,
         conversation: &Conversation,
     ) -> LookupOutcome<SessionId> {
-        let signs = fingerprints::shown_by(conversation);
-        let known = lock(&self.signs).session(lookup.tenant, &signs);
+        let fingerprints = fingerprints::shown_by(conversation);
+        let known = lock(&self.fingerprints).session(lookup.tenant, &fingerprints);
         if let Some(session) = known {
             return LookupOutcome::Found(session);
         }
@@ -366,13 +366,13 @@ impl Ledgers {
         if begins {
             return LookupOutcome::None; // it has no reply of the model, so nothing is known about it
         }
-        let own = signs.first().copied();
-        let since = lock(&self.signs).look_up(lookup.tenant, &signs);
-        let wanted = fingerprints::asked_for(conversation, signs);
-        let (store, known) = (self.store.clone(), self.signs.clone());
+        let own = fingerprints.first().copied();
+        let since = lock(&self.fingerprints).look_up(lookup.tenant, &fingerprints);
+        let wanted = fingerprints::to_look_up(conversation, fingerprints);
+        let (store, known) = (self.store.clone(), self.fingerprints.clone());
         let (tenant, forgotten) = (lookup.tenant.clone(), lock(&known).forgotten());
         let asking = tokio::spawn(async move {
-            let session = store.signed(tenant.clone(), wanted).await;
+            let session = store.session_by_fingerprint(tenant.clone(), wanted).await;
             own.into_iter().for_each(|own| lock(&known).looked_up(&tenant, own));
             let session = session?;
             if let (Some(session), Some(own)) = (&session, own) {

@@ -6,14 +6,15 @@
 
 pub(crate) mod calibrations;
 pub mod claims;
+pub mod deferred_store;
 pub mod drafts;
 pub mod folder;
 mod keyed;
-pub mod late;
 pub mod ledgers;
 pub mod lessons;
 pub mod memory;
 pub mod precondition;
+mod random;
 pub mod recall;
 mod record;
 pub mod sqlite;
@@ -187,7 +188,11 @@ pub trait Store: Send + Sync + 'static {
 
     /// The session of this tenant that has the first known one of these fingerprints; a fingerprint belongs
     /// to the first session that wrote it.
-    fn signed(&self, tenant: TenantId, signs: Vec<u128>) -> StoreFuture<'_, Option<SessionId>>;
+    fn session_by_fingerprint(
+        &self,
+        tenant: TenantId,
+        fingerprints: Vec<u128>,
+    ) -> StoreFuture<'_, Option<SessionId>>;
 
     /// A scope that contains a record. For the admin API, not for traffic: it may be slow.
     fn holder(&self, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Scope>>;

@@ -52,7 +52,7 @@ use writer::{Writer, WriterJob};
 /// Readers for traffic: sessions and fingerprints, which take little time.
 const TRAFFIC: ReaderLimits = ReaderLimits { name: "store-traffic", threads: 2, limit: None };
 /// Readers for the admin API. A query keeps deleted data in the log while it runs, so its time is limited.
-const LOOKERS: ReaderLimits =
+const ADMIN: ReaderLimits =
     ReaderLimits { name: "store-lookers", threads: 2, limit: Some(Duration::from_secs(2)) };
 
 /// Records in a file. Clones share it.
@@ -66,13 +66,13 @@ pub struct SqliteStore {
 #[derive(Clone, Copy)]
 enum StoreCaller {
     Traffic,
-    Looker,
+    Admin,
 }
 
 struct Database {
     writer: Writer,
     traffic: Readers,
-    lookers: Readers,
+    admin: Readers,
     moving: Arc<LegacyFacts>,
     path: PathBuf,
     /// Shows other processes that this one uses the file.
@@ -89,7 +89,7 @@ pub(crate) struct StoreLoad {
     /// Queries of traffic that wait.
     pub traffic: usize,
     /// Queries of the admin API that wait.
-    pub lookers: usize,
+    pub admin: usize,
     /// Threads.
     pub threads: usize,
     /// How often the writer thread was restarted after a panic.
@@ -135,15 +135,15 @@ impl SqliteStore {
         let (legacy, gate) = (moving.clone(), make_way.clone());
         let writer = Writer::start(path, connection, beside, legacy, seal, made, gate);
         let traffic = Readers::start(path, TRAFFIC, Arc::default())?;
-        let lookers = Readers::start(path, LOOKERS, make_way)?;
-        let file = Database { writer, traffic, lookers, moving, path: path.into(), _lock: lock };
+        let admin = Readers::start(path, ADMIN, make_way)?;
+        let file = Database { writer, traffic, admin, moving, path: path.into(), _lock: lock };
         Ok(Self { file: Arc::new(file), side: StoreCaller::Traffic })
     }
 
     /// The same store with other readers: their queries never block those of traffic, and are ended if they
     /// take too long.
-    pub fn for_lookers(&self) -> Self {
-        Self { side: StoreCaller::Looker, ..self.clone() }
+    pub fn for_admin(&self) -> Self {
+        Self { side: StoreCaller::Admin, ..self.clone() }
     }
 
     /// The path of the file.
@@ -180,12 +180,12 @@ impl SqliteStore {
     /// If the log could not be merged: both files remain, and are read together.
     pub async fn close(&self) -> Result<(), StoreError> {
         let mut threads = self.file.traffic.close();
-        threads.extend(self.file.lookers.close());
+        threads.extend(self.file.admin.close());
         // In a thread of its own: neither the runtime nor the process's end may wait for a read that hangs.
-        let (told, ended) = oneshot::channel();
+        let (joined, ended) = oneshot::channel();
         let joining = std::thread::Builder::new().name("store-close".into()).spawn(move || {
             threads.into_iter().for_each(|thread| drop(thread.join()));
-            let _ = told.send(());
+            let _ = joined.send(());
         });
         drop(joining);
         drop(ended.await);
@@ -194,16 +194,16 @@ impl SqliteStore {
 
     /// Its load and size.
     pub(crate) fn load(&self) -> StoreLoad {
-        let Database { writer, traffic, lookers, path, .. } = &*self.file;
+        let Database { writer, traffic, admin, path, .. } = &*self.file;
         let length = |path: &Path| std::fs::metadata(path).map_or(0, |file| file.len());
         let log = beside(path, "-wal");
         StoreLoad {
             writes: writer.waiting(),
             write_bytes: writer.waiting_bytes(),
             traffic: traffic.waiting(),
-            lookers: lookers.waiting(),
+            admin: admin.waiting(),
             // One thread writes, and one makes checkpoints.
-            threads: traffic.threads() + lookers.threads() + 2,
+            threads: traffic.threads() + admin.threads() + 2,
             restarts: writer.restarts(),
             bytes: length(path) + length(&log),
         }
@@ -217,7 +217,7 @@ impl SqliteStore {
         let moving = self.file.moving.clone();
         let readers = match self.side {
             StoreCaller::Traffic => &self.file.traffic,
-            StoreCaller::Looker => &self.file.lookers,
+            StoreCaller::Admin => &self.file.admin,
         };
         readers.ask(move |connection| {
             let look = connection.unchecked_transaction()?;
@@ -329,13 +329,17 @@ impl Store for SqliteStore {
         })
     }
 
-    fn signed(&self, tenant: TenantId, signs: Vec<u128>) -> StoreFuture<'_, Option<SessionId>> {
+    fn session_by_fingerprint(
+        &self,
+        tenant: TenantId,
+        fingerprints: Vec<u128>,
+    ) -> StoreFuture<'_, Option<SessionId>> {
         self.read(move |connection, moving| {
             let is_moving = moving.has(connection)?;
-            for sign in signs {
-                let mut session = facts::signed(connection, &tenant, sign)?;
+            for fingerprint in fingerprints {
+                let mut session = facts::session_by_fingerprint(connection, &tenant, fingerprint)?;
                 if session.is_none() && is_moving {
-                    session = legacy::signed(connection, &tenant, sign)?;
+                    session = legacy::session_by_fingerprint(connection, &tenant, fingerprint)?;
                 }
                 if session.is_some() {
                     return Ok(session);

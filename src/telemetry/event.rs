@@ -27,7 +27,7 @@ pub(crate) struct StoreState {
     /// Reads for traffic that wait.
     pub traffic: usize,
     /// Reads for the admin API that wait.
-    pub lookers: usize,
+    pub admin: usize,
     /// The store's threads of the operating system.
     pub threads: usize,
     /// How often the writing thread was restarted after a panic.

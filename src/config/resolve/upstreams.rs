@@ -34,7 +34,7 @@ impl Resolver<'_> {
                 all.extend(self.upstream(built_in.name, &RawUpstream::default(), raw));
             }
         }
-        if all.is_empty() && self.faults.is_empty() {
+        if all.is_empty() && self.errors.is_empty() {
             let todo = "Leave one enabled, or name another.";
             self.wrong(&["upstream"], "there is no upstream to serve", todo);
         }

@@ -201,7 +201,7 @@ impl OpenTurn {
             proxy.calibration.learn(&proxy.ledgers, &info.source(), &lesson);
         }
         if let Some((room, words)) = words.filter(|_| kept.is_ok()) {
-            kept = proxy.ledgers.keep_words(room, &words, at, content.session_bytes).await;
+            kept = proxy.ledgers.keep_content(room, &words, at, content.session_bytes).await;
         }
         kept.err().map(|_| FailOpen::Store).or(panicked.then_some(FailOpen::Panicked))
     }

@@ -74,20 +74,21 @@ const PIECES: u8 = 4;
 pub(crate) struct DraftProgress {
     /// How many pieces are still to be recorded in full.
     wanted: AtomicU8,
-    said: AtomicUsize,
+    /// The length of the reply so far.
+    reply_bytes: AtomicUsize,
     /// Progress that was recorded but not read yet.
     progress: Mutex<Option<ReplyProgress>>,
 }
 
 impl DraftProgress {
     fn new() -> Self {
-        let (said, progress) = Default::default();
-        Self { wanted: AtomicU8::new(PIECES), said, progress }
+        let (reply_bytes, progress) = Default::default();
+        Self { wanted: AtomicU8::new(PIECES), reply_bytes, progress }
     }
 
     /// Records another piece of the reply. Of most pieces, only the length is recorded.
     pub(crate) fn note(&self, reading: &ResponseReader) {
-        self.said.store(reading.said_bytes(), Ordering::Relaxed);
+        self.reply_bytes.store(reading.said_bytes(), Ordering::Relaxed);
         let wanted = self.wanted.load(Ordering::Relaxed);
         if wanted > 0 {
             self.wanted.store(wanted - 1, Ordering::Relaxed);
@@ -267,13 +268,15 @@ impl DueDraft {
     /// Its draft; `None` if it has not changed since it was written.
     pub(super) fn draft(&self, now: Millis) -> Option<Draft> {
         let DraftedExchange { scope, since, known, latest, .. } = &*self.exchange;
-        let (said, told) = (latest.said.load(Ordering::Relaxed), lock(&latest.progress).take());
+        let reply_bytes = latest.reply_bytes.load(Ordering::Relaxed);
+        let newer = lock(&latest.progress).take();
         let turn = {
             let DraftContent { turn, progress } = &mut *lock(known);
-            if told.is_none() && said == progress.said && !self.is_first {
+            if newer.is_none() && reply_bytes == progress.said && !self.is_first {
                 return None;
             }
-            *progress = ReplyProgress { said, ..told.unwrap_or_else(|| progress.clone()) };
+            let newer = newer.unwrap_or_else(|| progress.clone());
+            *progress = ReplyProgress { said: reply_bytes, ..newer };
             turn.ended = now.max(turn.at);
             turn.usage = progress.usage_so_far();
             turn.response.clone_from(&progress.id);

@@ -18,17 +18,19 @@ pub(super) fn record(fact: &Fact) -> Option<Record> {
         Fact::Cut(cut) => {
             (RecordKind::Cut, decision_address(cut.about.0, cut.shadow, cut.after), cut.at)
         }
-        Fact::Echo(echo) => {
-            (RecordKind::Echo, decision_address(echo.about.0, echo.shadow, echo.after), echo.at)
-        }
+        Fact::Echo(echo) => (
+            RecordKind::ReasoningDecision,
+            decision_address(echo.about.0, echo.shadow, echo.after),
+            echo.at,
+        ),
         // Stored as a cut, because its key is a hash of what it changes, too.
         Fact::Repair(repair) => {
             (RecordKind::Cut, decision_address(repair.about.0, false, repair.after), repair.at)
         }
         Fact::Aside(suspended) => {
-            (RecordKind::Aside, xxh3_128(suspended.exchange.as_str().as_bytes()), suspended.at)
+            (RecordKind::Suspension, xxh3_128(suspended.exchange.as_str().as_bytes()), suspended.at)
         }
-        Fact::TakenBack(taken) => (RecordKind::Aside, taken.key(), taken.at),
+        Fact::TakenBack(revoked) => (RecordKind::Suspension, revoked.key(), revoked.at),
         Fact::Summary(one) => {
             (RecordKind::Summary, decision_address(one.address().0, one.shadow, one.after), one.at)
         }
@@ -36,7 +38,9 @@ pub(super) fn record(fact: &Fact) -> Option<Record> {
             (RecordKind::Compact, decision_address(one.address().0, one.shadow, one.after), one.at)
         }
         Fact::Queued(queued) => (RecordKind::Queued, xxh3_128(queued.id.as_bytes()), queued.at),
-        Fact::Said(said) => (RecordKind::Said, xxh3_128(said.id.as_bytes()), said.at),
+        Fact::Said(message) => {
+            (RecordKind::InjectedMessage, xxh3_128(message.id.as_bytes()), message.at)
+        }
     };
     let mut value = Vec::with_capacity(RECORD_BYTES);
     serde_json::to_writer(&mut value, fact).ok()?;

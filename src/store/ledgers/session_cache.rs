@@ -264,7 +264,7 @@ impl SessionCache {
     }
 
     /// Adds facts that the store already has; `false` if the session was deleted.
-    pub(super) fn hold(&self, facts: Vec<Fact>) -> bool {
+    pub(super) fn add_stored(&self, facts: Vec<Fact>) -> bool {
         let mut state = lock(&self.state);
         if state.forgotten {
             return false;

@@ -112,13 +112,13 @@ impl LessonState {
         let mut passed = Vec::new();
         let mut window = believed;
         while passed.len() < CORRECTIONS {
-            let Some(said) = self.correction(source, window, now) else { break };
-            if said == believed || passed.contains(&said) {
+            let Some(corrected) = self.correction(source, window, now) else { break };
+            if corrected == believed || passed.contains(&corrected) {
                 // It says different windows in turn, as a router does: the smallest always fits.
-                return passed.iter().copied().fold(said, u64::min);
+                return passed.iter().copied().fold(corrected, u64::min);
             }
-            passed.push(said);
-            window = said;
+            passed.push(corrected);
+            window = corrected;
         }
         window
     }

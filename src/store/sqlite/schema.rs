@@ -12,7 +12,7 @@ use super::errors::{trouble_with, unusable};
 use super::views::{TURNS, turns_view};
 use super::{legacy, migration};
 use crate::store::StoreError;
-use crate::store::memory::random;
+use crate::store::random::random;
 
 /// One step per version; a released step never changes.
 pub(super) const STEPS: [&str; 5] = [

@@ -15,10 +15,10 @@ const BETWEEN_LINES: Duration = Duration::from_secs(60);
 
 /// The gate.
 #[derive(Debug, Default)]
-pub(super) struct AdminGate(Mutex<AdminGateState>);
+pub(super) struct WrongTokenLimiter(Mutex<WrongTokenLimiterState>);
 
 #[derive(Debug, Default)]
-struct AdminGateState {
+struct WrongTokenLimiterState {
     /// When the last waiting request is answered.
     last: Option<Instant>,
     /// When a refusal was last logged.
@@ -27,7 +27,7 @@ struct AdminGateState {
     unwritten: u64,
 }
 
-impl AdminGate {
+impl WrongTokenLimiter {
     /// How long a wrong token waits for its response; `None` if too many wait already.
     pub(super) fn wait(&self, now: Instant) -> Option<Duration> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     fn wrong_tokens_pass_one_after_the_other_and_no_more_than_wait() {
-        let (gate, now) = (AdminGate::default(), Instant::now());
+        let (gate, now) = (WrongTokenLimiter::default(), Instant::now());
         let waits: Vec<_> = (0..50).map(|_| gate.wait(now)).collect();
         for (number, wait) in (1..).zip(&waits[..8]) {
             assert_eq!(*wait, Some(PAUSE * number));
@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn a_minute_has_one_line() {
-        let (gate, now) = (AdminGate::default(), Instant::now());
+        let (gate, now) = (WrongTokenLimiter::default(), Instant::now());
         assert_eq!(gate.line(now), Some(0));
         for seconds in [0, 1, 59] {
             assert_eq!(gate.line(now + Duration::from_secs(seconds)), None);
