@@ -50,7 +50,7 @@ pub(super) enum AdminRole {
     Anybody,
     /// Read metrics, lists, numbers and contexts, but no content.
     Reader,
-    /// Everything.
+    /// Read and change everything.
     Admin,
 }
 

@@ -16,14 +16,12 @@ use crate::store::lessons::{LessonLine, LessonScope};
 /// All lessons, newest first.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct LessonList {
-    /// The lessons.
     pub lessons: Vec<LessonView>,
 }
 
 /// A lesson.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct LessonView {
-    /// Its id.
     pub id: String,
     /// The upstream that taught it.
     pub upstream: String,
@@ -50,7 +48,6 @@ pub(crate) struct LessonView {
 /// The outcome of a decision about a lesson.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct LessonDecision {
-    /// Its id.
     pub id: String,
     /// Whether it now holds for all; otherwise it is forgotten.
     pub shared: bool,

@@ -46,20 +46,17 @@ pub(crate) struct InjectQueue {
 /// A queued message.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct WaitingMessage {
-    /// Its id.
     pub id: String,
     /// Its position in the queue, from 1.
     pub position: usize,
     /// When it was queued, ms since 1970.
     pub at: Millis,
-    /// Its text.
     pub text: String,
 }
 
 /// A message that was sent.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SentMessage {
-    /// Its id.
     pub id: String,
     /// When it was queued, ms since 1970.
     pub at: Millis,
@@ -67,9 +64,7 @@ pub(crate) struct SentMessage {
     pub taken_at: Millis,
     /// The exchange that sent it.
     pub request: ExchangeId,
-    /// Its thread.
     pub thread: ThreadId,
-    /// Its text.
     pub text: String,
 }
 
@@ -83,7 +78,6 @@ pub(crate) struct ClearedMessages {
 /// The result of removing a message.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct RemovedMessage {
-    /// Its id.
     pub removed: String,
 }
 

@@ -82,7 +82,7 @@ pub struct ServerInfo {
 /// A configured upstream.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct UpstreamLine {
-    /// Its name.
+    /// Its configured name, also a path prefix.
     pub name: String,
     /// Scheme, host and base path.
     pub base_url: String,
@@ -93,7 +93,6 @@ pub struct UpstreamLine {
 /// A page of sessions, newest first.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SessionPage {
-    /// The sessions.
     pub sessions: Vec<SessionLine>,
     /// The `skip` of the next page; `null` on the last. With many sessions `next_after` is faster, and skips
     /// none if sessions are added meanwhile.

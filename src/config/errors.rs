@@ -36,10 +36,10 @@ impl fmt::Display for ConfigPlace {
     }
 }
 
-/// One fault.
+/// What is wrong with the value of one key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
-    /// Its place.
+    /// Where the value was set.
     pub place: ConfigPlace,
     /// The dotted key that it is about; empty if it is about the text itself.
     pub key: String,
@@ -73,7 +73,7 @@ impl fmt::Display for ConfigError {
     }
 }
 
-/// All faults.
+/// Everything that is wrong with a configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConfigErrors(pub Vec<ConfigError>);
 

@@ -104,9 +104,9 @@ impl Config {
 /// Certificate and key of the client listener, PEM files, read again when they change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tls {
-    /// Certificate chain.
+    /// The certificate chain, a PEM file.
     pub certificate: PathBuf,
-    /// Private key.
+    /// The private key, a PEM file.
     pub key: PathBuf,
 }
 
@@ -127,7 +127,7 @@ pub struct Upstream {
     pub credential: Option<(http::HeaderName, Secret)>,
     /// How far we may go here.
     pub mode: Option<Mode>,
-    /// WebSocket upgrades.
+    /// What is done with WebSocket upgrades.
     pub upgrades: UpgradePolicy,
     /// `stream_options.include_usage`.
     pub include_usage: IncludeUsage,
@@ -188,7 +188,7 @@ pub struct ServerLimits {
 /// How long and how much is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retention {
-    /// Days.
+    /// Days after its last use until a session is deleted.
     pub days: u64,
     /// Bytes on disk.
     pub bytes: u64,

@@ -6,7 +6,7 @@
 
 pub(crate) mod calibrations;
 pub mod claims;
-pub mod deferred_store;
+pub(crate) mod deferred_store;
 pub mod drafts;
 pub mod folder;
 mod keyed;
@@ -50,7 +50,7 @@ pub enum WriteOutcome {
 /// A scope as it is listed: updated as records arrive, so that a list does not read them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScopeLine {
-    /// The scope.
+    /// The tenant and session that the line is about.
     pub scope: Scope,
     /// Its place in the list.
     pub cursor: Cursor,
@@ -86,7 +86,7 @@ pub struct ScopePage {
     pub after: Option<Cursor>,
     /// Lines to skip then. Each takes time; a cursor takes none.
     pub skip: usize,
-    /// Most lines.
+    /// The most lines that are returned.
     pub count: usize,
 }
 

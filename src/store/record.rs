@@ -18,7 +18,7 @@ pub(super) const SERIES_NAMES: (&str, &str) = (SERIES, "~learned!");
 pub struct Scope {
     /// Keyed hash of the credential, 16 hex digits.
     pub tenant: TenantId,
-    /// The session.
+    /// The session, as its client names it or as one was made up for it.
     pub session: SessionId,
 }
 
@@ -150,7 +150,7 @@ impl RecordKind {
 /// A stored fact.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Its kind.
+    /// What it is about. Records of two kinds may have the same key.
     pub kind: RecordKind,
     /// Its key, unique within scope and kind.
     pub key: u128,

@@ -90,7 +90,7 @@ pub(crate) struct StoreLoad {
     pub traffic: usize,
     /// Queries of the admin API that wait.
     pub admin: usize,
-    /// Threads.
+    /// Threads of the store: those that read, the one that writes, and the one for checkpoints.
     pub threads: usize,
     /// How often the writer thread was restarted after a panic.
     pub restarts: usize,

@@ -14,11 +14,11 @@ use crate::context::{ExchangeId, Millis, SessionId, TenantId, ThreadId};
 pub struct MessageEvent {
     /// The message's id.
     pub id: Box<str>,
-    /// What happened.
+    /// What happened to it.
     pub step: MessageStep,
     /// Keyed hash of the credential.
     pub tenant: TenantId,
-    /// The session.
+    /// The session that it is for.
     pub session: SessionId,
     /// The exchange that sent it.
     #[serde(rename = "request")]
@@ -64,9 +64,9 @@ pub struct ContextReduction {
     pub exchange: ExchangeId,
     /// Keyed hash of the credential.
     pub tenant: TenantId,
-    /// The session.
+    /// The session whose context was made smaller.
     pub session: SessionId,
-    /// The thread.
+    /// The thread in it.
     pub thread: ThreadId,
     /// Tokens without the reduction, estimated.
     pub before: u64,

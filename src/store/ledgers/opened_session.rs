@@ -25,7 +25,7 @@ pub struct SessionLookup<'a> {
     pub session: Option<&'a SessionId>,
     /// The thread that the client names.
     pub client_thread: Option<&'a str>,
-    /// Its exchange.
+    /// The exchange that sends it.
     pub exchange: &'a ExchangeId,
     /// How long to wait for the turn before it.
     pub timeout: Duration,
@@ -38,7 +38,7 @@ pub struct SessionLookup<'a> {
 /// A request's place among the turns of its session. Until it is dropped, later requests wait for it for a
 /// short time.
 pub struct OpenedSession {
-    /// The session.
+    /// The tenant and session that it belongs to.
     pub scope: Scope,
     /// Its thread and parent.
     pub placed: Placement,
@@ -61,7 +61,6 @@ pub struct OpenedSession {
 
 /// What is known about a request that takes no place in its session.
 pub(crate) struct SessionPeek {
-    /// Its session.
     pub session: SessionId,
     /// The recorded decisions that apply to it.
     pub known: RecordedDecisions,
@@ -72,7 +71,7 @@ pub(crate) struct SessionPeek {
 /// A turn whose reported usage measures its context, with the parts that it had sent.
 #[derive(Clone)]
 pub struct AnchorTurn {
-    /// The turn.
+    /// The nearest turn with reported usage, from the parent upwards.
     pub turn: Arc<Turn>,
     /// The parts of its request.
     pub sketch: Vec<SketchPart>,
@@ -154,7 +153,7 @@ impl Drop for OpenedSession {
 /// that are queued again. If the session was deleted meanwhile, nothing is written.
 #[derive(Clone)]
 pub struct SessionRoom {
-    /// The session.
+    /// The tenant and session that it belongs to.
     pub scope: Scope,
     pub(super) cache: Arc<SessionCache>,
     /// The exchange that it is for; empty if it is for none.

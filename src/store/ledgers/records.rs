@@ -53,12 +53,12 @@ pub(super) fn turn_key(exchange: &ExchangeId) -> u128 {
 }
 
 /// Decisions of shadow mode are stored beside the real ones.
-pub(super) fn salted(about: u128, shadow: bool) -> u128 {
+fn salted(about: u128, shadow: bool) -> u128 {
     if shadow { !about } else { about }
 }
 
 /// Decisions after a refusal are stored beside those before it.
-pub(super) fn decision_address(about: u128, shadow: bool, after: Option<Millis>) -> u128 {
+fn decision_address(about: u128, shadow: bool, after: Option<Millis>) -> u128 {
     let about = salted(about, shadow);
     after.map_or(about, |at| about ^ xxh3_128(&at.to_le_bytes()))
 }

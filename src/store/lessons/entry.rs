@@ -62,7 +62,7 @@ impl LessonNote {
     }
 }
 
-/// A lesson.
+/// What the notes of one lesson amount to.
 pub(super) struct LessonEntry {
     pub(super) about: LessonSubject,
     /// The first and last time that each tenant met it.

@@ -37,7 +37,7 @@ impl LessonTerms {
 pub struct LessonSource<'a> {
     /// The tenant; `None` if unknown: it then neither teaches nor counts.
     pub tenant: Option<&'a TenantId>,
-    /// The upstream.
+    /// The configured name of the upstream.
     pub upstream: &'a str,
     /// The model; empty if a lesson is about the whole upstream.
     pub model: &'a str,
@@ -82,9 +82,9 @@ pub enum LessonScope {
 /// A lesson as it is listed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LessonLine {
-    /// Its id.
+    /// 16 hex digits, the same in every process.
     pub id: String,
-    /// The upstream.
+    /// The configured name of the upstream.
     pub upstream: String,
     /// The model; empty if it is about all models of the upstream.
     pub model: String,
