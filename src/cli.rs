@@ -4,18 +4,18 @@
 //! configuration. Exit codes: 0 success, 1 an error (standard error says whose fault it is and what to do), 2
 //! invalid command line.
 
-mod ask;
+mod admin_client;
 mod backup;
 mod check;
 #[cfg(feature = "demo")]
 mod demo;
 mod lessons;
-mod look;
 mod print;
 mod replay;
 mod run;
 mod say;
 mod serve;
+mod sessions;
 mod socket;
 mod tokens;
 mod top;
@@ -27,9 +27,9 @@ use std::process::ExitCode;
 
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 
+use crate::clock::wall;
 use crate::config::ConfigSources;
-use crate::telemetry::clock::wall;
-use ask::AdminClient;
+use admin_client::AdminClient;
 use print::CliError;
 
 /// A transparent proxy for LLM APIs that shows how full every conversation's context is.
@@ -295,7 +295,7 @@ impl ConfigFlags {
         let flags = named
             .into_iter()
             .filter_map(|(key, value)| Some((key, value?)))
-            .chain(self.upstream.iter().map(|said| ("upstream", said.clone())))
+            .chain(self.upstream.iter().map(|pair| ("upstream", pair.clone())))
             .map(|(key, value)| (format!("--{key}"), key.to_owned(), value));
         ConfigSources::of_process(self.config.clone(), flags.collect())
     }
@@ -330,26 +330,28 @@ fn done(command: &Command) -> Result<ExitCode, CliError> {
         Command::Serve(settings) => serve::run(&settings.sources())?,
         Command::Check { settings, json } => check::run(&settings.sources(), *json)?,
         Command::Sessions { at, limit } => {
-            at.ask(async |client| look::sessions(&client, *limit, at.json).await)?;
+            at.ask(async |client| sessions::sessions(&client, *limit, at.json).await)?;
         }
         Command::Context { session, thread, count, at } => at.ask(async |client| {
             let (session, thread) = (session.as_deref(), thread.as_deref());
-            look::context(&client, session, thread, *count, at.json).await
+            sessions::context(&client, session, thread, *count, at.json).await
         })?,
         Command::Explain { request, at } => {
-            at.ask(async |client| look::explain(&client, request.as_deref(), at.json).await)?;
+            at.ask(async |client| sessions::explain(&client, request.as_deref(), at.json).await)?;
         }
         Command::Compact { session, dry_run, focus, at } => {
             let focus = focus.as_deref();
-            at.ask(async |client| look::compact(&client, session, focus, *dry_run, at.json).await)?;
+            at.ask(async |client| {
+                sessions::compact(&client, session, focus, *dry_run, at.json).await
+            })?;
         }
         Command::Savings { session, limit, at } => {
             at.ask(async |client| {
-                look::savings(&client, session.as_deref(), *limit, at.json).await
+                sessions::savings(&client, session.as_deref(), *limit, at.json).await
             })?;
         }
         Command::Export { session, content, at } => {
-            at.ask(async |client| look::export(&client, session.as_deref(), *content).await)?;
+            at.ask(async |client| sessions::export(&client, session.as_deref(), *content).await)?;
         }
         Command::Backup { file, config, data } => {
             let (config, data) = (config.clone(), data.clone());

@@ -14,6 +14,7 @@
 //! | 4 | [`store`] | disks | traffic |
 //! | 4 | [`tls`] | certificates | requests |
 //! | 4 | [`activity`] | connections that nobody uses | requests |
+//! | 4 | [`clock`] | the time | who asks |
 //! | 5 | [`proxy`], [`admin`] | sockets | each other |
 //!
 //! `docs/architecture.md` describes the life of a request, what is stored, the invariants and the glossary.
@@ -30,6 +31,7 @@
 mod activity;
 pub mod admin;
 pub mod cli;
+mod clock;
 pub mod config;
 #[cfg(feature = "demo")]
 pub mod demo;

@@ -4,7 +4,6 @@
 //! configured names, so their number is bounded by types; past a limit unknown model names become `other`. No
 //! prompt, reply or credential is in an event (invariant 9).
 
-pub(crate) mod clock;
 pub mod event;
 mod gaps;
 mod labels;
@@ -14,6 +13,8 @@ pub mod metrics;
 mod open;
 mod refusal;
 pub(crate) mod terminal;
+
+pub(crate) use crate::clock;
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -51,7 +52,7 @@ pub struct Telemetry {
     log: Log,
     recent: Mutex<VecDeque<Arc<Exchange>>>,
     live: broadcast::Sender<Arc<Exchange>>,
-    news: broadcast::Sender<MessageEvent>,
+    messages: broadcast::Sender<MessageEvent>,
     shrunk: broadcast::Sender<ContextReduction>,
     /// Requests in flight, by exchange id; each is removed when its exchange is reported.
     open_exchanges: Mutex<HashMap<ExchangeId, OpenExchange>>,
@@ -69,7 +70,7 @@ impl Telemetry {
             log,
             recent: Mutex::new(VecDeque::with_capacity(RECENT)),
             live: broadcast::channel(BEHIND).0,
-            news: broadcast::channel(BEHIND).0,
+            messages: broadcast::channel(BEHIND).0,
             shrunk: broadcast::channel(BEHIND).0,
             open_exchanges: Mutex::default(),
             unknown: Mutex::default(),
@@ -188,14 +189,14 @@ impl Telemetry {
     }
 
     /// Something happened to a queued message.
-    pub fn announce(&self, news: MessageEvent) {
+    pub fn announce(&self, message: MessageEvent) {
         // It is fine if nobody subscribes.
-        let _ = self.news.send(news);
+        let _ = self.messages.send(message);
     }
 
     /// Subscribes to events of queued messages from now on.
-    pub fn news(&self) -> broadcast::Receiver<MessageEvent> {
-        self.news.subscribe()
+    pub fn messages(&self) -> broadcast::Receiver<MessageEvent> {
+        self.messages.subscribe()
     }
 
     /// Subscribes to reductions of contexts from now on.

@@ -1,30 +1,118 @@
 //! Files of a package import each other in one direction only: there is no cycle to learn in one piece.
 //!
-//! Reads sources as text. What a file re-exports is its surface and counts for nothing, and so do tests.
+//! Reads sources as text, from `lib.rs` along `mod` declarations; what only tests and fuzzing build is left out. Every
+//! path in a file counts, and leads to the file that defines the name: through modules, imports and re-exports. What a
+//! file only declares or re-exports counts for nothing.
 
 #![allow(clippy::unwrap_used, reason = "a test says what went wrong by failing")]
+
+#[path = "support/blanked.rs"]
+mod blanked;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use blanked::blanked;
+
 /// Packages whose files are looked at, by their folder.
 const PACKAGES: &[&str] = &["core/src", "src"];
 
-/// Modules by path (`proxy::exchange::retry`), with what each imports.
+/// Files that are still in a cycle (24 November 2026), to be taken apart soon. None is added, and one that is in no cycle
+/// any more is taken off.
+const STILL_IN_CYCLES: &[&str] = &[
+    "context",
+    "context::budget",
+    "context::budget::carry",
+    "context::budget::classic",
+    "context::budget::contents",
+    "context::budget::decided",
+    "context::budget::limits",
+    "context::budget::sections",
+    "context::budget::sums",
+    "context::cache",
+    "context::compact",
+    "context::compact::agents",
+    "context::compact::quotes",
+    "context::decisions",
+    "context::inject",
+    "context::ledger",
+    "context::lineage",
+    "context::overflow",
+    "context::plan",
+    "context::plan::overlay",
+    "context::plan::recorded",
+    "context::plan::recorded::branch",
+    "context::plan::recorded::replies",
+    "context::plan::recorded::returned",
+    "context::plan::report",
+    "context::reasoning",
+    "context::reasoning::order",
+    "context::repair",
+    "context::repair::output",
+    "context::repair::pictures",
+    "context::repair::thoughts",
+    "dialect",
+    "dialect::anthropic",
+    "dialect::anthropic::reply",
+    "dialect::gemini",
+    "dialect::gemini::reply",
+    "dialect::identity",
+    "dialect::key",
+    "dialect::openai_chat",
+    "dialect::openai_chat::reply",
+    "dialect::openai_responses",
+    "dialect::openai_responses::items",
+    "dialect::openai_responses::reply",
+    "dialect::paths",
+    "dialect::paths::known",
+    "dialect::purpose",
+    "dialect::reading",
+    "dialect::repair",
+    "dialect::repair::empty",
+    "dialect::repair::ids",
+    "dialect::repair::pairs",
+    "dialect::repair::pairs_listed",
+    "dialect::rewrite",
+    "dialect::rewrite::anthropic",
+    "dialect::rewrite::beside",
+    "dialect::rewrite::compact",
+    "dialect::rewrite::gemini",
+    "dialect::rewrite::listed",
+    "dialect::rewrite::openai_chat",
+    "dialect::rewrite::openai_responses",
+    "dialect::rewrite::picture",
+    "dialect::size",
+];
+
+/// Modules by path (`proxy::exchange::retry`), with the files that each imports.
 type Imports = BTreeMap<String, BTreeSet<String>>;
 
 #[test]
 fn files_import_each_other_in_one_direction() {
+    let mut told = String::new();
+    let mut excused = BTreeSet::new();
     for package in PACKAGES {
         let sources = sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join(package));
         assert!(sources.len() > 50, "{package}: only {} files found", sources.len());
-        let found = cycles(&imports(&sources));
-        let told: Vec<String> = found.iter().map(|cycle| cycle.join(" → ")).collect();
-        assert!(
-            told.is_empty(),
-            "{package}: move what both sides need into a file below both:\n{}",
-            told.join("\n")
-        );
+        let modules = modules(&sources);
+        let imports = imports(&modules);
+        for cycle in cycles(&imports) {
+            let known = |name: &&String| STILL_IN_CYCLES.contains(&name.as_str());
+            excused.extend(cycle.iter().filter(known).cloned());
+            if cycle.iter().all(|name| known(&name)) {
+                continue;
+            }
+            told.push_str(&format!("{package}: {}\n", cycle.join(", ")));
+            for name in &cycle {
+                for to in imports[name].intersection(&cycle.iter().cloned().collect()) {
+                    told.push_str(&format!("    {name} imports {to}\n"));
+                }
+            }
+        }
+    }
+    assert!(told.is_empty(), "move what both sides need into a file below both:\n{told}");
+    for name in STILL_IN_CYCLES {
+        assert!(excused.contains(*name), "{name} is in no cycle: take it off STILL_IN_CYCLES");
     }
 }
 
@@ -61,27 +149,52 @@ fn folders_of_the_proxy_are_in_order() {
 
 #[test]
 fn a_cycle_is_found_and_what_is_none_is_not() {
-    let source = |name: &str, text: &str| (name.to_owned(), text.to_owned());
-    let sources = BTreeMap::from([
-        source("a", "use super::b::{self, Thing, c::{Deep}};\n"),
-        source("b", "pub use self::c::Deep;\nuse crate::d::Other;\nstruct Thing;\n"),
-        source("b::c", "struct Deep;\n"),
-        source("d", "fn f() { crate::e::g(); }\n// crate::a\n"),
-        source(
-            "e",
-            "use super::*;\npub use crate::a::A;\n#[cfg(test)]\nmod tests {\n    use crate::d;\n}\n",
-        ),
-    ]);
-    let found = imports(&sources);
-    assert_eq!(found["a"], BTreeSet::from(["b".to_owned(), "b::c".to_owned()]));
-    assert_eq!(found["b"], BTreeSet::from(["d".to_owned()]), "a re-export is no import");
-    assert!(cycles(&found).is_empty(), "{:?}", cycles(&found));
-    let mut with = sources;
-    with.insert("e".into(), "pub(in crate::x) fn g() { super::a::f() }".into());
-    assert_eq!(cycles(&imports(&with)), [["a", "b", "d", "e"].map(str::to_owned).to_vec()]);
+    let source = |(name, text): (&str, &str)| (name.to_owned(), text.to_owned());
+    let found = |texts: &[(&str, &str)]| {
+        let root = ("", "mod a;\nmod b;\nmod d;\nmod e;\n#[cfg(test)]\nmod f;\n");
+        let all = [root].iter().chain(texts).copied().map(source).collect();
+        imports(&modules(&all))
+    };
+    let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+    let set = |list: &[&str]| names(list).into_iter().collect::<BTreeSet<_>>();
+    let calm = [
+        ("a", "use super::b::{self, Thing, c::{Deep}};\nfn f() { b::made() }\n"),
+        ("b", "mod c;\npub(crate) use self::c::Deep;\nuse crate::d::Other as It;\nstruct Thing;\n"),
+        ("b::c", "struct Deep;\n"),
+        ("d", "fn f() { crate::e::g(); }\n// crate::a\nconst T: &str = \"crate::a::A\";\n"),
+        ("e", "pub use crate::a::A;\n#[cfg(test)]\nmod tests {\n    use crate::d::D;\n}\n"),
+        ("f", "use crate::a::A;\n"),
+    ];
+    assert_eq!(found(&calm)["a"], set(&["b", "b::c"]));
+    assert_eq!(found(&calm)["b"], set(&["d"]), "a re-export is no import");
+    assert!(!found(&calm).contains_key("f"), "a module of tests");
+    assert!(cycles(&found(&calm)).is_empty(), "{:?}", cycles(&found(&calm)));
+
+    // Each of these closes a cycle that the one before it does not have.
+    let with = |at: &str, text: &str| {
+        let mut texts: BTreeMap<&str, &str> = calm.into_iter().collect();
+        texts.insert(at, text);
+        cycles(&found(&texts.into_iter().collect::<Vec<_>>()))
+    };
+    let all = [names(&["a", "b", "d", "e"])];
+    assert_eq!(with("e", "pub(in crate::x) fn g() { super::a::f() }"), all);
+    assert_eq!(with("e", "use super::a;\nfn g() { a::f() }"), all, "through an imported module");
+    assert_eq!(with("e", "pub use crate::a::A;\nstruct B(A);"), all, "re-exported and used");
+    assert_eq!(with("b::c", "use super::Thing;"), Vec::<Vec<String>>::new());
+    let both = [names(&["b", "b::c"])];
+    let parent = "mod c;\nuse c::Deep;\nstruct Thing;";
+    assert_eq!(cycles(&found(&[("b", parent), ("b::c", "use super::Thing;")])), both);
+    let parent = "mod c;\nfn f() { c::g() }\nstruct Thing;";
+    assert_eq!(cycles(&found(&[("b", parent), ("b::c", "use crate::b::Thing;")])), both);
+    let outside = [
+        ("a", "pub use crate::b::Thing;"),
+        ("b", "use crate::d::D;\nstruct Thing;"),
+        ("d", "use crate::a::Thing;\nstruct D;"),
+    ];
+    assert_eq!(cycles(&found(&outside)), [names(&["b", "d"])], "a is only their surface");
 }
 
-/// The files of a package by their modules, without tests.
+/// The files of a package by their modules.
 fn sources(root: &Path) -> BTreeMap<String, String> {
     let mut all = BTreeMap::new();
     let mut folders = vec![root.to_owned()];
@@ -94,103 +207,240 @@ fn sources(root: &Path) -> BTreeMap<String, String> {
             }
             let inside = path.strip_prefix(root).unwrap().with_extension("");
             let mut parts: Vec<&str> = inside.iter().map(|part| part.to_str().unwrap()).collect();
-            // What only tests and fuzzing build.
-            let is_test = |part: &&str| matches!(*part, "tests" | "invariants" | "conformance");
-            if path.extension().is_none_or(|it| it != "rs") || parts.iter().any(is_test) {
+            if path.extension().is_none_or(|it| it != "rs") || parts == ["main"] {
                 continue;
             }
-            if matches!(parts.last(), Some(&("mod" | "lib" | "main"))) {
+            if matches!(parts.last(), Some(&("mod" | "lib"))) {
                 parts.pop();
             }
-            if !parts.is_empty() {
-                all.insert(parts.join("::"), std::fs::read_to_string(&path).unwrap());
-            }
+            all.insert(parts.join("::"), std::fs::read_to_string(&path).unwrap());
         }
     }
     all
 }
 
-fn imports(sources: &BTreeMap<String, String>) -> Imports {
-    let of = |(name, text): (&String, &String)| {
-        let here: Vec<String> = name.split("::").map(str::to_owned).collect();
-        let paths = product(text);
-        let targets = paths.iter().filter_map(|path| resolved(path, &here, sources));
+/// What a file says about names.
+#[derive(Default)]
+struct Module {
+    /// Files that it declares by `mod name;`.
+    children: BTreeSet<String>,
+    /// What it imports or re-exports, by the name that it has here.
+    names: BTreeMap<String, Vec<String>>,
+    /// Paths that its code goes, those of its own imports included.
+    paths: Vec<Vec<String>>,
+}
+
+/// The modules that the product has, from the root down.
+fn modules(sources: &BTreeMap<String, String>) -> BTreeMap<String, Module> {
+    let mut all = BTreeMap::new();
+    let mut next = vec![String::new()];
+    while let Some(name) = next.pop() {
+        let Some(text) = sources.get(&name) else { continue };
+        let module = read(text);
+        next.extend(module.children.iter().map(|child| below(&name, child)));
+        all.insert(name, module);
+    }
+    all
+}
+
+/// The module `name` inside `parent`; the root has no name.
+fn below(parent: &str, name: &str) -> String {
+    if parent.is_empty() { name.to_owned() } else { format!("{parent}::{name}") }
+}
+
+fn imports(modules: &BTreeMap<String, Module>) -> Imports {
+    let of = |(name, module): (&String, &Module)| {
+        let targets = module.paths.iter().filter_map(|path| origin(modules, name, path, 0));
         (name.clone(), targets.filter(|target| target != name).collect())
     };
-    sources.iter().map(of).collect()
+    modules.iter().map(of).collect()
 }
 
-/// The paths that a file's code names: comments, re-exports and tests left out, groups taken apart.
-fn product(text: &str) -> Vec<String> {
-    let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
-    let lines = text.lines().filter(|line| !line.trim_start().starts_with("//"));
-    let code: String = lines.flat_map(|line| [line, "\n"]).collect();
-    let mut paths = Vec::new();
-    for root in ["crate::", "super::", "self::"] {
-        for (at, _) in code.match_indices(root) {
-            let before = &code[..at];
-            let is_inside = before.ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':');
-            let statement = before.rsplit([';', '}']).next().unwrap_or_default().trim();
-            let is_surface = statement.contains("pub") && statement.ends_with("use");
-            if !is_inside && !is_surface && !before.ends_with("in ") {
-                tree("", &code[at..], &mut paths);
-            }
-        }
+/// The file that defines what a path leads to, seen from the module `here`; `None` for what is not ours.
+fn origin(
+    modules: &BTreeMap<String, Module>,
+    here: &str,
+    path: &[String],
+    depth: usize,
+) -> Option<String> {
+    /// Re-exports of re-exports. A name that leads to itself is another package.
+    const DEEPEST: usize = 20;
+    if depth > DEEPEST {
+        return None;
     }
-    paths
-}
-
-/// Takes a path, or a tree of them, from the beginning of `text`; answers what follows it.
-fn tree<'t>(prefix: &str, text: &'t str, paths: &mut Vec<String>) -> &'t str {
-    let text = text.trim_start();
-    if let Some(mut group) = text.strip_prefix('{') {
-        loop {
-            group = group.trim_start_matches([',', ' ', '\n']);
-            match group.strip_prefix('}') {
-                Some(rest) => return rest,
-                None if group.is_empty() => return group,
-                None => {
-                    let rest = tree(prefix, group, paths);
-                    // `as` and its name.
-                    let end = rest.find([',', '}']).unwrap_or(rest.len());
-                    group = &rest[end..];
-                }
-            }
-        }
-    }
-    let end = text.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(text.len());
-    let (word, rest) = text.split_at(end);
-    let path = if prefix.is_empty() { word.to_owned() } else { format!("{prefix}::{word}") };
-    match rest.strip_prefix("::") {
-        Some(deeper) => tree(&path, deeper, paths),
-        None => {
-            paths.push(path);
-            rest
-        }
-    }
-}
-
-/// The file that a path leads to, seen from the module `here`.
-fn resolved(path: &str, here: &[String], sources: &BTreeMap<String, String>) -> Option<String> {
-    let mut words: Vec<&str> = path.split("::").filter(|word| !word.is_empty()).collect();
-    let mut at: Vec<&str> = here.iter().map(String::as_str).collect();
-    match *words.first()? {
+    let through = |at: &str, name: &str, rest: &[String]| {
+        let path = [modules[at].names[name].as_slice(), rest].concat();
+        origin(modules, at, &path, depth + 1)
+    };
+    let mut at = here.to_owned();
+    let (first, mut rest) = path.split_first()?;
+    match first.as_str() {
         "crate" => at.clear(),
         "self" => {}
-        "super" => drop(at.pop()),
+        "super" => {
+            at = parent(&at);
+            while let Some((_, further)) = rest.split_first().filter(|(next, _)| *next == "super") {
+                (at, rest) = (parent(&at), further);
+            }
+        }
+        name if modules[here].children.contains(name) => at = below(&at, name),
+        name if modules[here].names.contains_key(name) => return through(here, name, rest),
         _ => return None,
     }
-    words.remove(0);
-    while words.first() == Some(&"super") {
-        at.pop();
-        words.remove(0);
+    while let Some((next, further)) = rest.split_first() {
+        let module = modules.get(&at)?;
+        if module.children.contains(next) {
+            (at, rest) = (below(&at, next), further);
+        } else if module.names.contains_key(next) {
+            return through(&at, next, further);
+        } else {
+            // The root's file defines nothing.
+            return Some(at).filter(|at| !at.is_empty());
+        }
     }
-    at.extend(words.into_iter().filter(|word| *word != "self"));
-    while !at.is_empty() && !sources.contains_key(&at.join("::")) {
-        at.pop();
+    // The path of a module alone: what is used of it has a path of its own.
+    None
+}
+
+fn parent(module: &str) -> String {
+    module.rsplit_once("::").map(|(parent, _)| parent).unwrap_or_default().to_owned()
+}
+
+/// Reads a file's code: its declarations, imports and paths.
+fn read(text: &str) -> Module {
+    let code = without_tests(&blanked(text));
+    let tokens = tokens(&code);
+    let mut module = Module::default();
+    let mut surface = Vec::new();
+    let mut words = BTreeSet::new();
+    let mut at = 0;
+    while at < tokens.len() {
+        let before = |back: usize| at.checked_sub(back).and_then(|at| tokens.get(at)).copied();
+        let (token, next) = (tokens[at], at + 1);
+        if token == "use" {
+            let mut leaves = Vec::new();
+            at = tree(&[], &tokens, next, &mut leaves);
+            let is_surface = matches!(tokens.get(next.wrapping_sub(2)), Some(&("pub" | ")")));
+            for (path, name) in leaves {
+                match is_surface {
+                    true => surface.push((name.clone(), path.clone())),
+                    false => module.paths.push(path.clone()),
+                }
+                module.names.insert(name, path);
+            }
+        } else if token == "mod" && tokens.get(at + 2) == Some(&";") {
+            module.children.insert(tokens[next].to_owned());
+            at += 3;
+        } else if is_word(token) && !matches!(before(1), Some("::" | ".")) {
+            let is_visibility = before(1) == Some("in") && before(2) == Some("(");
+            let mut path = vec![token.to_owned()];
+            while tokens.get(at + 1) == Some(&"::")
+                && tokens.get(at + 2).is_some_and(|it| is_word(it))
+            {
+                path.push(tokens[at + 2].to_owned());
+                at += 2;
+            }
+            words.insert(token);
+            if path.len() > 1 && !is_visibility {
+                module.paths.push(path);
+            }
+            at += 1;
+        } else {
+            at = next;
+        }
     }
-    // A path that goes no further than the module around names what stands in its own file or beside it.
-    (!at.is_empty()).then(|| at.join("::"))
+    // What is re-exported and used here, too, is imported.
+    let used = surface.into_iter().filter(|(name, _)| words.contains(name.as_str()));
+    module.paths.extend(used.map(|(_, path)| path));
+    module
+}
+
+/// Takes a tree of paths that begins at a token: each leaf's path, and its name here. Answers what follows it.
+fn tree(
+    prefix: &[String],
+    tokens: &[&str],
+    mut at: usize,
+    leaves: &mut Vec<(Vec<String>, String)>,
+) -> usize {
+    let mut path = prefix.to_vec();
+    while let Some(token) = tokens.get(at) {
+        match *token {
+            "::" => at += 1,
+            "{" => {
+                at += 1;
+                while !matches!(tokens.get(at), None | Some(&"}")) {
+                    at = tree(&path, tokens, at, leaves);
+                    at += usize::from(tokens.get(at) == Some(&","));
+                }
+                return at + 1;
+            }
+            "as" => {
+                leaves.push((path, tokens[at + 1].to_owned()));
+                return at + 2;
+            }
+            "self" if !path.is_empty() => at += 1,
+            word if is_word(word) || word == "*" => {
+                path.push(word.to_owned());
+                at += 1;
+            }
+            _ => break,
+        }
+    }
+    let name = path.last().cloned().unwrap_or_default();
+    leaves.push((path, name));
+    at
+}
+
+fn is_word(token: &str) -> bool {
+    token.starts_with(|c: char| c.is_alphabetic() || c == '_')
+}
+
+/// Words, `::`, and other characters one by one.
+fn tokens(code: &str) -> Vec<&str> {
+    let mut all = Vec::new();
+    let mut rest = code.trim_start();
+    while let Some(first) = rest.chars().next() {
+        let is_part = |c: char| c.is_alphanumeric() || c == '_';
+        let length = match first {
+            _ if is_part(first) => rest.find(|c: char| !is_part(c)).unwrap_or(rest.len()),
+            ':' if rest.starts_with("::") => 2,
+            _ => first.len_utf8(),
+        };
+        let (token, further) = rest.split_at(length);
+        all.push(token);
+        rest = further.trim_start();
+    }
+    all
+}
+
+/// The code without items that only tests and fuzzing build.
+fn without_tests(code: &str) -> String {
+    let mut out = code.to_owned();
+    for mark in ["#[cfg(test)]", "#[cfg(any(test, fuzzing))]"] {
+        while let Some(from) = out.find(mark) {
+            out.replace_range(from..item_end(&out, from + mark.len()), "");
+        }
+    }
+    out
+}
+
+/// Where the item ends that begins at `from`: at its `;`, or at the end of its body.
+fn item_end(code: &str, from: usize) -> usize {
+    let mut depth = 0_usize;
+    for (at, character) in code[from..].char_indices() {
+        match character {
+            '{' | '(' | '[' => depth += 1,
+            '}' | ')' | ']' => {
+                depth = depth.saturating_sub(1);
+                if depth == 0 && character == '}' {
+                    return from + at + 1;
+                }
+            }
+            ';' if depth == 0 => return from + at + 1,
+            _ => {}
+        }
+    }
+    code.len()
 }
 
 /// Each group of files of which every one leads to every other.

@@ -19,8 +19,11 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 /// A number for each number of a row's default, by the constant that it is: file and name.
 const ROWS: &[(&str, &[(&str, &str)])] = &[
-    ("memory of the whole process", &[("src/config/granted.rs", "WHOLE")]),
-    ("memory for bodies, parsing, replies, messages", &[("src/config/granted.rs", "WHOLE / 4")]),
+    ("memory of the whole process", &[("src/config/memory_limits.rs", "WHOLE")]),
+    (
+        "memory for bodies, parsing, replies, messages",
+        &[("src/config/memory_limits.rs", "WHOLE / 4")],
+    ),
     ("memory for parsed requests, in all", &[("src/config/raw.rs", "analysis_bytes:")]),
     (
         "memory for one parsed request",
@@ -88,7 +91,7 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
     ("sessions exported at once, each streamed line by line", &[("src/admin/mod.rs", "EXPORTS")]),
     ("headers of a request", &[("src/config/raw.rs", "header_bytes:")]),
     ("client connections, tunnels included", &[("src/config/raw.rs", "connections:")]),
-    ("memory of connections", &[("src/config/granted.rs", "WHOLE * 7 / 32")]),
+    ("memory of connections", &[("src/config/memory_limits.rs", "WHOLE * 7 / 32")]),
     ("idle tunnels", &[("src/proxy/http/tunnel_timeouts.rs", "half_closed:")]),
     ("HTTP/1 buffers of a connection, each way", &[("src/proxy/http/transport.rs", "BUFFER")]),
     ("HTTP/2: streams of a client's connection", &[("src/proxy/server/builder.rs", "STREAMS")]),

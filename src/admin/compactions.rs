@@ -15,9 +15,9 @@ use crate::telemetry::log::clean;
 /// The compactions of a turn's context, with their cost.
 pub(super) fn of_turn(ledger: &Ledger, turn: &Turn, prices: &PriceList) -> Compactions {
     let mut compactions = Compactions::of_turn(ledger, turn);
-    for told in compactions.iter_mut() {
-        let price = prices.price(&told.upstream, &told.model);
-        told.dollars = price.and_then(|price| savings::cost(&told.spent, price, turn.dialect));
+    for report in compactions.iter_mut() {
+        let price = prices.price(&report.upstream, &report.model);
+        report.dollars = price.and_then(|price| savings::cost(&report.spent, price, turn.dialect));
     }
     compactions
 }

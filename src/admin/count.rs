@@ -7,8 +7,8 @@ use std::fmt;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 
-use super::Admin;
-use super::answers::{AdminAnswer, AdminError, json, scope};
+use super::responses::{AdminError, AdminResponse, json, scope};
+use super::state::Admin;
 use crate::context::ExchangeId;
 use crate::context::budget::grouped;
 use crate::store::ledgers::{ProviderRecount, RecountError};
@@ -52,7 +52,7 @@ impl fmt::Display for CountComparison {
     }
 }
 
-pub(super) async fn count(admin: &Admin, id: &str) -> AdminAnswer {
+pub(super) async fn count(admin: &Admin, id: &str) -> AdminResponse {
     let scope = scope(admin, id).await?;
     let latest_request = admin.ledgers.latest_request(&scope).ok_or_else(|| {
         let what =

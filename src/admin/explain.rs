@@ -41,7 +41,6 @@ pub(super) struct Explanation {
     pub at: Millis,
     /// The session, as the client names it.
     pub session: Option<SessionId>,
-    /// The thread.
     pub thread: Option<ThreadId>,
     /// The upstream that it was sent to.
     pub upstream: Option<String>,
@@ -83,7 +82,7 @@ pub(super) struct Explanation {
     pub compactions: Compactions,
     /// The effect on the provider's cache.
     pub cache: CacheEffect,
-    /// The estimate.
+    /// The estimate of its input; `None` if it was not read.
     pub estimate: Option<ExplainedEstimate>,
     /// What rewriting saved or cost.
     pub saved: Option<ExchangeSavings>,
@@ -96,7 +95,6 @@ pub(super) struct ExplainedChange {
     pub change: Change,
     /// Whether it was made.
     pub decision: Decision,
-    /// The reason.
     pub why: DecisionReason,
     /// The reason as text.
     pub rule: String,
@@ -143,7 +141,7 @@ pub(super) struct CacheEffect {
 pub(super) struct CacheReport {
     /// The id of the exchange.
     pub request: ExchangeId,
-    /// The whole prompt.
+    /// The whole prompt, cached or not.
     pub input: Option<u64>,
     /// Read from the cache.
     pub read: Option<u64>,
@@ -154,7 +152,7 @@ pub(super) struct CacheReport {
 /// The estimate, and how it was made.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct ExplainedEstimate {
-    /// Input tokens.
+    /// Input tokens, estimated.
     pub tokens: u64,
     /// How the estimate was made.
     pub method: EstimateMethod,

@@ -51,7 +51,7 @@ struct ExportLine<'l> {
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 enum ExportParts {
-    Said(Vec<TranscriptPart>),
+    Full(Vec<TranscriptPart>),
     Sized(Vec<ExportPart>),
 }
 
@@ -121,17 +121,17 @@ impl ExportLines {
     /// Those of the store: the export breaks off then, so that nobody takes it for complete.
     pub(super) async fn next(&mut self) -> Option<io::Result<Bytes>> {
         let ExportCall { session, i, turn, before } = self.call()?;
-        let told = match &mut self.content {
-            Some(content) => match content.told(&turn, before.as_deref()).await {
-                Ok(told) => Some(told),
+        let stored = match &mut self.content {
+            Some(content) => match content.line_content(&turn, before.as_deref()).await {
+                Ok(stored) => Some(stored),
                 Err(trouble) => return Some(Err(io::Error::other(trouble.to_string()))),
             },
             None => None,
         };
         let write = move || {
             let mut line = ExportLine::of(session, i, &turn, before.as_deref());
-            if let Some(told) = told {
-                line.say(told);
+            if let Some(stored) = stored {
+                line.set_content(stored);
             }
             let mut line = serde_json::to_vec(&line)?;
             line.push(b'\n');
@@ -193,14 +193,14 @@ impl<'l> ExportLine<'l> {
     }
 
     /// Replaces the sizes by the content, if that was stored.
-    fn say(&mut self, told: Option<LineContent>) {
-        let Some(told) = told else {
+    fn set_content(&mut self, stored: Option<LineContent>) {
+        let Some(stored) = stored else {
             return self.flags.push("no_content");
         };
-        self.new_parts = ExportParts::Said(told.parts);
-        self.reply = told.reply;
-        self.flags.extend(told.is_whole.then_some("whole"));
-        self.flags.extend(told.has_gap.then_some("content_gap"));
+        self.new_parts = ExportParts::Full(stored.parts);
+        self.reply = stored.reply;
+        self.flags.extend(stored.is_whole.then_some("whole"));
+        self.flags.extend(stored.has_gap.then_some("content_gap"));
     }
 }
 

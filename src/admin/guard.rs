@@ -11,7 +11,7 @@ use http::header::{AUTHORIZATION, HOST, ORIGIN};
 use http::uri::Authority;
 use http::{HeaderMap, HeaderName, Method, Request};
 
-use super::AdminAccess;
+use super::state::AdminAccess;
 use crate::config::Secret;
 use crate::telemetry::AdminRefusal;
 
@@ -50,7 +50,7 @@ pub(super) enum AdminRole {
     Anybody,
     /// Read metrics, lists, numbers and contexts, but no content.
     Reader,
-    /// Everything.
+    /// Read and change everything.
     Admin,
 }
 
@@ -77,14 +77,14 @@ pub(super) fn judge<B>(
 
 /// The host that a request names: well-formed, and the same wherever it is given.
 fn host<B>(request: &Request<B>) -> Result<Option<Authority>, AdminRefusal> {
-    let mut said = request.uri().authority().cloned().map(Ok).into_iter().chain(
+    let mut hosts = request.uri().authority().cloned().map(Ok).into_iter().chain(
         request.headers().get_all(HOST).iter().map(|host| Authority::try_from(host.as_bytes())),
     );
     let lines = request.headers().get_all(HOST).iter().count();
-    let Some(host) = said.next() else { return Ok(None) };
+    let Some(host) = hosts.next() else { return Ok(None) };
     let host = host.map_err(|_| AdminRefusal::ForeignHost)?;
     let same = |other: Result<Authority, _>| other.is_ok_and(|other| other == host);
-    if lines <= 1 && is_plain(&host) && said.all(same) {
+    if lines <= 1 && is_plain(&host) && hosts.all(same) {
         Ok(Some(host))
     } else {
         Err(AdminRefusal::ForeignHost)

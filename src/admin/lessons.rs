@@ -6,24 +6,22 @@
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 
-use super::Admin;
-use super::answers::{AdminAnswer, AdminError, json};
+use super::responses::{AdminError, AdminResponse, json};
+use super::state::Admin;
+use crate::clock::now;
 use crate::context::Millis;
 use crate::dialect::lesson::Lesson;
 use crate::store::lessons::{LessonLine, LessonScope};
-use crate::telemetry::clock::now;
 
 /// All lessons, newest first.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct LessonList {
-    /// The lessons.
     pub lessons: Vec<LessonView>,
 }
 
 /// A lesson.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct LessonView {
-    /// Its id.
     pub id: String,
     /// The upstream that taught it.
     pub upstream: String,
@@ -50,7 +48,6 @@ pub(crate) struct LessonView {
 /// The outcome of a decision about a lesson.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct LessonDecision {
-    /// Its id.
     pub id: String,
     /// Whether it now holds for all; otherwise it is forgotten.
     pub shared: bool,
@@ -91,24 +88,24 @@ impl From<LessonLine> for LessonView {
     }
 }
 
-pub(super) async fn list(admin: &Admin) -> AdminAnswer {
+pub(super) async fn list(admin: &Admin) -> AdminResponse {
     let lines = admin.ledgers.lessons().list(now()).await?;
     Ok(json(&LessonList { lessons: lines.into_iter().map(LessonView::from).collect() }))
 }
 
 /// Forgets a lesson, at once and for all tenants.
-pub(super) async fn forget(admin: &Admin, id: &str) -> AdminAnswer {
+pub(super) async fn forget(admin: &Admin, id: &str) -> AdminResponse {
     let is_known = admin.ledgers.lessons().forget(id, now()).await?;
     decided(is_known, id, false)
 }
 
 /// Makes a lesson hold for all tenants.
-pub(super) async fn share(admin: &Admin, id: &str) -> AdminAnswer {
+pub(super) async fn share(admin: &Admin, id: &str) -> AdminResponse {
     let is_known = admin.ledgers.lessons().share(id, now()).await?;
     decided(is_known, id, true)
 }
 
-fn decided(is_known: bool, id: &str, shared: bool) -> AdminAnswer {
+fn decided(is_known: bool, id: &str, shared: bool) -> AdminResponse {
     if !is_known {
         let what = format!("There is no lesson {id:?}; GET /api/v1/lessons lists them.");
         return Err(AdminError::new(StatusCode::NOT_FOUND, "not_found", what));

@@ -3,20 +3,21 @@
 //! Reads what the lower floors store; never touches traffic, and does not know the proxy. Clients are checked
 //! first (`guard.rs`); all routes are one table (`routes.rs`); responses are the types of `view.rs`.
 
-mod answers;
 mod compactions;
 pub mod count;
 mod explain;
 mod export;
-mod gate;
 mod guard;
 pub mod lessons;
 mod listener;
-mod outlook;
+pub mod messages;
+mod preview;
 pub mod prices;
+mod rate_limit;
+mod responses;
 pub mod routes;
 pub mod savings;
-pub mod say;
+mod state;
 pub mod view;
 
 use std::collections::VecDeque;
@@ -33,15 +34,12 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::AbortHandle;
 
 use crate::activity::Activity;
-use crate::config::Secret;
-use crate::store::ledgers::Ledgers;
-use crate::telemetry::{AdminRefusal, Telemetry};
-use gate::AdminGate;
+use crate::telemetry::AdminRefusal;
 use guard::AdminPeer;
 pub use listener::AdminListener;
 use listener::{AdminConnection, AdminStream};
-use prices::PriceList;
-use view::ServerInfo;
+use state::becomes_true;
+pub use state::{Admin, AdminAccess};
 
 /// The most connections that may stay open at once.
 const CONNECTIONS: usize = 128;
@@ -50,55 +48,12 @@ const CONNECTIONS: usize = 128;
 const BRIEF_CONNECTIONS: usize = 64;
 /// How long these may take to send a request and receive the response.
 const BRIEF: Duration = Duration::from_secs(2);
-/// The most exports at once: each holds the turns of one session, and its longest line.
-const EXPORTS: usize = 4;
 /// How long a client may take to send the headers of its request, or to send the next request.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// How long responses may take to finish at shutdown.
 const ENDING: Duration = Duration::from_secs(1);
 /// The pause after the system refused a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-
-/// Which tokens give access to what.
-#[derive(Clone, Debug)]
-pub struct AdminAccess {
-    /// The token that allows everything.
-    pub admin: Secret,
-    /// The token that only allows reading.
-    pub reader: Secret,
-    /// Whether `/metrics` needs no token.
-    pub metrics_open: bool,
-}
-
-/// The state of the admin listener.
-pub struct Admin {
-    ledgers: Arc<Ledgers>,
-    telemetry: Arc<Telemetry>,
-    about: ServerInfo,
-    prices: Arc<PriceList>,
-    access: AdminAccess,
-    gate: AdminGate,
-    exports: Arc<Semaphore>,
-    /// Becomes true when the proxy stops accepting.
-    draining: watch::Receiver<bool>,
-}
-
-impl Admin {
-    /// Serves data of `ledgers` and `telemetry` for the server that `about` describes, with costs from
-    /// `prices`; `access` decides who is admitted.
-    pub fn new(
-        ledgers: Arc<Ledgers>,
-        telemetry: Arc<Telemetry>,
-        about: ServerInfo,
-        prices: PriceList,
-        access: AdminAccess,
-        draining: watch::Receiver<bool>,
-    ) -> Arc<Self> {
-        let prices = Arc::new(prices);
-        let (gate, exports) = (AdminGate::default(), Arc::new(Semaphore::new(EXPORTS)));
-        Arc::new(Self { ledgers, telemetry, about, prices, access, gate, exports, draining })
-    }
-}
 
 /// Serves clients of `listener` until `shutdown` is ready, then lets responses finish.
 pub async fn serve(
@@ -191,9 +146,9 @@ async fn connection(
         .keep_alive(stay == ConnectionLifetime::Open);
     let ending = ended.clone();
     let activity = Activity::default();
-    let asked = activity.clone();
+    let requests = activity.clone();
     let service = service_fn(move |mut request| {
-        let (admin, ending, under_way) = (admin.clone(), ending.clone(), asked.begin());
+        let (admin, ending, under_way) = (admin.clone(), ending.clone(), requests.begin());
         async move {
             let answer = routes::answer(&admin, &mut request, peer, ending).await;
             Ok::<_, io::Error>(answer.map(|body| under_way.answer(body)))
@@ -214,9 +169,4 @@ async fn connection(
         _ = serving.as_mut() => {}
         () = activity.idle(ENDING), if !is_ending => {}
     }
-}
-
-/// Ready once `flag` is true, or once its sender is gone.
-async fn becomes_true(flag: &mut watch::Receiver<bool>) {
-    drop(flag.wait_for(|flag| *flag).await);
 }

@@ -5,7 +5,7 @@
 use crate::config::Config;
 use crate::dialect::models::{Catalogue, Price};
 
-/// All prices.
+/// US dollars per million tokens, by upstream and model.
 #[derive(Clone, Debug, Default)]
 pub struct PriceList {
     catalogue: Catalogue,

@@ -8,9 +8,10 @@ use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use tokio::sync::watch;
 
-use super::answers::{self, AdminBody, AdminError};
 use super::guard::{self, AdminPeer, AdminRole};
-use super::{Admin, AdminAccess, count, lessons, say};
+use super::responses::{self, AdminBody, AdminError};
+use super::state::{Admin, AdminAccess};
+use super::{count, lessons, messages};
 use crate::dialect::percent::decoded_whole;
 use crate::telemetry::AdminRefusal;
 use crate::telemetry::log::clean;
@@ -116,7 +117,7 @@ impl AdminQuery {
             | Self::SessionSavings
             | Self::Lessons
             | Self::Events => AdminRole::Reader,
-            Self::Export if answers::is_without_content(query) => AdminRole::Reader,
+            Self::Export if responses::is_without_content(query) => AdminRole::Reader,
             Self::Export
             | Self::Forget
             | Self::ForgetLesson
@@ -160,7 +161,7 @@ pub(super) async fn answer(
     let judged = guard::judge(request, needs, peer, &admin.access);
     let (role, (question, names)) = match (judged, found) {
         (Err(refusal), _) => return refuse(admin, refusal, peer).await,
-        (Ok(_), Err(wrong)) => return answers::wrong(&wrong),
+        (Ok(_), Err(wrong)) => return responses::wrong(&wrong),
         (Ok(role), Ok(found)) => (role, found),
     };
     let response = respond(admin, question, &names, request, ending).await;
@@ -185,33 +186,33 @@ async fn respond(
 ) -> Response<AdminBody> {
     let name = |at: usize| names.get(at).map_or("", String::as_str);
     let answered = match question {
-        AdminQuery::Page => Ok(answers::page()),
-        AdminQuery::Metrics => Ok(answers::metrics(admin)),
-        AdminQuery::Alive => Ok(answers::text("alive\n")),
-        AdminQuery::Ready => answers::ready(admin).await,
-        AdminQuery::About => Ok(answers::about(admin).await),
-        AdminQuery::Sessions => answers::sessions(admin, request.uri().query()).await,
-        AdminQuery::Session => answers::session(admin, name(0)).await,
-        AdminQuery::Forget => answers::forget(admin, name(0)).await,
-        AdminQuery::Compact => answers::compact(admin, name(0), request.uri().query()).await,
+        AdminQuery::Page => Ok(responses::page()),
+        AdminQuery::Metrics => Ok(responses::metrics(admin)),
+        AdminQuery::Alive => Ok(responses::text("alive\n")),
+        AdminQuery::Ready => responses::ready(admin).await,
+        AdminQuery::About => Ok(responses::about(admin).await),
+        AdminQuery::Sessions => responses::sessions(admin, request.uri().query()).await,
+        AdminQuery::Session => responses::session(admin, name(0)).await,
+        AdminQuery::Forget => responses::forget(admin, name(0)).await,
+        AdminQuery::Compact => responses::compact(admin, name(0), request.uri().query()).await,
         AdminQuery::Count => count::count(admin, name(0)).await,
-        AdminQuery::Context => answers::context(admin, name(0), name(1), request).await,
-        AdminQuery::Exchange => answers::exchange(admin, &name(0).into()).await,
-        AdminQuery::Explain => answers::explain(admin, &name(0).into(), request).await,
-        AdminQuery::Savings => answers::savings(admin, request).await,
-        AdminQuery::SessionSavings => answers::session_savings(admin, name(0), request).await,
-        AdminQuery::Export => answers::export(admin, name(0), request.uri().query()).await,
-        AdminQuery::Queue => say::queue(admin, name(0), request).await,
-        AdminQuery::Say => say::say(admin, name(0), request.body_mut()).await,
-        AdminQuery::Clear => say::clear(admin, name(0)).await,
-        AdminQuery::TakeBack => say::take_back(admin, name(0), name(1)).await,
+        AdminQuery::Context => responses::context(admin, name(0), name(1), request).await,
+        AdminQuery::Exchange => responses::exchange(admin, &name(0).into()).await,
+        AdminQuery::Explain => responses::explain(admin, &name(0).into(), request).await,
+        AdminQuery::Savings => responses::savings(admin, request).await,
+        AdminQuery::SessionSavings => responses::session_savings(admin, name(0), request).await,
+        AdminQuery::Export => responses::export(admin, name(0), request.uri().query()).await,
+        AdminQuery::Queue => messages::queue(admin, name(0), request).await,
+        AdminQuery::Say => messages::say(admin, name(0), request.body_mut()).await,
+        AdminQuery::Clear => messages::clear(admin, name(0)).await,
+        AdminQuery::TakeBack => messages::take_back(admin, name(0), name(1)).await,
         AdminQuery::Lessons => lessons::list(admin).await,
         AdminQuery::ForgetLesson => lessons::forget(admin, name(0)).await,
         AdminQuery::ShareLesson => lessons::share(admin, name(0)).await,
-        AdminQuery::Events => Ok(answers::events(admin, ending)),
-        AdminQuery::OpenApi => Ok(answers::openapi()),
+        AdminQuery::Events => Ok(responses::events(admin, ending)),
+        AdminQuery::OpenApi => Ok(responses::openapi()),
     };
-    answered.unwrap_or_else(|wrong| answers::wrong(&wrong))
+    answered.unwrap_or_else(|wrong| responses::wrong(&wrong))
 }
 
 /// The query of a path, with the names in it; or why there is none.
@@ -270,19 +271,19 @@ pub fn encoded(name: &str) -> String {
 /// Refuses a request. A wrong token waits at the gate first, so that guessing is slow.
 async fn refuse(admin: &Admin, mut refusal: AdminRefusal, peer: AdminPeer) -> Response<AdminBody> {
     if refusal == AdminRefusal::WrongToken {
-        match admin.gate.wait(Instant::now()) {
+        match admin.wrong_tokens.wait(Instant::now()) {
             Some(wait) => tokio::time::sleep(wait).await,
             None => refusal = AdminRefusal::TooManyAttempts,
         }
     }
     record_refusal(admin, refusal, peer);
-    answers::wrong(&refused(refusal))
+    responses::wrong(&refused(refusal))
 }
 
 /// Counts a refusal, and logs the first one of each minute.
 pub(super) fn record_refusal(admin: &Admin, refusal: AdminRefusal, peer: AdminPeer) {
     admin.telemetry.admin_refused(refusal);
-    if let Some(before) = admin.gate.line(Instant::now()) {
+    if let Some(before) = admin.wrong_tokens.line(Instant::now()) {
         let why = crate::telemetry::log::word(refusal);
         tracing::warn!(
             "the admin listener refused a request from {peer}: {why}; {before} others since the last such line"

@@ -82,7 +82,7 @@ pub struct ServerInfo {
 /// A configured upstream.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct UpstreamLine {
-    /// Its name.
+    /// Its configured name, also a path prefix.
     pub name: String,
     /// Scheme, host and base path.
     pub base_url: String,
@@ -93,7 +93,6 @@ pub struct UpstreamLine {
 /// A page of sessions, newest first.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SessionPage {
-    /// The sessions.
     pub sessions: Vec<SessionLine>,
     /// The `skip` of the next page; `null` on the last. With many sessions `next_after` is faster, and skips
     /// none if sessions are added meanwhile.
@@ -227,7 +226,7 @@ pub(crate) struct ExchangeView {
     pub error_ratio: Option<f64>,
 }
 
-pub(crate) use super::outlook::DryRun;
+pub(crate) use super::preview::DryRun;
 
 /// The state of a requested compaction.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -267,7 +266,7 @@ pub(crate) fn context(
     thread: &str,
     prices: &PriceList,
 ) -> Option<ContextPage> {
-    let asked = |open_exchange: &&OpenExchange| match thread {
+    let is_on_thread = |open_exchange: &&OpenExchange| match thread {
         LATEST => open_exchange.purpose == Purpose::Turn,
         thread => open_exchange.thread == *thread,
     };
@@ -275,13 +274,16 @@ pub(crate) fn context(
     let turns_of = |thread: &str| Some(&threads.iter().find(|(id, _)| *id == *thread)?.1[..]);
     let mut open =
         open_exchanges.iter().filter(|open_exchange| ledger.turn(&open_exchange.id).is_none());
-    if let Some(open_exchange) = open.find(asked) {
+    if let Some(open_exchange) = open.find(is_on_thread) {
         let turns = turns_of(open_exchange.thread.as_str()).unwrap_or_default();
         let compactions = match turns.last() {
             Some(turn) => compactions::of_turn(ledger, turn, prices),
             None => Compactions::default(),
         };
-        return Some(ContextPage { view: told(ledger, open_exchange.view.clone()), compactions });
+        return Some(ContextPage {
+            view: with_client_compaction(ledger, open_exchange.view.clone()),
+            compactions,
+        });
     }
     let turns = if thread == LATEST {
         let used = |turns: &[Arc<Turn>]| turns.iter().map(|turn| turn.ended).max();
@@ -294,12 +296,15 @@ pub(crate) fn context(
     };
     let turn = measured(turns.iter().map(AsRef::as_ref))?;
     let compactions = compactions::of_turn(ledger, turn, prices);
-    Some(ContextPage { view: told(ledger, ContextView::after(turn)), compactions })
+    Some(ContextPage {
+        view: with_client_compaction(ledger, ContextView::after(turn)),
+        compactions,
+    })
 }
 
 /// A view of a session's thread; if the client compacts by itself, that is left to it as long as the context
 /// fits.
-fn told(ledger: &Ledger, view: ContextView) -> ContextView {
+fn with_client_compaction(ledger: &Ledger, view: ContextView) -> ContextView {
     if ledger.client_compacts() { view.where_the_client_compacts() } else { view }
 }
 
@@ -413,7 +418,8 @@ impl ThreadView {
             outcome: last.outcome,
             stop: last.stop,
             measured: turns.clone().rev().find_map(ExchangeView::of),
-            context: measured(turns).map(|turn| told(ledger, ContextView::after(turn))),
+            context: measured(turns)
+                .map(|turn| with_client_compaction(ledger, ContextView::after(turn))),
             request: last.exchange.clone(),
             provider_request_id: last.provider_request_id.as_deref().map(str::to_owned),
             repeated_calls: last.repeated_calls,

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::print::{self, CliError};
 use super::serve;
-use crate::config::faults::ConfigFaults;
+use crate::config::errors::ConfigErrors;
 use crate::config::{self, Config, ConfigSources, LoadedConfig};
 use crate::store::{folder, sqlite};
 use crate::telemetry::log::word;
@@ -31,11 +31,11 @@ pub(super) fn run(sources: &ConfigSources, as_json: bool) -> Result<(), CliError
                 return Err(CliError(trouble));
             }
         }
-        Err(faults) => {
+        Err(errors) => {
             if as_json {
-                print::json(&faults_json(&faults));
+                print::json(&faults_json(&errors));
             }
-            return Err(CliError(faults.to_string()));
+            return Err(CliError(errors.to_string()));
         }
     }
     Ok(())
@@ -162,8 +162,8 @@ fn served_json(loaded: &LoadedConfig, kept: &StoreCheck) -> Value {
     })
 }
 
-fn faults_json(faults: &ConfigFaults) -> Value {
-    let faults: Vec<_> = faults
+fn faults_json(errors: &ConfigErrors) -> Value {
+    let errors: Vec<_> = errors
         .0
         .iter()
         .map(|fault| {
@@ -176,5 +176,5 @@ fn faults_json(faults: &ConfigFaults) -> Value {
             })
         })
         .collect();
-    json!({ "ok": false, "faults": faults })
+    json!({ "ok": false, "faults": errors })
 }

@@ -4,9 +4,9 @@
 
 use http::Method;
 
-use super::ask::AdminClient;
-use super::look::{age, columns};
+use super::admin_client::AdminClient;
 use super::print::{self, CliError};
+use super::sessions::{age, columns};
 use crate::admin::lessons::{LessonDecision, LessonList, LessonView};
 use crate::admin::routes::encoded;
 use crate::context::Millis;
@@ -25,10 +25,12 @@ pub(super) async fn run(
 ) -> Result<(), CliError> {
     let decided: LessonDecision = match (forget, share) {
         (Some(id), _) => {
-            client.told(&Method::DELETE, &format!("{PATH}/{}", encoded(id)), "").await?
+            client.request_value(&Method::DELETE, &format!("{PATH}/{}", encoded(id)), "").await?
         }
         (None, Some(id)) => {
-            client.told(&Method::POST, &format!("{PATH}/{}/share", encoded(id)), "").await?
+            client
+                .request_value(&Method::POST, &format!("{PATH}/{}/share", encoded(id)), "")
+                .await?
         }
         (None, None) => return list(client, now, as_json).await,
     };

@@ -52,13 +52,13 @@ pub(super) struct ReplayArguments {
 }
 
 /// Replays the sessions and prints how wrong the estimates were.
-pub(super) fn run(asked: &ReplayArguments) -> Result<(), CliError> {
-    if let Some(file) = &asked.gemini_vocabulary {
+pub(super) fn run(arguments: &ReplayArguments) -> Result<(), CliError> {
+    if let Some(file) = &arguments.gemini_vocabulary {
         vocabulary(file)?;
     }
-    let costs = asked.costs.as_deref().map(given_costs).transpose()?;
+    let costs = arguments.costs.as_deref().map(given_costs).transpose()?;
     let mut lines = Vec::new();
-    for file in recordings(&asked.files)? {
+    for file in recordings(&arguments.files)? {
         read(&file, &mut lines)?;
     }
     let is_known = |line: &TranscriptLine| line.estimate.is_some() || line.dialect().is_some();
@@ -67,16 +67,16 @@ pub(super) fn run(asked: &ReplayArguments) -> Result<(), CliError> {
                     (anthropic, openai, gemini)";
         return Err(CliError(what.to_owned()));
     }
-    if let Some(file) = &asked.policy {
-        return what_if::run(&lines, file, asked.summary_tokens, asked.json);
+    if let Some(file) = &arguments.policy {
+        return what_if::run(&lines, file, arguments.summary_tokens, arguments.json);
     }
-    let rules = if asked.compare { heuristics()? } else { Vec::new() };
+    let rules = if arguments.compare { heuristics()? } else { Vec::new() };
     let pairs = replay::play_with(&lines, &Catalogue::new(Vec::new()), &rules, costs);
-    if asked.pairs {
+    if arguments.pairs {
         for pair in &pairs {
             print::json_text(&format!("{}\n", json!(pair)));
         }
-    } else if asked.json {
+    } else if arguments.json {
         print::json(&for_machines(&pairs, &rules));
     } else {
         print::out(&for_people(&pairs, &rules));
@@ -162,9 +162,9 @@ fn heuristics() -> Result<Vec<ClassicRules>, CliError> {
     let mut rules =
         vec![whole, ClassicRules { name: "length/4".into(), ..ClassicRules::default() }];
     for preset in [Preset::MicroCompact, Preset::GeminiCli] {
-        let said: toml::Table = preset.text().parse()?;
-        let said = said.get("estimate").and_then(|estimate| estimate.get("rules")).cloned();
-        rules.extend(said.map(toml::Value::try_into::<ClassicRules>).transpose()?);
+        let table: toml::Table = preset.text().parse()?;
+        let table = table.get("estimate").and_then(|estimate| estimate.get("rules")).cloned();
+        rules.extend(table.map(toml::Value::try_into::<ClassicRules>).transpose()?);
     }
     Ok(rules)
 }
@@ -202,7 +202,7 @@ fn for_machines(pairs: &[EstimatePair], rules: &[ClassicRules]) -> Value {
         .iter()
         .enumerate()
         .map(|(rule, rules)| (rules.name.clone(), json!(Scores::of(&as_by(&visible, rule)))));
-    let mut told = json!({
+    let mut report = json!({
         "all": Scores::of(visible.iter().copied()),
         "with_hidden_bytes": Scores::of(pairs),
         "with_proven_hidden_input": Scores::of(pairs.iter().filter(|pair| pair.excess.is_some())),
@@ -211,9 +211,9 @@ fn for_machines(pairs: &[EstimatePair], rules: &[ClassicRules]) -> Value {
         "by_source": by(|pair| pair.source.clone()),
     });
     if !rules.is_empty() {
-        told["classic"] = classic.collect();
+        report["classic"] = classic.collect();
     }
-    told
+    report
 }
 
 fn for_people(pairs: &[EstimatePair], rules: &[ClassicRules]) -> String {

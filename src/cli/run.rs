@@ -17,15 +17,15 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::ask::{self, AdminClient};
-use super::look;
+use super::admin_client::{self, AdminClient};
 use super::print::{self, CliError};
 use super::serve::{self, Ports, Server};
+use super::sessions;
 use crate::admin::view::{ServerInfo, SessionView};
+use crate::clock::wall;
 use crate::config::{self, Config, ConfigSources};
 use crate::context::budget::grouped;
 use crate::store::folder;
-use crate::telemetry::clock::wall;
 use crate::telemetry::log::{Log, LogFormat};
 
 /// The most sessions in the summary.
@@ -69,7 +69,7 @@ pub(super) fn run(
     let (program, arguments) =
         command.split_first().ok_or_else(|| CliError("name the command to run".to_owned()))?;
     serve::runtime()?.block_on(async {
-        let config = ask::looking(&sources)?;
+        let config = admin_client::looking(&sources)?;
         let folders = folders(&sources, &config);
         let proxied = RunningProxy::found_or_started(sources, &config).await?;
         let signals = Signals::caught()?;
@@ -222,7 +222,7 @@ impl RunningProxy {
 /// Whether the server that was found is the requested one: any, unless a flag names its address.
 fn is_meant(sources: &ConfigSources, config: &Config, about: &ServerInfo) -> bool {
     let is_named = sources.flags.iter().any(|(_, key, _)| key == "admin");
-    !is_named || ask::serves_at(about, config.admin)
+    !is_named || admin_client::serves_at(about, config.admin)
 }
 
 /// Whether a base URL points to this machine's loopback.
@@ -260,12 +260,12 @@ fn keep_detours(sources: &mut ConfigSources) {
         let Some(url) = sources.variable(name).map(str::to_owned) else { continue };
         let ours = format!("PLIMSOLL_UPSTREAM_{}", upstream.to_uppercase());
         let flagged = format!("{upstream}=");
-        let said = sources.variable(&ours).is_some()
+        let is_set = sources.variable(&ours).is_some()
             || sources
                 .flags
                 .iter()
                 .any(|(_, key, it)| key == "upstream" && it.starts_with(&flagged));
-        if !said {
+        if !is_set {
             print::note(&format!("{name} is set: {upstream} is forwarded to {url}"));
             sources.variables.push((ours, url));
         }
@@ -367,7 +367,7 @@ async fn summarise(client: &AdminClient, began: u64, as_json: bool) {
         sum(|session| session.totals.input),
         sum(|session| session.totals.output),
         sum(|session| session.totals.cache_read),
-        look::table(&used, wall()),
+        sessions::table(&used, wall()),
     ));
 }
 

@@ -4,11 +4,11 @@
 
 use http::Method;
 
-use super::ask::AdminClient;
-use super::look;
+use super::admin_client::AdminClient;
 use super::print::{self, CliError};
+use super::sessions;
+use crate::admin::messages::{ClearedMessages, RemovedMessage, WaitingMessage};
 use crate::admin::routes::encoded;
-use crate::admin::say::{ClearedMessages, RemovedMessage, WaitingMessage};
 
 /// Removes all queued messages.
 pub(super) async fn clear(
@@ -17,7 +17,7 @@ pub(super) async fn clear(
     as_json: bool,
 ) -> Result<(), CliError> {
     let path = format!("/api/v1/sessions/{}/say", encoded(session));
-    let cleared: ClearedMessages = client.told(&Method::DELETE, &path, "").await?;
+    let cleared: ClearedMessages = client.request_value(&Method::DELETE, &path, "").await?;
     match (as_json, cleared.removed.len()) {
         (true, _) => print::json(&cleared),
         (false, 0) => print::line("No message was queued."),
@@ -38,7 +38,7 @@ pub(super) async fn run(
     let path = format!("/api/v1/sessions/{}/say", encoded(session));
     if let Some(id) = remove {
         let path = format!("{path}/{}", encoded(id));
-        let removed: RemovedMessage = client.told(&Method::DELETE, &path, "").await?;
+        let removed: RemovedMessage = client.request_value(&Method::DELETE, &path, "").await?;
         match as_json {
             true => print::json(&removed),
             false => print::line(&format!("{} will not be sent.", removed.removed)),
@@ -46,10 +46,10 @@ pub(super) async fn run(
         return Ok(());
     }
     if text.is_empty() {
-        return look::show(client, &format!("{path}?"), as_json).await;
+        return sessions::show(client, &format!("{path}?"), as_json).await;
     }
     let question = serde_json::json!({"text": text.join(" ")}).to_string();
-    let waiting: WaitingMessage = client.told(&Method::POST, &path, &question).await?;
+    let waiting: WaitingMessage = client.request_value(&Method::POST, &path, &question).await?;
     match as_json {
         true => print::json(&waiting),
         false => print::line(&format!(

@@ -27,15 +27,15 @@ use super::tokens;
 use crate::admin::prices::PriceList;
 use crate::admin::view::ServerInfo;
 use crate::admin::{self, Admin, AdminAccess, AdminListener};
+use crate::clock::wall;
 use crate::config::{self, Config, ConfigSources, LessonSettings, LoadedConfig, Mode, OnFailure};
 use crate::dialect::models::Family;
 use crate::proxy::{self, DrainOutcome, Proxy};
+use crate::store::deferred_store::DeferredStore;
 use crate::store::folder;
-use crate::store::late::LateStore;
 use crate::store::ledgers::Ledgers;
 use crate::store::lessons::LessonTerms;
 use crate::telemetry::Telemetry;
-use crate::telemetry::clock::wall;
 use crate::telemetry::log::{Log, LogFormat, word};
 use crate::tls::TlsTerminator;
 use crate::tokens::bpe;
@@ -100,7 +100,7 @@ pub(super) enum Ports {
 pub(super) struct Server {
     config: Arc<Config>,
     telemetry: Arc<Telemetry>,
-    store: Arc<LateStore>,
+    store: Arc<DeferredStore>,
     /// Keeps other processes out of the data folder.
     _lock: Option<File>,
     ledgers: Arc<Ledgers>,
@@ -142,11 +142,13 @@ impl Server {
         let store = Arc::new(opened(&config, &telemetry)?);
         let lock = locked(&config)?;
         timer.done("the store is open");
-        let timed = |store: LateStore| timed::TimedStore { store, telemetry: telemetry.clone() };
-        let (traffic, lookers) = (timed(LateStore::clone(&store)), timed(store.for_lookers()));
+        let timed =
+            |store: DeferredStore| timed::TimedStore { store, telemetry: telemetry.clone() };
+        let (traffic, admin_store) =
+            (timed(DeferredStore::clone(&store)), timed(store.for_admin()));
         let LessonSettings { tenants, days } = config.lessons;
         let terms = LessonTerms { tenants, days };
-        let ledgers = Ledgers::with_lookers(Arc::new(traffic), Arc::new(lookers), terms);
+        let ledgers = Ledgers::with_admin_store(Arc::new(traffic), Arc::new(admin_store), terms);
         let ledgers = Arc::new(ledgers);
         let proxy = Proxy::new(config.clone(), ledgers.clone(), telemetry.clone())
             .await
@@ -244,7 +246,7 @@ impl Server {
             })
             .collect();
         let config = self.config.clone();
-        let (store, told) = (self.store.clone(), self.telemetry.clone());
+        let (store, telemetry) = (self.store.clone(), self.telemetry.clone());
         let late_admin = admin.clone();
         let sweeping = tokio::spawn(async move {
             let was_late = reopened(&config, &store).await;
@@ -253,7 +255,7 @@ impl Server {
             if was_late && !has_socket {
                 _file = listen_late(&config, late_admin, &access, finished).await;
             }
-            sweep::run(self.ledgers, store, told, config.retention).await;
+            sweep::run(self.ledgers, store, telemetry, config.retention).await;
         });
         let drained = tokio::select! {
             drained = proxy::serve(self.proxy, self.clients, becomes_true(stop)) => drained,
@@ -283,7 +285,7 @@ async fn becomes_true(mut flag: watch::Receiver<bool>) {
 }
 
 /// The store, open or to be retried ([`reopened`]).
-fn opened(config: &Config, telemetry: &Telemetry) -> Result<LateStore, CliError> {
+fn opened(config: &Config, telemetry: &Telemetry) -> Result<DeferredStore, CliError> {
     match prepare(config) {
         Err(error) if config.on_failure == OnFailure::Exit => {
             return Err(cannot_write(config, error));
@@ -291,7 +293,7 @@ fn opened(config: &Config, telemetry: &Telemetry) -> Result<LateStore, CliError>
         // Otherwise opening the store fails in the same way, and reports it.
         _ => {}
     }
-    let store = LateStore::new(&config.data.join(folder::DATABASE));
+    let store = DeferredStore::new(&config.data.join(folder::DATABASE));
     let Err(trouble) = store.open() else {
         warn_of_room(config);
         return Ok(store);
@@ -326,7 +328,7 @@ fn prepare(config: &Config) -> std::io::Result<()> {
 }
 
 /// Retries until the store is open; returns whether it was closed. A damaged file is replaced by a new one.
-async fn reopened(config: &Config, store: &LateStore) -> bool {
+async fn reopened(config: &Config, store: &DeferredStore) -> bool {
     if store.load().is_some() {
         return false;
     }
@@ -362,7 +364,7 @@ async fn listen_late(
 }
 
 /// Renames a damaged file; `false` if damage is not the problem, or the renaming fails.
-fn begin_anew(store: &LateStore, trouble: &crate::store::StoreError) -> bool {
+fn begin_anew(store: &DeferredStore, trouble: &crate::store::StoreError) -> bool {
     if !matches!(trouble, crate::store::StoreError::Damaged(_)) {
         return false;
     }

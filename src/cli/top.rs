@@ -11,11 +11,11 @@ use http::Method;
 use http_body_util::BodyExt as _;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::ask::{self, AdminClient};
-use super::look;
+use super::admin_client::{self, AdminClient};
 use super::print::{self, CliError, ProgressLine, Screen, TerminalControl};
+use super::sessions;
+use crate::clock::wall;
 use crate::context::budget::grouped;
-use crate::telemetry::clock::wall;
 use crate::wire::sse::Framer;
 
 /// How many sessions are shown.
@@ -134,10 +134,10 @@ async fn picture(client: &AdminClient) -> Result<String, CliError> {
         grouped(output),
         grouped(cached),
     );
-    if let Some(banner) = ask::banner(&about) {
+    if let Some(banner) = admin_client::banner(&about) {
         let _ = writeln!(out, "{banner}\n");
     }
-    out.push_str(&look::table(&sessions, wall()));
+    out.push_str(&sessions::table(&sessions, wall()));
     let _ = writeln!(out, "\nCtrl-C ends");
     Ok(out)
 }

@@ -9,7 +9,7 @@ use serde_json::Value;
 use toml::Spanned;
 use toml::de::{DeString, DeTable, DeValue};
 
-use super::faults::{ConfigFaults, ConfigPlace};
+use super::errors::{ConfigErrors, ConfigPlace};
 
 /// A value or a table, and where it was set.
 #[derive(Clone, Debug)]
@@ -118,17 +118,17 @@ impl ConfigEntry {
 }
 
 /// The tree of a TOML text. What cannot be parsed is a fault; the rest is still in the tree.
-pub(super) fn file(path: &Path, text: &str, faults: &mut ConfigFaults) -> ConfigEntry {
+pub(super) fn file(path: &Path, text: &str, errors: &mut ConfigErrors) -> ConfigEntry {
     let line = |at: usize| {
         let until = text.get(..at.min(text.len())).unwrap_or(text);
         ConfigPlace::Line(path.to_owned(), until.bytes().filter(|byte| *byte == b'\n').count() + 1)
     };
-    let (table, errors) = DeTable::parse_recoverable(text);
-    for error in errors {
+    let (table, unparsed) = DeTable::parse_recoverable(text);
+    for error in unparsed {
         let place =
             error.span().map_or_else(|| ConfigPlace::File(path.to_owned()), |it| line(it.start));
         let message = error.message().trim().trim_end_matches('.').replace('\n', ", ");
-        faults.add(place, "", format!("not TOML: {message}"), "Fix the line.");
+        errors.add(place, "", format!("not TOML: {message}"), "Fix the line.");
     }
     ConfigEntry {
         place: ConfigPlace::File(path.to_owned()),

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use rustix::fs::StatVfsMountFlags;
 
-use super::Tls;
+use super::settings::Tls;
 
 /// In a folder with this bit (`/tmp`), nobody can move or replace a file of another user.
 const STICKY: u32 = 0o1000;
@@ -46,7 +46,7 @@ pub(super) fn writable(file: &Path) -> Option<PermissionFault> {
         for part in [path, folder] {
             let Ok(found) = std::fs::symlink_metadata(part) else { continue };
             if !is_read_only(part)
-                && let Some(finding) = resolver(part, &FilePermissions::of(&found), user)
+                && let Some(finding) = fault_of(part, &FilePermissions::of(&found), user)
             {
                 return Some(finding);
             }
@@ -75,10 +75,10 @@ pub(super) fn readable(file: &Path) -> Option<PermissionFault> {
 /// # Errors
 /// Why somebody else could have written them.
 pub(crate) fn judge_again(tls: &Tls) -> Result<Option<String>, String> {
-    let told = |finding: PermissionFault| format!("{}. {}", finding.what, finding.todo);
+    let text = |finding: PermissionFault| format!("{}. {}", finding.what, finding.todo);
     match writable(&tls.certificate).or_else(|| writable(&tls.key)) {
-        Some(finding) => Err(told(finding)),
-        None => Ok(readable(&tls.key).map(told)),
+        Some(finding) => Err(text(finding)),
+        None => Ok(readable(&tls.key).map(text)),
     }
 }
 
@@ -109,7 +109,7 @@ impl FilePermissions {
     }
 }
 
-fn resolver(path: &Path, part: &FilePermissions, user: u32) -> Option<PermissionFault> {
+fn fault_of(path: &Path, part: &FilePermissions, user: u32) -> Option<PermissionFault> {
     let shown = path.display();
     if part.owner != user && part.owner != 0 {
         return Some(PermissionFault {
@@ -149,7 +149,7 @@ mod tests {
         let folder = |part| FilePermissions { is_folder: true, ..part };
         let link = |part| FilePermissions { is_link: true, ..part };
         let refused =
-            |part: FilePermissions| resolver(Path::new("f"), &part, ME).map(|finding| finding.what);
+            |part: FilePermissions| fault_of(Path::new("f"), &part, ME).map(|finding| finding.what);
         for fine in [
             file(ME, ME, 0o600),
             file(ME, 100, 0o644),

@@ -6,7 +6,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::faults::ConfigPlace;
+use super::errors::ConfigPlace;
 use super::layers::{self, ConfigEntry, ConfigTree};
 
 /// A known agent.
@@ -98,7 +98,7 @@ mod tests {
         let file = folder.path().join("plimsoll.toml");
         std::fs::write(&file, format!("data = \"d\"\n{text}")).unwrap();
         let loaded = load(&ConfigSources { file: Some(file), ..ConfigSources::default() });
-        loaded.unwrap_or_else(|faults| panic!("{faults}")).config
+        loaded.unwrap_or_else(|errors| panic!("{errors}")).config
     }
 
     #[test]

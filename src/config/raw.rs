@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::presets::Preset;
-use super::{
-    ClientMode, CountTokens, IncludeUsage, LogLevel, Mode, OnFailure, ProviderCounting, Tenants,
+use super::choices::{
+    ClientMode, CountTokens, IncludeUsage, LogLevel, OnFailure, ProviderCounting, Tenants,
     UpgradePolicy,
 };
+use super::presets::Preset;
 use crate::context::policy::{
-    ClassicPolicy, CompactOverride, CompactPolicy, EchoRule, PrunePolicy, ReasoningPolicy,
+    ClassicPolicy, CompactOverride, CompactPolicy, EchoRule, Mode, PrunePolicy, ReasoningPolicy,
     RepairPolicy, ReportedUsage,
 };
 use crate::dialect::Dialect;

@@ -15,13 +15,12 @@ use std::sync::Arc;
 use http::HeaderValue;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-use super::faults::{ConfigFaults, ConfigPlace};
+use super::errors::{ConfigErrors, ConfigPlace};
 use super::layers::{ConfigEntry, ConfigTree};
 use super::raw::{RawConfig, RawLogFormat};
-use super::{
-    Config, ConfigSources, ContentSettings, LessonSettings, Retention, Secret, ServerLimits,
-    granted, permissions,
-};
+use super::settings::{Config, ContentSettings, LessonSettings, Retention, Secret, ServerLimits};
+use super::sources::ConfigSources;
+use super::{memory_limits, permissions};
 use crate::dialect::models::ModelOverride;
 
 pub(super) use clients::oddities;
@@ -42,23 +41,23 @@ pub(super) fn is_foreign(name: &str) -> bool {
 }
 
 /// Resolves the raw configuration. `None` if so much is wrong that nothing can be checked.
-pub(super) fn mean(
+pub(super) fn resolve(
     entry: &ConfigEntry,
     sources: &ConfigSources,
-    faults: &mut ConfigFaults,
+    errors: &mut ConfigErrors,
     warnings: &mut Vec<String>,
 ) -> Option<Config> {
     let raw: RawConfig = match serde_json::from_value(entry.value()) {
         Ok(raw) => raw,
         // A wrong shape has already been reported. The rest is still checked, without the wrong keys.
         Err(error) => {
-            if faults.is_empty() {
-                faults.add(entry.place.clone(), "", error.to_string(), "Fix the value.");
+            if errors.is_empty() {
+                errors.add(entry.place.clone(), "", error.to_string(), "Fix the value.");
             }
-            serde_json::from_value(without(entry, "", faults).value()).ok()?
+            serde_json::from_value(without(entry, "", errors).value()).ok()?
         }
     };
-    let mut resolver = Resolver { entry, sources, faults, warnings, secret_variables: Vec::new() };
+    let mut resolver = Resolver { entry, sources, errors, warnings, secret_variables: Vec::new() };
     let listen = resolver.address(&["listen"], &raw.listen);
     let admin = resolver.address(&["admin"], &raw.admin);
     let (admin_token, admin_read_token) = resolver.admin_tokens(&raw);
@@ -118,12 +117,12 @@ pub(super) fn mean(
 }
 
 /// The tree without the keys that have faults, so that the others are checked too.
-fn without(entry: &ConfigEntry, path: &str, faults: &ConfigFaults) -> ConfigEntry {
+fn without(entry: &ConfigEntry, path: &str, errors: &ConfigErrors) -> ConfigEntry {
     let ConfigTree::Table(entries) = &entry.tree else { return entry.clone() };
     let kept = entries.iter().filter_map(|(key, below)| {
         let path = super::schema::joined(path, key);
-        let bad = faults.0.iter().any(|fault| fault.key == path);
-        (!bad).then(|| (key.clone(), without(below, &path, faults)))
+        let bad = errors.0.iter().any(|fault| fault.key == path);
+        (!bad).then(|| (key.clone(), without(below, &path, errors)))
     });
     ConfigEntry { place: entry.place.clone(), tree: ConfigTree::Table(kept.collect()) }
 }
@@ -149,7 +148,7 @@ fn lessons(raw: &RawConfig) -> LessonSettings {
 fn limits(raw: &RawConfig) -> ServerLimits {
     let limits = &raw.limits;
     let size = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
-    let process = limits.process_bytes.unwrap_or_else(granted::process_bytes);
+    let process = limits.process_bytes.unwrap_or_else(memory_limits::process_bytes);
     let memory = limits.memory_bytes.map(size);
     let connection = limits.connection_bytes.map(size);
     ServerLimits {
@@ -159,8 +158,8 @@ fn limits(raw: &RawConfig) -> ServerLimits {
         body_bytes: size(limits.body_bytes),
         body_s: limits.body_s,
         reply_bytes: size(limits.reply_bytes),
-        memory_bytes: memory.unwrap_or_else(|| granted::memory_bytes(process)),
-        connection_bytes: connection.unwrap_or_else(|| granted::connection_bytes(process)),
+        memory_bytes: memory.unwrap_or_else(|| memory_limits::memory_bytes(process)),
+        connection_bytes: connection.unwrap_or_else(|| memory_limits::connection_bytes(process)),
         analysis_bytes: size(limits.analysis_bytes),
         commit_ms: limits.commit_ms,
         load_ms: limits.load_ms,
@@ -185,7 +184,7 @@ enum PemKind {
 struct Resolver<'a> {
     entry: &'a ConfigEntry,
     sources: &'a ConfigSources,
-    faults: &'a mut ConfigFaults,
+    errors: &'a mut ConfigErrors,
     warnings: &'a mut Vec<String>,
     /// The environment variables that secrets were read from.
     secret_variables: Vec<String>,
@@ -193,7 +192,7 @@ struct Resolver<'a> {
 
 impl Resolver<'_> {
     fn wrong(&mut self, path: &[&str], what: impl Into<String>, todo: impl Into<String>) {
-        self.faults.add(self.entry.place(path), &path.join("."), what, todo);
+        self.errors.add(self.entry.place(path), &path.join("."), what, todo);
     }
 
     fn address(&mut self, path: &[&str], raw: &str) -> Option<SocketAddr> {

@@ -9,7 +9,7 @@ use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value};
 
 use super::built_in::BUILT_IN;
-use super::faults::{ConfigFaults, nearest};
+use super::errors::{ConfigErrors, nearest};
 use super::layers::{ConfigEntry, ConfigTree};
 use super::raw::RawConfig;
 
@@ -51,19 +51,19 @@ pub(super) fn variable(path: &[String]) -> String {
 }
 
 /// Checks a configuration against the schema: unknown keys, values of the wrong type, missing keys.
-pub(super) fn hold(schema: &Value, raw: &ConfigEntry, path: &str, faults: &mut ConfigFaults) {
+pub(super) fn check(schema: &Value, raw: &ConfigEntry, path: &str, errors: &mut ConfigErrors) {
     let entries = match &raw.tree {
-        ConfigTree::Leaf(value) => return hold_leaf(schema, value, raw, path, faults),
+        ConfigTree::Leaf(value) => return check_leaf(schema, value, raw, path, errors),
         ConfigTree::Table(entries) => entries,
     };
     if let Some(below) = map_of(schema) {
         for (key, entry) in entries {
-            hold(below, entry, &joined(path, key), faults);
+            check(below, entry, &joined(path, key), errors);
         }
         return;
     }
     let Some(properties) = properties(schema) else {
-        faults.add(
+        errors.add(
             raw.place.clone(),
             path,
             format!("a table, but should be {}", kind(schema)),
@@ -74,37 +74,37 @@ pub(super) fn hold(schema: &Value, raw: &ConfigEntry, path: &str, faults: &mut C
     for (key, entry) in entries {
         let path = joined(path, key);
         match properties.get(key) {
-            Some(below) => hold(below, entry, &path, faults),
+            Some(below) => check(below, entry, &path, errors),
             None => {
                 let (what, todo) = unknown(key, &path, properties);
-                faults.add(entry.place.clone(), &path, what, todo);
+                errors.add(entry.place.clone(), &path, what, todo);
             }
         }
     }
     for key in required(schema) {
         if !entries.iter().any(|(raw, _)| raw == key) {
-            faults.add(raw.place.clone(), path, format!("{key} is missing"), "Add it.");
+            errors.add(raw.place.clone(), path, format!("{key} is missing"), "Add it.");
         }
     }
 }
 
-fn hold_leaf(
+fn check_leaf(
     schema: &Value,
     value: &Value,
     raw: &ConfigEntry,
     path: &str,
-    faults: &mut ConfigFaults,
+    errors: &mut ConfigErrors,
 ) {
     if properties(schema).is_some() || map_of(schema).is_some() {
-        faults.add(
+        errors.add(
             raw.place.clone(),
             path,
             "a value, but should be a table",
             format!("Write [{path}] and its keys below it."),
         );
     } else if !fits(schema, value) {
-        let near = value.as_str().and_then(|raw| nearest(raw, words(schema)));
-        faults.add(
+        let near = value.as_str().and_then(|raw| nearest(raw, allowed_values(schema)));
+        errors.add(
             raw.place.clone(),
             path,
             format!("should be {}", kind(schema)),
@@ -161,7 +161,7 @@ fn required(schema: &Value) -> impl Iterator<Item = &str> {
 }
 
 /// The values of a closed set; empty for anything else.
-fn words(schema: &Value) -> Vec<&str> {
+fn allowed_values(schema: &Value) -> Vec<&str> {
     let schema = bare(schema);
     let listed = schema["enum"].as_array().into_iter().flatten();
     let each = schema["oneOf"].as_array().into_iter().flatten().flat_map(|option| {
@@ -194,9 +194,9 @@ fn type_of(schema: &Value) -> &str {
 }
 
 fn fits(schema: &Value, value: &Value) -> bool {
-    let words = words(schema);
-    if !words.is_empty() {
-        return value.as_str().is_some_and(|raw| words.contains(&raw));
+    let allowed_values = allowed_values(schema);
+    if !allowed_values.is_empty() {
+        return value.as_str().is_some_and(|raw| allowed_values.contains(&raw));
     }
     match type_of(schema) {
         "integer" => value.as_u64().is_some(),
@@ -210,9 +210,9 @@ fn fits(schema: &Value, value: &Value) -> bool {
 }
 
 fn kind(schema: &Value) -> String {
-    let words = words(schema);
-    if !words.is_empty() {
-        return format!("one of {}", words.join(", "));
+    let allowed_values = allowed_values(schema);
+    if !allowed_values.is_empty() {
+        return format!("one of {}", allowed_values.join(", "));
     }
     match type_of(schema) {
         "integer" => "a whole number, 0 or more".to_owned(),
@@ -289,9 +289,9 @@ fn comment(schema: &Value, out: &mut String) {
     for line in text.unwrap_or_default().lines() {
         let _ = writeln!(out, "{}", format!("# {line}").trim_end());
     }
-    let words = words(schema);
-    if !words.is_empty() {
-        let _ = writeln!(out, "# One of: {}", words.join(", "));
+    let allowed_values = allowed_values(schema);
+    if !allowed_values.is_empty() {
+        let _ = writeln!(out, "# One of: {}", allowed_values.join(", "));
     }
 }
 

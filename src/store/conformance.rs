@@ -88,19 +88,19 @@ async fn races_have_one_winner<S: Store>(store: Arc<S>) {
 
 async fn words_are_asked_for_by_name_alone(store: &impl Store) {
     let here = scope("t", "s");
-    let words = |key, value| Record { kind: RecordKind::Words, ..turn(key, value, 5) };
+    let words = |key, value| Record { kind: RecordKind::Content, ..turn(key, value, 5) };
     let records = vec![turn(1, "a", 1), words(1, "é one"), words(2, "two")];
     store.put_if_absent(here.clone(), records).await.unwrap();
     let other = scope("u", "s");
     store.put_if_absent(other.clone(), vec![words(1, "another's")]).await.unwrap();
     assert_eq!(store.scan(here.clone(), 1).await.unwrap(), [turn(1, "a", 1)]);
-    let one = store.get(here.clone(), RecordKind::Words, 1).await.unwrap();
+    let one = store.get(here.clone(), RecordKind::Content, 1).await.unwrap();
     assert_eq!(one, Some("é one".into()));
-    assert_eq!(store.size(here.clone(), RecordKind::Words).await.unwrap(), 9);
+    assert_eq!(store.size(here.clone(), RecordKind::Content).await.unwrap(), 9);
     assert_eq!(store.size(here.clone(), RecordKind::Reasoning).await.unwrap(), 0);
     store.drop_scope(here.clone()).await.unwrap();
-    assert_eq!(store.get(here, RecordKind::Words, 1).await.unwrap(), None);
-    assert_eq!(store.size(other, RecordKind::Words).await.unwrap(), 9);
+    assert_eq!(store.get(here, RecordKind::Content, 1).await.unwrap(), None);
+    assert_eq!(store.size(other, RecordKind::Content).await.unwrap(), 9);
 }
 
 async fn invariant_11_tenants_do_not_see_each_other(store: &impl Store) {
@@ -109,11 +109,14 @@ async fn invariant_11_tenants_do_not_see_each_other(store: &impl Store) {
     let b = scope("b", "s");
     assert_eq!(store.get(b.clone(), RecordKind::Turn, 1).await.unwrap(), None);
     assert_eq!(store.scan(b.clone(), 99).await.unwrap(), [turn(2, "b's", 2)]);
-    let sign = Record { kind: RecordKind::Sign, ..turn(9, "", 1) };
-    store.put_if_absent(scope("a", "s"), vec![sign.clone()]).await.unwrap();
-    store.put_if_absent(scope("a", "s later"), vec![sign]).await.unwrap();
-    assert_eq!(store.signed("b".into(), vec![8, 9]).await.unwrap(), None);
-    assert_eq!(store.signed("a".into(), vec![8, 9]).await.unwrap(), Some("s".into()));
+    let fingerprint = Record { kind: RecordKind::Fingerprint, ..turn(9, "", 1) };
+    store.put_if_absent(scope("a", "s"), vec![fingerprint.clone()]).await.unwrap();
+    store.put_if_absent(scope("a", "s later"), vec![fingerprint]).await.unwrap();
+    assert_eq!(store.session_by_fingerprint("b".into(), vec![8, 9]).await.unwrap(), None);
+    assert_eq!(
+        store.session_by_fingerprint("a".into(), vec![8, 9]).await.unwrap(),
+        Some("s".into())
+    );
     store.drop_scope(b).await.unwrap();
     assert_eq!(store.scan(scope("a", "s"), 99).await.unwrap().len(), 1);
 }
@@ -256,7 +259,7 @@ async fn what_is_old_expires(store: &impl Store) {
 async fn what_is_too_much_expires(store: &impl Store) {
     learned(store).await;
     for n in 0..100 {
-        let words = Record { kind: RecordKind::Words, ..turn(1, &"x".repeat(10_000), n) };
+        let words = Record { kind: RecordKind::Content, ..turn(1, &"x".repeat(10_000), n) };
         let here = scope("t", &format!("s{n}"));
         store.put_if_absent(here, vec![turn(1, "x", n), words]).await.unwrap();
     }
@@ -274,31 +277,41 @@ async fn what_is_too_much_expires(store: &impl Store) {
 /// A decision and what it rests on: reasoning, summaries and words, however old, stay while the session
 /// is in use, and go with it.
 async fn a_session_goes_as_a_whole(store: &impl Store) {
-    let kinds = RecordKind::ALL.into_iter().filter(|kind| *kind != RecordKind::Learned);
+    let kinds = RecordKind::ALL.iter().copied().filter(|kind| *kind != RecordKind::Learned);
     let old = |kind| Record { kind, ..turn(1, "old", 1) };
     let records: Vec<Record> = kinds.clone().map(old).collect();
     let (used, unused) = (scope("t", "in use"), scope("t", "unused"));
     store.put_if_absent(used.clone(), records.clone()).await.unwrap();
     store.put_if_absent(used.clone(), vec![turn(2, "new", 30)]).await.unwrap();
     let mut elsewhere = records.clone();
-    elsewhere.retain(|record| record.kind != RecordKind::Sign);
-    elsewhere.push(Record { kind: RecordKind::Sign, ..turn(7, "", 1) });
+    elsewhere.retain(|record| record.kind != RecordKind::Fingerprint);
+    elsewhere.push(Record { kind: RecordKind::Fingerprint, ..turn(7, "", 1) });
     store.put_if_absent(unused.clone(), elsewhere).await.unwrap();
-    assert_eq!(store.signed("t".into(), vec![7]).await.unwrap(), Some("unused".into()));
+    assert_eq!(
+        store.session_by_fingerprint("t".into(), vec![7]).await.unwrap(),
+        Some("unused".into())
+    );
     let gone = expire(store, 10, u64::MAX).await;
     assert_eq!(gone.scopes, std::slice::from_ref(&unused));
-    for kind in kinds.filter(|kind| *kind != RecordKind::Sign) {
+    for kind in kinds.filter(|kind| *kind != RecordKind::Fingerprint) {
         let get = |scope: &Scope| store.get(scope.clone(), kind, 1);
         assert_eq!(get(&used).await.unwrap(), Some("old".into()), "{kind:?}");
         assert_eq!(get(&unused).await.unwrap(), None, "{kind:?}");
     }
-    assert_eq!(store.signed("t".into(), vec![1]).await.unwrap(), Some("in use".into()));
-    assert_eq!(store.signed("t".into(), vec![7]).await.unwrap(), None);
+    assert_eq!(
+        store.session_by_fingerprint("t".into(), vec![1]).await.unwrap(),
+        Some("in use".into())
+    );
+    assert_eq!(store.session_by_fingerprint("t".into(), vec![7]).await.unwrap(), None);
     // A name that is used again begins anew, and may leave the signs that the one before it left.
-    let again = vec![turn(5, "again", 40), Record { kind: RecordKind::Sign, ..turn(7, "", 40) }];
+    let again =
+        vec![turn(5, "again", 40), Record { kind: RecordKind::Fingerprint, ..turn(7, "", 40) }];
     store.put_if_absent(unused.clone(), again).await.unwrap();
     assert_eq!(store.scan(unused, 99).await.unwrap(), [turn(5, "again", 40)]);
-    assert_eq!(store.signed("t".into(), vec![7]).await.unwrap(), Some("unused".into()));
+    assert_eq!(
+        store.session_by_fingerprint("t".into(), vec![7]).await.unwrap(),
+        Some("unused".into())
+    );
 }
 
 /// Two instances; `US` is the one that looks.

@@ -20,7 +20,7 @@ pub(crate) const INTERRUPTED: &str = "interrupted";
 /// The turn of an exchange as it would be if nothing more arrived.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Draft {
-    /// Its scope.
+    /// The tenant and session of the exchange.
     pub scope: Scope,
     /// The turn, under the key that it will have.
     pub record: Record,

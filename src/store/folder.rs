@@ -156,10 +156,12 @@ mod tests {
         widen(&folder, 0o755);
         widen(&log, 0o644);
         widen(&folder.join("of-the-user.txt"), 0o644);
-        let told = prepare(&folder).unwrap();
-        assert_eq!(told.len(), 2, "{told:?}");
-        assert!(told[0].ends_with("was open to others (mode 0755); its mode is now 0700"));
-        assert!(told[1].ends_with("run.log was open to others (mode 0644); its mode is now 0600"));
+        let warnings = prepare(&folder).unwrap();
+        assert_eq!(warnings.len(), 2, "{warnings:?}");
+        assert!(warnings[0].ends_with("was open to others (mode 0755); its mode is now 0700"));
+        assert!(
+            warnings[1].ends_with("run.log was open to others (mode 0644); its mode is now 0600")
+        );
         assert_eq!((mode(&folder), mode(&log)), (0o700, 0o600));
         assert_eq!(mode(&folder.join("of-the-user.txt")), 0o644, "not ours to change");
         assert_eq!(prepare(&folder).unwrap(), Vec::<String>::new());
@@ -169,8 +171,8 @@ mod tests {
     fn a_folder_that_many_share_keeps_its_mode() {
         let folder = crate::store::conformance::folder();
         widen(folder.path(), 0o1777);
-        let told = prepare(folder.path()).unwrap();
-        assert!(told[0].contains("many users share (mode 1777)"), "{told:?}");
+        let warnings = prepare(folder.path()).unwrap();
+        assert!(warnings[0].contains("many users share (mode 1777)"), "{warnings:?}");
         assert_eq!(mode(folder.path()), 0o1777);
     }
 
@@ -179,15 +181,15 @@ mod tests {
     fn a_folder_of_another_user_is_told_and_served() {
         if !rustix::process::geteuid().is_root() {
             // Nobody else gives folders away; but root's are there to look at.
-            let told = narrow(Path::new("/usr"), FOLDER_MODE).unwrap().unwrap();
-            assert!(told.contains("belongs to another user (id 0)"), "{told}");
+            let warnings = narrow(Path::new("/usr"), FOLDER_MODE).unwrap().unwrap();
+            assert!(warnings.contains("belongs to another user (id 0)"), "{warnings}");
             return;
         }
         let folder = crate::store::conformance::folder();
         widen(folder.path(), 0o2777);
         std::os::unix::fs::chown(folder.path(), Some(12_345), None).unwrap();
-        let told = prepare(folder.path()).unwrap();
-        assert!(told[0].contains("belongs to another user (id 12345)"), "{told:?}");
+        let warnings = prepare(folder.path()).unwrap();
+        assert!(warnings[0].contains("belongs to another user (id 12345)"), "{warnings:?}");
         assert_eq!(mode(folder.path()), 0o2777);
         SqliteStore::open(&folder.path().join(DATABASE)).unwrap();
     }

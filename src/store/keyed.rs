@@ -19,6 +19,7 @@ use bytes::Bytes;
 
 use super::drafts::Draft;
 use super::precondition::Precondition;
+use super::record::{RecordKey, RecordValue};
 use super::sqlite::{self, SqliteStore};
 use super::{
     Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreError, StoreFuture, SweepStep,
@@ -101,7 +102,7 @@ impl Cipher {
         let mut keyed = Vec::with_capacity(value.len() + 1);
         keyed.push(MARK);
         keyed.extend_from_slice(value);
-        turn(&mut keyed, |hash| self.seal(hash));
+        change_hashes(&mut keyed, |hash| self.seal(hash));
         keyed.into()
     }
 
@@ -109,7 +110,7 @@ impl Cipher {
     fn open_value(&self, value: Bytes) -> Bytes {
         let Some(keyed) = value.strip_prefix(&[MARK]) else { return value };
         let mut open = keyed.to_vec();
-        turn(&mut open, |hash| self.open_hash(hash));
+        change_hashes(&mut open, |hash| self.open_hash(hash));
         open.into()
     }
 
@@ -131,34 +132,20 @@ impl Cipher {
     }
 }
 
-/// Whether records of a kind contain hashes of content: stored text is kept as it is, and fingerprints have
-/// no value.
+/// Whether records of a kind contain hashes of content.
 fn is_fact(kind: RecordKind) -> bool {
-    !matches!(kind, RecordKind::Words | RecordKind::Sign)
+    kind.layout().value == RecordValue::Fact
 }
 
-/// Whether the key of a kind of records is a hash of content. Other keys are from the id of an exchange.
+/// Whether the key of a kind of records is a hash of content.
 fn is_hash(kind: RecordKind) -> bool {
-    match kind {
-        RecordKind::Reasoning
-        | RecordKind::Cut
-        | RecordKind::Echo
-        | RecordKind::Aside
-        | RecordKind::Summary
-        | RecordKind::Compact
-        | RecordKind::Sign => true,
-        RecordKind::Turn
-        | RecordKind::Queued
-        | RecordKind::Said
-        | RecordKind::Learned
-        | RecordKind::Words => false,
-    }
+    kind.layout().key == RecordKey::Content
 }
 
 /// Changes every JSON string of exactly 32 lower-case hex digits. The result has the same form and place, so
 /// the reverse change finds the same strings; a string of that form which is no hash is changed and restored
 /// as well.
-fn turn(value: &mut [u8], change: impl Fn(u128) -> u128) {
+fn change_hashes(value: &mut [u8], change: impl Fn(u128) -> u128) {
     let mut from = 0;
     while let Some(quote) = memchr::memchr(b'"', &value[from..]) {
         let start = from + quote + 1;
@@ -243,10 +230,10 @@ impl KeyedStore<SqliteStore> {
         Ok(Self { store, cipher, is_mixed })
     }
 
-    /// The same, with other readers ([`SqliteStore::for_lookers`]).
-    pub(crate) fn for_lookers(&self) -> Self {
+    /// The same, with other readers ([`SqliteStore::for_admin`]).
+    pub(crate) fn for_admin(&self) -> Self {
         let (cipher, is_mixed) = (self.cipher.clone(), self.is_mixed.clone());
-        Self { store: self.store.for_lookers(), cipher, is_mixed }
+        Self { store: self.store.for_admin(), cipher, is_mixed }
     }
 
     /// The store inside.
@@ -279,8 +266,9 @@ impl<S: Store> KeyedStore<S> {
         for record in records {
             let (kind, key) = (record.kind, record.key);
             let there = match kind {
-                RecordKind::Sign => {
-                    let of = self.store.signed(scope.tenant.clone(), vec![key]).await?;
+                RecordKind::Fingerprint => {
+                    let of =
+                        self.store.session_by_fingerprint(scope.tenant.clone(), vec![key]).await?;
                     of.map(|_| Bytes::new())
                 }
                 _ if is_hash(kind) => self.store.get(scope.clone(), kind, key).await?,
@@ -360,13 +348,17 @@ impl<S: Store> Store for KeyedStore<S> {
         self.store.size(scope, kind)
     }
 
-    fn signed(&self, tenant: TenantId, signs: Vec<u128>) -> StoreFuture<'_, Option<SessionId>> {
+    fn session_by_fingerprint(
+        &self,
+        tenant: TenantId,
+        fingerprints: Vec<u128>,
+    ) -> StoreFuture<'_, Option<SessionId>> {
         let is_mixed = self.is_mixed();
-        let both = signs.into_iter().flat_map(|sign| {
-            let before = is_mixed.then_some(sign);
-            before.into_iter().chain([self.cipher.seal(sign)])
+        let both = fingerprints.into_iter().flat_map(|fingerprint| {
+            let before = is_mixed.then_some(fingerprint);
+            before.into_iter().chain([self.cipher.seal(fingerprint)])
         });
-        self.store.signed(tenant, both.collect())
+        self.store.session_by_fingerprint(tenant, both.collect())
     }
 
     fn holder(&self, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Scope>> {

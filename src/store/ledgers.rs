@@ -4,40 +4,49 @@
 //! not save stays in memory. All waits have a timeout from the caller. Must not know traffic; `now` is an
 //! argument.
 
+mod claimed_compactions;
+mod content;
+mod draft_writes;
 mod drafts;
 mod fingerprints;
-mod late_writes;
+
 mod latest_requests;
+mod lock;
+mod opened_session;
 mod parsers;
 mod pending_compactions;
+mod records;
 mod session_cache;
 mod writes;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::Instant;
-use xxhash_rust::xxh3::xxh3_128;
 
 use super::calibrations::Calibrations;
 use super::claims::Claims;
 use super::lessons::{LessonTerms, Lessons};
 use super::recall::{LookupOutcome, ReadBudget};
-use super::{Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreError, SweepStep};
+use super::{RecordKind, Scope, ScopeLine, ScopePage, Store, StoreError, SweepStep};
 use crate::context::ledger::Ledger;
-use crate::context::lineage::{Growth, Placement, place};
+use crate::context::lineage::place;
 use crate::context::plan::RecordedDecisions;
-use crate::context::{ExchangeId, Fact, Millis, SessionId, SketchPart, TenantId, Turn};
+use crate::context::{ExchangeId, Millis, SessionId};
 use crate::dialect::{Conversation, Role};
+pub(crate) use claimed_compactions::ClaimedCompaction;
 use drafts::Drafts;
 pub(crate) use drafts::{DraftGuard, DraftProgress};
 use fingerprints::SessionFingerprints;
-pub use late_writes::SessionRoom;
 use latest_requests::LatestRequests;
 pub(crate) use latest_requests::{LatestRequest, ProviderRecount, RecountError};
+use lock::lock;
+pub(crate) use opened_session::SessionPeek;
+pub use opened_session::{AnchorTurn, OpenedSession, SessionLookup, SessionRoom};
 use pending_compactions::PendingCompactions;
-pub(crate) use pending_compactions::{ClaimedCompaction, FOCUS_BYTES, PENDING_TTL};
-use session_cache::{SessionCache, SessionCaches};
+pub(crate) use pending_compactions::{FOCUS_BYTES, PENDING_TTL};
+use records::turn_key;
+use session_cache::SessionCaches;
 pub use writes::DecisionError;
 
 /// How long a query of the admin API waits for a session that is not in memory.
@@ -47,9 +56,9 @@ const LOOK: Duration = Duration::from_secs(5);
 pub struct Ledgers {
     store: Arc<dyn Store>,
     /// The same store, for queries that traffic does not wait for.
-    lookers: Arc<dyn Store>,
+    admin_store: Arc<dyn Store>,
     caches: Mutex<SessionCaches>,
-    signs: Arc<Mutex<SessionFingerprints>>,
+    fingerprints: Arc<Mutex<SessionFingerprints>>,
     pending_compactions: Mutex<PendingCompactions>,
     latest_requests: Mutex<LatestRequests>,
     drafts: Arc<Drafts>,
@@ -78,139 +87,17 @@ impl KeptBytes {
     };
 }
 
-/// What a request is placed by.
-pub struct SessionLookup<'a> {
-    /// The keyed hash of the credential.
-    pub tenant: &'a TenantId,
-    /// The session that the client names.
-    pub session: Option<&'a SessionId>,
-    /// The thread that the client names.
-    pub client_thread: Option<&'a str>,
-    /// Its exchange.
-    pub exchange: &'a ExchangeId,
-    /// How long to wait for the turn before it.
-    pub timeout: Duration,
-    /// How long to wait for the store.
-    pub reads: &'a ReadBudget,
-    /// Whether to use the decisions of shadow mode instead of the real ones.
-    pub shadow: bool,
-}
-
-/// A request's place among the turns of its session. Until it is dropped, later requests wait for it for a
-/// short time.
-pub struct OpenedSession {
-    /// The session.
-    pub scope: Scope,
-    /// Its thread and parent.
-    pub placed: Placement,
-    /// The turn that an estimate can be based on.
-    pub anchor: Option<AnchorTurn>,
-    /// The recorded decisions that apply to it.
-    pub known: RecordedDecisions,
-    /// The store did not answer, so its data was not used.
-    pub store_missed: bool,
-    /// A record of the session was unreadable and left out; reported once.
-    pub unread: bool,
-    /// How long it may still wait for the store, now that its session is loaded.
-    pub reads: ReadBudget,
-    cache: Arc<SessionCache>,
-    exchange: ExchangeId,
-    began: Instant,
-    /// The client named the session, so no fingerprint is needed to find it again.
-    named: bool,
-}
-
-/// What is known about a request that takes no place in its session.
-pub(crate) struct SessionPeek {
-    /// Its session.
-    pub session: SessionId,
-    /// The recorded decisions that apply to it.
-    pub known: RecordedDecisions,
-    /// The store did not answer, so its data was not used.
-    pub store_missed: bool,
-}
-
-/// A turn whose reported usage measures its context, with the parts that it had sent.
-#[derive(Clone)]
-pub struct AnchorTurn {
-    /// The turn.
-    pub turn: Arc<Turn>,
-    /// The parts of its request.
-    pub sketch: Vec<SketchPart>,
-}
-
-impl OpenedSession {
-    /// The place of a request in its session, by what is known there now.
-    fn at(
-        lookup: &SessionLookup<'_>,
-        conversation: &Conversation,
-        scope: Scope,
-        cache: Arc<SessionCache>,
-        began: Instant,
-        store_missed: bool,
-    ) -> Self {
-        let (placed, anchor, known) = cache.look(|ledger| {
-            let placed = place(ledger, conversation, lookup.exchange, lookup.client_thread);
-            let anchor = anchor(ledger, &placed);
-            let known = RecordedDecisions::of(ledger, conversation, &placed, lookup.shadow);
-            (placed, anchor, known)
-        });
-        cache.begin(lookup.exchange.clone(), placed.position.chain);
-        Self {
-            unread: cache.has_unread(),
-            reads: lookup.reads.after_first_load(),
-            exchange: lookup.exchange.clone(),
-            named: lookup.session.is_some(),
-            scope,
-            placed,
-            anchor,
-            known,
-            store_missed,
-            cache,
-            began,
-        }
-    }
-
-    /// Marks new decisions for a request whose branch was last suspended at this time: each comes after the
-    /// revocation of the decision before it.
-    pub(crate) fn after_suspension(
-        &self,
-        facts: Vec<Fact>,
-        suspended: Option<Millis>,
-    ) -> Vec<Fact> {
-        let dated = |ledger: &Ledger| {
-            facts.into_iter().map(|fact| ledger.after_suspension(fact, suspended)).collect()
-        };
-        self.cache.look(dated)
-    }
-
-    /// The recorded decisions that apply to the request now.
-    pub(crate) fn look_again(
-        &self,
-        conversation: &Conversation,
-        shadow: bool,
-    ) -> RecordedDecisions {
-        self.cache.look(|ledger| RecordedDecisions::of(ledger, conversation, &self.placed, shadow))
-    }
-}
-
-impl Drop for OpenedSession {
-    fn drop(&mut self) {
-        self.cache.settle(&self.exchange);
-    }
-}
-
 impl Ledgers {
     /// Ledgers over `store`, with the default terms for lessons.
     pub fn new(store: Arc<dyn Store>) -> Self {
-        Self::with_lookers(store.clone(), store, LessonTerms::default())
+        Self::with_admin_store(store.clone(), store, LessonTerms::default())
     }
 
-    /// Ledgers over `store`, with these terms for lessons. The admin API uses `lookers`, the same store with
+    /// Ledgers over `store`, with these terms for lessons. The admin API uses `admin_store`, the same store with
     /// other readers.
-    pub fn with_lookers(
+    pub fn with_admin_store(
         store: Arc<dyn Store>,
-        lookers: Arc<dyn Store>,
+        admin_store: Arc<dyn Store>,
         terms: LessonTerms,
     ) -> Self {
         Self {
@@ -218,9 +105,9 @@ impl Ledgers {
             calibrations: Calibrations::new(store.clone()),
             claims: Claims::new(store.clone()),
             store,
-            lookers,
+            admin_store,
             caches: Mutex::default(),
-            signs: Arc::default(),
+            fingerprints: Arc::default(),
             pending_compactions: Mutex::default(),
             latest_requests: Mutex::default(),
             drafts: Arc::new(Drafts::new()),
@@ -336,7 +223,7 @@ impl Ledgers {
     /// # Errors
     /// The store's [`StoreError`].
     pub async fn sessions(&self, page: ScopePage) -> Result<Vec<ScopeLine>, StoreError> {
-        self.lookers.scopes(page).await
+        self.admin_store.scopes(page).await
     }
 
     /// The scopes of a session id, one per tenant that uses it, including those with only exchanges in
@@ -345,7 +232,7 @@ impl Ledgers {
     /// # Errors
     /// The store's [`StoreError`].
     pub async fn scopes_of(&self, session: &SessionId) -> Result<Vec<Scope>, StoreError> {
-        let mut scopes = self.lookers.scopes_named(session.clone()).await?;
+        let mut scopes = self.admin_store.scopes_named(session.clone()).await?;
         scopes.extend(lock(&self.caches).named(session));
         scopes.sort();
         scopes.dedup();
@@ -360,7 +247,7 @@ impl Ledgers {
         &self,
         exchange: &ExchangeId,
     ) -> Result<Option<Scope>, StoreError> {
-        self.lookers.holder(RecordKind::Turn, turn_key(exchange)).await
+        self.admin_store.holder(RecordKind::Turn, turn_key(exchange)).await
     }
 
     /// Reads a session's ledger, without loading it into memory: for callers that read many.
@@ -376,7 +263,7 @@ impl Ledgers {
         if let Some(cache) = held {
             return Ok(cache.look(look));
         }
-        let records = self.lookers.scan(scope.clone(), session_cache::FACTS).await?;
+        let records = self.admin_store.scan(scope.clone(), session_cache::FACTS).await?;
         parsers::parse(move || look(&session_cache::ledger(&records).0)).await
     }
 
@@ -395,7 +282,7 @@ impl Ledgers {
             return Ok(cache.look(look));
         }
         let slow = |_| StoreError::Failed(format!("no answer within {LOOK:?}"));
-        let asking = self.lookers.scan(scope.clone(), session_cache::FACTS);
+        let asking = self.admin_store.scan(scope.clone(), session_cache::FACTS);
         let records = tokio::time::timeout(LOOK, asking).await.map_err(slow)??;
         let ledger = parsers::parse(move || session_cache::ledger(&records).0).await?;
         Ok(look(&ledger))
@@ -413,7 +300,7 @@ impl Ledgers {
             None => self.store.drop_scope(scope.clone()),
         };
         // After the cache was marked, so that users of the cache bring nothing back.
-        lock(&self.signs).forget(std::slice::from_ref(scope));
+        lock(&self.fingerprints).forget(std::slice::from_ref(scope));
         lock(&self.latest_requests).forget(scope);
         lock(&self.pending_compactions).forget(scope);
         self.drafts.forget(scope);
@@ -449,7 +336,7 @@ impl Ledgers {
         let gone = self.store.expire(before, max_bytes).await?;
         if !gone.scopes.is_empty() {
             lock(&self.caches).release(&gone.scopes);
-            lock(&self.signs).forget(&gone.scopes);
+            lock(&self.fingerprints).forget(&gone.scopes);
         }
         Ok(gone)
     }
@@ -469,8 +356,8 @@ impl Ledgers {
         lookup: &SessionLookup<'_>,
         conversation: &Conversation,
     ) -> LookupOutcome<SessionId> {
-        let signs = fingerprints::shown_by(conversation);
-        let known = lock(&self.signs).session(lookup.tenant, &signs);
+        let fingerprints = fingerprints::shown_by(conversation);
+        let known = lock(&self.fingerprints).session(lookup.tenant, &fingerprints);
         if let Some(session) = known {
             return LookupOutcome::Found(session);
         }
@@ -479,13 +366,13 @@ impl Ledgers {
         if begins {
             return LookupOutcome::None; // it has no reply of the model, so nothing is known about it
         }
-        let own = signs.first().copied();
-        let since = lock(&self.signs).look_up(lookup.tenant, &signs);
-        let wanted = fingerprints::asked_for(conversation, signs);
-        let (store, known) = (self.store.clone(), self.signs.clone());
+        let own = fingerprints.first().copied();
+        let since = lock(&self.fingerprints).look_up(lookup.tenant, &fingerprints);
+        let wanted = fingerprints::to_look_up(conversation, fingerprints);
+        let (store, known) = (self.store.clone(), self.fingerprints.clone());
         let (tenant, forgotten) = (lookup.tenant.clone(), lock(&known).forgotten());
         let asking = tokio::spawn(async move {
-            let session = store.signed(tenant.clone(), wanted).await;
+            let session = store.session_by_fingerprint(tenant.clone(), wanted).await;
             own.into_iter().for_each(|own| lock(&known).looked_up(&tenant, own));
             let session = session?;
             if let (Some(session), Some(own)) = (&session, own) {
@@ -500,72 +387,6 @@ impl Ledgers {
             Some(Ok(Err(_)) | Err(_)) | None => LookupOutcome::Late,
         }
     }
-}
-
-/// The turn that an estimate can be based on: the nearest measured one, from the parent upwards.
-fn anchor(ledger: &Ledger, placed: &Placement) -> Option<AnchorTurn> {
-    if placed.growth == Growth::Held {
-        return None;
-    }
-    let turn = ledger.anchor_at(placed.parent.as_ref()?)?.clone();
-    let sketch = ledger.sketch(&turn)?;
-    Some(AnchorTurn { turn, sketch })
-}
-
-/// Most facts fit into this many bytes.
-const RECORD_BYTES: usize = 2048;
-
-fn record(fact: &Fact) -> Option<Record> {
-    let (kind, key, at) = match fact {
-        Fact::Turn(turn) => (RecordKind::Turn, turn_key(&turn.exchange), turn.at),
-        Fact::Reasoning(reasoning) => (RecordKind::Reasoning, reasoning.key(), reasoning.at),
-        Fact::Cut(cut) => {
-            (RecordKind::Cut, decision_address(cut.about.0, cut.shadow, cut.after), cut.at)
-        }
-        Fact::Echo(echo) => {
-            (RecordKind::Echo, decision_address(echo.about.0, echo.shadow, echo.after), echo.at)
-        }
-        // Stored as a cut, because its key is a hash of what it changes, too.
-        Fact::Repair(repair) => {
-            (RecordKind::Cut, decision_address(repair.about.0, false, repair.after), repair.at)
-        }
-        Fact::Aside(suspended) => {
-            (RecordKind::Aside, xxh3_128(suspended.exchange.as_str().as_bytes()), suspended.at)
-        }
-        Fact::TakenBack(taken) => (RecordKind::Aside, taken.key(), taken.at),
-        Fact::Summary(one) => {
-            (RecordKind::Summary, decision_address(one.address().0, one.shadow, one.after), one.at)
-        }
-        Fact::Compact(one) => {
-            (RecordKind::Compact, decision_address(one.address().0, one.shadow, one.after), one.at)
-        }
-        Fact::Queued(queued) => (RecordKind::Queued, xxh3_128(queued.id.as_bytes()), queued.at),
-        Fact::Said(said) => (RecordKind::Said, xxh3_128(said.id.as_bytes()), said.at),
-    };
-    let mut value = Vec::with_capacity(RECORD_BYTES);
-    serde_json::to_writer(&mut value, fact).ok()?;
-    Some(Record { kind, key, value: value.into(), at })
-}
-
-/// The key of an exchange's turn.
-fn turn_key(exchange: &ExchangeId) -> u128 {
-    xxh3_128(exchange.as_str().as_bytes())
-}
-
-/// Decisions of shadow mode are stored beside the real ones.
-fn salted(about: u128, shadow: bool) -> u128 {
-    if shadow { !about } else { about }
-}
-
-/// Decisions after a refusal are stored beside those before it.
-fn decision_address(about: u128, shadow: bool, after: Option<Millis>) -> u128 {
-    let about = salted(about, shadow);
-    after.map_or(about, |at| about ^ xxh3_128(&at.to_le_bytes()))
-}
-
-/// A poisoned lock means that a reader panicked, not that the facts are wrong: facts are only added.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -7,12 +7,12 @@
 
 mod entry;
 mod state;
+mod terms;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex as Turn;
-use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
+use xxhash_rust::xxh3::xxh3_128;
 
 use super::recall::{ReadBudget, Recall, RecallOutcome};
 use super::{Record, RecordKind, Scope, Store, StoreError};
@@ -22,107 +22,13 @@ use entry::{LessonEvent, LessonNote};
 
 pub use state::LessonOffer;
 use state::LessonState;
+use terms::{DAY, LessonSubject};
+pub use terms::{LessonLine, LessonScope, LessonSource, LessonTerms};
 
-const DAY: Millis = 24 * 3600 * 1000;
-/// How often the lessons of other processes are read, ms.
-const REFRESH: Millis = 30_000;
 /// Most notes that are read for one day.
 const NOTES: usize = 16_384;
 /// The longest configurable lifetime of a lesson, days: older scopes are empty.
 const LONGEST_LIFE: u64 = 90;
-
-/// When a lesson applies to all, and how long it lasts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LessonTerms {
-    /// How many tenants must agree.
-    pub tenants: usize,
-    /// How long a lesson applies after it was met, days.
-    pub days: u64,
-}
-
-impl Default for LessonTerms {
-    fn default() -> Self {
-        Self { tenants: 3, days: 7 }
-    }
-}
-
-impl LessonTerms {
-    fn life(self) -> Millis {
-        self.days.saturating_mul(DAY)
-    }
-}
-
-/// The source of a lesson, also to look one up.
-#[derive(Clone, Copy, Debug)]
-pub struct LessonSource<'a> {
-    /// The tenant; `None` if unknown: it then neither teaches nor counts.
-    pub tenant: Option<&'a TenantId>,
-    /// The upstream.
-    pub upstream: &'a str,
-    /// The model; empty if a lesson is about the whole upstream.
-    pub model: &'a str,
-    /// Whether the upstream can tell the tenant from others. If clients use the operator's credential,
-    /// anybody could make up tenants: they then learn for themselves, and do not count for an agreement.
-    pub vouched: bool,
-}
-
-/// What a lesson is about.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct LessonSubject {
-    upstream: Box<str>,
-    model: Box<str>,
-    lesson: Lesson,
-    /// For a window: the assumed window that it corrects, tokens. A different configured window starts
-    /// afresh.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    believed: Option<u64>,
-}
-
-impl LessonSubject {
-    /// The id, for people and machines. It must not change, because stored keys contain it.
-    fn id(&self) -> String {
-        let Self { upstream, model, lesson, believed } = self;
-        let name = serde_json::to_string(&(upstream, model, lesson, believed)).unwrap_or_default();
-        format!("{:016x}", xxh3_64(name.as_bytes()))
-    }
-}
-
-/// For whom a lesson applies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LessonScope {
-    /// For each tenant that met it.
-    Tenants,
-    /// For all: enough tenants agree.
-    Agreed,
-    /// For all, until it is forgotten: the operator shared it.
-    Shared,
-}
-
-/// A lesson as it is listed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LessonLine {
-    /// Its id.
-    pub id: String,
-    /// The upstream.
-    pub upstream: String,
-    /// The model; empty if it is about all models of the upstream.
-    pub model: String,
-    /// What was learned.
-    pub lesson: Lesson,
-    /// For a window: the assumed window that it corrects, tokens.
-    pub believed: Option<u64>,
-    /// How many tenants met it.
-    pub tenants: usize,
-    /// How many of them count for an agreement, because the upstream also accepted their requests.
-    pub agree: usize,
-    /// When it was first met or shared, ms since 1970.
-    pub since: Millis,
-    /// When it expires, ms since 1970; absent if it does not.
-    pub expires: Option<Millis>,
-    /// For whom it applies.
-    pub reach: LessonScope,
-}
 
 /// All lessons. A clone shares them.
 #[derive(Clone)]

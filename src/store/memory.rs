@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use super::drafts::{Draft, HeartbeatWatch, INTERRUPTED};
 use super::precondition::{Precondition, TOMBSTONE_LIFE, TOMBSTONES};
+use super::random::random;
 use super::{
     Cursor, Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreError, StoreFuture,
     SweepStep, WriteOutcome,
@@ -88,11 +89,11 @@ fn used(records: &[Record]) -> Option<Millis> {
 
 /// A scope as it is listed; `None` if it has no turn.
 fn line(scope: &Scope, records: &[Record]) -> Option<ScopeLine> {
-    let turns: Vec<&Record> =
+    let kept: Vec<&Record> =
         records.iter().filter(|record| record.kind == RecordKind::Turn).collect();
-    let told: Vec<Value> =
-        turns.iter().map(|turn| serde_json::from_slice(&turn.value).unwrap_or_default()).collect();
-    let sum = |name: &str| told.iter().filter_map(|turn| turn["usage"][name].as_u64()).sum();
+    let turns: Vec<Value> =
+        kept.iter().map(|turn| serde_json::from_slice(&turn.value).unwrap_or_default()).collect();
+    let sum = |name: &str| turns.iter().filter_map(|turn| turn["usage"][name].as_u64()).sum();
     let name = format!("{}\n{}", scope.tenant, scope.session);
     // At most as large as the ids of other stores.
     let id = xxhash_rust::xxh3::xxh3_64(name.as_bytes()) >> 1;
@@ -100,7 +101,7 @@ fn line(scope: &Scope, records: &[Record]) -> Option<ScopeLine> {
         scope: scope.clone(),
         cursor: Cursor { used: used(records)?, id },
         began: records.iter().map(|record| record.at).min()?,
-        newest: turns.iter().map(|turn| turn.at).max()?,
+        newest: kept.iter().map(|turn| turn.at).max()?,
         records: records.len() as u64,
         turns: turns.len() as u64,
         input: sum("input"),
@@ -202,16 +203,23 @@ impl Store for MemoryStore {
         answer(sizes.map(|record| record.value.len() as u64).sum())
     }
 
-    fn signed(&self, tenant: TenantId, signs: Vec<u128>) -> StoreFuture<'_, Option<SessionId>> {
+    fn session_by_fingerprint(
+        &self,
+        tenant: TenantId,
+        fingerprints: Vec<u128>,
+    ) -> StoreFuture<'_, Option<SessionId>> {
         let all = self.records();
-        let holder = |sign| {
+        let holder = |fingerprint| {
             let scopes = all.iter().filter(|(scope, _)| scope.tenant == tenant);
-            let signed = scopes.filter_map(|(scope, records)| {
-                Some((found(records, RecordKind::Sign, sign)?.at, scope.session.clone()))
+            let session_by_fingerprint = scopes.filter_map(|(scope, records)| {
+                Some((
+                    found(records, RecordKind::Fingerprint, fingerprint)?.at,
+                    scope.session.clone(),
+                ))
             });
-            signed.min().map(|(_, session)| session)
+            session_by_fingerprint.min().map(|(_, session)| session)
         };
-        answer(signs.into_iter().find_map(holder))
+        answer(fingerprints.into_iter().find_map(holder))
     }
 
     fn holder(&self, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Scope>> {
@@ -222,7 +230,8 @@ impl Store for MemoryStore {
 
     fn scan(&self, scope: Scope, newest: usize) -> StoreFuture<'_, Vec<Record>> {
         let mut records = self.records().get(&scope).cloned().unwrap_or_default();
-        records.retain(|record| !matches!(record.kind, RecordKind::Sign | RecordKind::Words));
+        records
+            .retain(|record| !matches!(record.kind, RecordKind::Fingerprint | RecordKind::Content));
         records.sort_by_key(|record| record.at);
         let others = records.iter().filter(|record| !record.kind.is_decision()).count();
         let mut old = others.saturating_sub(newest);
@@ -299,16 +308,6 @@ impl Store for MemoryStore {
         };
         Box::pin(std::future::ready(key))
     }
-}
-
-/// 32 random bytes from the system.
-pub(super) fn random() -> Result<[u8; 32], StoreError> {
-    let mut bytes = [0; 32];
-    let filled = getrandom::fill(&mut bytes);
-    filled.map_err(|error| {
-        StoreError::Unusable(format!("the system gives no randomness: {error}"))
-    })?;
-    Ok(bytes)
 }
 
 #[cfg(test)]

@@ -6,14 +6,15 @@
 
 pub(crate) mod calibrations;
 pub mod claims;
+pub(crate) mod deferred_store;
 pub mod drafts;
 pub mod folder;
 mod keyed;
-pub mod late;
 pub mod ledgers;
 pub mod lessons;
 pub mod memory;
 pub mod precondition;
+mod random;
 pub mod recall;
 mod record;
 pub mod sqlite;
@@ -49,7 +50,7 @@ pub enum WriteOutcome {
 /// A scope as it is listed: updated as records arrive, so that a list does not read them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScopeLine {
-    /// The scope.
+    /// The tenant and session that the line is about.
     pub scope: Scope,
     /// Its place in the list.
     pub cursor: Cursor,
@@ -85,7 +86,7 @@ pub struct ScopePage {
     pub after: Option<Cursor>,
     /// Lines to skip then. Each takes time; a cursor takes none.
     pub skip: usize,
-    /// Most lines.
+    /// The most lines that are returned.
     pub count: usize,
 }
 
@@ -187,7 +188,11 @@ pub trait Store: Send + Sync + 'static {
 
     /// The session of this tenant that has the first known one of these fingerprints; a fingerprint belongs
     /// to the first session that wrote it.
-    fn signed(&self, tenant: TenantId, signs: Vec<u128>) -> StoreFuture<'_, Option<SessionId>>;
+    fn session_by_fingerprint(
+        &self,
+        tenant: TenantId,
+        fingerprints: Vec<u128>,
+    ) -> StoreFuture<'_, Option<SessionId>>;
 
     /// A scope that contains a record. For the admin API, not for traffic: it may be slow.
     fn holder(&self, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Scope>>;

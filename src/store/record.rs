@@ -4,6 +4,7 @@
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
+use strum::{IntoStaticStr, VariantArray};
 
 use crate::context::{Millis, SessionId, TenantId};
 
@@ -17,7 +18,7 @@ pub(super) const SERIES_NAMES: (&str, &str) = (SERIES, "~learned!");
 pub struct Scope {
     /// Keyed hash of the credential, 16 hex digits.
     pub tenant: TenantId,
-    /// The session.
+    /// The session, as its client names it or as one was made up for it.
     pub session: SessionId,
 }
 
@@ -33,9 +34,10 @@ impl Scope {
     }
 }
 
-/// The kind of fact in a record; part of its key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+/// The kind of fact in a record; part of its key. Files have the names in `strum` of the first versions, and the
+/// codes of [`RecordKind::layout`]; neither ever changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum RecordKind {
     /// A completed exchange.
     Turn,
@@ -43,10 +45,12 @@ pub enum RecordKind {
     Reasoning,
     /// A tool result that was cut.
     Cut,
-    /// A decision about reasoning.
-    Echo,
+    /// A decision about reasoning: put back, left out, a stand-in.
+    #[strum(serialize = "echo")]
+    ReasoningDecision,
     /// A refused rewrite, or revoked decisions.
-    Aside,
+    #[strum(serialize = "aside")]
+    Suspension,
     /// A summary that was written.
     Summary,
     /// A summary that is in use.
@@ -54,68 +58,99 @@ pub enum RecordKind {
     /// A queued message.
     Queued,
     /// What happened to a queued message.
-    Said,
+    #[strum(serialize = "said")]
+    InjectedMessage,
     /// A fingerprint by which an unnamed session is found. It has no value, and is only queried with
-    /// [`Store::signed`](super::Store::signed).
-    Sign,
+    /// [`Store::session_by_fingerprint`](super::Store::session_by_fingerprint).
+    #[strum(serialize = "sign")]
+    Fingerprint,
     /// Something learned about an upstream (`include_usage` refused, a window).
     Learned,
     /// The content of an exchange, if stored. Only queried with [`Store::get`](super::Store::get).
-    Words,
+    #[strum(serialize = "words")]
+    Content,
 }
+
+/// What the key of a record is made from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RecordKey {
+    /// It is a hash of content.
+    Content,
+    /// An id: of an exchange, a message, or of what was learned.
+    Id,
+}
+
+/// What the value of a record holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RecordValue {
+    /// A fact, which may contain hashes of content.
+    Fact,
+    /// Text as it came, or nothing.
+    Plain,
+}
+
+/// How a kind of records is stored.
+pub(super) struct RecordLayout {
+    /// Its code in the file. Those of decisions are [`DECISIONS`] and above.
+    pub(super) code: i64,
+    pub(super) key: RecordKey,
+    pub(super) value: RecordValue,
+}
+
+/// The first code of a decision.
+const DECISIONS: i64 = 16;
 
 impl RecordKind {
     /// All kinds.
-    pub const ALL: [Self; 12] = [
-        Self::Turn,
-        Self::Reasoning,
-        Self::Cut,
-        Self::Echo,
-        Self::Aside,
-        Self::Summary,
-        Self::Compact,
-        Self::Queued,
-        Self::Said,
-        Self::Sign,
-        Self::Learned,
-        Self::Words,
-    ];
+    pub const ALL: &[Self] = Self::VARIANTS;
 
-    /// Its name in the store.
+    /// How records of this kind are stored: the one table of kinds.
+    pub(super) fn layout(self) -> RecordLayout {
+        use RecordKey::{Content, Id};
+        use RecordValue::{Fact, Plain};
+        let (code, key, value) = match self {
+            Self::Turn => (1, Id, Fact),
+            Self::Reasoning => (2, Content, Fact),
+            Self::Learned => (3, Id, Fact),
+            Self::Content => (4, Id, Plain),
+            Self::Fingerprint => (5, Content, Plain),
+            Self::Cut => (DECISIONS, Content, Fact),
+            Self::ReasoningDecision => (17, Content, Fact),
+            Self::Suspension => (18, Content, Fact),
+            Self::Summary => (19, Content, Fact),
+            Self::Compact => (20, Content, Fact),
+            Self::Queued => (21, Id, Fact),
+            Self::InjectedMessage => (22, Id, Fact),
+        };
+        RecordLayout { code, key, value }
+    }
+
+    /// Its name in files of the first version.
     pub fn name(self) -> &'static str {
-        match self {
-            RecordKind::Turn => "turn",
-            RecordKind::Reasoning => "reasoning",
-            RecordKind::Cut => "cut",
-            RecordKind::Echo => "echo",
-            RecordKind::Aside => "aside",
-            RecordKind::Summary => "summary",
-            RecordKind::Compact => "compact",
-            RecordKind::Queued => "queued",
-            RecordKind::Said => "said",
-            RecordKind::Sign => "sign",
-            RecordKind::Learned => "learned",
-            RecordKind::Words => "words",
-        }
+        self.into()
     }
 
     /// Whether it records a decision about a conversation, which is needed as long as the conversation
     /// continues.
     pub fn is_decision(self) -> bool {
-        let rewrites = matches!(self, Self::Cut | Self::Echo | Self::Aside);
-        rewrites || matches!(self, Self::Summary | Self::Compact | Self::Queued | Self::Said)
+        self.layout().code >= DECISIONS
     }
 
     /// The kind with this name; `None` if a newer version wrote it.
-    pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.name() == name)
+    pub(super) fn named(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|kind| kind.name() == name)
+    }
+
+    /// The kind with this code; `None` if a newer version wrote it.
+    pub(super) fn coded(code: i64) -> Option<Self> {
+        Self::ALL.iter().copied().find(|kind| kind.layout().code == code)
     }
 }
 
 /// A stored fact.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Its kind.
+    /// What it is about. Records of two kinds may have the same key.
     pub kind: RecordKind,
     /// Its key, unique within scope and kind.
     pub key: u128,
@@ -123,4 +158,34 @@ pub struct Record {
     pub value: Bytes,
     /// When it was learned; used for expiry.
     pub at: Millis,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Old files have these names and codes.
+    #[test]
+    fn the_stored_names_and_codes_of_kinds_never_change() {
+        let stored = [
+            ("turn", 1, false),
+            ("reasoning", 2, false),
+            ("cut", 16, true),
+            ("echo", 17, true),
+            ("aside", 18, true),
+            ("summary", 19, true),
+            ("compact", 20, true),
+            ("queued", 21, true),
+            ("said", 22, true),
+            ("sign", 5, false),
+            ("learned", 3, false),
+            ("words", 4, false),
+        ];
+        let now = RecordKind::ALL.iter();
+        let now = now.map(|kind| (kind.name(), kind.layout().code, kind.is_decision()));
+        assert_eq!(now.collect::<Vec<_>>(), stored);
+        for (name, code, _) in stored {
+            assert_eq!(RecordKind::named(name), RecordKind::coded(code));
+        }
+    }
 }

@@ -5,7 +5,10 @@
 //! failure can lose the last moments, but not the file. Traffic, the admin API and checkpoints have
 //! connections of their own. Only the data folder is written to.
 
+mod columns;
+mod connection;
 mod drafts;
+mod errors;
 mod facts;
 mod legacy;
 mod migration;
@@ -18,15 +21,13 @@ mod upkeep;
 mod views;
 mod writer;
 
-use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use bytes::Bytes;
-use rusqlite::types::ValueRef;
-use rusqlite::{Connection, OpenFlags, OptionalExtension as _, Row};
+use rusqlite::{Connection, OpenFlags, OptionalExtension as _};
 use tokio::sync::oneshot;
 
 use super::drafts::Draft;
@@ -36,7 +37,9 @@ use super::{
     WriteOutcome, folder,
 };
 use crate::context::{Millis, SessionId, TenantId};
+use connection::{BUSY, beside, connect, is_database, tune};
 use drafts::FolderLock;
+use errors::{because, failed, trouble_with, unusable};
 use legacy::LegacyFacts;
 
 pub(super) use legacy::RekeyFact;
@@ -46,12 +49,10 @@ use upkeep::LOCKED;
 pub use writer::QUEUE_BYTES;
 use writer::{Writer, WriterJob};
 
-/// How long a connection waits for another process; once open, the writer waits for [`LOCKED`].
-const BUSY: Duration = Duration::from_secs(5);
 /// Readers for traffic: sessions and fingerprints, which take little time.
 const TRAFFIC: ReaderLimits = ReaderLimits { name: "store-traffic", threads: 2, limit: None };
 /// Readers for the admin API. A query keeps deleted data in the log while it runs, so its time is limited.
-const LOOKERS: ReaderLimits =
+const ADMIN: ReaderLimits =
     ReaderLimits { name: "store-lookers", threads: 2, limit: Some(Duration::from_secs(2)) };
 
 /// Records in a file. Clones share it.
@@ -65,13 +66,13 @@ pub struct SqliteStore {
 #[derive(Clone, Copy)]
 enum StoreCaller {
     Traffic,
-    Looker,
+    Admin,
 }
 
 struct Database {
     writer: Writer,
     traffic: Readers,
-    lookers: Readers,
+    admin: Readers,
     moving: Arc<LegacyFacts>,
     path: PathBuf,
     /// Shows other processes that this one uses the file.
@@ -88,8 +89,8 @@ pub(crate) struct StoreLoad {
     /// Queries of traffic that wait.
     pub traffic: usize,
     /// Queries of the admin API that wait.
-    pub lookers: usize,
-    /// Threads.
+    pub admin: usize,
+    /// Threads of the store: those that read, the one that writes, and the one for checkpoints.
     pub threads: usize,
     /// How often the writer thread was restarted after a panic.
     pub restarts: usize,
@@ -134,15 +135,15 @@ impl SqliteStore {
         let (legacy, gate) = (moving.clone(), make_way.clone());
         let writer = Writer::start(path, connection, beside, legacy, seal, made, gate);
         let traffic = Readers::start(path, TRAFFIC, Arc::default())?;
-        let lookers = Readers::start(path, LOOKERS, make_way)?;
-        let file = Database { writer, traffic, lookers, moving, path: path.into(), _lock: lock };
+        let admin = Readers::start(path, ADMIN, make_way)?;
+        let file = Database { writer, traffic, admin, moving, path: path.into(), _lock: lock };
         Ok(Self { file: Arc::new(file), side: StoreCaller::Traffic })
     }
 
     /// The same store with other readers: their queries never block those of traffic, and are ended if they
     /// take too long.
-    pub fn for_lookers(&self) -> Self {
-        Self { side: StoreCaller::Looker, ..self.clone() }
+    pub fn for_admin(&self) -> Self {
+        Self { side: StoreCaller::Admin, ..self.clone() }
     }
 
     /// The path of the file.
@@ -179,12 +180,12 @@ impl SqliteStore {
     /// If the log could not be merged: both files remain, and are read together.
     pub async fn close(&self) -> Result<(), StoreError> {
         let mut threads = self.file.traffic.close();
-        threads.extend(self.file.lookers.close());
+        threads.extend(self.file.admin.close());
         // In a thread of its own: neither the runtime nor the process's end may wait for a read that hangs.
-        let (told, ended) = oneshot::channel();
+        let (joined, ended) = oneshot::channel();
         let joining = std::thread::Builder::new().name("store-close".into()).spawn(move || {
             threads.into_iter().for_each(|thread| drop(thread.join()));
-            let _ = told.send(());
+            let _ = joined.send(());
         });
         drop(joining);
         drop(ended.await);
@@ -193,16 +194,16 @@ impl SqliteStore {
 
     /// Its load and size.
     pub(crate) fn load(&self) -> StoreLoad {
-        let Database { writer, traffic, lookers, path, .. } = &*self.file;
+        let Database { writer, traffic, admin, path, .. } = &*self.file;
         let length = |path: &Path| std::fs::metadata(path).map_or(0, |file| file.len());
         let log = beside(path, "-wal");
         StoreLoad {
             writes: writer.waiting(),
             write_bytes: writer.waiting_bytes(),
             traffic: traffic.waiting(),
-            lookers: lookers.waiting(),
+            admin: admin.waiting(),
             // One thread writes, and one makes checkpoints.
-            threads: traffic.threads() + lookers.threads() + 2,
+            threads: traffic.threads() + admin.threads() + 2,
             restarts: writer.restarts(),
             bytes: length(path) + length(&log),
         }
@@ -216,7 +217,7 @@ impl SqliteStore {
         let moving = self.file.moving.clone();
         let readers = match self.side {
             StoreCaller::Traffic => &self.file.traffic,
-            StoreCaller::Looker => &self.file.lookers,
+            StoreCaller::Admin => &self.file.admin,
         };
         readers.ask(move |connection| {
             let look = connection.unchecked_transaction()?;
@@ -328,13 +329,17 @@ impl Store for SqliteStore {
         })
     }
 
-    fn signed(&self, tenant: TenantId, signs: Vec<u128>) -> StoreFuture<'_, Option<SessionId>> {
+    fn session_by_fingerprint(
+        &self,
+        tenant: TenantId,
+        fingerprints: Vec<u128>,
+    ) -> StoreFuture<'_, Option<SessionId>> {
         self.read(move |connection, moving| {
             let is_moving = moving.has(connection)?;
-            for sign in signs {
-                let mut session = facts::signed(connection, &tenant, sign)?;
+            for fingerprint in fingerprints {
+                let mut session = facts::session_by_fingerprint(connection, &tenant, fingerprint)?;
                 if session.is_none() && is_moving {
-                    session = legacy::signed(connection, &tenant, sign)?;
+                    session = legacy::session_by_fingerprint(connection, &tenant, fingerprint)?;
                 }
                 if session.is_some() {
                     return Ok(session);
@@ -420,127 +425,6 @@ pub(super) fn make_folder(path: &Path) -> Result<(), StoreError> {
     let Some(folder) = path.parent() else { return Ok(()) };
     folder::make(folder)
         .map_err(|error| unusable(path, &format!("its folder cannot be created: {error}")))
-}
-
-fn connect(path: &Path) -> Result<Connection, StoreError> {
-    let open = || -> rusqlite::Result<Connection> {
-        #[cfg_attr(not(test), expect(unused_mut, reason = "tests count its steps"))]
-        let mut connection = Connection::open(path)?;
-        connection.busy_timeout(BUSY)?;
-        connection.set_prepared_statement_cache_capacity(STATEMENTS);
-        // Must be set before the first table: otherwise the file can never shrink.
-        connection.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
-        connection.pragma_update(None, "journal_mode", "WAL")?;
-        connection.pragma_update(None, "synchronous", "NORMAL")?;
-        // There may be no folder for temporary files, and none is needed: nothing is sorted.
-        connection.pragma_update(None, "temp_store", "MEMORY")?;
-        connection.pragma_update(None, "journal_size_limit", LOG_KEPT)?;
-        #[cfg(test)]
-        scale::count_steps(&mut connection, path)?;
-        Ok(connection)
-    };
-    open().map_err(|error| trouble_with(path, &error))
-}
-
-/// Checks a file's first bytes before SQLite opens it, because SQLite would delete the log beside an unknown
-/// file.
-fn is_database(path: &Path) -> Result<(), StoreError> {
-    const MAGIC: &[u8] = b"SQLite format 3\0";
-    let mut first = Vec::new();
-    let read = std::fs::File::open(path)
-        .and_then(|file| file.take(MAGIC.len() as u64).read_to_end(&mut first));
-    // A missing or empty file becomes a database; an unreadable one is reported by SQLite.
-    if read.is_err() || first.is_empty() || first == MAGIC {
-        return Ok(());
-    }
-    let damaged = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_NOTADB);
-    Err(trouble_with(path, &rusqlite::Error::SqliteFailure(damaged, None)))
-}
-
-/// The path of one of SQLite's additional files.
-fn beside(path: &Path, end: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(end);
-    name.into()
-}
-
-/// Prepared statements per connection.
-const STATEMENTS: usize = 64;
-/// Bytes of the log file that are kept when it restarts.
-const LOG_KEPT: i64 = 8 << 20;
-
-/// Settings of the writing connection: memory for the pages of new turns, and no automatic checkpoints,
-/// during which a commit would wait; the writer schedules them itself.
-fn tune(writer: &Connection) -> rusqlite::Result<()> {
-    writer.pragma_update(None, "cache_size", -8192)?;
-    // Deleted data is overwritten, because it may contain text.
-    writer.pragma_update(None, "secure_delete", "ON")?;
-    writer.pragma_update(None, "wal_autocheckpoint", 0)
-}
-
-/// What is wrong with the file, and what to do.
-fn because(error: &rusqlite::Error) -> String {
-    use rusqlite::ErrorCode as Code;
-    match error.sqlite_error_code() {
-        Some(Code::NotADatabase | Code::DatabaseCorrupt) => {
-            format!(
-                "it is not a database, or it is damaged ({error}); move it away to start with a new one"
-            )
-        }
-        Some(Code::CannotOpen | Code::ReadOnly | Code::PermissionDenied) => {
-            format!("it cannot be written ({error}); check the owner and the mode of its folder")
-        }
-        Some(Code::DatabaseBusy | Code::DatabaseLocked) => {
-            format!("another program has locked it ({error}); end that program")
-        }
-        Some(Code::DiskFull) => format!("the disk is full ({error}); make room"),
-        Some(Code::OperationInterrupted) => {
-            "the query took too long and was aborted; ask for less, or again".to_owned()
-        }
-        _ => error.to_string(),
-    }
-}
-
-/// The error for a file that cannot be used.
-fn trouble_with(path: &Path, error: &rusqlite::Error) -> StoreError {
-    use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
-    match (error.sqlite_error_code(), unusable(path, &because(error))) {
-        (Some(NotADatabase | DatabaseCorrupt), StoreError::Unusable(what)) => {
-            StoreError::Damaged(what)
-        }
-        (_, trouble) => trouble,
-    }
-}
-
-fn unusable(path: &Path, reason: &str) -> StoreError {
-    let path = path.display();
-    StoreError::Unusable(format!(
-        "the store {path} cannot be used: {reason}, or choose another folder with --data"
-    ))
-}
-
-fn failed(error: rusqlite::Error) -> StoreError {
-    match error.sqlite_error_code() {
-        Some(rusqlite::ErrorCode::DiskFull) => StoreError::Full(because(&error)),
-        _ => StoreError::Failed(because(&error)),
-    }
-}
-
-/// Tenant and session from the first two columns of a row.
-fn scope_in(row: &Row<'_>) -> rusqlite::Result<Scope> {
-    let text = |column| row.get::<_, String>(column);
-    Ok(Scope { tenant: text(0)?.into(), session: text(1)?.into() })
-}
-
-fn bytes_in(row: &Row<'_>, index: usize) -> rusqlite::Result<Bytes> {
-    Ok(match row.get_ref(index)? {
-        ValueRef::Text(bytes) | ValueRef::Blob(bytes) => Bytes::copy_from_slice(bytes),
-        _ => Bytes::new(),
-    })
-}
-
-fn blob(key: u128) -> [u8; 16] {
-    key.to_be_bytes()
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ pub(crate) struct StoreState {
     /// Reads for traffic that wait.
     pub traffic: usize,
     /// Reads for the admin API that wait.
-    pub lookers: usize,
+    pub admin: usize,
     /// The store's threads of the operating system.
     pub threads: usize,
     /// How often the writing thread was restarted after a panic.
@@ -82,9 +82,9 @@ pub struct Exchange {
     pub family: Option<Family>,
     /// Keyed hash of the credential.
     pub tenant: Option<TenantId>,
-    /// The session.
+    /// The session; `None` if the request was not placed in one.
     pub session: Option<SessionId>,
-    /// The thread.
+    /// The thread that it continues, or that begins with it.
     pub thread: Option<ThreadId>,
     /// The provider's request id, from the response header.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -271,9 +271,9 @@ pub struct OpenExchange {
     pub id: ExchangeId,
     /// Keyed hash of the credential.
     pub tenant: TenantId,
-    /// The session.
+    /// The session that it was placed in.
     pub session: SessionId,
-    /// The thread.
+    /// The thread that it continues, or that begins with it.
     pub thread: ThreadId,
     /// When the request arrived.
     pub at: Millis,

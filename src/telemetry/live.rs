@@ -14,11 +14,11 @@ use crate::context::{ExchangeId, Millis, SessionId, TenantId, ThreadId};
 pub struct MessageEvent {
     /// The message's id.
     pub id: Box<str>,
-    /// What happened.
+    /// What happened to it.
     pub step: MessageStep,
     /// Keyed hash of the credential.
     pub tenant: TenantId,
-    /// The session.
+    /// The session that it is for.
     pub session: SessionId,
     /// The exchange that sent it.
     #[serde(rename = "request")]
@@ -64,9 +64,9 @@ pub struct ContextReduction {
     pub exchange: ExchangeId,
     /// Keyed hash of the credential.
     pub tenant: TenantId,
-    /// The session.
+    /// The session whose context was made smaller.
     pub session: SessionId,
-    /// The thread.
+    /// The thread in it.
     pub thread: ThreadId,
     /// Tokens without the reduction, estimated.
     pub before: u64,
@@ -88,7 +88,7 @@ impl ContextReduction {
     pub(super) fn of(open_exchange: &OpenExchange) -> impl Iterator<Item = Self> {
         let done = open_exchange.view.rewriting;
         let is_sent = done.mode == Mode::Active;
-        let told = |event, less: u64| Self {
+        let reduced = |event, less: u64| Self {
             event,
             exchange: open_exchange.id.clone(),
             tenant: open_exchange.tenant.clone(),
@@ -102,10 +102,10 @@ impl ContextReduction {
         };
         let compacted = (is_sent && done.new.compacted > 0).then(|| Self {
             strategy: done.summary_by,
-            ..told("compacted", done.tokens_compacted)
+            ..reduced("compacted", done.tokens_compacted)
         });
         let pruned = (is_sent && done.new.cut > 0)
-            .then(|| Self { results: Some(done.new.cut), ..told("pruned", done.tokens_pruned) });
+            .then(|| Self { results: Some(done.new.cut), ..reduced("pruned", done.tokens_pruned) });
         compacted.into_iter().chain(pruned)
     }
 }

@@ -470,14 +470,14 @@ fn json(exchange: &Exchange) -> String {
         level: &'static str,
         message: &'static str,
         #[serde(flatten)]
-        told: LogFields<'a>,
+        fields: LogFields<'a>,
     }
     let at = SystemTime::UNIX_EPOCH + Duration::from_millis(exchange.at);
     let line = JsonLine {
         timestamp: humantime::format_rfc3339_millis(at).to_string(),
         level: "INFO",
         message: "exchange",
-        told: LogFields::from(exchange),
+        fields: LogFields::from(exchange),
     };
     serde_json::to_string(&line).unwrap_or_default()
 }

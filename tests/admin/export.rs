@@ -108,7 +108,7 @@ async fn long(place: &Place) {
             "reply": [said("assistant", format!("Answer {number}"))],
         });
         let words = (serde_json::to_vec(&words).unwrap(), 1_000 + number as u64);
-        place.keep_record((&tenant(1), "long"), RecordKind::Words, &request, words).await;
+        place.keep_record((&tenant(1), "long"), RecordKind::Content, &request, words).await;
     }
 }
 

@@ -221,8 +221,12 @@ impl Store for Troubled {
         self.inner.size(scope, kind)
     }
 
-    fn signed(&self, tenant: TenantId, signs: Vec<u128>) -> StoreFuture<'_, Option<SessionId>> {
-        self.inner.signed(tenant, signs)
+    fn session_by_fingerprint(
+        &self,
+        tenant: TenantId,
+        fingerprints: Vec<u128>,
+    ) -> StoreFuture<'_, Option<SessionId>> {
+        self.inner.session_by_fingerprint(tenant, fingerprints)
     }
 
     fn holder(&self, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Scope>> {

@@ -49,7 +49,7 @@ async fn words_are_said_at_the_end_and_stay_there() {
     let scope = begun(&mut play).await;
     queue(&play, &scope, 2, "And the \"wind\".").await;
     queue(&play, &scope, 1, "Mind the tide.").await;
-    let mut news = play.server.telemetry.news();
+    let mut messages = play.server.telemetry.messages();
 
     let scene = play.asks(&asks(MODEL, &history(2)), &reply("Aye.")).await;
     let last = scene.sent["messages"].as_array().unwrap().last().unwrap();
@@ -58,7 +58,7 @@ async fn words_are_said_at_the_end_and_stay_there() {
     assert_eq!(words, ["Mind the tide.", "And the \"wind\"."], "in order, after the result");
     assert_eq!(scene.steps(), [(Change::Said, Decision::New, DecisionReason::Queued); 2]);
     assert_eq!(waiting(&play, &scope).await, 0);
-    let taken = news.recv().await.unwrap();
+    let taken = messages.recv().await.unwrap();
     assert_eq!((taken.step, &taken.exchange), (MessageStep::Taken, &Some(scene.told.id.clone())));
 
     // Later requests, after a restart too, begin with the same bytes.

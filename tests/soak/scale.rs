@@ -123,7 +123,7 @@ async fn many_turns_are_looked_at_at_once() {
     assert!(asked_memory < MEMORY_KIB, "{asked_memory} KiB");
     verdicts.time("p99 of a page of 100 sessions", pages(&running).await, LIST);
     running.kill().await;
-    verdicts.time("p99 of a session's load beside", loads_beside_lookers(&file).await, LOAD);
+    verdicts.time("p99 of a session's load beside", loads_beside_admin_queries(&file).await, LOAD);
     assert!(asked.is_none() || verdicts.bad.is_empty(), "too slow: {:?}", verdicts.bad);
 }
 
@@ -243,7 +243,7 @@ async fn ask(question: &str, data: &str) -> (Duration, Duration) {
 }
 
 /// Sessions of traffic are loaded while somebody goes through the whole list and looks into sessions.
-async fn loads_beside_lookers(file: &Path) -> Duration {
+async fn loads_beside_admin_queries(file: &Path) -> Duration {
     let store = SqliteStore::open(file).unwrap();
     let mut some = Vec::new();
     let mut after = None;
@@ -258,15 +258,15 @@ async fn loads_beside_lookers(file: &Path) -> Duration {
     let is_over = Arc::new(AtomicBool::new(false));
     let looking: Vec<_> = (0..4)
         .map(|_| {
-            let (lookers, is_over) = (store.for_lookers(), is_over.clone());
+            let (admin, is_over) = (store.for_admin(), is_over.clone());
             tokio::spawn(async move {
                 let (mut after, mut seen) = (None, 0);
                 while !is_over.load(Ordering::Relaxed) {
                     let page =
-                        lookers.scopes(ScopePage { after, skip: 0, count: 500 }).await.unwrap();
+                        admin.scopes(ScopePage { after, skip: 0, count: 500 }).await.unwrap();
                     after = page.last().map(|line| line.cursor);
                     for line in page.iter().take(50) {
-                        seen += lookers.scan(line.scope.clone(), 8192).await.unwrap().len();
+                        seen += admin.scan(line.scope.clone(), 8192).await.unwrap().len();
                     }
                 }
                 seen

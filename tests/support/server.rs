@@ -62,8 +62,11 @@ impl TestServer {
         timeouts: TunnelTimeouts,
     ) -> Self {
         let LessonSettings { tenants, days } = config.lessons;
-        let ledgers =
-            Arc::new(Ledgers::with_lookers(store.clone(), store, LessonTerms { tenants, days }));
+        let ledgers = Arc::new(Ledgers::with_admin_store(
+            store.clone(),
+            store,
+            LessonTerms { tenants, days },
+        ));
         let telemetry = Telemetry::silent().unwrap();
         let events = telemetry.subscribe();
         let (config, counted) = (Arc::new(config), telemetry.clone());

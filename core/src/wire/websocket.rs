@@ -50,11 +50,11 @@ pub enum Compression {
 pub fn negotiated(extensions: &str) -> (Compression, Compression) {
     let mut settled = (Compression::Plain, Compression::Plain);
     for extension in extensions.split(',').map(str::trim).filter(|text| !text.is_empty()) {
-        let mut words = extension.split(';').map(str::trim);
-        if !words.next().is_some_and(|name| name.eq_ignore_ascii_case("permessage-deflate")) {
+        let mut parameters = extension.split(';').map(str::trim);
+        if !parameters.next().is_some_and(|name| name.eq_ignore_ascii_case("permessage-deflate")) {
             return (Compression::Unknown, Compression::Unknown);
         }
-        let says = |word: &str| words.clone().any(|param| param.eq_ignore_ascii_case(word));
+        let says = |word: &str| parameters.clone().any(|param| param.eq_ignore_ascii_case(word));
         let of = |word: &str| Compression::Deflate { keeps_context: !says(word) };
         settled = (of("client_no_context_takeover"), of("server_no_context_takeover"));
     }

@@ -52,73 +52,73 @@ impl SessionContent {
     }
 
     /// The content of a call; `None` if it was not stored.
-    async fn words(
+    async fn content(
         &self,
         exchange: &ExchangeId,
     ) -> Result<Option<Arc<ExchangeContent>>, StoreError> {
-        if let Some((_, words)) = self.last.as_ref().filter(|(last, _)| last == exchange) {
-            return Ok(Some(words.clone()));
+        if let Some((_, content)) = self.last.as_ref().filter(|(last, _)| last == exchange) {
+            return Ok(Some(content.clone()));
         }
-        Ok(self.ledgers.words(&self.scope, exchange).await?.map(Arc::new))
+        Ok(self.ledgers.content(&self.scope, exchange).await?.map(Arc::new))
     }
 
     /// The content of a turn's line; `before` is the turn of the previous line. `None` if the turn's content
     /// was not stored.
-    pub(super) async fn told(
+    pub(super) async fn line_content(
         &mut self,
         turn: &Turn,
         before: Option<&Turn>,
     ) -> Result<Option<LineContent>, StoreError> {
-        let Some(words) = self.words(&turn.exchange).await? else { return Ok(None) };
-        let added = self.added(turn, &words, before).await?;
-        let told = match added {
-            Some(parts) => LineContent::added(&words, parts),
+        let Some(content) = self.content(&turn.exchange).await? else { return Ok(None) };
+        let added = self.added(turn, &content, before).await?;
+        let line = match added {
+            Some(parts) => LineContent::added(&content, parts),
             None => {
                 let (parts, has_gap) = self.whole(turn).await?;
-                let bytes: usize = parts.iter().map(|said| said.text.len()).sum();
+                let bytes: usize = parts.iter().map(|part| part.text.len()).sum();
                 match self.room.checked_sub(bytes) {
                     Some(room) => {
                         self.room = room;
                         LineContent {
                             is_whole: before.is_some(),
                             has_gap,
-                            ..LineContent::added(&words, parts)
+                            ..LineContent::added(&content, parts)
                         }
                     }
                     None => {
-                        LineContent { has_gap: true, ..LineContent::added(&words, own(&words)) }
+                        LineContent { has_gap: true, ..LineContent::added(&content, own(&content)) }
                     }
                 }
             }
         };
-        self.last = Some((turn.exchange.clone(), words));
-        Ok(Some(told))
+        self.last = Some((turn.exchange.clone(), content));
+        Ok(Some(line))
     }
 
     /// What a turn sent that is not in the previous line; `None` if everything that it sent has to be given.
     async fn added(
         &self,
         turn: &Turn,
-        words: &ExchangeContent,
+        content: &ExchangeContent,
         before: Option<&Turn>,
     ) -> Result<Option<Vec<TranscriptPart>>, StoreError> {
         let parent = turn.position.parent.as_ref();
         if parent.is_some() && parent != before.map(|before| &before.exchange) {
             return Ok(None);
         }
-        Ok(match words.follows {
-            ContentLink::Request => Some(own(words)),
+        Ok(match content.follows {
+            ContentLink::Request => Some(own(content)),
             ContentLink::Reply => {
                 let answer = match parent {
-                    Some(parent) => self.words(parent).await?,
+                    Some(parent) => self.content(parent).await?,
                     None => None,
                 };
-                let answer = answer.as_ref().map_or(&[][..], |words| &words.reply);
+                let answer = answer.as_ref().map_or(&[][..], |content| &content.reply);
                 let answer =
-                    answer.iter().map(|said| TranscriptPart { reply: true, ..said.clone() });
-                Some(answer.chain(own(words)).collect())
+                    answer.iter().map(|part| TranscriptPart { reply: true, ..part.clone() });
+                Some(answer.chain(own(content)).collect())
             }
-            ContentLink::Nothing if parent.is_none() && before.is_none() => Some(own(words)),
+            ContentLink::Nothing if parent.is_none() && before.is_none() => Some(own(content)),
             ContentLink::Nothing => None,
         })
     }
@@ -131,16 +131,16 @@ impl SessionContent {
         // No branch is longer than the number of turns, unless the facts contradict each other.
         for _ in 0..=self.turns.len() {
             let Some(turn) = at else { break };
-            let Some(words) = self.words(&turn.exchange).await? else {
+            let Some(content) = self.content(&turn.exchange).await? else {
                 has_gap = true;
                 break;
             };
             if head.is_empty() {
-                head.clone_from(&words.head);
+                head.clone_from(&content.head);
             }
             if !is_begun {
-                is_begun = words.follows == ContentLink::Nothing;
-                line.push(words);
+                is_begun = content.follows == ContentLink::Nothing;
+                line.push(content);
             }
             if is_begun && !head.is_empty() {
                 break;
@@ -151,26 +151,26 @@ impl SessionContent {
         }
         let mut parts = head;
         let mut answer: &[TranscriptPart] = &[];
-        for words in line.iter().rev() {
-            if words.follows == ContentLink::Reply {
+        for content in line.iter().rev() {
+            if content.follows == ContentLink::Reply {
                 parts.extend_from_slice(answer);
             }
-            parts.extend_from_slice(&words.said);
-            answer = &words.reply;
+            parts.extend_from_slice(&content.said);
+            answer = &content.reply;
         }
-        parts.iter_mut().for_each(|said| said.reply = false);
+        parts.iter_mut().for_each(|part| part.reply = false);
         Ok((parts, has_gap))
     }
 }
 
 impl LineContent {
     /// A line with these parts, and the reply to them.
-    fn added(words: &ExchangeContent, parts: Vec<TranscriptPart>) -> Self {
-        Self { parts, reply: words.reply.clone(), is_whole: false, has_gap: false }
+    fn added(content: &ExchangeContent, parts: Vec<TranscriptPart>) -> Self {
+        Self { parts, reply: content.reply.clone(), is_whole: false, has_gap: false }
     }
 }
 
 /// The content that one turn added itself.
-fn own(words: &ExchangeContent) -> Vec<TranscriptPart> {
-    words.head.iter().chain(&words.said).cloned().collect()
+fn own(content: &ExchangeContent) -> Vec<TranscriptPart> {
+    content.head.iter().chain(&content.said).cloned().collect()
 }

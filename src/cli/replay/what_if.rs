@@ -43,29 +43,29 @@ pub(super) fn run(
             "{without} of {all} calls have no recorded content: they are left out"
         ));
     }
-    let told = what_if::play(lines, &WhatIfOptions::of(&loaded.config, summary_tokens));
+    let report = what_if::play(lines, &WhatIfOptions::of(&loaded.config, summary_tokens));
     if as_json {
-        print::json(&told);
+        print::json(&report);
     } else {
-        print::out(&words(&told, summary_tokens));
+        print::out(&text(&report, summary_tokens));
     }
     Ok(())
 }
 
-fn words(told: &WhatIfReport, summary_tokens: u32) -> String {
+fn text(report: &WhatIfReport, summary_tokens: u32) -> String {
     let mut out = String::new();
     let cost = |spent: &WhatIfCosts| format!("${:.2}", spent.dollars);
     let _ = writeln!(
         out,
         "{} calls with reported usage, {} of them with a known price",
-        told.calls, told.priced_calls
+        report.calls, report.priced_calls
     );
     let _ =
         writeln!(out, "{:<24}{:>16}{:>18}{:>12}", "", "input tokens", "read from cache", "cost");
-    let summaries = &told.spent_on_summaries;
+    let summaries = &report.spent_on_summaries;
     for (name, spent) in [
-        ("as it was", &told.as_it_was),
-        ("under this policy", &told.under_policy),
+        ("as it was", &report.as_it_was),
+        ("under this policy", &report.under_policy),
         ("  summaries", summaries),
     ] {
         let _ = writeln!(
@@ -76,10 +76,10 @@ fn words(told: &WhatIfReport, summary_tokens: u32) -> String {
             cost(spent)
         );
     }
-    let saved = told.as_it_was.dollars - told.under_policy.dollars - summaries.dollars;
-    let share = saved * 100.0 / told.as_it_was.dollars.max(f64::MIN_POSITIVE);
+    let saved = report.as_it_was.dollars - report.under_policy.dollars - summaries.dollars;
+    let share = saved * 100.0 / report.as_it_was.dollars.max(f64::MIN_POSITIVE);
     let _ = writeln!(out, "{:<24}{:>46} ({share:.1} %)", "saved", format!("${saved:.2}"));
-    let savings = &told.savings;
+    let savings = &report.savings;
     let _ = writeln!(
         out,
         "tool results: {} tokens not sent, in {} calls; {} tokens processed again because the cache \
@@ -89,20 +89,20 @@ fn words(told: &WhatIfReport, summary_tokens: u32) -> String {
     let _ = writeln!(
         out,
         "results cut: {}; {} of them requested again later, with the same arguments ({:.1} %)",
-        told.results_cut,
-        told.asked_again,
-        told.re_read_rate() * 100.0
+        report.results_cut,
+        report.asked_again,
+        report.re_read_rate() * 100.0
     );
     let _ = writeln!(
         out,
         "summaries: {} written, each counted as {summary_tokens} tokens",
-        told.summaries
+        report.summaries
     );
-    if !told.refused.is_empty() {
-        let refused = told.refused.iter().map(|(why, times)| format!("{why} {times}"));
+    if !report.refused.is_empty() {
+        let refused = report.refused.iter().map(|(why, times)| format!("{why} {times}"));
         let _ = writeln!(out, "decided against: {}", refused.collect::<Vec<_>>().join(", "));
     }
-    let batches = batches(&told.events);
+    let batches = batches(&report.events);
     if !batches.is_empty() {
         let _ = writeln!(
             out,

@@ -16,9 +16,9 @@ pub(super) fn allow(connections: usize) -> Option<String> {
     // `None` means unlimited.
     let most = limit.maximum.unwrap_or(u64::MAX);
     let now = limit.current.unwrap_or(u64::MAX);
-    let asked = wanted.min(most);
-    let now = if now < asked && setrlimit(Resource::Nofile, raised(limit, asked)).is_ok() {
-        asked
+    let target = wanted.min(most);
+    let now = if now < target && setrlimit(Resource::Nofile, raised(limit, target)).is_ok() {
+        target
     } else {
         now
     };
@@ -46,8 +46,8 @@ mod tests {
     #[test]
     fn what_is_too_little_is_told() {
         assert_eq!(too_few(2 * 4096 + OTHERS, 4096), None);
-        let told = too_few(1024, 4096).unwrap();
-        assert!(told.contains("1024 files open, enough for 384 clients"), "{told}");
+        let warning = too_few(1024, 4096).unwrap();
+        assert!(warning.contains("1024 files open, enough for 384 clients"), "{warning}");
         assert!(too_few(0, 1).is_some());
     }
 

@@ -45,10 +45,10 @@ mod tests {
         let needed = most(bound);
         let folder = Path::new("/data");
         assert_eq!(too_little(folder, needed, bound), None);
-        let told = too_little(folder, needed - 1, bound).unwrap();
+        let warning = too_little(folder, needed - 1, bound).unwrap();
         assert!(
-            told.contains("/data has room for 173 MiB and the store may take 174 MiB"),
-            "{told}"
+            warning.contains("/data has room for 173 MiB and the store may take 174 MiB"),
+            "{warning}"
         );
         assert!(too_little(folder, 0, bound).is_some());
     }

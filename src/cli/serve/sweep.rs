@@ -8,13 +8,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::threads;
+use crate::clock::wall;
 use crate::config::Retention;
 use crate::context::Millis;
-use crate::store::late::LateStore;
+use crate::store::deferred_store::DeferredStore;
 use crate::store::ledgers::{KeptBytes, Ledgers};
 use crate::store::sqlite::{QUEUE_BYTES, StoreLoad};
 use crate::store::{ScopePage, StoreError};
-use crate::telemetry::clock::wall;
 use crate::telemetry::{KeptKind, StoreState, Telemetry};
 
 /// How often to ask the store if there is nothing to do.
@@ -34,7 +34,7 @@ const DAY: Millis = 24 * 3600 * 1000;
 /// Deletes until it is dropped.
 pub(super) async fn run(
     ledgers: Arc<Ledgers>,
-    store: Arc<LateStore>,
+    store: Arc<DeferredStore>,
     telemetry: Arc<Telemetry>,
     retention: Retention,
 ) {
@@ -42,7 +42,7 @@ pub(super) async fn run(
     let age = retention.days.saturating_mul(DAY);
     let mut clock = RetentionClock { now: wall(), distrusted: false };
     let mut last = Instant::now();
-    let mut told = SweepNotices::default();
+    let mut notices = SweepNotices::default();
     let mut lessons_due = Instant::now();
     tell_kept(KeptBytes::LIMIT, QUEUE_BYTES, |what, bytes| telemetry.kept_limit(what, bytes));
     let mut held = is_all_too_old(&ledgers, clock.now.saturating_sub(age)).await;
@@ -67,15 +67,15 @@ pub(super) async fn run(
         telemetry.blocking_threads(threads::blocking());
         let failure = store.failure();
         telemetry.store_fails(failure.is_some());
-        told.fails(failure.as_ref());
+        notices.fails(failure.as_ref());
         let pause = match gone {
             Ok(gone) => {
                 telemetry.store_forgot(gone.scopes.len() as u64);
-                told.forgot(gone.scopes.len());
+                notices.forgot(gone.scopes.len());
                 if gone.more { BUSY } else { QUIET }
             }
             Err(trouble) => {
-                told.failed(&trouble);
+                notices.failed(&trouble);
                 // A store that cannot be used at all has a metric of its own.
                 if !matches!(trouble, StoreError::Unusable(_) | StoreError::Damaged(_)) {
                     telemetry.retention_failed();
@@ -101,10 +101,10 @@ fn tell_kept(of_sessions: KeptBytes, queue: usize, tell: impl Fn(KeptKind, usize
 }
 
 /// The state of the store; `None` if it is not open.
-fn state(store: &LateStore) -> Option<StoreState> {
+fn state(store: &DeferredStore) -> Option<StoreState> {
     let load = store.load()?;
-    let StoreLoad { writes, write_bytes, traffic, lookers, threads, restarts, bytes } = load;
-    Some(StoreState { writes, write_bytes, traffic, lookers, threads, restarts, bytes })
+    let StoreLoad { writes, write_bytes, traffic, admin, threads, restarts, bytes } = load;
+    Some(StoreState { writes, write_bytes, traffic, admin, threads, restarts, bytes })
 }
 
 /// Whether all sessions are expired.

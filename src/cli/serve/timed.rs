@@ -67,8 +67,12 @@ impl<S: Store> Store for TimedStore<S> {
         self.time(StoreOperation::Get, self.store.size(scope, kind))
     }
 
-    fn signed(&self, tenant: TenantId, signs: Vec<u128>) -> StoreFuture<'_, Option<SessionId>> {
-        self.time(StoreOperation::Find, self.store.signed(tenant, signs))
+    fn session_by_fingerprint(
+        &self,
+        tenant: TenantId,
+        fingerprints: Vec<u128>,
+    ) -> StoreFuture<'_, Option<SessionId>> {
+        self.time(StoreOperation::Find, self.store.session_by_fingerprint(tenant, fingerprints))
     }
 
     fn holder(&self, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Scope>> {

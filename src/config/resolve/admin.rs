@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 
 use super::{PemKind, Resolver};
 use crate::config::raw::RawConfig;
-use crate::config::{Secret, Tls};
+use crate::config::settings::{Secret, Tls};
 
 /// A token with fewer characters can be guessed.
 const SHORTEST_TOKEN: usize = 16;

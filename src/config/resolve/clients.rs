@@ -9,7 +9,7 @@ use http::HeaderName;
 use super::Resolver;
 use crate::config::hosts::{host_of, is_loopback};
 use crate::config::raw::RawConfig;
-use crate::config::{Config, Secret, Upstream};
+use crate::config::settings::{Config, Secret, Upstream};
 
 /// A token with fewer characters can be guessed.
 const SHORTEST_TOKEN: usize = 16;

@@ -9,7 +9,7 @@ use http::{HeaderName, Uri};
 use super::{LONGEST_NAME, Resolver};
 use crate::config::built_in::BUILT_IN;
 use crate::config::raw::{RawConfig, RawUpstream};
-use crate::config::{Secret, Upstream};
+use crate::config::settings::{Secret, Upstream};
 use crate::dialect::Dialect;
 
 impl Resolver<'_> {
@@ -34,7 +34,7 @@ impl Resolver<'_> {
                 all.extend(self.upstream(built_in.name, &RawUpstream::default(), raw));
             }
         }
-        if all.is_empty() && self.faults.is_empty() {
+        if all.is_empty() && self.errors.is_empty() {
             let todo = "Leave one enabled, or name another.";
             self.wrong(&["upstream"], "there is no upstream to serve", todo);
         }

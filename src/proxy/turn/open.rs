@@ -224,7 +224,7 @@ impl OpenTurn {
         }
         if let Some((room, content)) = content.filter(|_| kept.is_ok()) {
             let most = kept_content.session_bytes;
-            kept = proxy.ledgers.keep_words(room, &content, at, most).await;
+            kept = proxy.ledgers.keep_content(room, &content, at, most).await;
         }
         kept.err().map(|_| FailOpen::Store).or(panicked.then_some(FailOpen::Panicked))
     }

@@ -11,7 +11,7 @@ use http::header::{AUTHORIZATION, HOST};
 use http::uri::{Authority, PathAndQuery};
 use http::{HeaderMap, HeaderName, Method, Uri};
 
-use crate::config::{Upstream, faults};
+use crate::config::{Upstream, errors};
 use crate::dialect::Dialect;
 use crate::dialect::credentials::CredentialRules;
 use crate::dialect::paths::{self, Provider};
@@ -190,7 +190,7 @@ pub(crate) fn nearest<'u>(upstreams: &'u [Arc<Upstream>], path: &str) -> Option<
         upstream.prefix.as_deref()?.split('/').find(|it| !it.is_empty())
     };
     let known = upstreams.iter().flat_map(|it| prefix(it).into_iter().chain([&*it.name]));
-    faults::nearest(said, known)
+    errors::nearest(said, known)
 }
 
 fn by_host<'a>(

@@ -23,12 +23,12 @@ const KINDS: [RecordKind; 9] = [
     RecordKind::Turn,
     RecordKind::Reasoning,
     RecordKind::Cut,
-    RecordKind::Echo,
-    RecordKind::Aside,
+    RecordKind::ReasoningDecision,
+    RecordKind::Suspension,
     RecordKind::Summary,
     RecordKind::Compact,
     RecordKind::Queued,
-    RecordKind::Said,
+    RecordKind::InjectedMessage,
 ];
 
 /// As many facts of every kind, in so many sessions.
@@ -37,8 +37,9 @@ fn records(of: u64) -> Vec<(Scope, Vec<Record>)> {
         let hash = |at: usize| xxhash_rust::xxh3::xxh3_128(format!("{n} {at}").as_bytes());
         let facts =
             KINDS.iter().enumerate().map(|(at, kind)| record(*kind, hash(at), n + at as u64));
-        let sign = Record { kind: RecordKind::Sign, key: hash(99), value: Bytes::new(), at: n };
-        (scope("t", &format!("s{n}")), facts.chain([sign]).collect())
+        let fingerprint =
+            Record { kind: RecordKind::Fingerprint, key: hash(99), value: Bytes::new(), at: n };
+        (scope("t", &format!("s{n}")), facts.chain([fingerprint]).collect())
     };
     (0..of).map(session).collect()
 }
@@ -100,15 +101,16 @@ async fn is_whole(store: &KeyedStore<SqliteStore>, records: Vec<(Scope, Vec<Reco
     for (scope, mut records) in records {
         let again = records.iter().map(|record| Record { at: record.at + 9, ..record.clone() });
         let puts = store.put_if_absent(scope.clone(), again.collect()).await.unwrap();
-        let sign = records.pop().unwrap();
+        let fingerprint = records.pop().unwrap();
         for (record, put) in records.iter().zip(puts) {
             assert_eq!(put, WriteOutcome::Existed(record.value.clone()), "{record:?}");
             let found = store.get(scope.clone(), record.kind, record.key).await.unwrap();
             assert_eq!(found.as_ref(), Some(&record.value));
             assert_eq!(store.holder(record.kind, record.key).await.unwrap(), Some(scope.clone()));
         }
-        let signed = store.signed("t".into(), vec![5, sign.key]).await.unwrap();
-        assert_eq!(signed, Some(scope.session.clone()));
+        let session_by_fingerprint =
+            store.session_by_fingerprint("t".into(), vec![5, fingerprint.key]).await.unwrap();
+        assert_eq!(session_by_fingerprint, Some(scope.session.clone()));
         assert_eq!(store.scan(scope, 99).await.unwrap(), records);
     }
 }
@@ -173,7 +175,7 @@ async fn a_file_of_an_earlier_version_is_keyed_while_it_serves() {
     let store = KeyedStore::open(&path).unwrap();
     while !is_moved(&path) {
         is_whole(&store, records(40)).await;
-        is_whole(&store.for_lookers(), records(40)).await;
+        is_whole(&store.for_admin(), records(40)).await;
     }
     is_whole(&store, records(40)).await;
     let until = Instant::now() + Duration::from_secs(20);
@@ -185,7 +187,7 @@ async fn a_file_of_an_earlier_version_is_keyed_while_it_serves() {
     let (here, facts) = records(1).remove(0);
     store.drop_scope(here.clone()).await.unwrap();
     assert_eq!(store.get(here, facts[2].kind, facts[2].key).await.unwrap(), None);
-    assert_eq!(store.signed("t".into(), vec![facts[9].key]).await.unwrap(), None);
+    assert_eq!(store.session_by_fingerprint("t".into(), vec![facts[9].key]).await.unwrap(), None);
 }
 
 /// A process that is killed while it moves a file, again and again, until one comes to the end.
@@ -254,8 +256,8 @@ async fn what_was_decided_before_holds_while_the_file_is_keyed() {
     let store = KeyedStore::open(&path).unwrap();
     assert!(store.is_mixed());
     // Another session shows a sign that one of before has, and goes on to be moved.
-    let sign = records(1).remove(0).1.pop().unwrap();
-    let put = store.put_if_absent(scope("t", "later"), vec![sign.clone()]).await.unwrap();
+    let fingerprint = records(1).remove(0).1.pop().unwrap();
+    let put = store.put_if_absent(scope("t", "later"), vec![fingerprint.clone()]).await.unwrap();
     assert_eq!(put, [WriteOutcome::Existed(Bytes::new())]);
     let new = record(RecordKind::Cut, u128::MAX / 3, 1);
     let (here, old) = records(1).remove(0);
@@ -263,7 +265,10 @@ async fn what_was_decided_before_holds_while_the_file_is_keyed() {
     let puts = store.put_if_absent(here.clone(), vec![cut, new.clone()]).await.unwrap();
     assert_eq!(puts, [WriteOutcome::Existed(old[2].value.clone()), WriteOutcome::Written]);
     moved(&path).await;
-    assert_eq!(store.signed("t".into(), vec![sign.key]).await.unwrap(), Some(here.session.clone()));
+    assert_eq!(
+        store.session_by_fingerprint("t".into(), vec![fingerprint.key]).await.unwrap(),
+        Some(here.session.clone())
+    );
     assert_eq!(store.get(here, RecordKind::Cut, new.key).await.unwrap(), Some(new.value));
 }
 

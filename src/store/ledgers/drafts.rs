@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 use foldhash::HashMap;
 use tokio::sync::Notify;
 
-use super::{Ledgers, OpenedSession, lock, record};
+use super::lock::lock;
+use super::records::{record, turn_key};
 use crate::context::{Fact, Millis, Turn};
 use crate::dialect::{ReplyProgress, ResponseReader};
+use crate::store::Scope;
 use crate::store::drafts::Draft;
-use crate::store::{Scope, StoreError};
 
 /// How often one exchange's draft is written, and the instance's heartbeat.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -73,20 +74,21 @@ const PIECES: u8 = 4;
 pub(crate) struct DraftProgress {
     /// How many pieces are still to be recorded in full.
     wanted: AtomicU8,
-    said: AtomicUsize,
+    /// The length of the reply so far.
+    reply_bytes: AtomicUsize,
     /// Progress that was recorded but not read yet.
     progress: Mutex<Option<ReplyProgress>>,
 }
 
 impl DraftProgress {
     fn new() -> Self {
-        let (said, progress) = Default::default();
-        Self { wanted: AtomicU8::new(PIECES), said, progress }
+        let (reply_bytes, progress) = Default::default();
+        Self { wanted: AtomicU8::new(PIECES), reply_bytes, progress }
     }
 
     /// Records another piece of the reply. Of most pieces, only the length is recorded.
     pub(crate) fn note(&self, reading: &ResponseReader) {
-        self.said.store(reading.said_bytes(), Ordering::Relaxed);
+        self.reply_bytes.store(reading.said_bytes(), Ordering::Relaxed);
         let wanted = self.wanted.load(Ordering::Relaxed);
         if wanted > 0 {
             self.wanted.store(wanted - 1, Ordering::Relaxed);
@@ -144,6 +146,46 @@ impl Drafts {
         Self { instance: getrandom::u64().unwrap_or_default(), ..Self::default() }
     }
 
+    /// This process, among those that use the store.
+    pub(super) fn instance(&self) -> u64 {
+        self.instance
+    }
+
+    /// Begins the draft of an exchange in a session that was first known here at `since`.
+    pub(super) fn begin(
+        self: &Arc<Self>,
+        scope: Scope,
+        since: Instant,
+        turn: Turn,
+        delay: Duration,
+    ) -> DraftGuard {
+        let exchange = Arc::new(DraftedExchange {
+            key: turn_key(&turn.exchange),
+            scope,
+            since,
+            known: Mutex::new(DraftContent { turn, progress: ReplyProgress::default() }),
+            latest: Arc::new(DraftProgress::new()),
+        });
+        let due = Instant::now() + delay;
+        let open = OpenDraft { exchange: exchange.clone(), due, written: false };
+        let is_first = {
+            let mut state = lock(&self.state);
+            state.open.insert(exchange.key, open);
+            state.open.len() == 1
+        };
+        if is_first {
+            self.begun.notify_one();
+        }
+        DraftGuard { drafts: self.clone(), exchange }
+    }
+
+    /// Ready when there are drafts to write, now or soon.
+    pub(super) async fn is_busy(&self) {
+        while self.is_idle() {
+            self.begun.notified().await;
+        }
+    }
+
     /// Removes the drafts of a deleted session.
     pub(super) fn forget(&self, scope: &Scope) {
         let mut state = lock(&self.state);
@@ -154,7 +196,7 @@ impl Drafts {
     }
 
     /// The drafts to write now, and the keys of those that have ended; `None` if there are neither.
-    fn due(&self) -> Option<(Vec<DueDraft>, Vec<u128>)> {
+    pub(super) fn due(&self) -> Option<(Vec<DueDraft>, Vec<u128>)> {
         let now = Instant::now();
         let mut state = lock(&self.state);
         let mut lives = false;
@@ -186,14 +228,14 @@ impl Drafts {
     }
 
     /// Records a successful write; drafts whose exchanges ended meanwhile are removed again.
-    fn wrote(&self, keys: &[u128]) {
+    pub(super) fn wrote(&self, keys: &[u128]) {
         let mut state = lock(&self.state);
         let DraftState { open, ended, .. } = &mut *state;
         ended.extend(keys.iter().filter(|key| !open.contains_key(key)));
     }
 
     /// Records a failed write.
-    fn failed(&self, first: &[u128], mut ended: Vec<u128>) {
+    pub(super) fn failed(&self, first: &[u128], mut ended: Vec<u128>) {
         let mut state = lock(&self.state);
         for key in first {
             if let Some(open) = state.open.get_mut(key) {
@@ -211,22 +253,30 @@ impl Drafts {
 }
 
 /// An exchange whose draft is to be written.
-struct DueDraft {
+pub(super) struct DueDraft {
     exchange: Arc<DraftedExchange>,
-    is_first: bool,
+    /// It was never written before.
+    pub(super) is_first: bool,
 }
 
 impl DueDraft {
+    /// The key of its turn.
+    pub(super) fn key(&self) -> u128 {
+        self.exchange.key
+    }
+
     /// Its draft; `None` if it has not changed since it was written.
-    fn draft(&self, now: Millis) -> Option<Draft> {
+    pub(super) fn draft(&self, now: Millis) -> Option<Draft> {
         let DraftedExchange { scope, since, known, latest, .. } = &*self.exchange;
-        let (said, told) = (latest.said.load(Ordering::Relaxed), lock(&latest.progress).take());
+        let reply_bytes = latest.reply_bytes.load(Ordering::Relaxed);
+        let newer = lock(&latest.progress).take();
         let turn = {
             let DraftContent { turn, progress } = &mut *lock(known);
-            if told.is_none() && said == progress.said && !self.is_first {
+            if newer.is_none() && reply_bytes == progress.said && !self.is_first {
                 return None;
             }
-            *progress = ReplyProgress { said, ..told.unwrap_or_else(|| progress.clone()) };
+            let newer = newer.unwrap_or_else(|| progress.clone());
+            *progress = ReplyProgress { said: reply_bytes, ..newer };
             turn.ended = now.max(turn.at);
             turn.usage = progress.usage_so_far();
             turn.response.clone_from(&progress.id);
@@ -234,77 +284,5 @@ impl DueDraft {
         };
         let record = record(&Fact::Turn(Box::new(turn)))?;
         Some(Draft { scope: scope.clone(), record, since: *since })
-    }
-}
-
-impl Ledgers {
-    /// Begins the draft of an exchange: `turn` is what is stored if the process is killed. It is written once
-    /// the exchange has lasted for `delay`.
-    pub(crate) fn draft(&self, opened: &OpenedSession, turn: Turn, delay: Duration) -> DraftGuard {
-        let exchange = Arc::new(DraftedExchange {
-            key: super::turn_key(&turn.exchange),
-            scope: opened.scope.clone(),
-            since: opened.cache.born(),
-            known: Mutex::new(DraftContent { turn, progress: ReplyProgress::default() }),
-            latest: Arc::new(DraftProgress::new()),
-        });
-        let due = Instant::now() + delay;
-        let open = OpenDraft { exchange: exchange.clone(), due, written: false };
-        let drafts = self.drafts.clone();
-        let is_first = {
-            let mut state = lock(&drafts.state);
-            state.open.insert(exchange.key, open);
-            state.open.len() == 1
-        };
-        if is_first {
-            drafts.begun.notify_one();
-        }
-        DraftGuard { drafts, exchange }
-    }
-
-    /// Ready when there are drafts to write, now or soon.
-    pub(crate) async fn has_drafts(&self) {
-        while self.drafts.is_idle() {
-            self.drafts.begun.notified().await;
-        }
-    }
-
-    /// Writes the drafts that are due.
-    ///
-    /// # Errors
-    /// The store's [`StoreError`]: they are written later, if their exchanges are still in flight.
-    pub(crate) async fn write_drafts(&self, now: Millis) -> Result<(), StoreError> {
-        let Some((due, ended)) = self.drafts.due() else { return Ok(()) };
-        let drafts: Vec<Draft> = due.iter().filter_map(|due| due.draft(now)).collect();
-        let keys: Vec<u128> = due.iter().map(|due| due.exchange.key).collect();
-        let instance = self.drafts.instance;
-        let written = self.store.put_drafts(instance, drafts, ended.clone()).await;
-        match &written {
-            Ok(()) => self.drafts.wrote(&keys),
-            Err(_) => {
-                let first = due.iter().filter(|due| due.is_first);
-                let first: Vec<u128> = first.map(|due| due.exchange.key).collect();
-                self.drafts.failed(&first, ended);
-            }
-        }
-        written
-    }
-
-    /// Makes turns from the drafts of dead processes, which were silent for `lease`: returns how many were
-    /// made since the last call.
-    ///
-    /// # Errors
-    /// The store's [`StoreError`].
-    pub async fn adopt_drafts(&self, lease: Duration) -> Result<usize, StoreError> {
-        let mut made = self.store.adopt_drafts(self.drafts.instance, lease).await?;
-        let count = made.len();
-        made.sort();
-        made.dedup();
-        for scope in made {
-            if lock(&self.caches).held(&scope).is_some() {
-                self.refresh(&scope).await?;
-            }
-        }
-        Ok(count)
     }
 }

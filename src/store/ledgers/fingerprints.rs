@@ -41,10 +41,12 @@ pub(super) struct SessionFingerprints {
 impl SessionFingerprints {
     /// Begins a look-up in the store for a request with these fingerprints. Returns when it began, for this
     /// request or for one that it continues.
-    pub(super) fn look_up(&mut self, tenant: &TenantId, signs: &[u128]) -> Instant {
-        let mut own = signs.iter().map(|sign| of_tenant(tenant, *sign)).peekable();
+    pub(super) fn look_up(&mut self, tenant: &TenantId, fingerprints: &[u128]) -> Instant {
+        let mut own =
+            fingerprints.iter().map(|fingerprint| of_tenant(tenant, *fingerprint)).peekable();
         let first = own.peek().copied();
-        let under_way = own.filter_map(|sign| self.look_ups.get(&sign)).min().copied();
+        let under_way =
+            own.filter_map(|fingerprint| self.look_ups.get(&fingerprint)).min().copied();
         let since = under_way.unwrap_or_else(Instant::now);
         if self.look_ups.len() >= LOOK_UPS {
             self.look_ups.clear();
@@ -61,29 +63,31 @@ impl SessionFingerprints {
     }
 
     /// The session of the first known one of these fingerprints.
-    pub(super) fn session(&self, tenant: &TenantId, signs: &[u128]) -> Option<SessionId> {
-        let mut known = signs.iter().filter_map(|sign| self.scopes.get(&of_tenant(tenant, *sign)));
+    pub(super) fn session(&self, tenant: &TenantId, fingerprints: &[u128]) -> Option<SessionId> {
+        let mut known = fingerprints
+            .iter()
+            .filter_map(|fingerprint| self.scopes.get(&of_tenant(tenant, *fingerprint)));
         known.next().map(|scope| scope.session.clone())
     }
 
     /// Adds a session's fingerprints; a fingerprint that is known keeps its session.
-    pub(super) fn add(&mut self, scope: &Scope, signs: &[Record]) {
-        self.add_signs(scope, signs.iter().map(|sign| sign.key));
+    pub(super) fn add(&mut self, scope: &Scope, fingerprints: &[Record]) {
+        self.add_fingerprints(scope, fingerprints.iter().map(|fingerprint| fingerprint.key));
     }
 
-    fn add_signs(&mut self, scope: &Scope, signs: impl IntoIterator<Item = u128>) {
+    fn add_fingerprints(&mut self, scope: &Scope, fingerprints: impl IntoIterator<Item = u128>) {
         let scope = Arc::new(scope.clone());
-        for sign in signs {
-            let sign = of_tenant(&scope.tenant, sign);
-            if self.scopes.contains_key(&sign) {
+        for fingerprint in fingerprints {
+            let fingerprint = of_tenant(&scope.tenant, fingerprint);
+            if self.scopes.contains_key(&fingerprint) {
                 continue;
             }
             while self.scopes.len() >= IN_MEMORY {
                 let Some(oldest) = self.order.pop_front() else { break };
                 self.scopes.remove(&oldest);
             }
-            self.scopes.insert(sign, scope.clone());
-            self.order.push_back(sign);
+            self.scopes.insert(fingerprint, scope.clone());
+            self.order.push_back(fingerprint);
         }
     }
 
@@ -94,9 +98,9 @@ impl SessionFingerprints {
 
     /// Adds a session that the store found by other fingerprints of the request, unless a session was deleted
     /// since the question: it could be this one.
-    pub(super) fn add_found(&mut self, scope: &Scope, sign: u128, forgotten: u64) {
+    pub(super) fn add_found(&mut self, scope: &Scope, fingerprint: u128, forgotten: u64) {
         if self.forgotten == forgotten {
-            self.add_signs(scope, [sign]);
+            self.add_fingerprints(scope, [fingerprint]);
         }
     }
 
@@ -104,7 +108,7 @@ impl SessionFingerprints {
         self.forgotten += 1;
         let gone: HashSet<&Scope> = scopes.iter().collect();
         self.scopes.retain(|_, of| !gone.contains(&**of));
-        self.order.retain(|sign| self.scopes.contains_key(sign));
+        self.order.retain(|fingerprint| self.scopes.contains_key(fingerprint));
     }
 
     #[cfg(test)]
@@ -115,24 +119,25 @@ impl SessionFingerprints {
 }
 
 /// The fingerprint within one tenant: no other tenant's request can show it (invariant 11).
-fn of_tenant(tenant: &TenantId, sign: u128) -> u128 {
-    xxh3_128_with_seed(&sign.to_le_bytes(), xxh3_64(tenant.as_str().as_bytes()))
+fn of_tenant(tenant: &TenantId, fingerprint: u128) -> u128 {
+    xxh3_128_with_seed(&fingerprint.to_le_bytes(), xxh3_64(tenant.as_str().as_bytes()))
 }
 
 /// The fingerprints that a turn leaves: the end of its reply, its anchor keys and boundary, its response's
 /// id, and if it has no complete reply, the end of its request.
 pub(super) fn left_by(fact: &Fact) -> Vec<Record> {
     let Fact::Turn(turn) = fact else { return Vec::new() };
-    let mut signs: Vec<u128> = boundary_hashes(turn).map(|boundary| boundary.0).collect();
+    let mut fingerprints: Vec<u128> = boundary_hashes(turn).map(|boundary| boundary.0).collect();
     if turn.after != turn.position.chain {
-        signs.push(turn.after.0);
+        fingerprints.push(turn.after.0);
     }
     if turn.outcome != Outcome::Complete {
-        signs.push(turn.position.chain.0);
+        fingerprints.push(turn.position.chain.0);
     }
-    signs.extend(turn.response.as_deref().map(of_response));
-    let sign = |key| Record { kind: RecordKind::Sign, key, value: Bytes::new(), at: turn.at };
-    signs.into_iter().map(sign).collect()
+    fingerprints.extend(turn.response.as_deref().map(of_response));
+    let fingerprint =
+        |key| Record { kind: RecordKind::Fingerprint, key, value: Bytes::new(), at: turn.at };
+    fingerprints.into_iter().map(fingerprint).collect()
 }
 
 /// The fingerprints that a request shows, the most specific first.
@@ -163,16 +168,17 @@ pub(super) fn shown_by(conversation: &Conversation) -> Vec<u128> {
 }
 
 /// The fingerprints of a request that the store is asked for: of both kinds, those nearest to its end.
-pub(super) fn asked_for(conversation: &Conversation, mut signs: Vec<u128>) -> Vec<u128> {
+pub(super) fn to_look_up(conversation: &Conversation, mut fingerprints: Vec<u128>) -> Vec<u128> {
     let answered = conversation.parts().filter(|part| part.role == Role::Assistant);
-    let boundary_hashes = answered.filter(|part| part.key.is_some()).count().min(signs.len());
-    let telling = signs.len() - boundary_hashes;
+    let boundary_hashes =
+        answered.filter(|part| part.key.is_some()).count().min(fingerprints.len());
+    let telling = fingerprints.len() - boundary_hashes;
     let far = ASKED * 3 / 4;
     if telling > far {
-        signs.drain(far..telling);
+        fingerprints.drain(far..telling);
     }
-    signs.truncate(ASKED);
-    signs
+    fingerprints.truncate(ASKED);
+    fingerprints
 }
 
 fn of_response(id: &str) -> u128 {

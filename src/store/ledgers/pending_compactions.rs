@@ -4,14 +4,10 @@
 //! for the same session replaces the earlier. One that was claimed but not carried out waits again until its
 //! time is over, which is logged.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use foldhash::HashMap;
 
-use super::late_writes::SessionRoom;
-use super::{Ledgers, OpenedSession, lock};
-use crate::context::inject;
 use crate::store::Scope;
 
 /// Most sessions with a pending compaction; past it, further ones are refused.
@@ -23,10 +19,17 @@ pub(crate) const PENDING_TTL: Duration = Duration::from_secs(3600);
 
 /// A compaction that an operator requested.
 #[derive(Clone, Debug)]
-struct PendingCompaction {
+pub(super) struct PendingCompaction {
     /// What the summary should focus on, if given.
-    focus: Option<Box<str>>,
+    pub(super) focus: Option<Box<str>>,
     until: Instant,
+}
+
+impl PendingCompaction {
+    /// One that is requested now.
+    pub(super) fn new(focus: Option<Box<str>>) -> Self {
+        Self { focus, until: Instant::now() + PENDING_TTL }
+    }
 }
 
 /// All pending compactions.
@@ -35,7 +38,7 @@ pub(super) struct PendingCompactions(HashMap<Scope, PendingCompaction>);
 
 impl PendingCompactions {
     /// Adds a pending compaction; `false` if there are too many.
-    fn add(&mut self, scope: Scope, pending: PendingCompaction) -> bool {
+    pub(super) fn add(&mut self, scope: Scope, pending: PendingCompaction) -> bool {
         let has_room = self.0.len() < MOST || self.0.contains_key(&scope);
         if has_room {
             self.0.insert(scope, pending);
@@ -44,14 +47,20 @@ impl PendingCompactions {
     }
 
     /// Returns a pending compaction that was not carried out, unless there is a later one.
-    fn give_back(&mut self, scope: &Scope, pending: PendingCompaction) {
+    pub(super) fn give_back(&mut self, scope: &Scope, pending: PendingCompaction) {
         if !self.0.contains_key(scope) {
             self.add(scope.clone(), pending);
         }
     }
 
-    fn of(&self, scope: &Scope) -> Option<&PendingCompaction> {
+    pub(super) fn of(&self, scope: &Scope) -> Option<&PendingCompaction> {
         self.0.get(scope).filter(|pending| pending.until > Instant::now())
+    }
+
+    /// Takes the pending compaction of a session, unless its time is over.
+    pub(super) fn claim(&mut self, scope: &Scope) -> Option<PendingCompaction> {
+        self.of(scope)?;
+        self.0.remove(scope)
     }
 
     pub(super) fn forget(&mut self, scope: &Scope) {
@@ -71,85 +80,6 @@ impl PendingCompactions {
                 scope.session
             );
         }
-    }
-}
-
-/// A claimed pending compaction. If it is dropped before it was carried out, it waits again.
-pub(crate) struct ClaimedCompaction {
-    ledgers: Arc<Ledgers>,
-    room: SessionRoom,
-    pending: Option<PendingCompaction>,
-}
-
-impl ClaimedCompaction {
-    /// What the summary should focus on.
-    pub(crate) fn focus(&self) -> Option<&str> {
-        self.pending.as_ref()?.focus.as_deref()
-    }
-
-    /// Called when it was carried out, or cannot be.
-    pub(crate) fn is_over(&mut self) {
-        self.pending = None;
-    }
-}
-
-impl Drop for ClaimedCompaction {
-    fn drop(&mut self) {
-        let Some(pending) = self.pending.take() else { return };
-        let Self { ledgers, room, .. } = self;
-        room.cache.unless_forgotten(|| {
-            lock(&ledgers.pending_compactions).give_back(&room.scope, pending);
-        });
-    }
-}
-
-impl OpenedSession {
-    /// Whether the request is on the main line of its session: not a sub-agent's, and not a call beside it.
-    pub(crate) fn is_main_line(&self) -> bool {
-        self.cache.look(|ledger| inject::carries_on(ledger, &self.placed))
-    }
-}
-
-impl Ledgers {
-    /// Requests that the next request of a session's main line compacts it, with a focus; `false` if too many
-    /// are pending.
-    pub fn request_compaction(&self, scope: Scope, focus: Option<Box<str>>) -> bool {
-        let mut pending_compactions = lock(&self.pending_compactions);
-        pending_compactions.expire();
-        pending_compactions
-            .add(scope, PendingCompaction { focus, until: Instant::now() + PENDING_TTL })
-    }
-
-    /// Whether a compaction of a session is pending.
-    pub fn has_pending_compaction(&self, scope: &Scope) -> bool {
-        lock(&self.pending_compactions).of(scope).is_some()
-    }
-
-    /// Whether the pending compaction has a focus.
-    pub(crate) fn has_focus(&self, scope: &Scope) -> bool {
-        lock(&self.pending_compactions).of(scope).is_some_and(|pending| pending.focus.is_some())
-    }
-
-    /// Claims a pending compaction for a request.
-    pub(crate) fn claim_compaction(
-        self: &Arc<Self>,
-        room: SessionRoom,
-    ) -> Option<ClaimedCompaction> {
-        let mut pending_compactions = lock(&self.pending_compactions);
-        pending_compactions.of(&room.scope)?;
-        let pending = pending_compactions.0.remove(&room.scope);
-        drop(pending_compactions);
-        Some(ClaimedCompaction { ledgers: self.clone(), room, pending })
-    }
-
-    /// A compaction that is claimed as soon as it is requested.
-    pub(crate) fn claim_new_compaction(
-        self: &Arc<Self>,
-        room: SessionRoom,
-        focus: Option<Box<str>>,
-    ) -> ClaimedCompaction {
-        let pending = Some(PendingCompaction { focus, until: Instant::now() + PENDING_TTL });
-        ClaimedCompaction { ledgers: self.clone(), room, pending }
     }
 }
 

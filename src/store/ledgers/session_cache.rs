@@ -11,7 +11,8 @@ use foldhash::HashMap;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::{lock, parsers};
+use super::lock::lock;
+use super::parsers;
 use crate::context::ledger::Ledger;
 use crate::context::{ExchangeId, Fact, SessionId};
 use crate::dialect::{Chain, Conversation};
@@ -263,7 +264,7 @@ impl SessionCache {
     }
 
     /// Adds facts that the store already has; `false` if the session was deleted.
-    pub(super) fn hold(&self, facts: Vec<Fact>) -> bool {
+    pub(super) fn add_stored(&self, facts: Vec<Fact>) -> bool {
         let mut state = lock(&self.state);
         if state.forgotten {
             return false;

@@ -2,12 +2,16 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 
+use super::records::record;
+use super::session_cache::SessionCache;
 use super::*;
 use crate::context::ledger::anchor_keys;
+use crate::context::lineage::{Growth, Placement};
 use crate::context::plan::DecisionReason;
 use crate::context::policy::SummaryAuthor;
 use crate::context::{
-    CompactionRecord, Cut, Outcome, PromptSection, ReasoningRecord, Replacement, Sketch,
+    CompactionRecord, Cut, Fact, Outcome, PromptSection, ReasoningRecord, Replacement, Sketch,
+    SketchPart, TenantId, Turn,
 };
 use crate::dialect::models::Family;
 use crate::dialect::reading::{Framing, ResponseReader};
@@ -15,7 +19,7 @@ use crate::dialect::{self, Chain, Dialect, PartKey, Purpose, Usage};
 use crate::store::drafts::Draft;
 use crate::store::memory::MemoryStore;
 use crate::store::precondition::Precondition;
-use crate::store::{StoreFuture, WriteOutcome};
+use crate::store::{Record, StoreFuture, WriteOutcome};
 
 mod model;
 #[allow(unreachable_pub, reason = "integration tests have it, too")]
@@ -228,7 +232,11 @@ impl Store for Dead {
         Box::pin(std::future::pending())
     }
 
-    fn signed(&self, _: TenantId, _: Vec<u128>) -> StoreFuture<'_, Option<SessionId>> {
+    fn session_by_fingerprint(
+        &self,
+        _: TenantId,
+        _: Vec<u128>,
+    ) -> StoreFuture<'_, Option<SessionId>> {
         Box::pin(std::future::pending())
     }
 
@@ -325,12 +333,16 @@ impl Store for Slow {
         self.inner.size(scope, kind)
     }
 
-    fn signed(&self, tenant: TenantId, signs: Vec<u128>) -> StoreFuture<'_, Option<SessionId>> {
+    fn session_by_fingerprint(
+        &self,
+        tenant: TenantId,
+        fingerprints: Vec<u128>,
+    ) -> StoreFuture<'_, Option<SessionId>> {
         Box::pin(async move {
             if self.is_held.load(Relaxed) {
                 self.go.acquire().await.unwrap().forget();
             }
-            self.inner.signed(tenant, signs).await
+            self.inner.session_by_fingerprint(tenant, fingerprints).await
         })
     }
 
@@ -651,14 +663,15 @@ async fn what_is_decided_anew_after_a_refusal_has_a_place_of_its_own() {
 async fn signs_in_memory_are_bounded() {
     let mut known = SessionFingerprints::default();
     let scope = Scope { tenant: "t".into(), session: "s".into() };
-    let sign = |key| Record { kind: RecordKind::Sign, key, value: Bytes::new(), at: 0 };
-    let signs: Vec<Record> = (0..fingerprints::IN_MEMORY as u128).map(sign).collect();
-    known.add(&scope, &signs);
+    let fingerprint =
+        |key| Record { kind: RecordKind::Fingerprint, key, value: Bytes::new(), at: 0 };
+    let fingerprints: Vec<Record> = (0..fingerprints::IN_MEMORY as u128).map(fingerprint).collect();
+    known.add(&scope, &fingerprints);
     assert_eq!(
         (known.len(), known.session(&"t".into(), &[0])),
         (fingerprints::IN_MEMORY, Some("s".into()))
     );
-    known.add(&scope, &[sign(u128::MAX)]);
+    known.add(&scope, &[fingerprint(u128::MAX)]);
     assert_eq!((known.len(), known.session(&"t".into(), &[0])), (fingerprints::IN_MEMORY, None));
     assert_eq!(known.session(&"u".into(), &[u128::MAX]), None);
     known.forget(std::slice::from_ref(&scope));
@@ -672,8 +685,8 @@ async fn look_ups_that_are_remembered_are_bounded() {
     let first = known.look_up(&here, &[0]);
     assert_eq!(known.look_up(&here, &[7, 0]), first, "a request that grew from it");
     assert_ne!(known.look_up(&there, &[0]), first);
-    for sign in 3..fingerprints::LOOK_UPS as u128 {
-        known.look_up(&here, &[sign + 100]);
+    for fingerprint in 3..fingerprints::LOOK_UPS as u128 {
+        known.look_up(&here, &[fingerprint + 100]);
     }
     assert_eq!(known.look_up(&here, &[0]), first, "at the limit");
     known.look_up(&here, &[1]);

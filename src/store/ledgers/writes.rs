@@ -9,9 +9,11 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::late_writes::SessionRoom;
+use super::lock::lock;
+use super::opened_session::{OpenedSession, SessionRoom};
+use super::records::record;
 use super::session_cache::{self, SessionCache};
-use super::{Ledgers, OpenedSession, fingerprints, lock, record};
+use super::{Ledgers, fingerprints};
 use crate::context::ledger::Ledger;
 use crate::context::{ExchangeId, Fact, inject};
 use crate::store::precondition::{Precondition, WriteToken};
@@ -69,7 +71,7 @@ async fn decided(
     });
     let won: Vec<Fact> = won.collect();
     // For a session that was deleted meanwhile, nothing is decided.
-    match room.cache.hold(won.clone()) {
+    match room.cache.add_stored(won.clone()) {
         true => Ok(won),
         false => Err(StoreError::Deleted),
     }
@@ -121,7 +123,7 @@ impl Ledgers {
         if records.len() != facts.len() {
             return Err(StoreError::Failed("a decision cannot be written".to_owned()).into());
         }
-        let (told, answer) = oneshot::channel();
+        let (sender, answer) = oneshot::channel();
         let token = WriteToken::default();
         let (store, room) = (self.store.clone(), opened.room());
         let mut decision = DecisionWrite { answer, token, store, room };
@@ -129,7 +131,7 @@ impl Ledgers {
         let token = decision.token.clone();
         tokio::spawn(async move {
             let won = decided(store.clone(), room.clone(), facts, records, token).await;
-            if let Err(Ok(won)) = told.send(won) {
+            if let Err(Ok(won)) = sender.send(won) {
                 requeue(store, room, won).await;
             }
         });
@@ -156,15 +158,15 @@ impl Ledgers {
     pub async fn commit(&self, opened: OpenedSession, facts: Vec<Fact>) -> Result<(), StoreError> {
         let (scope, began) = (opened.scope.clone(), opened.began.into_std());
         let mut records: Vec<Record> = facts.iter().filter_map(record).collect();
-        let signs: Vec<Record> = match opened.named {
+        let fingerprints: Vec<Record> = match opened.named {
             true => Vec::new(),
             false => facts.iter().flat_map(fingerprints::left_by).collect(),
         };
-        records.extend(signs.iter().cloned());
+        records.extend(fingerprints.iter().cloned());
         let cache = opened.cache.clone();
-        let again = records.clone();
+        let copies = records.clone();
         let kept = cache.add(facts, || {
-            lock(&self.signs).add(&scope, &signs);
+            lock(&self.fingerprints).add(&scope, &fingerprints);
             self.store.put(scope.clone(), records, cache.precondition())
         });
         drop(opened);
@@ -175,7 +177,7 @@ impl Ledgers {
         match kept {
             Err(StoreError::Deleted) => {
                 self.was_deleted(&scope, &cache);
-                self.begin_again(scope, again, began).await
+                self.begin_again(scope, copies, began).await
             }
             kept => kept.map(drop),
         }
@@ -204,7 +206,7 @@ impl Ledgers {
     fn was_deleted(&self, scope: &Scope, cache: &Arc<SessionCache>) {
         lock(&self.caches).remove_cache(scope, cache);
         drop(cache.forget(|| Box::pin(std::future::ready(Ok(())))));
-        lock(&self.signs).forget(std::slice::from_ref(scope));
+        lock(&self.fingerprints).forget(std::slice::from_ref(scope));
         lock(&self.latest_requests).forget(scope);
         lock(&self.pending_compactions).forget(scope);
     }
@@ -249,7 +251,7 @@ impl Ledgers {
             }
             Some(WriteOutcome::Written) | None => fact,
         };
-        cache.hold(vec![won.clone()]).then_some(won).ok_or(StoreError::Deleted)
+        cache.add_stored(vec![won.clone()]).then_some(won).ok_or(StoreError::Deleted)
     }
 
     /// Where data for a session is written that belongs to no exchange.

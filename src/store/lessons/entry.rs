@@ -6,7 +6,7 @@
 use foldhash::HashMap;
 use serde::{Deserialize, Serialize};
 
-use super::{DAY, LessonLine, LessonScope, LessonSubject, LessonTerms};
+use super::terms::{DAY, LessonLine, LessonScope, LessonSubject, LessonTerms};
 use crate::context::{Millis, TenantId};
 
 /// An event in the life of a lesson.
@@ -62,7 +62,7 @@ impl LessonNote {
     }
 }
 
-/// A lesson.
+/// What the notes of one lesson amount to.
 pub(super) struct LessonEntry {
     pub(super) about: LessonSubject,
     /// The first and last time that each tenant met it.

@@ -8,10 +8,12 @@ use foldhash::HashMap;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::entry::{LessonEntry, LessonEvent, LessonNote};
-use super::{DAY, LessonLine, LessonSource, LessonSubject, LessonTerms, REFRESH};
+use super::terms::{DAY, LessonLine, LessonSource, LessonSubject, LessonTerms};
 use crate::context::{Millis, TenantId};
 use crate::dialect::lesson::Lesson;
 
+/// How often the lessons of other processes are read, ms.
+pub(super) const REFRESH: Millis = 30_000;
 /// The result of offering a lesson.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LessonOffer {
@@ -110,13 +112,13 @@ impl LessonState {
         let mut passed = Vec::new();
         let mut window = believed;
         while passed.len() < CORRECTIONS {
-            let Some(said) = self.correction(source, window, now) else { break };
-            if said == believed || passed.contains(&said) {
+            let Some(corrected) = self.correction(source, window, now) else { break };
+            if corrected == believed || passed.contains(&corrected) {
                 // It says different windows in turn, as a router does: the smallest always fits.
-                return passed.iter().copied().fold(said, u64::min);
+                return passed.iter().copied().fold(corrected, u64::min);
             }
-            passed.push(said);
-            window = said;
+            passed.push(corrected);
+            window = corrected;
         }
         window
     }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::state::REFRESH;
 use super::*;
 use crate::store::memory::MemoryStore;
 

@@ -18,14 +18,14 @@ async fn a_long_look_does_not_make_the_log_long() {
     let store = SqliteStore::open(&folder.path().join("p.db")).unwrap();
     let looking: Vec<_> = (0..4)
         .map(|_| {
-            let lookers = store.for_lookers();
+            let admin = store.for_admin();
             tokio::spawn(async move {
                 let mut ended = 0;
                 loop {
                     let look = |it: &Connection, _: &LegacyFacts| {
                         it.query_row(LOOK, [], |row| row.get::<_, i64>(0))
                     };
-                    let trouble = lookers.read(look).await.unwrap_err();
+                    let trouble = admin.read(look).await.unwrap_err();
                     if matches!(trouble, StoreError::Closed) {
                         return ended;
                     }
@@ -38,7 +38,7 @@ async fn a_long_look_does_not_make_the_log_long() {
     let value = "words ".repeat(4_000);
     let mut most = 0;
     for n in 0..6_000u64 {
-        let words = Record { kind: RecordKind::Words, ..turn(n.into(), &value, n) };
+        let words = Record { kind: RecordKind::Content, ..turn(n.into(), &value, n) };
         let puts = store.put_if_absent(scope("t", &format!("s{}", n / 99)), vec![words]).await;
         assert_eq!(puts.unwrap(), [WriteOutcome::Written]);
         most = most.max(file_bytes(&log));
@@ -72,7 +72,7 @@ async fn the_bound_holds_at_any_time() {
     for n in 0..6_000u64 {
         let here = scope("t", &format!("s{}", n / 5));
         let value = noise(n);
-        let words = Record { kind: RecordKind::Words, ..turn(n.into(), &value.repeat(3), n) };
+        let words = Record { kind: RecordKind::Content, ..turn(n.into(), &value.repeat(3), n) };
         written += value.len() * 4;
         store.put_if_absent(here, vec![turn(n.into(), &value, n), words]).await.unwrap();
         most = most.max(store.load().bytes);
@@ -97,7 +97,7 @@ async fn a_store_far_past_its_bound_is_served_at_once() {
     let path = folder.path().join("p.db");
     let store = SqliteStore::open(&path).unwrap();
     let value = "words ".repeat(4_000);
-    let words = |n: u64| Record { kind: RecordKind::Words, ..turn(n.into(), &value, n) };
+    let words = |n: u64| Record { kind: RecordKind::Content, ..turn(n.into(), &value, n) };
     for n in 0..1_600 {
         let here = scope("t", &format!("s{}", n / 4));
         store.put_if_absent(here, vec![turn(n.into(), "t", n), words(n)]).await.unwrap();
@@ -142,7 +142,7 @@ async fn sessions_of_a_clock_that_was_ahead_are_forgotten_in_their_turn() {
     let folder = conformance::folder();
     let store = SqliteStore::open(&folder.path().join("p.db")).unwrap();
     let put = async |session: &str, at: Millis| {
-        let words = Record { kind: RecordKind::Words, ..turn(at.into(), &"w".repeat(9_000), at) };
+        let words = Record { kind: RecordKind::Content, ..turn(at.into(), &"w".repeat(9_000), at) };
         let records = vec![turn(at.into(), "t", at), words];
         store.put_if_absent(scope("t", session), records).await.unwrap();
     };

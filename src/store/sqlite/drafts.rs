@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use rusqlite::{Connection, params};
 
-use super::{blob, bytes_in, facts, scope_in, tombstones};
+use super::columns::{blob, bytes_in, scope_in};
+use super::{facts, tombstones};
 use crate::store::drafts::Draft;
 use crate::store::{Record, RecordKind, Scope, WriteOutcome};
 

@@ -11,8 +11,9 @@ use rusqlite::types::{ToSqlOutput, ValueRef};
 use rusqlite::{Connection, OptionalExtension, Row, ToSql, params};
 use serde::Deserialize;
 
+use super::columns::{blob, bytes_in, scope_in};
 use super::packing::{Packing, pack, unpack};
-use super::{blob, bytes_in, legacy, scope_in, tombstones};
+use super::{legacy, tombstones};
 use crate::context::{Millis, SessionId, TenantId};
 use crate::store::drafts::INTERRUPTED;
 use crate::store::{
@@ -29,29 +30,11 @@ pub(super) const SERIES_AGE: Millis = 90 * 24 * 3_600_000;
 /// The size of a row beside its value, bytes: its columns and two indexes, roughly.
 const ROW: u64 = 160;
 /// The size of a fingerprint, bytes, roughly.
-const SIGN: u64 = 90;
+const FINGERPRINT: u64 = 90;
 
-/// The codes of kinds in the file, which must never change. Codes of decisions are 16 and above.
+/// The code of a kind in the file.
 pub(super) fn code(kind: RecordKind) -> i64 {
-    match kind {
-        RecordKind::Turn => 1,
-        RecordKind::Reasoning => 2,
-        RecordKind::Learned => 3,
-        RecordKind::Words => 4,
-        RecordKind::Sign => 5,
-        RecordKind::Cut => 16,
-        RecordKind::Echo => 17,
-        RecordKind::Aside => 18,
-        RecordKind::Summary => 19,
-        RecordKind::Compact => 20,
-        RecordKind::Queued => 21,
-        RecordKind::Said => 22,
-    }
-}
-
-/// The kind with this code; `None` if a newer version wrote it.
-fn kind_of(number: i64) -> Option<RecordKind> {
-    RecordKind::ALL.into_iter().find(|kind| code(*kind) == number)
+    kind.layout().code
 }
 
 /// What a write adds to its session's row.
@@ -210,10 +193,10 @@ pub(super) fn put(
     let mut tally = SessionDelta::default();
     let mut puts = Vec::with_capacity(records.len());
     for record in records {
-        if record.kind == RecordKind::Sign {
-            let is_old =
-                is_moving && legacy::signed(connection, &scope.tenant, record.key)?.is_some();
-            let written = !is_old && sign(connection, scope, id, record, &mut tally)?;
+        if record.kind == RecordKind::Fingerprint {
+            let is_old = is_moving
+                && legacy::session_by_fingerprint(connection, &scope.tenant, record.key)?.is_some();
+            let written = !is_old && fingerprint(connection, scope, id, record, &mut tally)?;
             puts.push(if written {
                 WriteOutcome::Written
             } else {
@@ -316,8 +299,8 @@ fn replace(
     record: &Record,
     tally: &mut SessionDelta,
 ) -> rusqlite::Result<bool> {
-    let told = serde_json::from_slice(&record.value);
-    let turn: TurnColumns<'_> = told.unwrap_or_default();
+    let parsed = serde_json::from_slice(&record.value);
+    let turn: TurnColumns<'_> = parsed.unwrap_or_default();
     if record.kind != RecordKind::Turn || turn.outcome.as_deref() == Some(INTERRUPTED) {
         return Ok(false);
     }
@@ -326,9 +309,10 @@ fn replace(
          RETURNING octet_length(value), coalesce(input, 0), coalesce(output, 0),
              coalesce(cache_read, 0)",
     )?;
-    let asked = params![scope, code(record.kind), blob(record.key), INTERRUPTED];
-    let gone = delete
-        .query_row(asked, |row| Ok([row.get(0)?, row.get(1)?, row.get(2)?, row.get::<_, i64>(3)?]));
+    let values = params![scope, code(record.kind), blob(record.key), INTERRUPTED];
+    let gone = delete.query_row(values, |row| {
+        Ok([row.get(0)?, row.get(1)?, row.get(2)?, row.get::<_, i64>(3)?])
+    });
     let Some([bytes, input, output, cache_read]) = gone.optional()? else { return Ok(false) };
     let mut line = connection.prepare_cached(
         "UPDATE scopes SET
@@ -354,7 +338,7 @@ fn number(number: Option<u64>) -> Option<i64> {
 
 /// Writes a fingerprint of a session; `false` if another session has it. Fingerprints have a table of their
 /// own, with two small B-trees. One of a deleted session may be taken.
-pub(super) fn sign(
+pub(super) fn fingerprint(
     connection: &Connection,
     scope: &Scope,
     id: i64,
@@ -369,7 +353,7 @@ pub(super) fn sign(
     let tenant = tenant_id(connection, &scope.tenant)?;
     let written = insert.execute(params![tenant, blob(record.key), id])? == 1;
     if written {
-        tally.add(record, SIGN);
+        tally.add(record, FINGERPRINT);
     }
     Ok(written)
 }
@@ -439,10 +423,10 @@ pub(super) fn size(connection: &Connection, scope: i64, kind: RecordKind) -> rus
 }
 
 /// The session that has a fingerprint.
-pub(super) fn signed(
+pub(super) fn session_by_fingerprint(
     connection: &Connection,
     tenant: &TenantId,
-    sign: u128,
+    fingerprint: u128,
 ) -> rusqlite::Result<Option<SessionId>> {
     let mut query = connection.prepare_cached(
         "SELECT scopes.session FROM tenants
@@ -451,7 +435,7 @@ pub(super) fn signed(
          WHERE tenants.name = ?1",
     )?;
     let session = |row: &Row<'_>| row.get::<_, String>(0).map(Into::into);
-    query.query_row(params![tenant.as_str(), blob(sign)], session).optional()
+    query.query_row(params![tenant.as_str(), blob(fingerprint)], session).optional()
 }
 
 /// The session that has a record, found by scanning the index of all keys.
@@ -545,7 +529,7 @@ pub(super) fn scan(
 
 /// A row as its id and its record; `None` for kinds of a newer version.
 fn record_in(row: &Row<'_>) -> rusqlite::Result<Option<(i64, Record)>> {
-    let Some(kind) = kind_of(row.get(1)?) else { return Ok(None) };
+    let Some(kind) = RecordKind::coded(row.get(1)?) else { return Ok(None) };
     let key = u128::from_be_bytes(row.get(2)?);
     Ok(Some((row.get(0)?, Record { kind, key, value: value_in(row, 4)?, at: row.get(3)? })))
 }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
-use super::{blob, bytes_in, scope_in};
+use super::columns::{blob, bytes_in, scope_in};
 use crate::context::{SessionId, TenantId};
 use crate::store::{Record, RecordKind, Scope};
 
@@ -72,8 +72,8 @@ pub(super) fn value_at(
         "SELECT value FROM old_records
          WHERE tenant = ?1 AND session = ?2 AND kind = ?3 AND key = ?4",
     )?;
-    let asked = params![scope.tenant.as_str(), scope.session.as_str(), kind.name(), blob(key)];
-    query.query_row(asked, |row| bytes_in(row, 0)).optional()
+    let values = params![scope.tenant.as_str(), scope.session.as_str(), kind.name(), blob(key)];
+    query.query_row(values, |row| bytes_in(row, 0)).optional()
 }
 
 pub(super) fn size(
@@ -90,10 +90,10 @@ pub(super) fn size(
     })
 }
 
-pub(super) fn signed(
+pub(super) fn session_by_fingerprint(
     connection: &Connection,
     tenant: &TenantId,
-    sign: u128,
+    fingerprint: u128,
 ) -> rusqlite::Result<Option<SessionId>> {
     // A fingerprint of a deleted session remains until it would be moved; it belongs to no session.
     let mut query = connection.prepare_cached(
@@ -103,7 +103,7 @@ pub(super) fn signed(
                         WHERE scopes.session = sign.session AND tenants.name = ?1))",
     )?;
     let session = |row: &Row<'_>| row.get::<_, String>(0).map(Into::into);
-    query.query_row(params![tenant.as_str(), blob(sign)], session).optional()
+    query.query_row(params![tenant.as_str(), blob(fingerprint)], session).optional()
 }
 
 pub(super) fn holder(
@@ -181,7 +181,7 @@ pub(super) fn named(connection: &Connection, session: &SessionId) -> rusqlite::R
 }
 
 /// Deletes a session; returns how many records were deleted. Its fingerprints then belong to no session
-/// ([`signed`]): no index finds those of a session.
+/// ([`session_by_fingerprint`]): no index finds those of a session.
 pub(super) fn drop_scope(connection: &Connection, scope: &Scope) -> rusqlite::Result<u64> {
     let mut delete =
         connection.prepare_cached("DELETE FROM old_records WHERE tenant = ?1 AND session = ?2")?;

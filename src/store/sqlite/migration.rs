@@ -7,11 +7,11 @@ use std::collections::HashMap;
 use bytes::Bytes;
 use rusqlite::{Connection, params};
 
+use super::columns::{blob, scope_in};
 use super::facts::{self, SessionDelta};
 use super::legacy::{RekeyFact, record_in};
 use super::retention::RetentionRule;
 use super::views::{TURNS, turns_view};
-use super::{blob, scope_in};
 use crate::store::{Record, RecordKind};
 
 /// Moves the newest `count` rows, or leaves out those of expired sessions and, if `is_full`, those without
@@ -34,7 +34,7 @@ pub(super) fn step(
         rows.collect::<rusqlite::Result<Vec<_>>>()?
     };
     if rows.is_empty() {
-        return move_signs(connection, count, seal).map(|()| 0);
+        return move_fingerprints(connection, count, seal).map(|()| 0);
     }
     let mut delete = connection.prepare_cached("DELETE FROM old_records WHERE id = ?1")?;
     let mut tallies: HashMap<i64, SessionDelta> = HashMap::new();
@@ -61,7 +61,11 @@ pub(super) fn step(
     Ok(moved)
 }
 
-fn move_signs(connection: &Connection, count: usize, seal: &RekeyFact) -> rusqlite::Result<()> {
+fn move_fingerprints(
+    connection: &Connection,
+    count: usize,
+    seal: &RekeyFact,
+) -> rusqlite::Result<()> {
     let rows = {
         let mut query =
             connection.prepare_cached("SELECT tenant, session, key, at FROM old_signs LIMIT ?1")?;
@@ -79,9 +83,10 @@ fn move_signs(connection: &Connection, count: usize, seal: &RekeyFact) -> rusqli
         delete.execute(params![scope.tenant.as_str(), blob(key)])?;
         // The fingerprints of a deleted session are dropped.
         let Some(into) = facts::scope_id(connection, &scope)? else { continue };
-        let sign = seal(Record { kind: RecordKind::Sign, key, value: Bytes::new(), at });
+        let fingerprint =
+            seal(Record { kind: RecordKind::Fingerprint, key, value: Bytes::new(), at });
         let mut tally = SessionDelta::default();
-        facts::sign(connection, &scope, into, &sign, &mut tally)?;
+        facts::fingerprint(connection, &scope, into, &fingerprint, &mut tally)?;
         tally.add_to(connection, into)?;
     }
     Ok(())

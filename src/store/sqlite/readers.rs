@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 use rusqlite::Connection;
 use tokio::sync::oneshot;
 
-use super::{connect, failed};
+use super::connection::connect;
+use super::errors::failed;
 use crate::store::{StoreError, StoreFuture};
 
 /// Queries that may wait.
@@ -182,8 +183,8 @@ fn run(mut connection: Connection, queue: &Mutex<Receiver<ReadJob>>) {
         let question = lock(queue).recv();
         let Ok(question) = question else { return };
         // A query that panics loses its result, not the thread.
-        let asked = std::panic::AssertUnwindSafe(|| question(&mut connection));
-        drop(std::panic::catch_unwind(asked));
+        let work = std::panic::AssertUnwindSafe(|| question(&mut connection));
+        drop(std::panic::catch_unwind(work));
     }
 }
 

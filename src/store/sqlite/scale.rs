@@ -115,20 +115,20 @@ async fn many_turns_stay_small_and_quick() {
     store.ready().await.unwrap();
     println!("ready in {:.0} ms", began.elapsed().as_secs_f64() * 1000.0);
 
-    let lookers = store.for_lookers();
+    let admin = store.for_admin();
     let sessions = turns / (SESSION * 8) * 8;
     let looking = tokio::spawn(async move {
         let (mut lists, mut after) = (WaitTimes(Vec::new()), None);
         // Through the whole list, with a look into some sessions, and for a fact that nobody has.
         for n in 0.. {
             let page = ScopePage { after, skip: 0, count: 500 };
-            let page = wait(&mut lists, lookers.scopes(page)).await.unwrap();
+            let page = wait(&mut lists, admin.scopes(page)).await.unwrap();
             after = page.last().map(|line| line.cursor);
             for line in page.iter().take(20) {
-                lookers.scan(line.scope.clone(), 8192).await.unwrap();
+                admin.scan(line.scope.clone(), 8192).await.unwrap();
             }
             if n % 20 == 0 {
-                drop(lookers.holder(RecordKind::Turn, u128::MAX).await);
+                drop(admin.holder(RecordKind::Turn, u128::MAX).await);
             }
             if after.is_none() {
                 break;
@@ -203,7 +203,7 @@ async fn steps_of_a_start(path: &Path) -> u64 {
         store.expire(1, u64::MAX).await.unwrap();
     }
     store.scan(Scope::series("what is learned"), 8).await.unwrap();
-    store.signed("t".into(), vec![7]).await.unwrap();
+    store.session_by_fingerprint("t".into(), vec![7]).await.unwrap();
     *COUNTED.lock().unwrap() = None;
     store.sqlite().close().await.unwrap();
     steps.load(Ordering::Relaxed)

@@ -8,10 +8,11 @@ use std::path::Path;
 
 use rusqlite::{Connection, TransactionBehavior};
 
+use super::errors::{trouble_with, unusable};
 use super::views::{TURNS, turns_view};
-use super::{legacy, migration, trouble_with, unusable};
+use super::{legacy, migration};
 use crate::store::StoreError;
-use crate::store::memory::random;
+use crate::store::random::random;
 
 /// One step per version; a released step never changes.
 pub(super) const STEPS: [&str; 5] = [

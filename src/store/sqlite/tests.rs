@@ -2,6 +2,7 @@ use std::time::Instant;
 
 use rusqlite::params;
 
+use super::columns::blob;
 use super::*;
 use crate::store::conformance::{self, scope, turn};
 use crate::store::keyed::KeyedStore;
@@ -172,7 +173,7 @@ pub(in crate::store) fn old_put(connection: &Connection, scope: &Scope, record: 
     let Record { kind, key, value, at } = record;
     let (tenant, session) = (scope.tenant.as_str(), scope.session.as_str());
     let value = std::str::from_utf8(value).unwrap();
-    if *kind == RecordKind::Sign {
+    if *kind == RecordKind::Fingerprint {
         let row = params![tenant, blob(*key), session, at];
         connection.execute("INSERT INTO signs VALUES (?1, ?2, ?3, ?4)", row).unwrap();
         return;
@@ -189,13 +190,13 @@ const TURN: &str = r#"{"kind":"turn","request":"r","standing":{"thread":"th"},"e
 fn one_of_each(n: u128) -> Vec<Record> {
     let one = |kind: RecordKind| {
         let value = match kind {
-            RecordKind::Sign => String::new(),
+            RecordKind::Fingerprint => String::new(),
             RecordKind::Turn => TURN.to_owned(),
             other => format!("{{\"{}\":\"{n}\"}}", other.name()),
         };
         Record { kind, ..turn(n, &value, 5) }
     };
-    let kinds = RecordKind::ALL.into_iter().filter(|kind| *kind != RecordKind::Learned);
+    let kinds = RecordKind::ALL.iter().copied().filter(|kind| *kind != RecordKind::Learned);
     kinds.map(one).chain([turn(n + (1 << 64), TURN, 9)]).collect()
 }
 
@@ -205,9 +206,10 @@ async fn finds(store: &KeyedStore<SqliteStore>, count: u128, what: &str) {
         let here = scope("t", &format!("s{n}"));
         let mut expected = one_of_each(n);
         for record in &expected {
-            if record.kind == RecordKind::Sign {
-                let signed = store.signed("t".into(), vec![record.key]).await.unwrap();
-                assert_eq!(signed.as_ref(), Some(&here.session), "{what}");
+            if record.kind == RecordKind::Fingerprint {
+                let session_by_fingerprint =
+                    store.session_by_fingerprint("t".into(), vec![record.key]).await.unwrap();
+                assert_eq!(session_by_fingerprint.as_ref(), Some(&here.session), "{what}");
                 continue;
             }
             let found = store.get(here.clone(), record.kind, record.key).await.unwrap();
@@ -215,10 +217,10 @@ async fn finds(store: &KeyedStore<SqliteStore>, count: u128, what: &str) {
             let put = store.put_if_absent(here.clone(), vec![record.clone()]).await.unwrap();
             assert_eq!(put, [WriteOutcome::Existed(record.value.clone())], "{what}");
         }
-        let words = expected.iter().find(|it| it.kind == RecordKind::Words).unwrap().clone();
-        let size = store.size(here.clone(), RecordKind::Words).await.unwrap();
+        let words = expected.iter().find(|it| it.kind == RecordKind::Content).unwrap().clone();
+        let size = store.size(here.clone(), RecordKind::Content).await.unwrap();
         assert_eq!(size, words.value.len() as u64, "{what}");
-        expected.retain(|it| !matches!(it.kind, RecordKind::Sign | RecordKind::Words));
+        expected.retain(|it| !matches!(it.kind, RecordKind::Fingerprint | RecordKind::Content));
         assert_eq!(store.scan(here.clone(), 99).await.unwrap(), expected, "{what}: in order");
         assert_eq!(store.scan(here.clone(), 1).await.unwrap().last(), expected.last());
         assert_eq!(store.holder(RecordKind::Turn, n).await.unwrap(), Some(here.clone()), "{what}");
@@ -322,11 +324,14 @@ fn what_is_not_moved_yet_is_found_at_its_old_place() {
         legacy::value_at(&connection, &here, RecordKind::Cut, 3).unwrap().unwrap(),
         "{\"cut\":\"3\"}"
     );
-    assert_eq!(legacy::signed(&connection, &here.tenant, 3).unwrap(), Some("s3".into()));
+    assert_eq!(
+        legacy::session_by_fingerprint(&connection, &here.tenant, 3).unwrap(),
+        Some("s3".into())
+    );
     assert_eq!(legacy::holder(&connection, RecordKind::Turn, 3).unwrap(), Some(here.clone()));
     assert_eq!(legacy::named(&connection, &here.session).unwrap(), std::slice::from_ref(&here));
-    assert_eq!(legacy::size(&connection, &here, RecordKind::Words).unwrap(), 13);
-    expected.retain(|it| !matches!(it.kind, RecordKind::Sign | RecordKind::Words));
+    assert_eq!(legacy::size(&connection, &here, RecordKind::Content).unwrap(), 13);
+    expected.retain(|it| !matches!(it.kind, RecordKind::Fingerprint | RecordKind::Content));
     assert_eq!(legacy::scan(&connection, &here, 99).unwrap().len(), expected.len());
     let puts = facts::put(&connection, true, &here, &one_of_each(3)).unwrap();
     assert!(puts.iter().all(|put| *put != WriteOutcome::Written), "{puts:?}");
@@ -334,8 +339,11 @@ fn what_is_not_moved_yet_is_found_at_its_old_place() {
     assert_eq!(legacy::named(&connection, &here.session).unwrap(), []);
     // Its sign is still there, and is nobody's: it is deleted when it would be moved.
     assert_eq!(legacy::drop_scope(&connection, &scope("t", "s4")).unwrap(), 11);
-    assert_eq!(legacy::signed(&connection, &here.tenant, 4).unwrap(), None);
-    assert_eq!(legacy::signed(&connection, &here.tenant, 2).unwrap(), Some("s2".into()));
+    assert_eq!(legacy::session_by_fingerprint(&connection, &here.tenant, 4).unwrap(), None);
+    assert_eq!(
+        legacy::session_by_fingerprint(&connection, &here.tenant, 2).unwrap(),
+        Some("s2".into())
+    );
 }
 
 /// Of a file that is far larger than its bound, the newest sessions are moved and the rest is left out.
@@ -349,7 +357,7 @@ async fn what_is_past_time_or_room_is_not_moved() {
     for n in 0..300 {
         let here = scope("t", &format!("s{n}"));
         old_put(&old, &here, &turn(1, &long, 1000 + n));
-        old_put(&old, &here, &Record { kind: RecordKind::Words, ..turn(1, &long, 1000 + n) });
+        old_put(&old, &here, &Record { kind: RecordKind::Content, ..turn(1, &long, 1000 + n) });
     }
     old.execute_batch("COMMIT").unwrap();
     drop(old);
@@ -417,7 +425,8 @@ async fn what_is_forgotten_is_in_no_file() {
     let here = scope("t", "secret");
     for n in 0..200 {
         let value = format!("{} {}", canary(n), "and more words of it. ".repeat(n as usize / 2));
-        let records = RecordKind::ALL.into_iter().filter(|kind| *kind != RecordKind::Sign);
+        let records =
+            RecordKind::ALL.iter().copied().filter(|kind| *kind != RecordKind::Fingerprint);
         let records = records.map(|kind| Record { kind, ..turn(n.into(), &value, n) });
         store.put_if_absent(here.clone(), records.collect()).await.unwrap();
         let other = scope("t", &format!("other {}", n % 7));
@@ -434,7 +443,7 @@ async fn what_is_forgotten_is_in_no_file() {
                 let other = scope("t", &format!("other {}", n % 7));
                 store.put_if_absent(other.clone(), vec![turn(n.into(), "busy", n)]).await.unwrap();
                 store.scan(other, 99).await.unwrap();
-                store.for_lookers().scopes(ScopePage::first(9)).await.unwrap();
+                store.for_admin().scopes(ScopePage::first(9)).await.unwrap();
             }
         })
     };
@@ -492,7 +501,7 @@ async fn what_is_doomed_is_deleted_after_a_restart_and_the_file_shrinks() {
     let store = SqliteStore::open(&path).unwrap();
     let long = "x".repeat(20_000);
     for n in 0..400 {
-        let words = Record { kind: RecordKind::Words, ..turn(n, &long, 1) };
+        let words = Record { kind: RecordKind::Content, ..turn(n, &long, 1) };
         store.put_if_absent(scope("t", "old"), vec![turn(n, "t", 1), words]).await.unwrap();
     }
     store.put_if_absent(scope("t", "new"), vec![turn(1, "t", 9)]).await.unwrap();

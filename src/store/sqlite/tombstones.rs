@@ -4,10 +4,11 @@
 //! the deletion. Rows are dropped after a while, and the oldest past a number. A clock that is set back does
 //! no harm: a deletion in the future is treated as one of now.
 
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 use rusqlite::{Connection, OptionalExtension as _, params};
 
+use crate::clock::{micros, wall_micros};
 use crate::store::Scope;
 use crate::store::precondition::{TOMBSTONE_LIFE, TOMBSTONES};
 
@@ -17,7 +18,7 @@ pub(super) fn add(connection: &Connection, scope: &Scope) -> rusqlite::Result<()
         "INSERT INTO tombstones (key, at) VALUES (?1, ?2)
          ON CONFLICT (key) DO UPDATE SET at = excluded.at",
     )?;
-    add.execute(params![key(scope), micros_now()])?;
+    add.execute(params![key(scope), wall_micros()])?;
     prune(connection)
 }
 
@@ -30,7 +31,7 @@ pub(super) fn is_deleted(
     let mut query = connection.prepare_cached("SELECT at FROM tombstones WHERE key = ?1")?;
     let at = query.query_row([key(scope)], |row| row.get::<_, i64>(0)).optional()?;
     let Some(at) = at else { return Ok(false) };
-    let now = micros_now();
+    let now = wall_micros();
     if at > now {
         let mut put_right =
             connection.prepare_cached("UPDATE tombstones SET at = ?2 WHERE key = ?1")?;
@@ -42,7 +43,7 @@ pub(super) fn is_deleted(
 /// Drops expired rows, and the oldest if there are too many.
 pub(super) fn prune(connection: &Connection) -> rusqlite::Result<()> {
     let mut old = connection.prepare_cached("DELETE FROM tombstones WHERE at < ?1")?;
-    old.execute([micros_now().saturating_sub(micros(TOMBSTONE_LIFE))])?;
+    old.execute([wall_micros().saturating_sub(micros(TOMBSTONE_LIFE))])?;
     let mut many = connection.prepare_cached(
         "DELETE FROM tombstones WHERE key IN (
              SELECT key FROM tombstones INDEXED BY tombstones_by_time
@@ -57,16 +58,6 @@ fn key(scope: &Scope) -> [u8; 16] {
     let mut key = [0; 16];
     key.copy_from_slice(&blake3::hash(name.as_bytes()).as_bytes()[..16]);
     key
-}
-
-/// The time in microseconds since 1970, so that a request right after the response to a deletion is later
-/// than it.
-fn micros_now() -> i64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, micros)
-}
-
-fn micros(time: std::time::Duration) -> i64 {
-    i64::try_from(time.as_micros()).unwrap_or(i64::MAX)
 }
 
 /// Deletes a session: from now on it cannot be found. Returns how many records it had.
@@ -104,12 +95,12 @@ mod tests {
             let key = (number as u128).to_be_bytes();
             connection.execute("INSERT INTO tombstones VALUES (?1, ?2)", params![key, at]).unwrap();
         };
-        add(0, micros_now() - micros(TOMBSTONE_LIFE) - 1);
-        add(1, micros_now() - micros(TOMBSTONE_LIFE) + 60_000_000);
+        add(0, wall_micros() - micros(TOMBSTONE_LIFE) - 1);
+        add(1, wall_micros() - micros(TOMBSTONE_LIFE) + 60_000_000);
         prune(&connection).unwrap();
         assert_eq!(count(&connection), 1);
         connection.execute_batch("BEGIN").unwrap();
-        (2..=TOMBSTONES + 9).for_each(|number| add(number, micros_now()));
+        (2..=TOMBSTONES + 9).for_each(|number| add(number, wall_micros()));
         connection.execute_batch("COMMIT").unwrap();
         let before = Instant::now();
         super::add(&connection, &scope("t", "s")).unwrap();

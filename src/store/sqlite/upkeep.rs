@@ -10,9 +10,11 @@ use std::time::{Duration, Instant};
 
 use rusqlite::{CachedStatement, Connection, OptionalExtension, params};
 
+use super::columns::scope_in;
+use super::connection::beside;
 use super::legacy::{LegacyFacts, RekeyFact};
 use super::retention::RetentionRule;
-use super::{beside, migration, scope_in, tombstones};
+use super::{migration, tombstones};
 use crate::context::Millis;
 use crate::store::{Scope, SweepStep};
 
@@ -204,7 +206,7 @@ pub(super) fn in_transaction<T>(
     connection: &Connection,
     work: impl FnOnce() -> rusqlite::Result<T>,
 ) -> rusqlite::Result<T> {
-    let step = |words| connection.prepare_cached(words)?.execute([]);
+    let step = |sql| connection.prepare_cached(sql)?.execute([]);
     step("BEGIN IMMEDIATE")?;
     let done = work().and_then(|done| step("COMMIT").map(|_| done));
     done.inspect_err(|_| drop(step("ROLLBACK")))
@@ -242,8 +244,8 @@ fn clear(
              WHERE scope = ?1 AND (kind, key) > (?2, ?3)
              ORDER BY kind, key LIMIT ?4",
         )?;
-        let asked = params![from.session, from.kind, from.key, count as i64];
-        let rows = query.query_map(asked, |row| {
+        let values = params![from.session, from.kind, from.key, count as i64];
+        let rows = query.query_map(values, |row| {
             let at = ClearedSession { kind: row.get(1)?, key: row.get(2)?, ..from };
             Ok((row.get::<_, i64>(0)?, at, row.get::<_, u64>(3)?))
         })?;
@@ -286,7 +288,7 @@ fn delete(connection: &Connection, doomed: &DoomedSession, count: usize) -> rusq
         }
         return Ok(());
     }
-    let signs = {
+    let fingerprints = {
         let mut query =
             connection.prepare_cached("SELECT tenant, key FROM signs WHERE scope = ?1 LIMIT ?2")?;
         let rows = query.query_map(params![doomed.id, count as i64], |row| {
@@ -296,10 +298,10 @@ fn delete(connection: &Connection, doomed: &DoomedSession, count: usize) -> rusq
     };
     let mut delete =
         connection.prepare_cached("DELETE FROM signs WHERE tenant = ?1 AND key = ?2")?;
-    for (tenant, key) in &signs {
+    for (tenant, key) in &fingerprints {
         delete.execute(params![tenant, key])?;
     }
-    if signs.is_empty() {
+    if fingerprints.is_empty() {
         connection.prepare_cached("DELETE FROM doomed WHERE id = ?1")?.execute([doomed.id])?;
     }
     Ok(())

@@ -15,11 +15,12 @@ use std::time::{Duration, Instant};
 use rusqlite::Connection;
 use tokio::sync::oneshot;
 
+use super::errors::failed;
 use super::legacy::{self, LegacyFacts, RekeyFact};
 use super::readers::ReaderGate;
 use super::retention::RetentionRule;
 use super::upkeep::{self, Upkeep, in_transaction};
-use super::{drafts, facts, failed, tombstones};
+use super::{drafts, facts, tombstones};
 use crate::store::drafts::{Draft, HeartbeatWatch};
 use crate::store::precondition::{Precondition, WriteToken};
 use crate::store::{Record, RecordKind, Scope, StoreError, StoreFuture, SweepStep, WriteOutcome};

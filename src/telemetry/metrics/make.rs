@@ -17,7 +17,7 @@ pub(super) const SECONDS: &[f64] =
 /// One line of the table of metrics.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MetricRow {
-    /// Its name.
+    /// As Prometheus has it.
     pub name: &'static str,
     /// `counter`, `gauge` or `histogram`.
     pub kind: &'static str,

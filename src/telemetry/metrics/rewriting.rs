@@ -167,10 +167,10 @@ impl RewriteMetrics {
                 self.edits.with_label_values(&labels).inc_by(times.into());
             }
         };
-        let mut told = ChangeCounts::default();
+        let mut counted = ChangeCounts::default();
         for step in &done.steps {
             if step.decision == Decision::New {
-                *told.of(step.change) += 1;
+                *counted.of(step.change) += 1;
             }
             count(step.change, &word(step.why), step.decision, 1);
         }
@@ -187,7 +187,7 @@ impl RewriteMetrics {
             let (made, new) = (*made.of(kind), *new.of(kind));
             count(kind, NONE, Decision::Replayed, made.saturating_sub(new));
             // The new changes beyond those that are listed individually.
-            count(kind, NONE, Decision::New, new.saturating_sub(*told.of(kind)));
+            count(kind, NONE, Decision::New, new.saturating_sub(*counted.of(kind)));
         }
     }
 

@@ -17,7 +17,7 @@ impl Metrics {
         families.store_threads.set(state.threads as i64);
         families.store_restarts.set(state.restarts as i64);
         for (queue, waiting) in
-            [("write", state.writes), ("traffic", state.traffic), ("look", state.lookers)]
+            [("write", state.writes), ("traffic", state.traffic), ("look", state.admin)]
         {
             families.store_waiting.with_label_values(&[queue]).set(waiting as i64);
         }

@@ -36,20 +36,20 @@ impl fmt::Display for ConfigPlace {
     }
 }
 
-/// One fault.
+/// What is wrong with the value of one key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ConfigFault {
-    /// Its place.
+pub struct ConfigError {
+    /// Where the value was set.
     pub place: ConfigPlace,
     /// The dotted key that it is about; empty if it is about the text itself.
     pub key: String,
-    /// What is wrong; [`ConfigFault::whose`] says whose fault it is.
+    /// What is wrong; [`ConfigError::whose`] says whose fault it is.
     pub what: String,
     /// What to do.
     pub todo: String,
 }
 
-impl ConfigFault {
+impl ConfigError {
     /// Whose fault it is, as text.
     pub fn whose(&self) -> &'static str {
         match self.place {
@@ -63,7 +63,7 @@ impl ConfigFault {
     }
 }
 
-impl fmt::Display for ConfigFault {
+impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: ", self.place)?;
         if !self.key.is_empty() {
@@ -73,11 +73,11 @@ impl fmt::Display for ConfigFault {
     }
 }
 
-/// All faults.
+/// Everything that is wrong with a configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ConfigFaults(pub Vec<ConfigFault>);
+pub struct ConfigErrors(pub Vec<ConfigError>);
 
-impl ConfigFaults {
+impl ConfigErrors {
     pub(super) fn add(
         &mut self,
         place: ConfigPlace,
@@ -85,7 +85,7 @@ impl ConfigFaults {
         what: impl Into<String>,
         todo: impl Into<String>,
     ) {
-        self.0.push(ConfigFault {
+        self.0.push(ConfigError {
             place,
             key: key.to_owned(),
             what: what.into(),
@@ -111,7 +111,7 @@ impl ConfigFaults {
     }
 }
 
-impl fmt::Display for ConfigFaults {
+impl fmt::Display for ConfigErrors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let number = self.0.len();
         let noun = if number == 1 { "error" } else { "errors" };
@@ -123,7 +123,7 @@ impl fmt::Display for ConfigFaults {
     }
 }
 
-impl std::error::Error for ConfigFaults {}
+impl std::error::Error for ConfigErrors {}
 
 /// The known name nearest to `raw`, if one is near enough to be what was meant.
 pub fn nearest<'n>(raw: &str, known: impl IntoIterator<Item = &'n str>) -> Option<&'n str> {

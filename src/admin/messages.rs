@@ -11,8 +11,9 @@ use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use serde::{Deserialize, Serialize};
 
-use super::Admin;
-use super::answers::{AdminAnswer, AdminError, json, scope, worded};
+use super::responses::{AdminError, AdminResponse, json, negotiated, scope};
+use super::state::Admin;
+use crate::clock::now;
 use crate::context::inject::{LONGEST, MOST};
 use crate::context::ledger::Ledger;
 use crate::context::{
@@ -20,7 +21,6 @@ use crate::context::{
 };
 use crate::store::ledgers::SessionRoom;
 use crate::store::{Scope, StoreError};
-use crate::telemetry::clock::now;
 use crate::telemetry::{MessageEvent, MessageStep};
 
 /// The longest request body in bytes: every byte of the longest text may be escaped.
@@ -39,26 +39,24 @@ pub(crate) struct InjectQueue {
     /// Those that wait for its next request.
     pub waiting: Vec<WaitingMessage>,
     /// Those that are in its requests.
-    pub taken: Vec<SentMessage>,
+    #[serde(rename = "taken")]
+    pub sent: Vec<SentMessage>,
 }
 
 /// A queued message.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct WaitingMessage {
-    /// Its id.
     pub id: String,
     /// Its position in the queue, from 1.
     pub position: usize,
     /// When it was queued, ms since 1970.
     pub at: Millis,
-    /// Its text.
     pub text: String,
 }
 
 /// A message that was sent.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SentMessage {
-    /// Its id.
     pub id: String,
     /// When it was queued, ms since 1970.
     pub at: Millis,
@@ -66,9 +64,7 @@ pub(crate) struct SentMessage {
     pub taken_at: Millis,
     /// The exchange that sent it.
     pub request: ExchangeId,
-    /// Its thread.
     pub thread: ThreadId,
-    /// Its text.
     pub text: String,
 }
 
@@ -82,7 +78,6 @@ pub(crate) struct ClearedMessages {
 /// The result of removing a message.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct RemovedMessage {
-    /// Its id.
     pub removed: String,
 }
 
@@ -90,15 +85,15 @@ impl InjectQueue {
     fn of(ledger: &Ledger) -> Self {
         let waiting = ledger.waiting().into_iter().enumerate();
         let waiting = waiting.map(|(place, queued)| WaitingMessage::of(queued, place + 1));
-        let taken = ledger.taken().into_iter().map(|(said, taken)| SentMessage {
-            id: said.id.to_string(),
-            at: taken.queued,
-            taken_at: said.at,
-            request: taken.exchange.clone(),
-            thread: taken.thread.clone(),
-            text: taken.text.to_string(),
+        let sent = ledger.taken().into_iter().map(|(message, injection)| SentMessage {
+            id: message.id.to_string(),
+            at: injection.queued,
+            taken_at: message.at,
+            request: injection.exchange.clone(),
+            thread: injection.thread.clone(),
+            text: injection.text.to_string(),
         });
-        Self { waiting: waiting.collect(), taken: taken.collect() }
+        Self { waiting: waiting.collect(), sent: sent.collect() }
     }
 }
 
@@ -121,7 +116,7 @@ impl fmt::Display for InjectQueue {
             let break_ = if index > 0 { "\n" } else { "" };
             write!(f, "{break_}{position}. {id}, queued {}: {}", time(*at), line(text))?;
         }
-        for spoken in &self.taken {
+        for spoken in &self.sent {
             let SentMessage { id, taken_at, request, text, .. } = spoken;
             write!(f, "\nsent {} in {request} ({id}): {}", time(*taken_at), line(text))?;
         }
@@ -129,14 +124,14 @@ impl fmt::Display for InjectQueue {
     }
 }
 
-pub(super) async fn queue(admin: &Admin, id: &str, request: &Request<Incoming>) -> AdminAnswer {
+pub(super) async fn queue(admin: &Admin, id: &str, request: &Request<Incoming>) -> AdminResponse {
     let scope = scope(admin, id).await?;
-    Ok(worded(&admin.ledgers.look(&scope, InjectQueue::of).await?, request))
+    Ok(negotiated(&admin.ledgers.look(&scope, InjectQueue::of).await?, request))
 }
 
 /// Queues a message.
-pub(super) async fn say(admin: &Admin, id: &str, body: &mut Incoming) -> AdminAnswer {
-    let text = asked(body).await?;
+pub(super) async fn say(admin: &Admin, id: &str, body: &mut Incoming) -> AdminResponse {
+    let text = message_text(body).await?;
     let scope = scope(admin, id).await?;
     let room = admin.ledgers.room(&scope);
     let (number, waiting) = admin.ledgers.look(&scope, next).await?;
@@ -150,56 +145,58 @@ pub(super) async fn say(admin: &Admin, id: &str, body: &mut Incoming) -> AdminAn
     let unready = |error: getrandom::Error| {
         AdminError::new(StatusCode::INTERNAL_SERVER_ERROR, "no_id", error.to_string())
     };
-    let said = format!("{:016x}", getrandom::u64().map_err(unready)?);
+    let message_id = format!("{:016x}", getrandom::u64().map_err(unready)?);
     let (at, text) = (now(), text.into());
-    let queued = QueuedMessage { id: said.as_str().into(), number, at, text, again: None };
+    let queued = QueuedMessage { id: message_id.as_str().into(), number, at, text, again: None };
     let answer = WaitingMessage::of(&queued, waiting + 1);
     settle(admin, &room, Fact::Queued(Box::new(queued)), id).await?;
     admin.telemetry.announce(MessageEvent {
         position: Some(waiting + 1),
-        ..news(&scope, &said, MessageStep::Queued)
+        ..message_event(&scope, &message_id, MessageStep::Queued)
     });
     Ok(json(&answer))
 }
 
 /// Removes a queued message that was not sent.
-pub(super) async fn take_back(admin: &Admin, id: &str, said: &str) -> AdminAnswer {
+pub(super) async fn take_back(admin: &Admin, id: &str, message_id: &str) -> AdminResponse {
     let scope = scope(admin, id).await?;
     let room = admin.ledgers.room(&scope);
-    let is_known = admin.ledgers.look(&scope, |ledger| ledger.queued().any(|it| &*it.id == said));
+    let is_known =
+        admin.ledgers.look(&scope, |ledger| ledger.queued().any(|it| &*it.id == message_id));
     if !is_known.await? {
-        let what = format!("Session {id:?} has no queued message {said:?}.");
+        let what = format!("Session {id:?} has no queued message {message_id:?}.");
         return Err(AdminError::new(StatusCode::NOT_FOUND, "not_found", what));
     }
-    let fact = InjectedMessage { id: said.into(), at: now(), fate: InjectionState::Removed };
+    let fact = InjectedMessage { id: message_id.into(), at: now(), fate: InjectionState::Removed };
     let held = settle(admin, &room, Fact::Said(Box::new(fact)), id).await?;
     if let Fact::Said(held) = &held
-        && let Some(taken) = held.taken()
+        && let Some(sent) = held.taken()
     {
         let what = format!(
             "It was already sent, in request {}: it stays in the conversation.",
-            taken.exchange
+            sent.exchange
         );
         return Err(AdminError::new(StatusCode::CONFLICT, "taken", what));
     }
-    admin.telemetry.announce(news(&scope, said, MessageStep::Removed));
-    Ok(json(&RemovedMessage { removed: said.to_owned() }))
+    admin.telemetry.announce(message_event(&scope, message_id, MessageStep::Removed));
+    Ok(json(&RemovedMessage { removed: message_id.to_owned() }))
 }
 
 /// Removes all queued messages that were not sent.
-pub(super) async fn clear(admin: &Admin, id: &str) -> AdminAnswer {
+pub(super) async fn clear(admin: &Admin, id: &str) -> AdminResponse {
     let scope = scope(admin, id).await?;
     let room = admin.ledgers.room(&scope);
     let waiting = |ledger: &Ledger| {
         ledger.waiting().into_iter().map(|queued| queued.id.clone()).collect::<Vec<_>>()
     };
     let mut removed = Vec::new();
-    for said in admin.ledgers.look(&scope, waiting).await? {
-        let fact = InjectedMessage { id: said.clone(), at: now(), fate: InjectionState::Removed };
+    for message_id in admin.ledgers.look(&scope, waiting).await? {
+        let fact =
+            InjectedMessage { id: message_id.clone(), at: now(), fate: InjectionState::Removed };
         let held = settle(admin, &room, Fact::Said(Box::new(fact)), id).await?;
         if !matches!(&held, Fact::Said(held) if held.taken().is_some()) {
-            admin.telemetry.announce(news(&scope, &said, MessageStep::Removed));
-            removed.push(said.into());
+            admin.telemetry.announce(message_event(&scope, &message_id, MessageStep::Removed));
+            removed.push(message_id.into());
         }
     }
     Ok(json(&ClearedMessages { removed }))
@@ -212,7 +209,7 @@ fn next(ledger: &Ledger) -> (u32, usize) {
 }
 
 /// The text of a request, which must not be empty.
-async fn asked(body: &mut Incoming) -> Result<String, AdminError> {
+async fn message_text(body: &mut Incoming) -> Result<String, AdminError> {
     let wrong = |status, code, what: &str| Err(AdminError::new(status, code, what));
     let too_long = || {
         let what = format!("The text is longer than {LONGEST} bytes.");
@@ -253,7 +250,7 @@ async fn settle(
     })
 }
 
-fn news(scope: &Scope, id: &str, step: MessageStep) -> MessageEvent {
+fn message_event(scope: &Scope, id: &str, step: MessageStep) -> MessageEvent {
     let Scope { tenant, session } = scope.clone();
     MessageEvent { id: id.into(), step, tenant, session, exchange: None, position: None, at: now() }
 }

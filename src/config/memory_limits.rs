@@ -59,7 +59,7 @@ fn granted(own: &str, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn told(own: &str, files: &[(&str, &str)]) -> Option<u64> {
+    fn limit_in(own: &str, files: &[(&str, &str)]) -> Option<u64> {
         granted(own, |at| {
             let found = files.iter().find(|(file, _)| Path::new(file) == at);
             found.map(|(_, text)| (*text).to_owned())
@@ -72,12 +72,16 @@ mod tests {
             ("/sys/fs/cgroup/a/memory.max", "268435456\n"),
             ("/sys/fs/cgroup/a/b/memory.max", "max\n"),
         ];
-        assert_eq!(told("0::/a/b\n", &files), Some(256 << 20));
-        assert_eq!(told("0::/\n", &files), None);
-        assert_eq!(told("0::/\n", &[("/sys/fs/cgroup/memory.max", "7")]), Some(7), "a container");
+        assert_eq!(limit_in("0::/a/b\n", &files), Some(256 << 20));
+        assert_eq!(limit_in("0::/\n", &files), None);
+        assert_eq!(
+            limit_in("0::/\n", &[("/sys/fs/cgroup/memory.max", "7")]),
+            Some(7),
+            "a container"
+        );
         let old = [("/sys/fs/cgroup/memory/x/memory.limit_in_bytes", "9")];
-        assert_eq!(told("4:cpu:/x\n9:hugetlb,memory:/x\n", &old), Some(9));
-        assert_eq!(told("nonsense", &files), None);
+        assert_eq!(limit_in("4:cpu:/x\n9:hugetlb,memory:/x\n", &old), Some(9));
+        assert_eq!(limit_in("nonsense", &files), None);
     }
 
     #[test]

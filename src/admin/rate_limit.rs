@@ -1,4 +1,4 @@
-//! A gate that wrong tokens pass one by one, so that guessing is slow.
+//! Requests with a wrong token are answered one by one, so that guessing is slow.
 //!
 //! All guesses share it; a right token never comes here. It also decides when a refusal is logged. Takes the
 //! time as an argument.
@@ -8,17 +8,17 @@ use std::time::{Duration, Instant};
 
 /// The interval between responses to wrong tokens.
 const PAUSE: Duration = Duration::from_millis(500);
-/// The longest wait at the gate; a request that would wait longer is refused at once.
+/// The longest wait of one; a request that would wait longer is refused at once.
 const LONGEST_WAIT: Duration = Duration::from_secs(4);
 /// At most one refusal is logged in this time.
 const BETWEEN_LINES: Duration = Duration::from_secs(60);
 
-/// The gate.
+/// Spaces out the responses to wrong tokens.
 #[derive(Debug, Default)]
-pub(super) struct AdminGate(Mutex<AdminGateState>);
+pub(super) struct WrongTokenLimiter(Mutex<WrongTokenLimiterState>);
 
 #[derive(Debug, Default)]
-struct AdminGateState {
+struct WrongTokenLimiterState {
     /// When the last waiting request is answered.
     last: Option<Instant>,
     /// When a refusal was last logged.
@@ -27,7 +27,7 @@ struct AdminGateState {
     unwritten: u64,
 }
 
-impl AdminGate {
+impl WrongTokenLimiter {
     /// How long a wrong token waits for its response; `None` if too many wait already.
     pub(super) fn wait(&self, now: Instant) -> Option<Duration> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -57,25 +57,25 @@ mod tests {
 
     #[test]
     fn wrong_tokens_pass_one_after_the_other_and_no_more_than_wait() {
-        let (gate, now) = (AdminGate::default(), Instant::now());
-        let waits: Vec<_> = (0..50).map(|_| gate.wait(now)).collect();
+        let (limiter, now) = (WrongTokenLimiter::default(), Instant::now());
+        let waits: Vec<_> = (0..50).map(|_| limiter.wait(now)).collect();
         for (number, wait) in (1..).zip(&waits[..8]) {
             assert_eq!(*wait, Some(PAUSE * number));
         }
         assert!(waits[8..].iter().all(Option::is_none), "{waits:?}");
         let later = now + PAUSE;
-        assert_eq!(gate.wait(later), Some(LONGEST_WAIT), "one place is free again");
-        assert_eq!(gate.wait(later), None);
-        assert_eq!(gate.wait(now + Duration::from_secs(60)), Some(PAUSE), "and all are, later");
+        assert_eq!(limiter.wait(later), Some(LONGEST_WAIT), "one place is free again");
+        assert_eq!(limiter.wait(later), None);
+        assert_eq!(limiter.wait(now + Duration::from_secs(60)), Some(PAUSE), "and all are, later");
     }
 
     #[test]
     fn a_minute_has_one_line() {
-        let (gate, now) = (AdminGate::default(), Instant::now());
-        assert_eq!(gate.line(now), Some(0));
+        let (limiter, now) = (WrongTokenLimiter::default(), Instant::now());
+        assert_eq!(limiter.line(now), Some(0));
         for seconds in [0, 1, 59] {
-            assert_eq!(gate.line(now + Duration::from_secs(seconds)), None);
+            assert_eq!(limiter.line(now + Duration::from_secs(seconds)), None);
         }
-        assert_eq!(gate.line(now + Duration::from_secs(60)), Some(3));
+        assert_eq!(limiter.line(now + Duration::from_secs(60)), Some(3));
     }
 }

@@ -6,15 +6,15 @@ use std::fmt::Write as _;
 
 use http::Method;
 
-use super::ask::AdminClient;
+use super::admin_client::AdminClient;
 use super::print::{self, CliError, ProgressLine};
 use crate::admin::count::CountComparison;
 use crate::admin::routes::encoded;
 use crate::admin::view::{CompactionRequest, CompactionStart, DryRun, SessionView, ThreadView};
+use crate::clock::wall;
 use crate::context::Millis;
 use crate::context::budget::grouped;
 use crate::dialect::Purpose;
-use crate::telemetry::clock::wall;
 
 /// `plimsoll sessions`.
 pub(super) async fn sessions(
@@ -66,7 +66,7 @@ pub(super) async fn context(
     }
     let progress = ProgressLine::begin("asking the provider to count");
     let path_of_count = format!("/api/v1/sessions/{}/count", encoded(&id));
-    let counted: CountComparison = client.told(&Method::POST, &path_of_count, "").await?;
+    let counted: CountComparison = client.request_value(&Method::POST, &path_of_count, "").await?;
     drop(progress);
     if !as_json {
         show(client, &format!("{path}?"), false).await?;
@@ -162,9 +162,9 @@ pub(super) async fn compact(
     as_json: bool,
 ) -> Result<(), CliError> {
     let focus = focus.map(|focus| format!("focus={}", encoded(focus)));
-    let said: Vec<String> = focus.into_iter().chain(dry.then(|| "dry_run=true".into())).collect();
-    let path = format!("/api/v1/sessions/{}/compact?{}", encoded(session), said.join("&"));
-    let answer = client.does(&Method::POST, &path).await?;
+    let query: Vec<String> = focus.into_iter().chain(dry.then(|| "dry_run=true".into())).collect();
+    let path = format!("/api/v1/sessions/{}/compact?{}", encoded(session), query.join("&"));
+    let answer = client.request_text(&Method::POST, &path).await?;
     let unread = |error| CliError(format!("the response cannot be read: {error}"));
     if as_json {
         print::json_text(&format!("{}\n", answer.trim()));
@@ -187,7 +187,8 @@ pub(super) async fn compact(
 
 /// What compacting would do, as text.
 fn looked(it: &DryRun) -> String {
-    let dollars = |told: Option<f64>| told.map_or("?".to_owned(), |told| format!("${told:.4}"));
+    let dollars =
+        |amount: Option<f64>| amount.map_or("?".to_owned(), |amount| format!("${amount:.4}"));
     let engine = it.engine.words();
     let (before, after) = (grouped(it.tokens_before), grouped(it.tokens_after));
     format!(

@@ -3,34 +3,13 @@
 //! It is deleted with its session. It is never kept in memory: a ledger holds no text, and the admin API
 //! reads it exchange by exchange.
 
-use std::sync::Arc;
-
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::session_cache::SessionCache;
-use super::{Ledgers, OpenedSession};
+use super::Ledgers;
+use super::opened_session::SessionRoom;
 use crate::context::content::ExchangeContent;
 use crate::context::{ExchangeId, Millis};
 use crate::store::{Record, RecordKind, Scope, StoreError};
-
-/// Where data for a session is written that comes later: the content of an exchange, its summary, messages
-/// that are queued again. If the session was deleted meanwhile, nothing is written.
-#[derive(Clone)]
-pub struct SessionRoom {
-    /// The session.
-    pub scope: Scope,
-    pub(super) cache: Arc<SessionCache>,
-    /// The exchange that it is for; empty if it is for none.
-    pub(super) exchange: ExchangeId,
-}
-
-impl OpenedSession {
-    /// Where later data for this exchange is written.
-    pub fn room(&self) -> SessionRoom {
-        let (scope, cache, exchange) = (&self.scope, &self.cache, &self.exchange);
-        SessionRoom { scope: scope.clone(), cache: cache.clone(), exchange: exchange.clone() }
-    }
-}
 
 impl Ledgers {
     /// Stores the content of an exchange that began at `at`, unless its session would then have more than
@@ -39,22 +18,22 @@ impl Ledgers {
     ///
     /// # Errors
     /// The store's [`StoreError`]; nothing is stored then.
-    pub(crate) async fn keep_words(
+    pub(crate) async fn keep_content(
         &self,
         room: SessionRoom,
-        words: &ExchangeContent,
+        content: &ExchangeContent,
         at: Millis,
         most: u64,
     ) -> Result<(), StoreError> {
-        let value = serde_json::to_vec(words);
+        let value = serde_json::to_vec(content);
         let value =
             value.map_err(|_| StoreError::Failed("the text cannot be written".to_owned()))?;
         let SessionRoom { scope, cache, exchange } = room;
-        let held = self.store.size(scope.clone(), RecordKind::Words).await?;
+        let held = self.store.size(scope.clone(), RecordKind::Content).await?;
         if held.saturating_add(value.len() as u64) > most {
             return Ok(());
         }
-        let (kind, key) = (RecordKind::Words, xxh3_128(exchange.as_str().as_bytes()));
+        let (kind, key) = (RecordKind::Content, xxh3_128(exchange.as_str().as_bytes()));
         let record = Record { kind, key, value: value.into(), at };
         let only_if = cache.precondition();
         let kept = cache.add(Vec::new(), || self.store.put(scope, vec![record], only_if));
@@ -71,29 +50,30 @@ impl Ledgers {
     ///
     /// # Errors
     /// The store's [`StoreError`].
-    pub async fn words(
+    pub async fn content(
         &self,
         scope: &Scope,
         exchange: &ExchangeId,
     ) -> Result<Option<ExchangeContent>, StoreError> {
         let key = xxh3_128(exchange.as_str().as_bytes());
-        let value = self.store.get(scope.clone(), RecordKind::Words, key).await?;
+        let value = self.store.get(scope.clone(), RecordKind::Content, key).await?;
         Ok(value.and_then(|value| serde_json::from_slice(&value).ok()))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::time::Duration;
 
     use super::*;
     use crate::context::content::{ContentLink, TranscriptKind, TranscriptPart, TranscriptSpeaker};
     use crate::dialect::{Conversation, Dialect};
-    use crate::store::ledgers::SessionLookup;
+    use crate::store::ledgers::{OpenedSession, SessionLookup};
     use crate::store::memory::MemoryStore;
     use crate::store::recall::ReadBudget;
 
-    fn words(text: &str) -> ExchangeContent {
+    fn content(text: &str) -> ExchangeContent {
         let said = serde_json::json!({"role": "user", "kind": "text", "chars": 1, "text": text});
         let said: TranscriptPart = serde_json::from_value(said).unwrap();
         assert_eq!((said.role, said.kind), (TranscriptSpeaker::User, TranscriptKind::Text));
@@ -122,18 +102,18 @@ mod tests {
     async fn words_are_kept_to_the_byte_that_a_session_may_have() {
         let store = Arc::new(MemoryStore::default());
         let ledgers = Ledgers::new(store.clone());
-        let said = words("one");
+        let said = content("one");
         let length = serde_json::to_vec(&said).unwrap().len() as u64;
         for (request, most) in [("a", length), ("b", 2 * length - 1), ("c", 2 * length)] {
             let room = opened(&ledgers, request).await.room();
-            ledgers.keep_words(room, &said, 9, most).await.unwrap();
+            ledgers.keep_content(room, &said, 9, most).await.unwrap();
         }
         let scope = Scope { tenant: "t".into(), session: "s".into() };
         let other = Scope { tenant: "u".into(), session: "s".into() };
-        assert_eq!(ledgers.words(&scope, &"a".into()).await.unwrap(), Some(said.clone()));
-        assert_eq!(ledgers.words(&scope, &"b".into()).await.unwrap(), None);
-        assert_eq!(ledgers.words(&scope, &"c".into()).await.unwrap(), Some(said));
-        assert_eq!(ledgers.words(&other, &"a".into()).await.unwrap(), None);
+        assert_eq!(ledgers.content(&scope, &"a".into()).await.unwrap(), Some(said.clone()));
+        assert_eq!(ledgers.content(&scope, &"b".into()).await.unwrap(), None);
+        assert_eq!(ledgers.content(&scope, &"c".into()).await.unwrap(), Some(said));
+        assert_eq!(ledgers.content(&other, &"a".into()).await.unwrap(), None);
     }
 
     #[tokio::test]
@@ -141,15 +121,15 @@ mod tests {
         let ledgers = Ledgers::new(Arc::new(MemoryStore::default()));
         let scope = Scope { tenant: "t".into(), session: "s".into() };
         let kept = opened(&ledgers, "a").await.room();
-        ledgers.keep_words(kept, &words("one"), 9, 1_000).await.unwrap();
+        ledgers.keep_content(kept, &content("one"), 9, 1_000).await.unwrap();
         let late = opened(&ledgers, "b").await;
         let room = late.room();
         ledgers.forget(&scope).await.unwrap();
         // A session of the same name that begins after it is another.
         drop(opened(&ledgers, "c").await);
-        ledgers.keep_words(room, &words("two"), 9, 1_000).await.unwrap();
+        ledgers.keep_content(room, &content("two"), 9, 1_000).await.unwrap();
         for exchange in ["a", "b"] {
-            assert_eq!(ledgers.words(&scope, &exchange.into()).await.unwrap(), None);
+            assert_eq!(ledgers.content(&scope, &exchange.into()).await.unwrap(), None);
         }
     }
 }

@@ -14,8 +14,8 @@ use bytes::Bytes;
 use super::drafts::Draft;
 use super::folder;
 use super::keyed::KeyedStore;
-use super::memory::random;
 use super::precondition::Precondition;
+use super::random::random;
 use super::sqlite::{SqliteStore, StoreLoad};
 use super::{
     Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreError, StoreFuture, SweepStep,
@@ -28,7 +28,7 @@ const ENDS: [&str; 3] = ["", "-wal", "-shm"];
 
 /// A store, or the reason why there is none yet. Clones share it.
 #[derive(Clone)]
-pub(crate) struct LateStore {
+pub(crate) struct DeferredStore {
     path: PathBuf,
     /// The store for traffic, and with other readers for the admin API.
     opened: Arc<OnceLock<[KeyedStore<SqliteStore>; 2]>>,
@@ -39,10 +39,10 @@ pub(crate) struct LateStore {
     file: Arc<OnceLock<(u64, u64)>>,
     /// The key for tenants while there is no store.
     key: Arc<OnceLock<[u8; 32]>>,
-    looks: bool,
+    is_for_admin: bool,
 }
 
-impl LateStore {
+impl DeferredStore {
     /// The store at `path`, not opened yet.
     pub(crate) fn new(path: &Path) -> Self {
         let trouble = StoreError::Unusable(format!("the store {} is not open yet", path.display()));
@@ -53,13 +53,13 @@ impl LateStore {
             failures: Arc::default(),
             file: Arc::default(),
             key: Arc::default(),
-            looks: false,
+            is_for_admin: false,
         }
     }
 
-    /// The same, with other readers ([`SqliteStore::for_lookers`]).
-    pub(crate) fn for_lookers(&self) -> Self {
-        Self { looks: true, ..self.clone() }
+    /// The same, with other readers ([`SqliteStore::for_admin`]).
+    pub(crate) fn for_admin(&self) -> Self {
+        Self { is_for_admin: true, ..self.clone() }
     }
 
     /// Tries to open it.
@@ -76,9 +76,9 @@ impl LateStore {
         if let Some(file) = identity(&self.path) {
             let _ = self.file.set(file);
         }
-        let for_lookers = opened.for_lookers();
+        let for_admin = opened.for_admin();
         // If another task was faster, there are two stores on the file, and this one is dropped.
-        let _ = self.opened.set([opened, for_lookers]);
+        let _ = self.opened.set([opened, for_admin]);
         Ok(())
     }
 
@@ -120,7 +120,7 @@ impl LateStore {
         what: StoreAccess,
         answer: StoreFuture<'a, T>,
     ) -> StoreFuture<'a, T> {
-        if self.looks || self.opened.get().is_none() {
+        if self.is_for_admin || self.opened.get().is_none() {
             return answer;
         }
         Box::pin(async move {
@@ -153,7 +153,7 @@ impl LateStore {
         ask: impl FnOnce(&'a KeyedStore<SqliteStore>) -> StoreFuture<'a, T>,
     ) -> StoreFuture<'a, T> {
         match self.opened.get() {
-            Some(stores) => ask(&stores[usize::from(self.looks)]),
+            Some(stores) => ask(&stores[usize::from(self.is_for_admin)]),
             None => {
                 let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone();
                 Box::pin(std::future::ready(Err(trouble)))
@@ -181,7 +181,7 @@ fn ended(path: &Path, end: &str) -> PathBuf {
     name.into()
 }
 
-impl Store for LateStore {
+impl Store for DeferredStore {
     fn put(
         &self,
         scope: Scope,
@@ -212,8 +212,12 @@ impl Store for LateStore {
         self.answer(|store| store.size(scope, kind))
     }
 
-    fn signed(&self, tenant: TenantId, signs: Vec<u128>) -> StoreFuture<'_, Option<SessionId>> {
-        self.answer(|store| store.signed(tenant, signs))
+    fn session_by_fingerprint(
+        &self,
+        tenant: TenantId,
+        fingerprints: Vec<u128>,
+    ) -> StoreFuture<'_, Option<SessionId>> {
+        self.answer(|store| store.session_by_fingerprint(tenant, fingerprints))
     }
 
     fn holder(&self, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Scope>> {
@@ -275,7 +279,7 @@ mod tests {
         let folder = conformance::folder();
         let in_the_way = folder.path().join("data");
         std::fs::write(&in_the_way, "a file where a folder should be").unwrap();
-        let late = LateStore::new(&in_the_way.join("p.db"));
+        let late = DeferredStore::new(&in_the_way.join("p.db"));
         assert!(late.open().is_err());
         let put = || late.put_if_absent(scope("t", "s"), vec![turn(1, "a", 1)]);
         let trouble = put().await.unwrap_err().to_string();
@@ -285,7 +289,7 @@ mod tests {
         std::fs::remove_file(&in_the_way).unwrap();
         late.open().unwrap();
         assert_eq!(put().await.unwrap(), [WriteOutcome::Written]);
-        let line = late.for_lookers().scopes(ScopePage::first(9)).await.unwrap();
+        let line = late.for_admin().scopes(ScopePage::first(9)).await.unwrap();
         assert_eq!(line.len(), 1);
     }
 
@@ -300,14 +304,14 @@ mod tests {
         store.sqlite().close().await.unwrap();
         let secret = std::fs::read(folder.path().join(FILE)).unwrap();
         std::fs::write(folder.path().join(FILE), "no secret").unwrap();
-        let late = LateStore::new(&path);
+        let late = DeferredStore::new(&path);
         assert!(matches!(late.open(), Err(StoreError::Unusable(_))));
         let get = || late.get(scope("t", "s"), RecordKind::Cut, 7);
         let trouble = get().await.unwrap_err().to_string();
         assert!(trouble.contains("64 hex digits"), "{trouble}");
         std::fs::write(folder.path().join(FILE), secret).unwrap();
         late.open().unwrap();
-        for store in [late.clone(), late.for_lookers()] {
+        for store in [late.clone(), late.for_admin()] {
             let found = store.get(scope("t", "s"), RecordKind::Cut, 7).await.unwrap();
             assert_eq!(found, Some("{}".into()));
             let put = store.put_if_absent(scope("t", "s"), vec![cut()]).await.unwrap();
@@ -322,7 +326,7 @@ mod tests {
         let letter = "this is a letter, not a database".repeat(100);
         std::fs::write(&path, &letter).unwrap();
         std::fs::write(folder.path().join("p.db-wal"), "and more").unwrap();
-        let late = LateStore::new(&path);
+        let late = DeferredStore::new(&path);
         assert!(matches!(late.open(), Err(StoreError::Damaged(_))));
         let aside = late.set_aside(5_000).unwrap();
         assert_eq!(aside, folder.path().join("p.db.damaged-5"));

@@ -23,12 +23,13 @@ use serde::Serialize;
 use tokio::sync::{broadcast, watch};
 
 use super::explain::Explanation;
+use super::export;
 use super::savings::{SavingsPage, SessionSums};
+use super::state::{Admin, EXPORTS, becomes_true};
 use super::view::{
     self, CompactionRequest, CompactionStart, DeleteOutcome, DryRun, ServerInfo, SessionLine,
     SessionPage, SessionView, id_of,
 };
-use super::{Admin, EXPORTS, export};
 use crate::context::ExchangeId;
 use crate::context::ledger::Ledger;
 use crate::dialect::percent::decoded_whole;
@@ -88,7 +89,7 @@ impl From<StoreError> for AdminError {
 /// The body of a response.
 pub(super) type AdminBody = UnsyncBoxBody<Bytes, std::io::Error>;
 
-pub(super) type AdminAnswer = Result<Response<AdminBody>, AdminError>;
+pub(super) type AdminResponse = Result<Response<AdminBody>, AdminError>;
 
 /// The response to a request that fails.
 pub(super) fn wrong(wrong: &AdminError) -> Response<AdminBody> {
@@ -145,7 +146,7 @@ fn shown(kind: &'static str, body: AdminBody) -> Response<AdminBody> {
 
 /// Whether the process is ready for traffic: the store responds or is known to be unusable, and no shutdown
 /// is in progress.
-pub(super) async fn ready(admin: &Admin) -> AdminAnswer {
+pub(super) async fn ready(admin: &Admin) -> AdminResponse {
     let unready = |why: String| AdminError::new(StatusCode::SERVICE_UNAVAILABLE, "not_ready", why);
     if *admin.draining.borrow() {
         return Err(unready("Shutting down: requests in flight are finished.".into()));
@@ -173,7 +174,7 @@ pub(super) async fn about(admin: &Admin) -> Response<AdminBody> {
     })
 }
 
-pub(super) async fn sessions(admin: &Admin, query: Option<&str>) -> AdminAnswer {
+pub(super) async fn sessions(admin: &Admin, query: Option<&str>) -> AdminResponse {
     let (lines, next) = page_of(admin, query).await?;
     let next_after = next.and_then(|_| Some(view::cursor_named(lines.last()?.cursor)));
     let sessions = lines.into_iter().map(SessionLine::from).collect();
@@ -203,8 +204,8 @@ async fn page_of(
 
 /// A number in the query; if it is not one, that is the client's error.
 fn number(query: Option<&str>, name: &str) -> Result<Option<usize>, AdminError> {
-    let Some(said) = parameter(query, name) else { return Ok(None) };
-    said.parse().map(Some).map_err(|_| {
+    let Some(raw) = parameter(query, name) else { return Ok(None) };
+    raw.parse().map(Some).map_err(|_| {
         let message = format!("{name} should be a whole number, 0 or more.");
         AdminError::new(StatusCode::BAD_REQUEST, "bad_query", message)
     })
@@ -215,13 +216,13 @@ fn parameter<'q>(query: Option<&'q str>, name: &str) -> Option<&'q str> {
     pairs.find(|(key, _)| *key == name).map(|(_, value)| value)
 }
 
-pub(super) async fn session(admin: &Admin, id: &str) -> AdminAnswer {
+pub(super) async fn session(admin: &Admin, id: &str) -> AdminResponse {
     let scope = scope(admin, id).await?;
     let session = admin.ledgers.look(&scope, |ledger| SessionView::of(&scope, ledger)).await?;
     session.map(|session| json(&session)).ok_or_else(|| unknown_session(id))
 }
 
-pub(super) async fn forget(admin: &Admin, id: &str) -> AdminAnswer {
+pub(super) async fn forget(admin: &Admin, id: &str) -> AdminResponse {
     let scope = scope(admin, id).await?;
     let records = admin.ledgers.forget(&scope).await?;
     Ok(json(&DeleteOutcome { records }))
@@ -229,7 +230,7 @@ pub(super) async fn forget(admin: &Admin, id: &str) -> AdminAnswer {
 
 /// Starts a summary: at once, if the history is in memory and the summariser has its own credential;
 /// otherwise with the session's next request. With `dry_run`, only reports what it would do.
-pub(super) async fn compact(admin: &Admin, id: &str, query: Option<&str>) -> AdminAnswer {
+pub(super) async fn compact(admin: &Admin, id: &str, query: Option<&str>) -> AdminResponse {
     let scope = scope(admin, id).await?;
     let dry = is_asked(query, "dry_run")?;
     let focus = parameter(query, "focus").and_then(decoded_whole).map(Cow::into_owned);
@@ -317,7 +318,7 @@ pub(super) async fn context(
     session: &str,
     thread: &str,
     request: &Request<Incoming>,
-) -> AdminAnswer {
+) -> AdminResponse {
     let scope = match scope(admin, session).await {
         // Its first request may be in flight; nothing of the session is stored yet then.
         Err(wrong) if wrong.status == StatusCode::NOT_FOUND => {
@@ -334,7 +335,7 @@ pub(super) async fn context(
     let view = view.ok_or_else(|| {
         AdminError::unknown(format!("Session {session:?} has no thread {thread:?} with a turn."))
     })?;
-    Ok(worded(&view, request))
+    Ok(negotiated(&view, request))
 }
 
 /// The session of requests in flight with this id, if only one credential uses it.
@@ -353,7 +354,7 @@ fn flown(admin: &Admin, id: &str) -> Option<Scope> {
 }
 
 /// A view as JSON, or as text for people: the query decides, or else the `Accept` header.
-pub(super) fn worded(
+pub(super) fn negotiated(
     view: &(impl Serialize + Display),
     request: &Request<Incoming>,
 ) -> Response<AdminBody> {
@@ -370,7 +371,7 @@ pub(super) async fn explain(
     admin: &Admin,
     id: &ExchangeId,
     request: &Request<Incoming>,
-) -> AdminAnswer {
+) -> AdminResponse {
     let recent = admin.telemetry.recent(id);
     let scope = match recent.as_ref().map(|recent| (&recent.tenant, &recent.session)) {
         Some((Some(tenant), Some(session))) => {
@@ -401,18 +402,18 @@ pub(super) async fn explain(
             crate::telemetry::RECENT
         ))
     })?;
-    Ok(worded(&explanation, request))
+    Ok(negotiated(&explanation, request))
 }
 
 /// What rewriting saved in the sessions of one page.
-pub(super) async fn savings(admin: &Admin, request: &Request<Incoming>) -> AdminAnswer {
+pub(super) async fn savings(admin: &Admin, request: &Request<Incoming>) -> AdminResponse {
     let (lines, next) = page_of(admin, request.uri().query()).await?;
     let mut gathered = Vec::with_capacity(lines.len());
     for line in lines {
         let of = gathered_of(admin, &line.scope).await?;
         gathered.push((line.scope, of));
     }
-    Ok(worded(&SavingsPage::of(gathered, next), request))
+    Ok(negotiated(&SavingsPage::of(gathered, next), request))
 }
 
 /// What rewriting saved in one session.
@@ -420,10 +421,10 @@ pub(super) async fn session_savings(
     admin: &Admin,
     id: &str,
     request: &Request<Incoming>,
-) -> AdminAnswer {
+) -> AdminResponse {
     let scope = scope(admin, id).await?;
     let gathered = gathered_of(admin, &scope).await?;
-    Ok(worded(&SavingsPage::of(vec![(scope, gathered)], None), request))
+    Ok(negotiated(&SavingsPage::of(vec![(scope, gathered)], None), request))
 }
 
 async fn gathered_of(admin: &Admin, scope: &Scope) -> Result<SessionSums, AdminError> {
@@ -433,7 +434,7 @@ async fn gathered_of(admin: &Admin, scope: &Scope) -> Result<SessionSums, AdminE
 
 /// Exports one session for sharing, one line of JSON per call; with content, if that is requested. Lines are
 /// produced as the client reads them.
-pub(super) async fn export(admin: &Admin, id: &str, query: Option<&str>) -> AdminAnswer {
+pub(super) async fn export(admin: &Admin, id: &str, query: Option<&str>) -> AdminResponse {
     let with_content = is_asked(query, "content")?;
     let scope = scope(admin, id).await?;
     let place = admin.exports.clone().try_acquire_owned().map_err(|_| {
@@ -471,7 +472,7 @@ fn is_asked(query: Option<&str>, switch: &str) -> Result<bool, AdminError> {
 }
 
 /// One exchange: as reported, or else what its turn stores of it.
-pub(super) async fn exchange(admin: &Admin, id: &ExchangeId) -> AdminAnswer {
+pub(super) async fn exchange(admin: &Admin, id: &ExchangeId) -> AdminResponse {
     if let Some(exchange) = admin.telemetry.recent(id) {
         return Ok(json(&LogFields::from(&*exchange)));
     }
@@ -494,8 +495,9 @@ pub(super) async fn exchange(admin: &Admin, id: &ExchangeId) -> AdminAnswer {
 /// All exchanges from now on, as server-sent events.
 pub(super) fn events(admin: &Admin, ending: watch::Receiver<bool>) -> Response<AdminBody> {
     let Admin { telemetry, .. } = admin;
-    let (heard, news, shrunk) = (telemetry.subscribe(), telemetry.news(), telemetry.shrunk());
-    let live = LiveListener { heard, news, shrunk, ending, greeted: false };
+    let (heard, messages, shrunk) =
+        (telemetry.subscribe(), telemetry.messages(), telemetry.shrunk());
+    let live = LiveListener { heard, messages, shrunk, ending, greeted: false };
     let frames = stream::unfold(live, |mut live| async move {
         let bytes = live.next().await?;
         Some((Ok::<_, io::Error>(Frame::data(bytes)), live))
@@ -506,7 +508,7 @@ pub(super) fn events(admin: &Admin, ending: watch::Receiver<bool>) -> Response<A
 /// A subscriber to live events.
 struct LiveListener {
     heard: broadcast::Receiver<std::sync::Arc<Exchange>>,
-    news: broadcast::Receiver<MessageEvent>,
+    messages: broadcast::Receiver<MessageEvent>,
     shrunk: broadcast::Receiver<ContextReduction>,
     ending: watch::Receiver<bool>,
     greeted: bool,
@@ -520,7 +522,7 @@ impl LiveListener {
             return Some(Bytes::from_static(b": listening\n\n"));
         }
         tokio::select! {
-            () = super::becomes_true(&mut self.ending) => None,
+            () = becomes_true(&mut self.ending) => None,
             () = tokio::time::sleep(HEARTBEAT) => Some(Bytes::from_static(b": still here\n\n")),
             heard = self.heard.recv() => match heard {
                 Ok(exchange) => {
@@ -533,10 +535,10 @@ impl LiveListener {
                 Err(broadcast::error::RecvError::Closed) => None,
             },
             // After missed events, the client finds the state in the queue itself.
-            Ok(news) = self.news.recv() => {
-                let data = serde_json::to_string(&news).unwrap_or_default();
+            Ok(messages) = self.messages.recv() => {
+                let data = serde_json::to_string(&messages).unwrap_or_default();
                 let mut events = write_event("say", &data);
-                events.extend(news.step.event().map(|event| write_event(event, &data)));
+                events.extend(messages.step.event().map(|event| write_event(event, &data)));
                 Some(events.into())
             }
             Ok(shrunk) = self.shrunk.recv() => {

@@ -1,10 +1,10 @@
-//! The time that facts are stored with: it continues if the machine's clock is set back.
+//! The only place that reads the machine's clock: the time that facts are stored with continues if it is set back.
 //!
 //! Newer facts sort after older ones, and deadlines arrive, whatever happens to the clock while the process
 //! runs. A clock that is set forward is believed. Each step back is logged once.
 
 use std::sync::{LazyLock, Mutex, PoisonError};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::context::Millis;
 
@@ -34,6 +34,16 @@ pub(crate) fn now() -> Millis {
 /// The time of the machine's clock, in ms since 1970: for comparison with times of other processes.
 pub(crate) fn wall() -> Millis {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as Millis)
+}
+
+/// The same in microseconds, so that a request right after the response to a deletion is later than it.
+pub(crate) fn wall_micros() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, micros)
+}
+
+/// A duration in microseconds.
+pub(crate) fn micros(time: Duration) -> i64 {
+    i64::try_from(time.as_micros()).unwrap_or(i64::MAX)
 }
 
 /// The current time, and when the machine's clock was last believed.

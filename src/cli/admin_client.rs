@@ -132,16 +132,20 @@ impl AdminClient {
 
     /// The text at `path`.
     pub(super) async fn text(&self, path: &str) -> Result<String, CliError> {
-        self.does(&Method::GET, path).await
+        self.request_text(&Method::GET, path).await
     }
 
     /// The text of the response to `method` at `path`.
-    pub(super) async fn does(&self, method: &Method, path: &str) -> Result<String, CliError> {
+    pub(super) async fn request_text(
+        &self,
+        method: &Method,
+        path: &str,
+    ) -> Result<String, CliError> {
         self.whole(self.ask(method, path).await?).await
     }
 
     /// The value of the response to a request with a body.
-    pub(super) async fn told<T: DeserializeOwned>(
+    pub(super) async fn request_value<T: DeserializeOwned>(
         &self,
         method: &Method,
         path: &str,
@@ -184,9 +188,10 @@ impl AdminClient {
         }
         let status = response.status();
         let body = response.into_body().collect().await?.to_bytes();
-        let said = serde_json::from_slice::<serde_json::Value>(&body).ok();
-        let said = said.and_then(|said| Some(said["error"]["message"].as_str()?.to_owned()));
-        Err(CliError(said.unwrap_or_else(|| {
+        let message = serde_json::from_slice::<serde_json::Value>(&body).ok();
+        let message =
+            message.and_then(|message| Some(message["error"]["message"].as_str()?.to_owned()));
+        Err(CliError(message.unwrap_or_else(|| {
             format!("{} answered {status}: is this Plimsoll's admin listener?", self.place())
         })))
     }

@@ -1,0 +1,128 @@
+//! Settings with a few named values, as they are written and as they are used.
+//!
+//! The words are part of the configuration and never change.
+
+use serde::{Deserialize, Serialize};
+
+use crate::context::policy::Mode;
+
+/// What to do with a WebSocket upgrade.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum UpgradePolicy {
+    /// Tunnel it.
+    #[default]
+    Tunnel,
+    /// Answer 426: known clients fall back to HTTP at once.
+    Refuse,
+}
+
+/// What a client's `x-plimsoll-mode` may do.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum ClientMode {
+    /// Lower the operator's mode for one request.
+    #[default]
+    Lower,
+    /// Set any mode for one request.
+    Any,
+}
+
+impl ClientMode {
+    /// The mode of a request: `limit` is the operator's, `wanted` the client's.
+    pub fn mode(self, limit: Mode, wanted: Option<Mode>) -> Mode {
+        match (self, wanted) {
+            (_, None) => limit,
+            (Self::Lower, Some(wanted)) => wanted.min(limit),
+            (Self::Any, Some(wanted)) => wanted,
+        }
+    }
+}
+
+/// Whether `stream_options.include_usage` is added to streamed Chat Completions.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum IncludeUsage {
+    /// Where the client did not ask, unless the upstream has refused it before.
+    #[default]
+    Auto,
+    /// Never: not one byte is added.
+    Never,
+}
+
+/// Who answers token counting calls.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum CountTokens {
+    /// The upstream; where it has no such endpoint, our estimate.
+    #[default]
+    Auto,
+    /// Our estimate: the upstream is not asked.
+    Estimate,
+    /// The upstream, whatever it says.
+    Provider,
+}
+
+/// What token counting calls answer for.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum ProviderCounting {
+    /// The request as it would be sent: with what was decided about its conversation before.
+    #[default]
+    Sent,
+    /// The request as the client sends it.
+    Raw,
+}
+
+/// What to do at the start where the store cannot be used.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum OnFailure {
+    /// Serve without it, and try again.
+    #[default]
+    Serve,
+    /// End, saying why.
+    Exit,
+}
+
+/// How much the log tells beside the exchanges.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum LogLevel {
+    /// What went wrong inside.
+    Error,
+    /// And what somebody should look at.
+    Warn,
+    /// And what happens.
+    #[default]
+    Info,
+    /// And what helps to find a fault.
+    Debug,
+}
+
+/// Who shares what is known of conversations.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Tenants {
+    /// Requests with the same credential.
+    #[default]
+    Credential,
+    /// Everyone who reaches the listener.
+    One,
+}

@@ -1,0 +1,72 @@
+//! Where a configuration comes from: a file, the environment, flags.
+//!
+//! A file in the working directory is never read unless it is named.
+
+use std::path::{Path, PathBuf};
+
+/// The name of a configuration file.
+const FILE: &str = "plimsoll.toml";
+
+/// The sources of a configuration: a file, overridden by the environment, overridden by flags.
+#[derive(Clone, Debug, Default)]
+pub struct ConfigSources {
+    /// The file that was named explicitly.
+    pub file: Option<PathBuf>,
+    /// Other files to try, the first existing one is used; none of them need exist.
+    pub search: Vec<PathBuf>,
+    /// A file that people might take for ours: reported if it exists, never read.
+    pub stray: Option<PathBuf>,
+    /// Environment variables.
+    pub variables: Vec<(String, String)>,
+    /// Flags: the name as typed, the dotted key, and the value.
+    pub flags: Vec<(String, String, String)>,
+}
+
+impl ConfigSources {
+    /// The sources of this process: the file that was named, or else the one in the user's configuration
+    /// folder, or else the system's; and the environment. The working directory may belong to anybody (a
+    /// cloned repository), so a file in it is read only if it is named.
+    pub(crate) fn of_process(file: Option<PathBuf>, flags: Vec<(String, String, String)>) -> Self {
+        let variables: Vec<(String, String)> = std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+            .collect();
+        let mut sources =
+            Self { variables, flags, stray: Some(PathBuf::from(FILE)), ..Self::default() };
+        let folder = sources.folder("XDG_CONFIG_HOME");
+        let folder = folder.or_else(|| Some(sources.folder("HOME")?.join(".config")));
+        let folders = folder.into_iter().chain([PathBuf::from("/etc")]);
+        sources.search = folders.map(|folder| folder.join("plimsoll").join(FILE)).collect();
+        sources.file = file.or_else(|| sources.variable("PLIMSOLL_CONFIG").map(PathBuf::from));
+        sources
+    }
+
+    /// The folder that a variable names. A relative path would lead into the working directory; the XDG Base
+    /// Directory Specification requires it to be ignored.
+    pub(super) fn folder(&self, name: &str) -> Option<PathBuf> {
+        self.variable(name).map(PathBuf::from).filter(|folder| folder.is_absolute())
+    }
+
+    /// A variable's value, if it is set and not empty.
+    pub fn variable(&self, name: &str) -> Option<&str> {
+        let (_, value) = self.variables.iter().find(|(known, _)| known == name)?;
+        Some(value).filter(|value| !value.is_empty()).map(String::as_str)
+    }
+
+    /// What was found in these sources and is ignored.
+    pub(super) fn ignored(&self, read: Option<&Path>) -> Vec<String> {
+        let mut ignored = Vec::new();
+        for name in ["HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"] {
+            if self.variable(name).is_some() && self.folder(name).is_none() {
+                ignored.push(format!("{name} is not an absolute path; it is ignored"));
+            }
+        }
+        let real = |path: &Path| path.canonicalize().ok();
+        if let Some(stray) = self.stray.as_deref().filter(|stray| stray.symlink_metadata().is_ok())
+            && (read.is_none() || read.and_then(real) != real(stray))
+        {
+            let stray = stray.display();
+            ignored.push(format!("./{stray} is not read; name it with --config if it is yours"));
+        }
+        ignored
+    }
+}

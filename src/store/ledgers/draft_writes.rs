@@ -1,0 +1,65 @@
+//! Drafts of exchanges in flight are written to the store, and those of dead processes become turns.
+//!
+//! One task does it; nobody waits for it ([`super::drafts`]).
+
+use std::time::Duration;
+
+use super::drafts::{DraftGuard, DueDraft};
+use super::lock::lock;
+use super::{Ledgers, OpenedSession};
+use crate::context::{Millis, Turn};
+use crate::store::StoreError;
+use crate::store::drafts::Draft;
+
+impl Ledgers {
+    /// Begins the draft of an exchange: `turn` is what is stored if the process is killed. It is written once
+    /// the exchange has lasted for `delay`.
+    pub(crate) fn draft(&self, opened: &OpenedSession, turn: Turn, delay: Duration) -> DraftGuard {
+        let (scope, since) = (opened.scope.clone(), opened.cache.born());
+        self.drafts.begin(scope, since, turn, delay)
+    }
+
+    /// Ready when there are drafts to write, now or soon.
+    pub(crate) async fn has_drafts(&self) {
+        self.drafts.is_busy().await;
+    }
+
+    /// Writes the drafts that are due.
+    ///
+    /// # Errors
+    /// The store's [`StoreError`]: they are written later, if their exchanges are still in flight.
+    pub(crate) async fn write_drafts(&self, now: Millis) -> Result<(), StoreError> {
+        let Some((due, ended)) = self.drafts.due() else { return Ok(()) };
+        let drafts: Vec<Draft> = due.iter().filter_map(|due| due.draft(now)).collect();
+        let keys: Vec<u128> = due.iter().map(DueDraft::key).collect();
+        let instance = self.drafts.instance();
+        let written = self.store.put_drafts(instance, drafts, ended.clone()).await;
+        match &written {
+            Ok(()) => self.drafts.wrote(&keys),
+            Err(_) => {
+                let first = due.iter().filter(|due| due.is_first);
+                let first: Vec<u128> = first.map(DueDraft::key).collect();
+                self.drafts.failed(&first, ended);
+            }
+        }
+        written
+    }
+
+    /// Makes turns from the drafts of dead processes, which were silent for `lease`: returns how many were
+    /// made since the last call.
+    ///
+    /// # Errors
+    /// The store's [`StoreError`].
+    pub async fn adopt_drafts(&self, lease: Duration) -> Result<usize, StoreError> {
+        let mut made = self.store.adopt_drafts(self.drafts.instance(), lease).await?;
+        let count = made.len();
+        made.sort();
+        made.dedup();
+        for scope in made {
+            if lock(&self.caches).held(&scope).is_some() {
+                self.refresh(&scope).await?;
+            }
+        }
+        Ok(count)
+    }
+}

@@ -1,0 +1,171 @@
+//! A request's place among the turns of its session, and what is known there.
+//!
+//! While it is held, later requests of the conversation wait for it, for a short time. Knows sessions in memory, and
+//! neither the store nor other sessions.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::session_cache::SessionCache;
+use crate::context::ledger::Ledger;
+use crate::context::lineage::{Growth, Placement, place};
+use crate::context::plan::RecordedDecisions;
+use crate::context::{ExchangeId, Fact, Millis, SessionId, SketchPart, TenantId, Turn, inject};
+use crate::dialect::Conversation;
+use crate::store::Scope;
+use crate::store::recall::ReadBudget;
+
+/// What a request is placed by.
+pub struct SessionLookup<'a> {
+    /// The keyed hash of the credential.
+    pub tenant: &'a TenantId,
+    /// The session that the client names.
+    pub session: Option<&'a SessionId>,
+    /// The thread that the client names.
+    pub client_thread: Option<&'a str>,
+    /// The exchange that sends it.
+    pub exchange: &'a ExchangeId,
+    /// How long to wait for the turn before it.
+    pub timeout: Duration,
+    /// How long to wait for the store.
+    pub reads: &'a ReadBudget,
+    /// Whether to use the decisions of shadow mode instead of the real ones.
+    pub shadow: bool,
+}
+
+/// A request's place among the turns of its session. Until it is dropped, later requests wait for it for a
+/// short time.
+pub struct OpenedSession {
+    /// The tenant and session that it belongs to.
+    pub scope: Scope,
+    /// Its thread and parent.
+    pub placed: Placement,
+    /// The turn that an estimate can be based on.
+    pub anchor: Option<AnchorTurn>,
+    /// The recorded decisions that apply to it.
+    pub known: RecordedDecisions,
+    /// The store did not answer, so its data was not used.
+    pub store_missed: bool,
+    /// A record of the session was unreadable and left out; reported once.
+    pub unread: bool,
+    /// How long it may still wait for the store, now that its session is loaded.
+    pub reads: ReadBudget,
+    pub(super) cache: Arc<SessionCache>,
+    pub(super) exchange: ExchangeId,
+    pub(super) began: Instant,
+    /// The client named the session, so no fingerprint is needed to find it again.
+    pub(super) named: bool,
+}
+
+/// What is known about a request that takes no place in its session.
+pub(crate) struct SessionPeek {
+    pub session: SessionId,
+    /// The recorded decisions that apply to it.
+    pub known: RecordedDecisions,
+    /// The store did not answer, so its data was not used.
+    pub store_missed: bool,
+}
+
+/// A turn whose reported usage measures its context, with the parts that it had sent.
+#[derive(Clone)]
+pub struct AnchorTurn {
+    /// The nearest turn with reported usage, from the parent upwards.
+    pub turn: Arc<Turn>,
+    /// The parts of its request.
+    pub sketch: Vec<SketchPart>,
+}
+
+impl OpenedSession {
+    /// The place of a request in its session, by what is known there now.
+    pub(super) fn at(
+        lookup: &SessionLookup<'_>,
+        conversation: &Conversation,
+        scope: Scope,
+        cache: Arc<SessionCache>,
+        began: Instant,
+        store_missed: bool,
+    ) -> Self {
+        let (placed, anchor, known) = cache.look(|ledger| {
+            let placed = place(ledger, conversation, lookup.exchange, lookup.client_thread);
+            let anchor = anchor(ledger, &placed);
+            let known = RecordedDecisions::of(ledger, conversation, &placed, lookup.shadow);
+            (placed, anchor, known)
+        });
+        cache.begin(lookup.exchange.clone(), placed.position.chain);
+        Self {
+            unread: cache.has_unread(),
+            reads: lookup.reads.after_first_load(),
+            exchange: lookup.exchange.clone(),
+            named: lookup.session.is_some(),
+            scope,
+            placed,
+            anchor,
+            known,
+            store_missed,
+            cache,
+            began,
+        }
+    }
+
+    /// Marks new decisions for a request whose branch was last suspended at this time: each comes after the
+    /// revocation of the decision before it.
+    pub(crate) fn after_suspension(
+        &self,
+        facts: Vec<Fact>,
+        suspended: Option<Millis>,
+    ) -> Vec<Fact> {
+        let dated = |ledger: &Ledger| {
+            facts.into_iter().map(|fact| ledger.after_suspension(fact, suspended)).collect()
+        };
+        self.cache.look(dated)
+    }
+
+    /// The recorded decisions that apply to the request now.
+    pub(crate) fn look_again(
+        &self,
+        conversation: &Conversation,
+        shadow: bool,
+    ) -> RecordedDecisions {
+        self.cache.look(|ledger| RecordedDecisions::of(ledger, conversation, &self.placed, shadow))
+    }
+
+    /// Where later data for this exchange is written.
+    pub fn room(&self) -> SessionRoom {
+        let (scope, cache, exchange) = (&self.scope, &self.cache, &self.exchange);
+        SessionRoom { scope: scope.clone(), cache: cache.clone(), exchange: exchange.clone() }
+    }
+
+    /// Whether the request is on the main line of its session: not a sub-agent's, and not a call beside it.
+    pub(crate) fn is_main_line(&self) -> bool {
+        self.cache.look(|ledger| inject::carries_on(ledger, &self.placed))
+    }
+}
+
+impl Drop for OpenedSession {
+    fn drop(&mut self) {
+        self.cache.settle(&self.exchange);
+    }
+}
+
+/// Where data for a session is written that comes later: the content of an exchange, its summary, messages
+/// that are queued again. If the session was deleted meanwhile, nothing is written.
+#[derive(Clone)]
+pub struct SessionRoom {
+    /// The tenant and session that it belongs to.
+    pub scope: Scope,
+    pub(super) cache: Arc<SessionCache>,
+    /// The exchange that it is for; empty if it is for none.
+    pub(super) exchange: ExchangeId,
+}
+
+/// The turn that an estimate can be based on: the nearest measured one, from the parent upwards.
+fn anchor(ledger: &Ledger, placed: &Placement) -> Option<AnchorTurn> {
+    if placed.growth == Growth::Held {
+        return None;
+    }
+    let turn = ledger.anchor_at(placed.parent.as_ref()?)?.clone();
+    let sketch = ledger.sketch(&turn)?;
+    Some(AnchorTurn { turn, sketch })
+}

@@ -1,0 +1,64 @@
+//! Facts as records: the kind and key of each, and how it is written.
+//!
+//! A key is a hash of what a fact is about, so that a repeated decision meets the one before it. Keys never change,
+//! because files are full of them.
+
+use xxhash_rust::xxh3::xxh3_128;
+
+use crate::context::{ExchangeId, Fact, Millis};
+use crate::store::{Record, RecordKind};
+
+/// Most facts fit into this many bytes.
+const RECORD_BYTES: usize = 2048;
+
+pub(super) fn record(fact: &Fact) -> Option<Record> {
+    let (kind, key, at) = match fact {
+        Fact::Turn(turn) => (RecordKind::Turn, turn_key(&turn.exchange), turn.at),
+        Fact::Reasoning(reasoning) => (RecordKind::Reasoning, reasoning.key(), reasoning.at),
+        Fact::Cut(cut) => {
+            (RecordKind::Cut, decision_address(cut.about.0, cut.shadow, cut.after), cut.at)
+        }
+        Fact::Echo(echo) => (
+            RecordKind::ReasoningDecision,
+            decision_address(echo.about.0, echo.shadow, echo.after),
+            echo.at,
+        ),
+        // Stored as a cut, because its key is a hash of what it changes, too.
+        Fact::Repair(repair) => {
+            (RecordKind::Cut, decision_address(repair.about.0, false, repair.after), repair.at)
+        }
+        Fact::Aside(suspended) => {
+            (RecordKind::Suspension, xxh3_128(suspended.exchange.as_str().as_bytes()), suspended.at)
+        }
+        Fact::TakenBack(revoked) => (RecordKind::Suspension, revoked.key(), revoked.at),
+        Fact::Summary(one) => {
+            (RecordKind::Summary, decision_address(one.address().0, one.shadow, one.after), one.at)
+        }
+        Fact::Compact(one) => {
+            (RecordKind::Compact, decision_address(one.address().0, one.shadow, one.after), one.at)
+        }
+        Fact::Queued(queued) => (RecordKind::Queued, xxh3_128(queued.id.as_bytes()), queued.at),
+        Fact::Said(message) => {
+            (RecordKind::InjectedMessage, xxh3_128(message.id.as_bytes()), message.at)
+        }
+    };
+    let mut value = Vec::with_capacity(RECORD_BYTES);
+    serde_json::to_writer(&mut value, fact).ok()?;
+    Some(Record { kind, key, value: value.into(), at })
+}
+
+/// The key of an exchange's turn.
+pub(super) fn turn_key(exchange: &ExchangeId) -> u128 {
+    xxh3_128(exchange.as_str().as_bytes())
+}
+
+/// Decisions of shadow mode are stored beside the real ones.
+fn salted(about: u128, shadow: bool) -> u128 {
+    if shadow { !about } else { about }
+}
+
+/// Decisions after a refusal are stored beside those before it.
+fn decision_address(about: u128, shadow: bool, after: Option<Millis>) -> u128 {
+    let about = salted(about, shadow);
+    after.map_or(about, |at| about ^ xxh3_128(&at.to_le_bytes()))
+}

@@ -1,0 +1,105 @@
+//! What a lesson is about, who met it, for whom it applies, and for how long.
+//!
+//! Values only; the ids of lessons are in stored keys and never change.
+
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::context::{Millis, TenantId};
+use crate::dialect::lesson::Lesson;
+
+/// Milliseconds.
+pub(super) const DAY: Millis = 24 * 3600 * 1000;
+
+/// When a lesson applies to all, and how long it lasts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LessonTerms {
+    /// How many tenants must agree.
+    pub tenants: usize,
+    /// How long a lesson applies after it was met, days.
+    pub days: u64,
+}
+
+impl Default for LessonTerms {
+    fn default() -> Self {
+        Self { tenants: 3, days: 7 }
+    }
+}
+
+impl LessonTerms {
+    pub(super) fn life(self) -> Millis {
+        self.days.saturating_mul(DAY)
+    }
+}
+
+/// The source of a lesson, also to look one up.
+#[derive(Clone, Copy, Debug)]
+pub struct LessonSource<'a> {
+    /// The tenant; `None` if unknown: it then neither teaches nor counts.
+    pub tenant: Option<&'a TenantId>,
+    /// The configured name of the upstream.
+    pub upstream: &'a str,
+    /// The model; empty if a lesson is about the whole upstream.
+    pub model: &'a str,
+    /// Whether the upstream can tell the tenant from others. If clients use the operator's credential,
+    /// anybody could make up tenants: they then learn for themselves, and do not count for an agreement.
+    pub vouched: bool,
+}
+
+/// What a lesson is about.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct LessonSubject {
+    pub(super) upstream: Box<str>,
+    pub(super) model: Box<str>,
+    pub(super) lesson: Lesson,
+    /// For a window: the assumed window that it corrects, tokens. A different configured window starts
+    /// afresh.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) believed: Option<u64>,
+}
+
+impl LessonSubject {
+    /// The id, for people and machines. It must not change, because stored keys contain it.
+    pub(super) fn id(&self) -> String {
+        let Self { upstream, model, lesson, believed } = self;
+        let name = serde_json::to_string(&(upstream, model, lesson, believed)).unwrap_or_default();
+        format!("{:016x}", xxh3_64(name.as_bytes()))
+    }
+}
+
+/// For whom a lesson applies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LessonScope {
+    /// For each tenant that met it.
+    Tenants,
+    /// For all: enough tenants agree.
+    Agreed,
+    /// For all, until it is forgotten: the operator shared it.
+    Shared,
+}
+
+/// A lesson as it is listed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LessonLine {
+    /// 16 hex digits, the same in every process.
+    pub id: String,
+    /// The configured name of the upstream.
+    pub upstream: String,
+    /// The model; empty if it is about all models of the upstream.
+    pub model: String,
+    /// What was learned.
+    pub lesson: Lesson,
+    /// For a window: the assumed window that it corrects, tokens.
+    pub believed: Option<u64>,
+    /// How many tenants met it.
+    pub tenants: usize,
+    /// How many of them count for an agreement, because the upstream also accepted their requests.
+    pub agree: usize,
+    /// When it was first met or shared, ms since 1970.
+    pub since: Millis,
+    /// When it expires, ms since 1970; absent if it does not.
+    pub expires: Option<Millis>,
+    /// For whom it applies.
+    pub reach: LessonScope,
+}

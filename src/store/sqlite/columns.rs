@@ -1,0 +1,26 @@
+//! Values as columns: how a key is written, and how a scope and bytes are read back.
+//!
+//! Knows no table.
+
+use bytes::Bytes;
+use rusqlite::Row;
+use rusqlite::types::ValueRef;
+
+use crate::store::Scope;
+
+/// Tenant and session from the first two columns of a row.
+pub(super) fn scope_in(row: &Row<'_>) -> rusqlite::Result<Scope> {
+    let text = |column| row.get::<_, String>(column);
+    Ok(Scope { tenant: text(0)?.into(), session: text(1)?.into() })
+}
+
+pub(super) fn bytes_in(row: &Row<'_>, index: usize) -> rusqlite::Result<Bytes> {
+    Ok(match row.get_ref(index)? {
+        ValueRef::Text(bytes) | ValueRef::Blob(bytes) => Bytes::copy_from_slice(bytes),
+        _ => Bytes::new(),
+    })
+}
+
+pub(super) fn blob(key: u128) -> [u8; 16] {
+    key.to_be_bytes()
+}

@@ -1,0 +1,70 @@
+//! A connection to the file, with the settings that all connections have, and those of the one that writes.
+//!
+//! Knows nothing of tables.
+
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rusqlite::Connection;
+
+use super::errors::trouble_with;
+use crate::store::StoreError;
+
+/// How long a connection waits for another process; once open, the writer waits for [`super::upkeep::LOCKED`].
+pub(super) const BUSY: Duration = Duration::from_secs(5);
+/// Prepared statements per connection.
+const STATEMENTS: usize = 64;
+/// Bytes of the log file that are kept when it restarts.
+const LOG_KEPT: i64 = 8 << 20;
+
+pub(super) fn connect(path: &Path) -> Result<Connection, StoreError> {
+    let open = || -> rusqlite::Result<Connection> {
+        #[cfg_attr(not(test), expect(unused_mut, reason = "tests count its steps"))]
+        let mut connection = Connection::open(path)?;
+        connection.busy_timeout(BUSY)?;
+        connection.set_prepared_statement_cache_capacity(STATEMENTS);
+        // Must be set before the first table: otherwise the file can never shrink.
+        connection.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
+        connection.pragma_update(None, "journal_mode", "WAL")?;
+        connection.pragma_update(None, "synchronous", "NORMAL")?;
+        // There may be no folder for temporary files, and none is needed: nothing is sorted.
+        connection.pragma_update(None, "temp_store", "MEMORY")?;
+        connection.pragma_update(None, "journal_size_limit", LOG_KEPT)?;
+        #[cfg(test)]
+        super::scale::count_steps(&mut connection, path)?;
+        Ok(connection)
+    };
+    open().map_err(|error| trouble_with(path, &error))
+}
+
+/// Settings of the writing connection: memory for the pages of new turns, and no automatic checkpoints,
+/// during which a commit would wait; the writer schedules them itself.
+pub(super) fn tune(writer: &Connection) -> rusqlite::Result<()> {
+    writer.pragma_update(None, "cache_size", -8192)?;
+    // Deleted data is overwritten, because it may contain text.
+    writer.pragma_update(None, "secure_delete", "ON")?;
+    writer.pragma_update(None, "wal_autocheckpoint", 0)
+}
+
+/// Checks a file's first bytes before SQLite opens it, because SQLite would delete the log beside an unknown
+/// file.
+pub(super) fn is_database(path: &Path) -> Result<(), StoreError> {
+    const MAGIC: &[u8] = b"SQLite format 3\0";
+    let mut first = Vec::new();
+    let read = std::fs::File::open(path)
+        .and_then(|file| file.take(MAGIC.len() as u64).read_to_end(&mut first));
+    // A missing or empty file becomes a database; an unreadable one is reported by SQLite.
+    if read.is_err() || first.is_empty() || first == MAGIC {
+        return Ok(());
+    }
+    let damaged = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_NOTADB);
+    Err(trouble_with(path, &rusqlite::Error::SqliteFailure(damaged, None)))
+}
+
+/// The path of one of SQLite's additional files.
+pub(super) fn beside(path: &Path, end: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(end);
+    name.into()
+}
