@@ -133,7 +133,7 @@ fn folders_of_the_proxy_are_in_order() {
         inside.split("::").next().map(str::to_owned)
     };
     let mut folders = Imports::new();
-    for (from, targets) in &imports(&sources(&root.join("src"))) {
+    for (from, targets) in &imports(&modules(&sources(&root.join("src")))) {
         let Some(from) = folder(from) else { continue };
         let targets = targets.iter().filter_map(folder).filter(|to| *to != from);
         folders.entry(from.clone()).or_default().extend(targets);

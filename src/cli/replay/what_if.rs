@@ -154,9 +154,9 @@ mod tests {
     #[test]
     fn the_rate_of_results_that_were_requested_again_is_printed() {
         let line = |results_cut, asked_again| {
-            let told = WhatIfReport { results_cut, asked_again, ..WhatIfReport::default() };
-            let words = words(&told, 500);
-            words.lines().find(|line| line.starts_with("results cut")).unwrap().to_owned()
+            let report = WhatIfReport { results_cut, asked_again, ..WhatIfReport::default() };
+            let text = text(&report, 500);
+            text.lines().find(|line| line.starts_with("results cut")).unwrap().to_owned()
         };
         let of = line(40, 3);
         assert!(of.starts_with("results cut: 40; 3 of them") && of.ends_with("(7.5 %)"), "{of}");

@@ -302,7 +302,11 @@ impl PlannedRequest {
 
     /// Adds decisions that were saved meanwhile, and plans again; returns whether it did. A panic changes
     /// nothing.
-    pub(crate) async fn add_saved(&mut self, prepared: &Arc<PreparedRequest>, facts: Vec<Fact>) -> bool {
+    pub(crate) async fn add_saved(
+        &mut self,
+        prepared: &Arc<PreparedRequest>,
+        facts: Vec<Fact>,
+    ) -> bool {
         let mut known = RecordedDecisions::clone(&self.known);
         known.add(facts);
         self.replan_with(prepared, known).await

@@ -319,12 +319,8 @@ fn a_request_that_a_summary_makes_fit_is_known_before_it_is_written() {
     let policy = |engine| policy::CompactPolicy { engine, ..keeping(3, 9_000) };
     let parts = |scene: &Scene| -> Vec<SketchPart> {
         let keys = scene.conversation.parts().filter_map(|part| part.key);
-        let each = |key| SketchPart {
-            key,
-            tokens: EACH,
-            place: PromptSection::History,
-            by_length: false,
-        };
+        let each =
+            |key| SketchPart { key, tokens: EACH, place: PromptSection::History, by_length: false };
         keys.map(each).collect()
     };
     let fits = |scene: &Scene, mode, tokens| {
