@@ -88,7 +88,7 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
     ),
     ("pending compaction requests", &[("src/store/ledgers/pending_compactions.rs", "MOST")]),
     ("live events queued for a slow reader", &[("src/telemetry.rs", "BEHIND")]),
-    ("sessions exported at once, each streamed line by line", &[("src/admin/mod.rs", "EXPORTS")]),
+    ("sessions exported at once, each streamed line by line", &[("src/admin/state.rs", "EXPORTS")]),
     ("headers of a request", &[("src/config/raw.rs", "header_bytes:")]),
     ("client connections, tunnels included", &[("src/config/raw.rs", "connections:")]),
     ("memory of connections", &[("src/config/memory_limits.rs", "WHOLE * 7 / 32")]),
