@@ -67,7 +67,7 @@ async fn cuts_are_explained_when_they_are_new_and_when_they_are_repeated() {
     for part in [
         &line,
         "\nReplayed:\n  cut a tool result",
-        "    always: the policy cuts",
+        "\n    the policy cuts",
         "100% of the turn before",
     ] {
         assert!(text.contains(part), "{part}:\n{text}");
@@ -133,7 +133,7 @@ async fn a_model_that_nobody_knows_has_no_pressure() {
     let looking = Looking::at(&play.server, &play.config).await;
     let path = format!("/api/v1/requests/{}/explain?format=text", scene.told.id);
     let text = looking.get(&path).await.text().to_owned();
-    assert!(text.contains("unknown_window: the model is unknown"), "{text}");
+    assert!(text.contains("\n    the model is unknown"), "{text}");
     let path = format!("/api/v1/sessions/{}/threads/latest/context?format=text", play.session);
     let view = looking.get(&path).await.text().to_owned();
     assert!(view.contains("its window is a guess"), "{view}");
