@@ -338,4 +338,73 @@ mod tests {
         late.open().unwrap();
         assert!(path.exists());
     }
+
+    /// A store that fails says so until its next write or read of that kind succeeds. Lists that the admin API reads
+    /// say nothing about traffic.
+    #[tokio::test]
+    async fn what_fails_is_told_until_it_works_again() {
+        let folder = conformance::folder();
+        let path = folder.path().join("p.db");
+        let store = DeferredStore::new(&path);
+        assert_eq!(store.failure().map(|it| it.to_string()), None, "it is not open yet");
+        store.open().unwrap();
+        let put = |key| store.put_if_absent(scope("t", "s"), vec![turn(key, "a", 1)]);
+        put(1).await.unwrap();
+        assert!(store.failure().is_none() && store.load().is_some());
+        let connection = rusqlite::Connection::open(&path).unwrap();
+        connection.execute_batch("ALTER TABLE facts RENAME TO hidden").unwrap();
+        store.for_admin().scan(scope("t", "s"), 9).await.unwrap_err();
+        assert!(store.failure().is_none(), "what a list reads is not traffic");
+        store.scan(scope("t", "s"), 9).await.unwrap_err();
+        assert!(store.failure().is_some(), "a read failed");
+        connection.execute_batch("ALTER TABLE hidden RENAME TO facts").unwrap();
+        put(2).await.unwrap();
+        assert!(store.failure().is_some(), "a write says nothing about reads");
+        store.scan(scope("t", "s"), 9).await.unwrap();
+        assert!(store.failure().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_file_that_is_deleted_or_replaced_is_told() {
+        let folder = conformance::folder();
+        let path = folder.path().join("p.db");
+        let store = DeferredStore::new(&path);
+        store.open().unwrap();
+        assert!(store.failure().is_none());
+        let moved = folder.path().join("moved.db");
+        std::fs::rename(&path, &moved).unwrap();
+        let told = store.failure().unwrap().to_string();
+        assert!(told.contains("was deleted or replaced"), "{told}");
+        std::fs::write(&path, "another file").unwrap();
+        assert!(store.failure().is_some(), "another file in its place");
+        std::fs::rename(&moved, &path).unwrap();
+        assert!(store.failure().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_closed_store_is_one_file() {
+        let folder = conformance::folder();
+        let path = folder.path().join("p.db");
+        let store = DeferredStore::new(&path);
+        store.close().await.unwrap();
+        store.open().unwrap();
+        store.put_if_absent(scope("t", "s"), vec![turn(1, "a", 1)]).await.unwrap();
+        let log = ended(&path, "-wal");
+        assert!(std::fs::metadata(&log).is_ok_and(|it| it.len() > 0));
+        store.close().await.unwrap();
+        assert!(std::fs::metadata(&log).map_or(0, |it| it.len()) == 0, "the log is merged");
+    }
+
+    #[test]
+    fn what_cannot_be_set_aside_is_an_error() {
+        let folder = conformance::folder();
+        let store = DeferredStore::new(&folder.path().join("p.db"));
+        let error = store.set_aside(5_000).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::NotFound, "there is no file");
+        std::fs::write(folder.path().join("p.db"), "a").unwrap();
+        let in_the_way = folder.path().join("p.db.damaged-5-wal");
+        std::fs::create_dir(&in_the_way).unwrap();
+        std::fs::write(folder.path().join("p.db-wal"), "b").unwrap();
+        assert!(store.set_aside(5_000).is_err(), "a folder has the name of the log");
+    }
 }

@@ -193,4 +193,24 @@ mod tests {
         assert_eq!(mode(folder.path()), 0o2777);
         SqliteStore::open(&folder.path().join(DATABASE)).unwrap();
     }
+
+    #[test]
+    fn a_folder_is_one_process_alone_until_its_lock_is_dropped() {
+        let home = crate::store::conformance::folder();
+        let held = lock(home.path()).unwrap();
+        assert!(held.is_some(), "this file system has locks");
+        assert_eq!(lock(home.path()).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        drop(held);
+        assert!(lock(home.path()).unwrap().is_some());
+        assert!(lock(&home.path().join("missing")).unwrap().is_none(), "nothing can be locked");
+    }
+
+    /// A loop of links is no file that is merely missing.
+    #[test]
+    fn a_file_that_cannot_be_looked_at_is_an_error() {
+        let home = crate::store::conformance::folder();
+        let file = home.path().join(DATABASE);
+        std::os::unix::fs::symlink(&file, &file).unwrap();
+        assert!(prepare(home.path()).is_err());
+    }
 }

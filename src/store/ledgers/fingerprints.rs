@@ -190,3 +190,30 @@ fn of_response(id: &str) -> u128 {
 pub(super) fn name_for(exchange: &ExchangeId) -> SessionId {
     format!("line-{exchange}").into()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::conformance::scope;
+
+    /// What the store found is added, unless a session was deleted since the question.
+    #[test]
+    fn what_was_found_before_a_deletion_is_not_added() {
+        let (found, other) = (scope("t", "found"), scope("t", "other"));
+        let mut known = SessionFingerprints::default();
+        let before = known.forgotten();
+        known.add_found(&found, 7, before);
+        assert_eq!(known.session(&found.tenant, &[7]), Some(found.session.clone()));
+        let asked = known.forgotten();
+        for deleted in 1..=3 {
+            known.forget(std::slice::from_ref(&other));
+            assert_eq!(known.forgotten(), before + deleted, "each deletion is counted");
+        }
+        known.add_found(&found, 8, asked);
+        assert_eq!(known.session(&found.tenant, &[8]), None);
+        known.add_found(&found, 8, known.forgotten());
+        assert_eq!(known.len(), 2);
+        known.forget(&[found.clone()]);
+        assert_eq!((known.session(&found.tenant, &[7, 8]), known.len()), (None, 0));
+    }
+}

@@ -595,3 +595,46 @@ fn nobody_waits_at_the_end_for_a_read_that_hangs() {
     ended.expect("the runtime waited for the read");
     closing.join().unwrap();
 }
+
+/// A copy is complete, belongs to the same user alone, and never replaces a file.
+#[tokio::test]
+async fn a_copy_holds_everything_and_replaces_nothing() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let folder = conformance::folder();
+    let (path, copy) = (folder.path().join("p.db"), folder.path().join("copy.db"));
+    let store = SqliteStore::open(&path).unwrap();
+    store.put_if_absent(scope("t", "s"), vec![turn(1, TURN, 1)]).await.unwrap();
+    let size = backup(&path, &copy).unwrap();
+    let file = std::fs::metadata(&copy).unwrap();
+    assert_eq!((size, file.permissions().mode() & 0o777), (file.len(), 0o600));
+    assert!(size > 4_096, "{size} bytes hold no store");
+    let told = backup(&path, &copy).unwrap_err().to_string();
+    assert!(told.contains("cannot be written"), "{told}");
+    let copied = SqliteStore::open(&copy).unwrap();
+    assert_eq!(copied.scan(scope("t", "s"), 9).await.unwrap(), [turn(1, TURN, 1)]);
+}
+
+/// A store is examined without being changed: its size includes the log beside it, and a newer version is refused.
+#[tokio::test]
+async fn a_store_is_examined_with_its_log_and_a_newer_one_is_refused() {
+    let folder = conformance::folder();
+    let path = folder.path().join("p.db");
+    let store = SqliteStore::open(&path).unwrap();
+    store.put_if_absent(scope("t", "s"), vec![turn(1, TURN, 1)]).await.unwrap();
+    let length = |name: &str| std::fs::metadata(folder.path().join(name)).unwrap().len();
+    assert!(length("p.db-wal") > 0);
+    assert_eq!(examine(&path).unwrap(), length("p.db") + length("p.db-wal"));
+    store.close().await.unwrap();
+    drop(store);
+    for (version, is_refused) in [(schema::STEPS.len(), false), (schema::STEPS.len() + 1, true)] {
+        let connection = Connection::open(&path).unwrap();
+        connection.pragma_update(None, "user_version", version as i64).unwrap();
+        connection.close().unwrap();
+        assert_eq!(examine(&path).is_err(), is_refused, "version {version}");
+        let copy = folder.path().join(format!("copy-{version}.db"));
+        assert_eq!(backup(&path, &copy).is_err(), is_refused, "version {version}");
+    }
+    let letter = folder.path().join("letter.db");
+    std::fs::write(&letter, "this is a letter, not a database".repeat(100)).unwrap();
+    assert!(matches!(examine(&letter), Err(StoreError::Damaged(_))));
+}
