@@ -1,7 +1,7 @@
 //! Codex over WebSocket, as it was recorded, framed again: requests chain, replies and usage are read.
 
 use flate2::{Compress, FlushCompress};
-use plimsoll::dialect::openai_responses::SocketReader;
+use plimsoll::dialect::reading::SocketReader;
 use plimsoll::dialect::{Conversation, HeldHistory, Purpose, Reply, StopReason};
 use plimsoll::wire::websocket::{MessageDecoder, negotiated};
 

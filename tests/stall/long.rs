@@ -5,8 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use plimsoll::context::Outcome;
-use plimsoll::dialect::openai_responses::SocketReader;
-use plimsoll::dialect::reading::{Framing, ResponseReader};
+use plimsoll::dialect::reading::{Framing, ResponseReader, SocketReader};
 use plimsoll::dialect::{Dialect, Reply};
 
 use crate::support::http1::{Provider, Wire};

@@ -1,16 +1,13 @@
-//! OpenAI Responses (`docs/protocols.md` 3): reads requests, with ranges into the body, over HTTP and
-//! WebSocket.
+//! OpenAI Responses (`docs/protocols.md` 3): reads requests, with ranges into the body.
 //!
 //! The set of items is open: an unknown item becomes an opaque part and is kept. Requests and replies share
 //! one reader (`openai_responses/items.rs`), so that an item has the same key in both, with ids or without.
-//! Streams are read in `reply.rs`, connections in `socket.rs`.
+//! Streams are read in `reply.rs`, connections in `reading/socket.rs`.
 
 mod items;
 mod reply;
-mod socket;
 
 pub use reply::ReplyStream;
-pub use socket::SocketReader;
 
 use super::key::Keyer;
 use super::note::note_once;
@@ -216,7 +213,7 @@ pub fn fuzz(bytes: &[u8]) {
         assert!(part.span.end <= bytes.len());
         assert!(part.texts.iter().chain(&part.sealed).all(|text| text.end <= bytes.len()));
     }
-    let mut socket = SocketReader::new(1 << 20);
+    let mut socket = super::reading::SocketReader::new(1 << 20);
     for line in bytes.split(|byte| *byte == b'\n') {
         let _ = (socket.request(line), socket.event(line));
     }

@@ -4,45 +4,18 @@
 //! prefixes of gateways do not matter; the provider from its start ([`is_known`]), so that a misspelled name
 //! belongs to no provider. Nothing here decides where a request goes.
 
+mod endpoints;
 mod inference;
 mod known;
 
-use std::borrow::Cow;
+use http::{HeaderMap, header};
 
-use http::{HeaderMap, Method, header};
-
-use super::percent;
-
+use super::Dialect;
+pub use endpoints::{Endpoint, Transport, endpoint};
+use endpoints::{segments, verb};
 pub use inference::{has_dot_segment, is_inference};
 pub use known::is_known;
-
-use super::{Dialect, Purpose};
-
-/// An endpoint for conversations.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Endpoint<'p> {
-    /// The dialect of request and response.
-    pub dialect: Dialect,
-    /// The purpose according to the path; the body may be more specific.
-    pub purpose: Purpose,
-    /// The model, if it is in the path: percent-decoded. For Azure it is the deployment.
-    pub model: Option<Cow<'p, str>>,
-    /// Whether a stream is requested, if the path says it.
-    pub stream: Option<bool>,
-    /// How the response is sent.
-    pub transport: Transport,
-}
-
-/// How the response of an endpoint is sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Transport {
-    /// JSON or server-sent events over HTTP.
-    Http,
-    /// An upgrade: requests and events are text frames (`docs/protocols.md` 3.1).
-    WebSocket,
-    /// AWS's binary event stream: the request is read, the response is not (`docs/protocols.md` 1.1).
-    AwsEventStream,
-}
+use known::{ANTHROPIC, GEMINI, OPENAI};
 
 /// The provider of a path or header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -66,27 +39,6 @@ impl Provider {
             Self::Gemini => &[Dialect::Gemini],
         }
     }
-}
-
-/// The endpoint at `target` (path, with or without query), if it is one for conversations.
-///
-/// A `GET` is one only if it can open a WebSocket; `HEAD` and other methods never are.
-pub fn endpoint<'p>(method: &Method, target: &'p str) -> Option<Endpoint<'p>> {
-    let segments = segments(target);
-    if *method == Method::GET {
-        let end = segments.last()?;
-        return (*end == "responses").then(|| Endpoint {
-            transport: Transport::WebSocket,
-            ..plain(Dialect::OpenaiResponses, Purpose::Turn)
-        });
-    }
-    if *method != Method::POST {
-        return None;
-    }
-    anthropic(&segments)
-        .or_else(|| openai(&segments))
-        .or_else(|| bedrock(&segments))
-        .or_else(|| google(&segments))
 }
 
 /// The provider of a request, for paths that several providers have (`/v1/models`, `/v1/files`, `HEAD /`) and
@@ -123,104 +75,6 @@ fn query_key(target: &str) -> Option<&str> {
     query.split('&').find_map(|pair| pair.strip_prefix("key=")).filter(|key| !key.is_empty())
 }
 
-/// The path's segments without empty ones: doubled slashes come from base URLs that end with one.
-fn segments(target: &str) -> Vec<&str> {
-    let path = target.split_once('?').map_or(target, |(path, _)| path);
-    path.split('/').filter(|segment| !segment.is_empty()).collect()
-}
-
-fn plain<'p>(dialect: Dialect, purpose: Purpose) -> Endpoint<'p> {
-    Endpoint { dialect, purpose, model: None, stream: None, transport: Transport::Http }
-}
-
-fn anthropic<'p>(segments: &[&'p str]) -> Option<Endpoint<'p>> {
-    match segments {
-        // Messages of OpenAI's assistants and Mistral's agents have another form.
-        [.., "threads" | "conversations", _, "messages"] => None,
-        [.., "messages"] => Some(plain(Dialect::Anthropic, Purpose::Turn)),
-        [.., "messages", "count_tokens"] => Some(plain(Dialect::Anthropic, Purpose::Count)),
-        _ => None,
-    }
-}
-
-fn openai<'p>(segments: &[&'p str]) -> Option<Endpoint<'p>> {
-    match segments {
-        [.., "deployments", deployment, "chat", "completions"] => Some(Endpoint {
-            model: Some(percent::decoded(deployment)),
-            ..plain(Dialect::OpenaiChat, Purpose::Turn)
-        }),
-        [.., "chat", "completions"] => Some(plain(Dialect::OpenaiChat, Purpose::Turn)),
-        [.., "responses"] => Some(plain(Dialect::OpenaiResponses, Purpose::Turn)),
-        [.., "responses", "compact"] => Some(plain(Dialect::OpenaiResponses, Purpose::Compaction)),
-        [.., "responses", "input_tokens"] => Some(plain(Dialect::OpenaiResponses, Purpose::Count)),
-        _ => None,
-    }
-}
-
-/// `/model/{id}/invoke…` if the id is a Claude model; other models have other bodies.
-fn bedrock<'p>(segments: &[&'p str]) -> Option<Endpoint<'p>> {
-    let [.., "model", id, action] = segments else { return None };
-    let model = percent::decoded(id);
-    if !model.contains("anthropic") && !model.contains("claude") {
-        return None;
-    }
-    let (purpose, stream, transport) = match *action {
-        "invoke" => (Purpose::Turn, Some(false), Transport::Http),
-        "invoke-with-response-stream" => (Purpose::Turn, Some(true), Transport::AwsEventStream),
-        "count-tokens" => (Purpose::Count, None, Transport::Http),
-        _ => return None,
-    };
-    Some(Endpoint { dialect: Dialect::Anthropic, purpose, model: Some(model), stream, transport })
-}
-
-/// `…/models/{m}:method`, the form of Google's APIs; some clients escape the colon.
-fn google<'p>(segments: &[&'p str]) -> Option<Endpoint<'p>> {
-    let (name, method) = verb(segments.last()?)?;
-    let before = &segments[..segments.len() - 1];
-    let publisher =
-        before.iter().rposition(|s| *s == "publishers").and_then(|at| before.get(at + 1));
-    if matches!(publisher, Some(&"anthropic")) {
-        return vertex_claude(name, &method);
-    }
-    let (purpose, stream) = match &*method {
-        "generateContent" => (Purpose::Turn, Some(false)),
-        "streamGenerateContent" => (Purpose::Turn, Some(true)),
-        "countTokens" => (Purpose::Count, None),
-        _ => return None,
-    };
-    let model = (name != "v1internal").then_some(name);
-    Some(Endpoint { model, stream, ..plain(Dialect::Gemini, purpose) })
-}
-
-/// Claude on Vertex: the model is in the path, and counting has a model name of its own.
-fn vertex_claude<'p>(name: Cow<'p, str>, method: &str) -> Option<Endpoint<'p>> {
-    let stream = match method {
-        "rawPredict" => false,
-        "streamRawPredict" => true,
-        _ => return None,
-    };
-    if name == "count-tokens" {
-        return Some(plain(Dialect::Anthropic, Purpose::Count));
-    }
-    // The body of a `rawPredict` may request a stream as well, so only `streamRawPredict` is certain.
-    let stream = stream.then_some(true);
-    Some(Endpoint { model: Some(name), stream, ..plain(Dialect::Anthropic, Purpose::Turn) })
-}
-
-/// Splits `name:method`.
-fn verb<'p>(segment: &'p str) -> Option<(Cow<'p, str>, Cow<'p, str>)> {
-    match percent::decoded(segment) {
-        Cow::Borrowed(text) => {
-            let (name, method) = text.rsplit_once(':')?;
-            Some((Cow::Borrowed(name), Cow::Borrowed(method)))
-        }
-        Cow::Owned(text) => {
-            let (name, method) = text.rsplit_once(':')?;
-            Some((Cow::Owned(name.to_owned()), Cow::Owned(method.to_owned())))
-        }
-    }
-}
-
 /// The provider, if only one has such a path.
 fn owner(segments: &[&str]) -> Option<Provider> {
     // After the name of a resource comes an id, which may be any word.
@@ -247,46 +101,6 @@ fn owner(segments: &[&str]) -> Option<Provider> {
     has(ANTHROPIC).then_some(Provider::Anthropic)
 }
 
-/// Segments that only Google's APIs have.
-const GEMINI: &[&str] = &[
-    "v1beta",
-    "v1alpha",
-    "v1beta1",
-    "v1internal",
-    "tunedModels",
-    "cachedContents",
-    "corpora",
-    "fileSearchStores",
-    "interactions",
-];
-
-/// Segments that only OpenAI's API and compatible APIs have.
-const OPENAI: &[&str] = &[
-    "chat",
-    "completions",
-    "responses",
-    "conversations",
-    "embeddings",
-    "audio",
-    "images",
-    "moderations",
-    "fine_tuning",
-    "assistants",
-    "threads",
-    "vector_stores",
-    "uploads",
-    "realtime",
-    "evals",
-    "containers",
-    "videos",
-    "backend-api",
-    "deployments",
-];
-
-/// Segments that only Anthropic's API and its client have.
-const ANTHROPIC: &[&str] =
-    &["messages", "complete", "anthropic", "hello", "skills", "organizations"];
-
 /// Fuzz target: no target makes a reader panic, its query decides nothing, and its redacted form keeps the
 /// path and is stable.
 #[cfg(any(test, fuzzing))]
@@ -294,16 +108,16 @@ pub fn fuzz(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     for target in text.lines().take(64) {
         let path = target.split_once('?').map_or(target, |(path, _)| path);
-        for method in [Method::POST, Method::GET, Method::HEAD] {
+        for method in [http::Method::POST, http::Method::GET, http::Method::HEAD] {
             let found = endpoint(&method, target);
             let bare = endpoint(&method, path);
             let of =
                 |found: &Option<Endpoint<'_>>| found.as_ref().map(|it| (it.dialect, it.transport));
             assert_eq!(of(&found), of(&bare));
-            assert!(method != Method::HEAD || found.is_none());
+            assert!(method != http::Method::HEAD || found.is_none());
         }
         let _ = (provider(target, &HeaderMap::new()), hinted(target, &HeaderMap::new()));
-        assert!(percent::decoded(target).chars().count() <= target.chars().count());
+        assert!(super::percent::decoded(target).chars().count() <= target.chars().count());
         let shown = super::credentials::redact(target).into_owned();
         assert!(shown.starts_with(path));
         assert_eq!(super::credentials::redact(&shown), shown);
@@ -312,9 +126,10 @@ pub fn fuzz(bytes: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
+    use http::{HeaderValue, Method};
 
     use super::*;
+    use crate::dialect::Purpose;
     use Dialect::{Anthropic, Gemini, OpenaiChat, OpenaiResponses};
     use Purpose::{Compaction, Count, Turn};
 

@@ -4,10 +4,15 @@
 //! (invariant 10). Bounded: at its limit, reading stops with a note. Knows framing; each dialect knows the
 //! meaning of its events.
 
+mod socket;
+
+pub use socket::SocketReader;
+
 use super::error_kind::ErrorKind;
 use super::note::note_once;
+use super::provider_error::error_in;
 use super::{
-    Dialect, Note, ProviderError, Reply, ReplyProgress, StopReason, anthropic, gemini, openai_chat,
+    Dialect, Note, Reply, ReplyProgress, StopReason, anthropic, gemini, openai_chat,
     openai_responses,
 };
 
@@ -15,10 +20,6 @@ use super::{
 use crate::wire::cuts::InputCuts;
 use crate::wire::json::{Document, Value};
 use crate::wire::sse::{Framer, SseEvent};
-
-/// Most bytes of deltas or parts, as in the stream, that are kept of one reply. A window of a million tokens
-/// is 4 MB. Past it, text is dropped with [`Note::TooLong`]; usage is still read.
-pub(super) const MOST_KEPT: usize = 32 << 20;
 
 /// How the bytes of a response body are framed. The first bytes decide; `content-type` only says what to
 /// expect, because servers use all kinds of types for JSON and for streams.
@@ -346,35 +347,6 @@ impl ReplyBuilder {
     fn note(&mut self, note: Note) {
         note_once(&mut self.reply.notes, note);
     }
-}
-
-/// The error in a value, in any form that providers use: `{"error": {…}}`, `{"error": "…"}`,
-/// `[{"error": {…}}]` (Gemini), or its members without a wrapper. A code that is a name is more specific than
-/// the type: `context_length_exceeded` is also an `invalid_request_error` (`docs/protocols.md` 2.5, 3.6).
-pub fn error_in(value: Value<'_>) -> ProviderError {
-    let value = value.items().next().unwrap_or(value);
-    let inner = value.get("error").filter(|error| !error.is_null()).unwrap_or(value);
-    let words = |names: &[&str]| names.iter().find_map(|name| word(inner.get(name)?));
-    let code = inner.get("code").or_else(|| value.get("code")).and_then(|code| code.text());
-    ProviderError {
-        kind: code
-            .filter(|code| is_name(code))
-            .map(Into::into)
-            .or_else(|| words(&["type", "status", "code"])),
-        message: inner.text().map(Into::into).or_else(|| words(&["message", "detail"])),
-    }
-}
-
-/// Whether a code is a name: some servers put a status or a sentence there.
-fn is_name(code: &str) -> bool {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
-    code.bytes().all(is_plain) && code.bytes().any(|byte| byte.is_ascii_alphabetic())
-}
-
-/// A string, or a number as a string.
-fn word(value: Value<'_>) -> Option<Box<str>> {
-    let number = || value.as_u64().map(|number| number.to_string().into());
-    value.text().map(Into::into).or_else(number)
 }
 
 /// Takes complete elements from the front of a streamed JSON array.

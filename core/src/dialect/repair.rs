@@ -8,10 +8,12 @@ pub mod fields;
 mod ids;
 mod marks;
 pub mod media;
+mod messages;
 mod output;
 mod pairs;
 mod pairs_listed;
 pub mod path;
+mod placeholders;
 pub mod prefill;
 pub mod reading;
 pub mod shrink;
@@ -21,9 +23,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Dialect, PartKey};
-use crate::wire::json::{Document, Kind, Value};
+use crate::wire::json::{Document, Kind};
 use crate::wire::splice::Edit;
 pub use output::OutputLimit;
+pub use placeholders::{GO_ON, NO_CONTENT, NO_RESULT};
 pub use reading::{Refusal, RefusalDetail, RefusedAnswer, read};
 
 /// What a provider refuses that an edit can answer; a metric label.
@@ -149,13 +152,6 @@ pub enum Repair {
     },
 }
 
-/// The text in place of missing content.
-pub const NO_CONTENT: &str = "(no content)";
-/// The text in place of a missing result.
-pub const NO_RESULT: &str = "(The tool was interrupted: there is no result.)";
-/// The text of the user message after a model's message that the model does not continue.
-pub const GO_ON: &str = "Continue.";
-
 impl Repair {
     /// The cause that it fixes.
     pub fn cause(&self) -> RepairCause {
@@ -235,21 +231,6 @@ impl Repair {
             | Self::OutputFits { .. } => Vec::new(),
         }
     }
-}
-
-/// The list with the history.
-fn history<'d>(dialect: Dialect, root: Value<'d>) -> Option<Value<'d>> {
-    let name = match dialect {
-        Dialect::Anthropic | Dialect::OpenaiChat => "messages",
-        Dialect::OpenaiResponses => "input",
-        Dialect::Gemini => "contents",
-    };
-    root.get(name).filter(|list| list.kind() == Kind::Array)
-}
-
-/// Whether a value is a string of only white space.
-fn is_blank(value: Value<'_>) -> bool {
-    value.text().is_some_and(|text| text.trim().is_empty())
 }
 
 /// Fuzz target: no bytes make an edit panic, and the edits can be applied.

@@ -6,6 +6,7 @@
 
 mod anthropic;
 mod beside;
+mod blocks;
 mod compact;
 mod display;
 mod gemini;
@@ -15,8 +16,10 @@ mod listed;
 mod openai_chat;
 mod openai_responses;
 mod picture;
+mod ranges;
 mod say;
 
+pub use blocks::ReasoningInsert;
 pub(super) use compact::message;
 pub use compact::{compact, continued, end_before};
 pub use display::show_thinking;
@@ -25,13 +28,14 @@ pub use invariants::fuzz;
 pub use openai_responses::include_encrypted_reasoning;
 pub use say::say;
 
-use super::{Conversation, Dialect, Message, Part, PartIndex, PartKind, Role, Span};
+use super::{Conversation, Dialect, Part, PartIndex, PartKind, Role};
 use crate::wire::json::{Document, Kind};
 use crate::wire::splice::Edit;
 pub(super) use beside::{
     Removal, edit, first_member, insert, literal, room, runs, set, without_member,
 };
 pub(super) use picture::words;
+pub(super) use ranges::within;
 use serde::de::IgnoredAny;
 
 /// What replaces a cut tool result.
@@ -41,15 +45,6 @@ pub struct CutContent<'a> {
     pub text: &'a str,
     /// Whether images and documents in it are kept.
     pub keep_media: bool,
-}
-
-/// A reasoning block to put back.
-#[derive(Clone, Copy, Debug)]
-pub struct ReasoningInsert<'a> {
-    /// The part of its message that it comes before; the number of parts means after the last.
-    pub before: usize,
-    /// The block as it was received ([`super::ReplyPart::raw`]). If it is not a JSON object, it is left out.
-    pub raw: &'a str,
 }
 
 /// Edits that replace a tool result's content, but nothing else of its block. `at`: message and part. Cache
@@ -196,65 +191,6 @@ fn is_object(raw: &str) -> bool {
 /// Whether a part is more than an empty text.
 fn says_something(part: &Part) -> bool {
     part.kind != PartKind::Text || part.texts.iter().any(|text| text.len() > 2)
-}
-
-/// Whether the outer range contains the inner one.
-pub(in crate::dialect) fn within(inner: Span, outer: Span) -> bool {
-    inner.start >= outer.start && inner.end <= outer.end
-}
-
-/// A range in a message's bytes as a range in the body.
-fn shifted(span: Span, by: usize) -> Span {
-    Span::new(span.start + by, span.end + by)
-}
-
-/// Inserts blocks between the items of a list, with one edit per place. `items`: their ranges in the body.
-fn between(
-    message: &Message,
-    list: Span,
-    items: &[Span],
-    blocks: &[ReasoningInsert<'_>],
-) -> Vec<Edit> {
-    let Some(last) = items.last() else {
-        let raws: Vec<&str> = blocks.iter().map(|block| block.raw).collect();
-        return vec![beside::insert(list.start + 1, raws.join(","))];
-    };
-    // A part may be inside another: what matters is the item of the list that contains it.
-    let place = |block: &ReasoningInsert<'_>| match message.parts.get(block.before) {
-        Some(part) => items.partition_point(|item| item.end <= part.span.start),
-        None => items.len(),
-    };
-    let mut placed: Vec<(usize, &str)> = blocks.iter().map(|it| (place(it), it.raw)).collect();
-    placed.sort_by_key(|(place, _)| *place);
-    let groups = placed.chunk_by(|one, two| one.0 == two.0);
-    groups
-        .map(|group| match items.get(group[0].0) {
-            Some(next) => {
-                let raws: String = group.iter().flat_map(|(_, raw)| [raw, ","]).collect();
-                beside::insert(next.start, raws)
-            }
-            None => {
-                let raws: String = group.iter().flat_map(|(_, raw)| [",", raw]).collect();
-                beside::insert(last.end, raws)
-            }
-        })
-        .collect()
-}
-
-/// Inserts blocks around a value in place of a list, which becomes a list: the value's bytes stay, between
-/// `open` and `close`.
-fn around(value: Span, open: &str, close: &str, blocks: &[ReasoningInsert<'_>]) -> Vec<Edit> {
-    let (mut before, mut after) = ("[".to_owned(), close.to_owned());
-    for block in blocks {
-        if block.before == 0 {
-            before.extend([block.raw, ","]);
-        } else {
-            after.extend([",", block.raw]);
-        }
-    }
-    before.push_str(open);
-    after.push(']');
-    vec![beside::insert(value.start, before), beside::insert(value.end, after)]
 }
 
 #[cfg(test)]

@@ -8,7 +8,8 @@ use crate::dialect::cache::CacheMiss;
 use crate::dialect::editing::ClearingReport;
 use crate::dialect::key::{Keyer, ToolArguments};
 use crate::dialect::note::note_once;
-use crate::dialect::reading::{MOST_KEPT, error_in};
+use crate::dialect::provider_error::error_in;
+use crate::dialect::reply::MOST_KEPT;
 use crate::dialect::{LastCall, Note, PartKind, Reply, ReplyPart, Role, StopReason, Usage};
 use crate::wire::json::{Kind, Value, first, members};
 

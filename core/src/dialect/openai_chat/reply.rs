@@ -9,7 +9,8 @@ use super::usage::UsageFields;
 use super::{known, signature, think};
 use crate::dialect::key::{Keyer, ToolArguments};
 use crate::dialect::note::note_once;
-use crate::dialect::reading::{MOST_KEPT, error_in};
+use crate::dialect::provider_error::error_in;
+use crate::dialect::reply::MOST_KEPT;
 use crate::dialect::{Note, PartKind, Reply, ReplyPart, Role, StopReason, Usage};
 use crate::wire::json::{Document, Kind, Value, first, members};
 

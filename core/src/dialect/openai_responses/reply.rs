@@ -11,7 +11,8 @@ use super::items;
 use crate::dialect::cache::CacheMiss;
 use crate::dialect::key::Keyer;
 use crate::dialect::note::note_once;
-use crate::dialect::reading::{MOST_KEPT, error_in};
+use crate::dialect::provider_error::error_in;
+use crate::dialect::reply::MOST_KEPT;
 use crate::dialect::{Note, Part, PartKind, Reply, ReplyPart, Role, Span, StopReason, Usage};
 use crate::wire::json::{Value, first, members, text_of};
 

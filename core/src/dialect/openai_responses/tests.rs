@@ -1,5 +1,5 @@
 use super::*;
-use crate::dialect::reading::{Framing, ResponseReader};
+use crate::dialect::reading::{Framing, ResponseReader, SocketReader};
 use crate::dialect::{Chain, PartKey, PartKind, Reply, StopReason};
 
 fn input(items: &str) -> Conversation {

@@ -6,8 +6,8 @@
 
 use http::Method;
 
+use super::endpoints::{endpoint, segments, verb};
 use super::known::{are_roots, before_end};
-use super::{endpoint, segments, verb};
 use crate::dialect::percent::decoded;
 
 /// Ends of `POST` paths without a conversation that call a model and store nothing.

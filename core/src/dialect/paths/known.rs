@@ -6,7 +6,7 @@
 
 use http::Method;
 
-use super::{ANTHROPIC, GEMINI, OPENAI, endpoint, segments, verb};
+use super::endpoints::{endpoint, segments, verb};
 
 /// Segments that may come before a known end: the roots of providers' APIs. Those of a gateway belong in
 /// `base_url`.
@@ -28,6 +28,46 @@ const SHARED: &[&str] = &[
     "projects",
     "publishers",
 ];
+
+/// Segments that only Google's APIs have.
+pub(super) const GEMINI: &[&str] = &[
+    "v1beta",
+    "v1alpha",
+    "v1beta1",
+    "v1internal",
+    "tunedModels",
+    "cachedContents",
+    "corpora",
+    "fileSearchStores",
+    "interactions",
+];
+
+/// Segments that only OpenAI's API and compatible APIs have.
+pub(super) const OPENAI: &[&str] = &[
+    "chat",
+    "completions",
+    "responses",
+    "conversations",
+    "embeddings",
+    "audio",
+    "images",
+    "moderations",
+    "fine_tuning",
+    "assistants",
+    "threads",
+    "vector_stores",
+    "uploads",
+    "realtime",
+    "evals",
+    "containers",
+    "videos",
+    "backend-api",
+    "deployments",
+];
+
+/// Segments that only Anthropic's API and its client have.
+pub(super) const ANTHROPIC: &[&str] =
+    &["messages", "complete", "anthropic", "hello", "skills", "organizations"];
 
 /// Whether a provider's API has such a path: an endpoint for conversations with nothing unknown before it, or
 /// another of its resources, with anything after it.

@@ -2,7 +2,7 @@
 //!
 //! No message is removed: its neighbours may have the same role, and calls may depend on it.
 
-use super::{history, is_blank};
+use super::messages::history;
 use crate::dialect::rewrite::{Removal, edit, first_member, literal, room, runs};
 use crate::dialect::{Dialect, Span};
 use crate::wire::json::{Kind, Value};
@@ -144,4 +144,9 @@ impl EmptyTextPass<'_> {
         let Span { start, end } = value.span();
         self.edits.push(edit(Span::new(start, end), with.to_owned()));
     }
+}
+
+/// Whether a value is a string of only white space.
+fn is_blank(value: Value<'_>) -> bool {
+    value.text().is_some_and(|text| text.trim().is_empty())
 }

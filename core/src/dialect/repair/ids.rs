@@ -3,7 +3,7 @@
 
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::history;
+use super::messages::history;
 use crate::dialect::Dialect;
 use crate::dialect::rewrite::{edit, literal};
 use crate::wire::json::Value;

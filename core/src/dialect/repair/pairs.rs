@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 
 use foldhash::{HashMap, HashSet};
 
+use super::placeholders::NO_CONTENT;
 use crate::dialect::Span;
 use crate::dialect::rewrite::{edit, insert, literal};
 use crate::wire::json::{Kind, Value};
@@ -135,7 +136,7 @@ fn put(message: &MessageBlocks<'_>, results: Vec<String>) -> Option<Edit> {
         return None;
     }
     if all.is_empty() {
-        all.push(format!("{{\"type\":\"text\",\"text\":{}}}", literal(super::NO_CONTENT)));
+        all.push(format!("{{\"type\":\"text\",\"text\":{}}}", literal(NO_CONTENT)));
     }
     Some(edit(content.span(), format!("[{}]", all.join(","))))
 }
@@ -243,7 +244,7 @@ fn responses_for(
     }
     all.extend(left.into_iter().flatten().filter(|part| response_in(*part).is_none()).map(raw));
     if all.is_empty() {
-        all.push(format!("{{\"text\":{}}}", literal(super::NO_CONTENT)));
+        all.push(format!("{{\"text\":{}}}", literal(NO_CONTENT)));
     }
     Some(edit(list.span(), format!("[{}]", all.join(","))))
 }

@@ -4,7 +4,9 @@
 //! part key (`docs/protocols.md` 1.2, 10.7). Must not know the content of a block.
 
 use super::beside::edit;
-use super::{Message, ReasoningInsert, around, between, shifted};
+use super::blocks::{ReasoningInsert, around, between};
+use super::ranges::shifted;
+use crate::dialect::Message;
 use crate::wire::json::{Kind, Value};
 use crate::wire::splice::Edit;
 

@@ -5,7 +5,8 @@
 
 use bytes::Bytes;
 
-use super::Span;
+use super::ranges::shifted;
+use crate::dialect::Span;
 use crate::wire::json::{Document, Kind, Value};
 use crate::wire::splice::Edit;
 
@@ -83,7 +84,7 @@ pub(in crate::dialect) fn set(body: &[u8], span: Span, path: &[&str], value: &st
         match object.get(name) {
             None => return first_member(body, start, &format!("\"{name}\":{made}")),
             Some(null) if null.is_null() => {
-                return Some(edit(super::shifted(null.span(), span.start), made));
+                return Some(edit(shifted(null.span(), span.start), made));
             }
             Some(there) => object = there,
         }

@@ -7,7 +7,7 @@
 use serde::de::IgnoredAny;
 
 use super::beside::{self, Removal, edit, literal};
-use super::{Conversation, Dialect, Span};
+use crate::dialect::{Conversation, Dialect, Span};
 use crate::wire::splice::Edit;
 
 /// The messages of a summary as JSON: a user message with the text, and if the history continues with a user

@@ -3,7 +3,7 @@
 //!
 //! The prompt does not change: this is an option of the request. Must not know which models omit it.
 
-use super::{edit, first_member};
+use super::beside::{edit, first_member};
 use crate::dialect::Dialect;
 use crate::wire::json::{Document, Kind, Value};
 use crate::wire::splice::Edit;

@@ -4,7 +4,9 @@
 //! back on its own part (`docs/protocols.md` 5.4). Handles both key styles.
 
 use super::beside::{Removal, edit, literal, room, runs, set};
-use super::{Message, Part, PartKind, ReasoningInsert, Span, around, between, shifted};
+use super::blocks::{ReasoningInsert, around, between};
+use super::ranges::shifted;
+use crate::dialect::{Message, Part, PartKind, Span};
 use crate::wire::json::{Document, Kind, Value};
 use crate::wire::splice::Edit;
 

@@ -6,8 +6,9 @@
 use memchr::memmem;
 
 use super::beside::{Removal, edit, first_member, insert, literal, room, runs};
-use super::{Part, Span, shifted, within};
+use super::ranges::{shifted, within};
 use crate::dialect::key::CACHE_MARKERS;
+use crate::dialect::{Part, Span};
 use crate::wire::json::{Document, Kind, Value};
 use crate::wire::splice::Edit;
 

@@ -4,9 +4,11 @@
 //! (`docs/protocols.md` 4.2). What the client sends is only ever replaced by the same text.
 
 use super::beside::{edit, first_member, insert, literal, set};
-use super::{Message, Part, PartKind, ReasoningInsert, Role, Span, around, shifted, within};
+use super::blocks::{ReasoningInsert, around};
+use super::ranges::{shifted, within};
 use crate::dialect::key::Keyer;
 use crate::dialect::openai_chat::think;
+use crate::dialect::{Message, Part, PartKind, Role, Span};
 use crate::wire::json::{Document, Kind, Value};
 use crate::wire::splice::Edit;
 

@@ -5,7 +5,9 @@
 //! removed, the items that it led to lose their ids.
 
 use super::beside::{Removal, edit, first_member, insert, room, runs};
-use super::{Conversation, Message, PartKind, ReasoningInsert, Role, Span, shifted};
+use super::blocks::ReasoningInsert;
+use super::ranges::shifted;
+use crate::dialect::{Conversation, Message, PartKind, Role, Span};
 use crate::wire::json::{Document, Kind, Value};
 use crate::wire::splice::Edit;
 

@@ -3,7 +3,7 @@
 //! The rest of the message stays byte for byte. Must not know why it is replaced.
 
 use super::beside::{edit, literal};
-use super::within;
+use super::ranges::within;
 use crate::dialect::key::CACHE_MARKERS;
 use crate::dialect::{Dialect, Message, Part, Role};
 use crate::wire::json::{Document, Kind, Value};

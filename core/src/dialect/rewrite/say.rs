@@ -5,7 +5,8 @@
 //! a list (`docs/protocols.md` 10.7). Only adds bytes.
 
 use super::beside::{insert, literal};
-use super::{Conversation, Dialect, Message, Part, PartIndex, PartKind, Role, Span, within};
+use super::ranges::within;
+use crate::dialect::{Conversation, Dialect, Message, Part, PartIndex, PartKind, Role, Span};
 use crate::wire::splice::Edit;
 
 /// Edits that add `texts`, in order, after the part `at` (message and part). Empty if that part is the

@@ -16,7 +16,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
 
 use crate::config::Upstream;
 use crate::context::Outcome;
-use crate::dialect::openai_responses::SocketReader;
+use crate::dialect::reading::SocketReader;
 use crate::dialect::{Dialect, Reply};
 use crate::proxy::exchange::client_request::ClientRequest;
 use crate::proxy::exchange_recorder::{ExchangeRecorder, ReplyRecord};

@@ -4,8 +4,8 @@
 //! continue each other by `previous_response_id`, so they are only metered. Nothing here can fail the
 //! connection: what is not understood is skipped.
 
-use crate::dialect::reading::Framing;
-use crate::dialect::{Conversation, Dialect, Reply, ResponseReader};
+use super::{Framing, ResponseReader};
+use crate::dialect::{Conversation, Dialect, Reply, openai_responses};
 use crate::wire::json::Document;
 
 /// Most requests that wait for their reply; past it, the oldest is dropped.
@@ -34,7 +34,7 @@ impl SocketReader {
 
     /// Reads a message of the client: a request with its number on this connection, if it is one.
     pub fn request(&mut self, message: &[u8]) -> Option<(u64, Conversation)> {
-        self.request_by(message, super::read)
+        self.request_by(message, openai_responses::read)
     }
 
     /// [`SocketReader::request`], with the conversation read by `read`.

@@ -1,0 +1,114 @@
+//! A request in a form that is the same for all dialects: what the model is asked, part by part.
+//!
+//! What is not known is `None` or empty. Must not know how a dialect writes it.
+
+use super::ids::SessionId;
+use super::key::Chain;
+use super::kinds::{Dialect, Purpose, Role};
+use super::note::Note;
+use super::part::{Part, PartIndex};
+use crate::wire::json::Span;
+
+/// One message (or item) of the history.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Message {
+    /// Its speaker.
+    pub role: Role,
+    /// The range of the whole message in the body.
+    pub span: Span,
+    /// Its parts, in order.
+    pub parts: Vec<Part>,
+}
+
+/// History that the provider holds, so that the request is not the whole conversation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HeldHistory {
+    /// The request continues this response or message (`previous_response_id`, `thread: continue`).
+    After(Box<str>),
+    /// A named conversation or thread.
+    Named(Box<str>),
+}
+
+/// A request in a form that is the same for all dialects.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Conversation {
+    /// The dialect that it was read as.
+    pub dialect: Dialect,
+    /// Its purpose.
+    pub purpose: Purpose,
+    /// The requested model, from the body or the path.
+    pub model: Option<Box<str>>,
+    /// Whether a streamed response is requested.
+    pub stream: bool,
+    /// The output limit, tokens.
+    pub max_output: Option<u64>,
+    /// Instructions outside the messages.
+    pub system: Vec<Part>,
+    /// Tool definitions, and whatever else is in the prompt's head (response format).
+    pub tools: Vec<Part>,
+    /// The history, oldest first.
+    pub messages: Vec<Message>,
+    /// Whether the request asks the model to think; `None` if it does not say.
+    pub thinks: Option<bool>,
+    /// The history that the provider holds, if any.
+    pub held: Option<HeldHistory>,
+    /// The session id in the body, if any (`docs/protocols.md` 8).
+    pub session: Option<SessionId>,
+    /// Chat Completions: the value of `stream_options.include_usage`.
+    pub include_usage: Option<bool>,
+    /// Responses: the value of `store`.
+    pub stored: Option<bool>,
+    /// Responses: the value of `reasoning.context` (`auto`, `current_turn`, `all_turns`).
+    pub reasoning_context: Option<Box<str>>,
+    /// Anthropic: the client asks the provider to clear old parts past this many input tokens.
+    pub clears_past: Option<u64>,
+    /// What was unexpected.
+    pub notes: Vec<Note>,
+}
+
+impl Conversation {
+    /// The part at a place in the history.
+    pub fn part(&self, at: PartIndex) -> Option<&Part> {
+        self.messages.get(at.message)?.parts.get(at.part)
+    }
+
+    /// A conversation without content.
+    pub fn empty(dialect: Dialect) -> Self {
+        Self {
+            dialect,
+            purpose: Purpose::Turn,
+            model: None,
+            stream: false,
+            max_output: None,
+            system: Vec::new(),
+            tools: Vec::new(),
+            messages: Vec::new(),
+            thinks: None,
+            held: None,
+            session: None,
+            include_usage: None,
+            stored: None,
+            reasoning_context: None,
+            clears_past: None,
+            notes: Vec::new(),
+        }
+    }
+
+    /// All parts of the history, oldest first.
+    pub fn parts(&self) -> impl DoubleEndedIterator<Item = &Part> {
+        self.messages.iter().flat_map(|message| &message.parts)
+    }
+
+    /// All parts that use the window: system, tools, history.
+    pub fn all_parts(&self) -> impl Iterator<Item = &Part> {
+        self.system.iter().chain(&self.tools).chain(self.parts())
+    }
+
+    /// The chain after each part of the history that has a key, oldest first.
+    pub fn chains(&self) -> impl Iterator<Item = Chain> + '_ {
+        self.parts().filter_map(|part| part.key).scan(Chain::START, |chain, key| {
+            *chain = chain.then(key);
+            Some(*chain)
+        })
+    }
+}

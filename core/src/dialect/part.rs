@@ -1,0 +1,153 @@
+//! One part of a request: what it is, where it is in the body, and its key.
+//!
+//! Ranges point into the body that was read. Must not know how a dialect writes a part.
+
+use serde::{Deserialize, Serialize};
+
+use super::key::{Keyer, PartKey};
+use super::kinds::{PartKind, Role};
+use crate::wire::json::{Span, Value};
+
+/// The place of a part in the history. Written as a pair of numbers.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(from = "(usize, usize)", into = "(usize, usize)")]
+pub struct PartIndex {
+    /// The index of its message.
+    pub message: usize,
+    /// The index within the message.
+    pub part: usize,
+}
+
+impl PartIndex {
+    /// The place of a part within a message.
+    pub fn new(message: usize, part: usize) -> Self {
+        Self { message, part }
+    }
+
+    /// The place right after it.
+    pub fn after(self) -> Self {
+        Self { part: self.part + 1, ..self }
+    }
+}
+
+impl From<(usize, usize)> for PartIndex {
+    fn from((message, part): (usize, usize)) -> Self {
+        Self { message, part }
+    }
+}
+
+impl From<PartIndex> for (usize, usize) {
+    fn from(at: PartIndex) -> Self {
+        (at.message, at.part)
+    }
+}
+
+/// The smallest unit with a meaning.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Part {
+    /// Its kind.
+    pub kind: PartKind,
+    /// Its speaker.
+    pub role: Role,
+    /// The range of the whole block in the body.
+    pub span: Span,
+    /// The JSON values whose content the model reads, in order: string literals (with quotes), or objects
+    /// (tool input, schemas). Empty for images.
+    pub texts: Vec<Span>,
+    /// The range of the content that a cut replaces, for tool results whose content may be replaced. Not for
+    /// those of the provider's own tools, nor for unknown structures.
+    pub content: Option<Span>,
+    /// The call id of a tool call or tool result.
+    pub id: Option<Box<str>>,
+    /// The tool's name, in definitions, calls, and results that have it.
+    pub name: Option<Box<str>>,
+    /// A result that reports a failure.
+    pub is_error: bool,
+    /// Reasoning's signature, encrypted content or redacted data (Gemini: `thoughtSignature`): a string literal.
+    pub sealed: Option<Span>,
+    /// The data of an image or document.
+    pub media: Option<Media>,
+    /// For system prompt and tools: it was sent as an item of the history (Responses), so a provider that
+    /// holds the history holds it, too. Others are sent with each request.
+    pub in_history: bool,
+    /// For tools: it is not a tool but the response format. It comes without instructions for tool calls.
+    pub is_schema: bool,
+    /// The part key: role, kind, normalised content and ids. `None` if the part is not in the chain
+    /// (reasoning, empty text, text that changes with every request).
+    pub key: Option<PartKey>,
+    /// The key of a client's own reasoning: the hash of its signature, else of its text.
+    pub reasoning_key: Option<u128>,
+}
+
+impl Part {
+    /// A part at `value`, with nothing else known yet.
+    pub fn at(kind: PartKind, role: Role, value: Value<'_>) -> Self {
+        Self {
+            kind,
+            role,
+            span: value.span(),
+            texts: Vec::new(),
+            content: None,
+            id: None,
+            name: None,
+            is_error: false,
+            sealed: None,
+            media: None,
+            in_history: false,
+            is_schema: false,
+            key: None,
+            reasoning_key: None,
+        }
+    }
+
+    /// Sets the key of reasoning that has its own: by its seal, else by its text.
+    pub(super) fn hash_reasoning(&mut self, body: &[u8]) {
+        let span = self.sealed.or_else(|| self.texts.first().copied()).unwrap_or(self.span);
+        let is_reasoning = self.kind == PartKind::Reasoning;
+        self.reasoning_key = is_reasoning.then(|| PartKey::of_literal(span.of(body)).0);
+    }
+
+    /// A text part: `value` is the string literal, which is also its range.
+    pub fn text(role: Role, value: Value<'_>, keyer: &mut Keyer) -> Self {
+        Self {
+            texts: vec![value.span()],
+            key: keyer.text(role, value),
+            ..Self::at(PartKind::Text, role, value)
+        }
+    }
+
+    /// A part that is not understood: it is kept as it is, and its bytes are counted.
+    pub(super) fn opaque(role: Role, value: Value<'_>, keyer: &mut Keyer) -> Self {
+        Self {
+            texts: vec![value.span()],
+            key: keyer.value(PartKind::Opaque, role, value),
+            ..Self::at(PartKind::Opaque, role, value)
+        }
+    }
+
+    /// A tool's definition, or another part of the prompt's head.
+    pub fn tool(value: Value<'_>, name: Option<Box<str>>, keyer: &mut Keyer) -> Self {
+        Self {
+            texts: vec![value.span()],
+            name,
+            key: keyer.value(PartKind::Tool, Role::System, value),
+            ..Self::at(PartKind::Tool, Role::System, value)
+        }
+    }
+
+    /// The response format.
+    pub fn schema(value: Value<'_>, name: Option<Box<str>>, keyer: &mut Keyer) -> Self {
+        Self { is_schema: true, ..Self::tool(value, name, keyer) }
+    }
+}
+
+/// The data of an image or document.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Media {
+    /// The string literal with base64 (or a `data:` URL); `None` if it is elsewhere (URL, file id).
+    pub data: Option<Span>,
+    /// The type that the client declared.
+    pub mime: Option<Box<str>>,
+}

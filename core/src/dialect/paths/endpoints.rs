@@ -1,0 +1,154 @@
+//! Endpoints for conversations, by the end of a path: dialect and purpose, and model and stream if they are in it.
+//!
+//! Whatever comes before the end does not matter: base paths, and prefixes of gateways. Pure.
+
+use std::borrow::Cow;
+
+use http::Method;
+
+use crate::dialect::{Dialect, Purpose, percent};
+
+/// An endpoint for conversations.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint<'p> {
+    /// The dialect of request and response.
+    pub dialect: Dialect,
+    /// The purpose according to the path; the body may be more specific.
+    pub purpose: Purpose,
+    /// The model, if it is in the path: percent-decoded. For Azure it is the deployment.
+    pub model: Option<Cow<'p, str>>,
+    /// Whether a stream is requested, if the path says it.
+    pub stream: Option<bool>,
+    /// How the response is sent.
+    pub transport: Transport,
+}
+
+/// How the response of an endpoint is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// JSON or server-sent events over HTTP.
+    Http,
+    /// An upgrade: requests and events are text frames (`docs/protocols.md` 3.1).
+    WebSocket,
+    /// AWS's binary event stream: the request is read, the response is not (`docs/protocols.md` 1.1).
+    AwsEventStream,
+}
+
+/// The endpoint at `target` (path, with or without query), if it is one for conversations.
+///
+/// A `GET` is one only if it can open a WebSocket; `HEAD` and other methods never are.
+pub fn endpoint<'p>(method: &Method, target: &'p str) -> Option<Endpoint<'p>> {
+    let segments = segments(target);
+    if *method == Method::GET {
+        let end = segments.last()?;
+        return (*end == "responses").then(|| Endpoint {
+            transport: Transport::WebSocket,
+            ..plain(Dialect::OpenaiResponses, Purpose::Turn)
+        });
+    }
+    if *method != Method::POST {
+        return None;
+    }
+    anthropic(&segments)
+        .or_else(|| openai(&segments))
+        .or_else(|| bedrock(&segments))
+        .or_else(|| google(&segments))
+}
+
+/// The path's segments without empty ones: doubled slashes come from base URLs that end with one.
+pub(super) fn segments(target: &str) -> Vec<&str> {
+    let path = target.split_once('?').map_or(target, |(path, _)| path);
+    path.split('/').filter(|segment| !segment.is_empty()).collect()
+}
+
+fn plain<'p>(dialect: Dialect, purpose: Purpose) -> Endpoint<'p> {
+    Endpoint { dialect, purpose, model: None, stream: None, transport: Transport::Http }
+}
+
+fn anthropic<'p>(segments: &[&'p str]) -> Option<Endpoint<'p>> {
+    match segments {
+        // Messages of OpenAI's assistants and Mistral's agents have another form.
+        [.., "threads" | "conversations", _, "messages"] => None,
+        [.., "messages"] => Some(plain(Dialect::Anthropic, Purpose::Turn)),
+        [.., "messages", "count_tokens"] => Some(plain(Dialect::Anthropic, Purpose::Count)),
+        _ => None,
+    }
+}
+
+fn openai<'p>(segments: &[&'p str]) -> Option<Endpoint<'p>> {
+    match segments {
+        [.., "deployments", deployment, "chat", "completions"] => Some(Endpoint {
+            model: Some(percent::decoded(deployment)),
+            ..plain(Dialect::OpenaiChat, Purpose::Turn)
+        }),
+        [.., "chat", "completions"] => Some(plain(Dialect::OpenaiChat, Purpose::Turn)),
+        [.., "responses"] => Some(plain(Dialect::OpenaiResponses, Purpose::Turn)),
+        [.., "responses", "compact"] => Some(plain(Dialect::OpenaiResponses, Purpose::Compaction)),
+        [.., "responses", "input_tokens"] => Some(plain(Dialect::OpenaiResponses, Purpose::Count)),
+        _ => None,
+    }
+}
+
+/// `/model/{id}/invoke…` if the id is a Claude model; other models have other bodies.
+fn bedrock<'p>(segments: &[&'p str]) -> Option<Endpoint<'p>> {
+    let [.., "model", id, action] = segments else { return None };
+    let model = percent::decoded(id);
+    if !model.contains("anthropic") && !model.contains("claude") {
+        return None;
+    }
+    let (purpose, stream, transport) = match *action {
+        "invoke" => (Purpose::Turn, Some(false), Transport::Http),
+        "invoke-with-response-stream" => (Purpose::Turn, Some(true), Transport::AwsEventStream),
+        "count-tokens" => (Purpose::Count, None, Transport::Http),
+        _ => return None,
+    };
+    Some(Endpoint { dialect: Dialect::Anthropic, purpose, model: Some(model), stream, transport })
+}
+
+/// `…/models/{m}:method`, the form of Google's APIs; some clients escape the colon.
+fn google<'p>(segments: &[&'p str]) -> Option<Endpoint<'p>> {
+    let (name, method) = verb(segments.last()?)?;
+    let before = &segments[..segments.len() - 1];
+    let publisher =
+        before.iter().rposition(|s| *s == "publishers").and_then(|at| before.get(at + 1));
+    if matches!(publisher, Some(&"anthropic")) {
+        return vertex_claude(name, &method);
+    }
+    let (purpose, stream) = match &*method {
+        "generateContent" => (Purpose::Turn, Some(false)),
+        "streamGenerateContent" => (Purpose::Turn, Some(true)),
+        "countTokens" => (Purpose::Count, None),
+        _ => return None,
+    };
+    let model = (name != "v1internal").then_some(name);
+    Some(Endpoint { model, stream, ..plain(Dialect::Gemini, purpose) })
+}
+
+/// Claude on Vertex: the model is in the path, and counting has a model name of its own.
+fn vertex_claude<'p>(name: Cow<'p, str>, method: &str) -> Option<Endpoint<'p>> {
+    let stream = match method {
+        "rawPredict" => false,
+        "streamRawPredict" => true,
+        _ => return None,
+    };
+    if name == "count-tokens" {
+        return Some(plain(Dialect::Anthropic, Purpose::Count));
+    }
+    // The body of a `rawPredict` may request a stream as well, so only `streamRawPredict` is certain.
+    let stream = stream.then_some(true);
+    Some(Endpoint { model: Some(name), stream, ..plain(Dialect::Anthropic, Purpose::Turn) })
+}
+
+/// Splits `name:method`.
+pub(super) fn verb<'p>(segment: &'p str) -> Option<(Cow<'p, str>, Cow<'p, str>)> {
+    match percent::decoded(segment) {
+        Cow::Borrowed(text) => {
+            let (name, method) = text.rsplit_once(':')?;
+            Some((Cow::Borrowed(name), Cow::Borrowed(method)))
+        }
+        Cow::Owned(text) => {
+            let (name, method) = text.rsplit_once(':')?;
+            Some((Cow::Owned(name.to_owned()), Cow::Owned(method.to_owned())))
+        }
+    }
+}

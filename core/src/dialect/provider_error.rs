@@ -1,0 +1,52 @@
+//! The error that a provider reports in a body or in a stream, whatever form it has.
+//!
+//! Takes the words as they are; `error_kind` judges them.
+
+use serde::{Deserialize, Serialize};
+
+use crate::wire::json::Value;
+
+/// An error that the provider reported, in a body or in a stream.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProviderError {
+    /// Its `code` if that is a name, else `type` or `status`, as the provider wrote it.
+    pub kind: Option<Box<str>>,
+    /// The message. Never logged: providers quote prompts in it.
+    pub message: Option<Box<str>>,
+}
+
+impl ProviderError {
+    /// Kind and message.
+    pub fn words(&self) -> String {
+        [self.kind.as_deref(), self.message.as_deref()].map(Option::unwrap_or_default).join(" ")
+    }
+}
+
+/// The error in a value, in any form that providers use: `{"error": {…}}`, `{"error": "…"}`,
+/// `[{"error": {…}}]` (Gemini), or its members without a wrapper. A code that is a name is more specific than
+/// the type: `context_length_exceeded` is also an `invalid_request_error` (`docs/protocols.md` 2.5, 3.6).
+pub(super) fn error_in(value: Value<'_>) -> ProviderError {
+    let value = value.items().next().unwrap_or(value);
+    let inner = value.get("error").filter(|error| !error.is_null()).unwrap_or(value);
+    let words = |names: &[&str]| names.iter().find_map(|name| word(inner.get(name)?));
+    let code = inner.get("code").or_else(|| value.get("code")).and_then(|code| code.text());
+    ProviderError {
+        kind: code
+            .filter(|code| is_name(code))
+            .map(Into::into)
+            .or_else(|| words(&["type", "status", "code"])),
+        message: inner.text().map(Into::into).or_else(|| words(&["message", "detail"])),
+    }
+}
+
+/// Whether a code is a name: some servers put a status or a sentence there.
+fn is_name(code: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
+    code.bytes().all(is_plain) && code.bytes().any(|byte| byte.is_ascii_alphabetic())
+}
+
+/// A string, or a number as a string.
+fn word(value: Value<'_>) -> Option<Box<str>> {
+    let number = || value.as_u64().map(|number| number.to_string().into());
+    value.text().map(Into::into).or_else(number)
+}

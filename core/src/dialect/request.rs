@@ -1,0 +1,39 @@
+//! Reads a request of any dialect: its body by the dialect's own reader, then what only its path says.
+//!
+//! Never fails: what is not understood becomes an opaque part and a note.
+
+use super::conversation::Conversation;
+use super::kinds::{Dialect, Purpose};
+use super::{anthropic, gemini, openai_chat, openai_responses, paths, purpose, size};
+use crate::wire::json::Document;
+
+/// Reads a request of `dialect`. `target` is its path and query, which has purpose, model and stream in some
+/// dialects. Never fails.
+pub fn read(dialect: Dialect, target: &str, body: &[u8]) -> Conversation {
+    read_in(&Document::read(body).unwrap_or_default(), dialect, target, body)
+}
+
+/// [`read`] for a body that is already parsed.
+pub fn read_in(document: &Document, dialect: Dialect, target: &str, body: &[u8]) -> Conversation {
+    let mut conversation = match dialect {
+        Dialect::Anthropic => anthropic::read_in(document, body),
+        Dialect::OpenaiChat => openai_chat::read_in(document, body),
+        Dialect::OpenaiResponses => openai_responses::read_in(document, body),
+        Dialect::Gemini => gemini::read_in(document, body),
+    };
+    if let Some(endpoint) = paths::endpoint(&http::Method::POST, target) {
+        let model = || endpoint.model.as_deref().map(Into::into);
+        conversation.model = conversation.model.or_else(model);
+        conversation.stream = endpoint.stream.unwrap_or(conversation.stream);
+        if conversation.purpose == Purpose::Turn {
+            conversation.purpose = endpoint.purpose;
+        }
+    }
+    if conversation.purpose == Purpose::Turn {
+        conversation.purpose = purpose::told(&conversation, body).unwrap_or_default();
+    }
+    conversation.model = conversation.model.map(size::name);
+    let messages = conversation.messages.iter_mut();
+    messages.flat_map(|message| &mut message.parts).for_each(|part| part.hash_reasoning(body));
+    conversation
+}
