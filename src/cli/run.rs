@@ -183,7 +183,7 @@ impl RunningProxy {
             }
             Ok(_) => {}
             Err(trouble) => {
-                print::note(&format!("{}; starting another Plimsoll for this command", trouble.0))
+                print::note(&format!("{}; starting another Plimsoll for this command", trouble.0));
             }
         }
         Self::started(sources).await
