@@ -17,62 +17,18 @@ use blanked::blanked;
 /// Packages whose files are looked at, by their folder.
 const PACKAGES: &[&str] = &["core/src", "src"];
 
-/// Files that are still in a cycle (24 November 2026), to be taken apart soon. None is added, and one that is in no cycle
-/// any more is taken off.
-const STILL_IN_CYCLES: &[&str] = &[
-    "context",
-    "context::budget",
-    "context::budget::carry",
-    "context::budget::classic",
-    "context::budget::contents",
-    "context::budget::decided",
-    "context::budget::known",
-    "context::budget::limits",
-    "context::budget::recounted",
-    "context::budget::sections",
-    "context::budget::sums",
-    "context::cache",
-    "context::compact",
-    "context::compact::agents",
-    "context::compact::quotes",
-    "context::decisions",
-    "context::inject",
-    "context::ledger",
-    "context::lineage",
-    "context::overflow",
-    "context::plan",
-    "context::plan::overlay",
-    "context::plan::recorded",
-    "context::plan::recorded::branch",
-    "context::plan::recorded::replies",
-    "context::plan::recorded::returned",
-    "context::plan::report",
-    "context::reasoning",
-    "context::reasoning::order",
-    "context::repair",
-    "context::repair::output",
-    "context::repair::pictures",
-    "context::repair::thoughts",
-];
-
 /// Modules by path (`proxy::exchange::retry`), with the files that each imports.
 type Imports = BTreeMap<String, BTreeSet<String>>;
 
 #[test]
 fn files_import_each_other_in_one_direction() {
     let mut told = String::new();
-    let mut excused = BTreeSet::new();
     for package in PACKAGES {
         let sources = sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join(package));
         assert!(sources.len() > 50, "{package}: only {} files found", sources.len());
         let modules = modules(&sources);
         let imports = imports(&modules);
         for cycle in cycles(&imports) {
-            let known = |name: &&String| STILL_IN_CYCLES.contains(&name.as_str());
-            excused.extend(cycle.iter().filter(known).cloned());
-            if cycle.iter().all(|name| known(&name)) {
-                continue;
-            }
             told.push_str(&format!("{package}: {}\n", cycle.join(", ")));
             for name in &cycle {
                 for to in imports[name].intersection(&cycle.iter().cloned().collect()) {
@@ -82,9 +38,6 @@ fn files_import_each_other_in_one_direction() {
         }
     }
     assert!(told.is_empty(), "move what both sides need into a file below both:\n{told}");
-    for name in STILL_IN_CYCLES {
-        assert!(excused.contains(*name), "{name} is in no cycle: take it off STILL_IN_CYCLES");
-    }
 }
 
 /// The table of `src/proxy` in docs/architecture.md: what each row names uses its own row and those above it.

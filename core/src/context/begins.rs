@@ -7,8 +7,13 @@ use crate::dialect::{Conversation, Dialect, Message, Part, PartKind, Role};
 /// Whether a message is the user's own text, which begins a turn. Text together with tool results continues
 /// one. No signal tells the two apart (`docs/estimates.md` 2), and keeping reasoning is the cautious guess.
 pub(in crate::context) fn is_users(message: &Message) -> bool {
-    let is = |kind| message.parts.iter().any(|part| part.kind == kind);
-    message.role == Role::User && is(PartKind::Text) && !is(PartKind::ToolResult)
+    let is_text = holds(message, PartKind::Text) && !holds(message, PartKind::ToolResult);
+    message.role == Role::User && is_text
+}
+
+/// Whether a message has a part of this kind.
+pub(super) fn holds(message: &Message, kind: PartKind) -> bool {
+    message.parts.iter().any(|part| part.kind == kind)
 }
 
 /// The message that begins the user's last turn. Text right after tool results continues the turn, wherever

@@ -104,13 +104,16 @@ mod tests {
         assert!(!of(Some(500), Some(1), Some(0)) && !of(Some(500), Some(0), Some(1)));
     }
 
+    /// Changes a turn, and how many of its tokens the next one began with.
+    type Change<'a> = &'a dyn Fn(&mut Turn, &mut u64);
+
     /// Whether a model's cache is cold after a call of 9,000 tokens that read nothing from it and told `write`.
     /// `before`: the call before it, if its own began with those 1,500 tokens; it ended 1 s before the
     /// later one began, at 400 s.
     fn cold_after_a_miss(
         model: &'static str,
         write: Option<u64>,
-        before: Option<&dyn Fn(&mut Turn, &mut u64)>,
+        before: Option<Change<'_>>,
     ) -> bool {
         let mut scene = SessionFixture::of(model, &messages("ucr"));
         let miss = |turn: &mut Turn| {
@@ -149,11 +152,11 @@ mod tests {
     /// A provider that misses what it has just read has no cache, whatever it reports.
     #[test]
     fn two_misses_in_a_row_show_that_there_is_no_cache() {
-        let after = |with: &dyn Fn(&mut Turn, &mut u64)| {
+        let after = |with: Change<'_>| {
             ["gpt-5.4", "somebodys-own"].map(|model| cold_after_a_miss(model, None, Some(with)))
         };
         assert_eq!(after(&|_, _| {}), [true; 2]);
-        let warm: [(&str, &dyn Fn(&mut Turn, &mut u64)); 7] = [
+        let warm: [(&str, Change<'_>); 7] = [
             ("it was read before", &|turn, _| turn.usage.cache_read = Some(1_024)),
             ("it was too small to be kept", &|turn, _| turn.usage.input = Some(1_023)),
             ("too little of it was sent again", &|_, tokens| *tokens = 1_023),

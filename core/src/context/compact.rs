@@ -14,9 +14,8 @@ pub use agents::is_worth_it;
 pub use quotes::most_quoted;
 
 use foldhash::{HashMap, HashSet};
-use serde::{Deserialize, Serialize};
 
-use super::begins::is_users;
+use super::begins::{holds, is_users};
 use super::plan::{DecisionReason, PlanRequest, RecordedDecisions};
 use super::policy::{EchoRule, Mode, SummaryAuthor, SummaryEngine, ThresholdBasis};
 use super::{CompactionRecord, Fact, SketchPart, reasoning, trim};
@@ -29,15 +28,6 @@ use crate::dialect::{
 use crate::wire::splice::Edit;
 use quotes::Quotes;
 
-/// The history before a cut, as it was forwarded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ForwardedHistory {
-    /// The chain of system prompt and tools.
-    pub head: Chain,
-    /// The chain of everything that was forwarded before the cut.
-    pub sent: Chain,
-}
-
 /// How urgently a request needs a summary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CompactionNeed {
@@ -49,15 +39,6 @@ pub enum CompactionNeed {
     Swap,
     /// The request does not fit without it.
     Must,
-}
-
-/// Tokens of the window that a request may fill before its history must be compacted: the window less the
-/// reserve. If the reserve is half of the window or more, it is not meant literally, and a quarter is reserved
-/// instead; [`PlanRequest::usable`], by which results are cut, takes it literally.
-pub fn fillable_window(request: &PlanRequest<'_>) -> u64 {
-    let (window, reserve) = (request.model.window, request.reserve);
-    let is_sensible = reserve.saturating_mul(2) < window;
-    window.saturating_sub(if is_sensible { reserve } else { window / 4 })
 }
 
 /// Whether a request can be compacted at all: it contains its history, and is not a call beside the
@@ -75,7 +56,7 @@ pub fn may(request: &PlanRequest<'_>) -> bool {
 /// of the branch was refused, only a request that does not fit otherwise is compacted.
 pub fn due(request: &PlanRequest<'_>, known: &RecordedDecisions, tokens: u64) -> CompactionNeed {
     let policy = &request.policy.compact;
-    let fillable = fillable_window(request);
+    let fillable = request.fillable();
     let (threshold, mark) = (policy.threshold(fillable), policy.mark(fillable));
     let last = known.parent.as_ref().filter(|_| policy.watches == ThresholdBasis::LastCall);
     let last = last.and_then(|turn| agents::read(&turn.usage));
@@ -118,7 +99,7 @@ pub fn would_fit(
     parts: &[SketchPart],
     tokens: u64,
 ) -> bool {
-    request.model.known && would_leave(request, known, parts, tokens, fillable_window(request))
+    request.model.known && would_leave(request, known, parts, tokens, request.fillable())
 }
 
 /// Whether a request of this many tokens would have no more than `most` once it is compacted, whatever its
@@ -209,7 +190,7 @@ pub fn choose(
         let cut = (known.kept_from() + 1..=newest).rev().find(is_open)?;
         return weights.choice(request, known, cut, by);
     }
-    let most = policy.tail(fillable_window(request));
+    let most = policy.tail(request.fillable());
     let (mut tail, mut best, mut latest) = (0, None, None);
     for cut in (known.kept_from() + 1..messages.len()).rev() {
         tail += weights.messages[cut];
@@ -245,7 +226,7 @@ pub struct SummarySizes {
 /// size will do.
 pub fn is_accepted(request: &PlanRequest<'_>, sizes: SummarySizes, why: DecisionReason) -> bool {
     let SummarySizes { whole, was, tokens } = sizes;
-    let fillable = fillable_window(request);
+    let fillable = request.fillable();
     let most = match why {
         DecisionReason::Window => fillable,
         DecisionReason::Asked => u64::MAX,
@@ -294,7 +275,7 @@ pub fn outlook(
         before: tokens,
         after: tokens.saturating_sub(choice.was).saturating_add(summary),
         summary,
-        usable: fillable_window(request),
+        usable: request.fillable(),
         by,
         upstream: request.upstream.into(),
         model: request.name.into(),
@@ -528,10 +509,6 @@ pub fn propose(
     let voided =
         voids.into_iter().map(|about| reasoning::take_out(request, about, DecisionReason::Bound));
     Ok(std::iter::once(Fact::Compact(Box::new(compact))).chain(voided).collect())
-}
-
-fn holds(message: &Message, kind: PartKind) -> bool {
-    message.parts.iter().any(|part| part.kind == kind)
 }
 
 #[cfg(test)]

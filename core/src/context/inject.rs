@@ -4,125 +4,24 @@
 //! bound reasoning stays valid (`docs/protocols.md` 1.5). Later requests find the place by content, as with
 //! cuts. Pure; proposes facts, which `plan` replays.
 
+mod main_line;
+mod message;
+
+pub use main_line::carries_on;
+pub(super) use main_line::waiting;
+pub use message::{InjectedMessage, InjectionPlace, InjectionState, QueuedMessage};
+
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
-
-use super::ledger::Ledger;
-use super::lineage::Placement;
 use super::plan::{PlanRequest, RecordedDecisions};
 use super::policy::Mode;
-use super::{ExchangeId, Fact, Millis, ThreadId, Turn};
+use super::{ExchangeId, Fact, Millis};
 use crate::dialect::{PartKey, Purpose};
 
 /// Longest message, bytes.
 pub const LONGEST: usize = 64 * 1024;
 /// Most messages that may wait in one session.
 pub const MOST: usize = 32;
-
-/// A message that an operator queued for a session. It waits for the session's next request.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct QueuedMessage {
-    /// Unique in its session.
-    pub id: Box<str>,
-    /// Its number among all messages queued in the session, from 1.
-    pub number: u32,
-    /// When it was queued.
-    pub at: Millis,
-    /// The text.
-    pub text: Box<str>,
-    /// The message that this one repeats, because the request that contained it was not answered.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub again: Option<Box<str>>,
-}
-
-/// What happened to a queued message; the first write decides.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct InjectedMessage {
-    /// The id of the queued message.
-    pub id: Box<str>,
-    /// When it was decided.
-    pub at: Millis,
-    /// How it ended.
-    pub fate: InjectionState,
-}
-
-/// What happened to a queued message.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum InjectionState {
-    /// It was removed before a request took it.
-    Removed,
-    /// A request took it; it stays in all requests that continue that one.
-    Taken(Box<InjectionPlace>),
-}
-
-/// The place of an injected message.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct InjectionPlace {
-    /// The exchange that took it.
-    #[serde(rename = "request")]
-    pub exchange: ExchangeId,
-    /// Its thread.
-    pub thread: ThreadId,
-    /// Its number among the queued messages.
-    pub number: u32,
-    /// The part that it follows ([`plan::about`](super::plan::about)).
-    pub after: PartKey,
-    /// The hash of that part and the one before it: finds the place if the client changed something before.
-    #[serde(rename = "joint", default, skip_serializing_if = "Option::is_none")]
-    pub boundary: Option<PartKey>,
-    /// The text.
-    pub text: Box<str>,
-    /// Its cost, tokens.
-    pub tokens: u32,
-    /// When it was queued.
-    pub queued: Millis,
-    /// Injected after the refusal at this time ([`Suspension::at`](super::Suspension::at)). Messages from before
-    /// it are not repeated there.
-    #[serde(rename = "aside", default, skip_serializing_if = "Option::is_none")]
-    pub suspended: Option<Millis>,
-}
-
-/// The waiting messages, if the request is on the session's main line; else none.
-pub(super) fn waiting(ledger: &Ledger, placed: &Placement) -> Vec<Arc<QueuedMessage>> {
-    let waiting = ledger.waiting();
-    if waiting.is_empty() || !is_main(ledger, placed) {
-        return Vec::new();
-    }
-    waiting.into_iter().cloned().collect()
-}
-
-/// Whether a request is on the session's main line: the thread of its first turn, and its forks. If the line
-/// breaks (the client compacted its history), requests with the same system prompt and tools continue it.
-/// Sub-agents are named by their client, or have other system prompts.
-fn is_main(ledger: &Ledger, placed: &Placement) -> bool {
-    let is_turn = |turn: &&Arc<Turn>| turn.purpose == Purpose::Turn;
-    let Some(first) = ledger.turns().find(is_turn) else { return false };
-    is_line_of(ledger, placed, first)
-}
-
-/// The same, but the first request of a session is on the main line, too.
-pub fn carries_on(ledger: &Ledger, placed: &Placement) -> bool {
-    let is_turn = |turn: &&Arc<Turn>| turn.purpose == Purpose::Turn;
-    match ledger.turns().find(is_turn) {
-        Some(first) => is_line_of(ledger, placed, first),
-        None => placed.position.client_thread.is_none(),
-    }
-}
-
-fn is_line_of(ledger: &Ledger, placed: &Placement, first: &Turn) -> bool {
-    let (main, here) = (&first.position, &placed.position);
-    if main.client_thread != here.client_thread {
-        return false;
-    }
-    let parent = |turn: &&Arc<Turn>| ledger.turn(turn.position.parent.as_ref()?);
-    let line = std::iter::successors(placed.parent.as_ref(), parent).take(ledger.turns().count());
-    if line.into_iter().any(|turn| turn.position.thread == main.thread) {
-        return true;
-    }
-    main.system == here.system && main.tools == here.tools
-}
 
 /// Takes the waiting messages at the end of this request, if the model is to answer it.
 pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<Fact> {
@@ -222,18 +121,12 @@ pub fn taken(saved: &[Fact], exchange: &ExchangeId) -> Vec<Box<str>> {
     ours.map(|said| said.id.clone()).collect()
 }
 
-impl InjectedMessage {
-    /// Its key among the parts of a request.
-    pub fn key(&self) -> PartKey {
-        PartKey::of_bytes(self.id.as_bytes())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::context::ledger::Ledger;
     use crate::context::lineage;
     use crate::context::scene::SessionFixture;
     use crate::dialect::{self, Dialect};

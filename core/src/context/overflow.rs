@@ -4,43 +4,15 @@
 //! A refusal shows it before there is a response. What shows it later (a truncated reply, an empty one, fewer
 //! tokens read than were sent) can only be reported. Pure.
 
-use std::fmt;
+mod report;
 
-use serde::{Deserialize, Serialize};
+pub use report::{OverflowReport, OverflowSign};
 
-use super::budget::{Anchor, grouped};
+use super::budget::Anchor;
 use super::{Estimate, EstimateMethod, SketchPart};
 use crate::dialect::overflow::{ErrorResponse, Overflow, overflow};
 use crate::dialect::{Conversation, PartKind, Purpose, Reply, StopReason, Usage};
 use crate::tokens::media::LARGEST_PICTURE;
-
-/// How an overflow shows; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum OverflowSign {
-    /// The provider refused the request.
-    Refused,
-    /// An error instead of a reply or in the middle of it, after the provider had accepted the request.
-    InReply,
-    /// The reply ended because the window was full.
-    WindowFull,
-    /// The reply ended with its length limit before it had any content (`docs/protocols.md` 4.3, MiMo).
-    Empty,
-    /// The provider read far fewer tokens than were sent (`docs/protocols.md` 4.3, Ollama).
-    Truncated,
-}
-
-/// An overflow, as it is reported and stored with its turn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OverflowReport {
-    /// How it showed.
-    pub sign: OverflowSign,
-    /// What the provider's message says about it.
-    #[serde(flatten)]
-    pub said: Overflow,
-    /// Room was made, and the provider accepted the request.
-    pub saved: bool,
-}
 
 /// A reported input below this share of what was sent is much too low.
 const FAR_BELOW: f64 = 0.7;
@@ -169,43 +141,6 @@ fn truncated(usage: &Usage, evidence: &OverflowEvidence<'_>) -> Option<u64> {
 fn measured(usage: &Usage) -> Option<u64> {
     let whole = !usage.hosted_tools && usage.cleared.is_none() && usage.last_call.is_none();
     usage.input.filter(|input| whole && *input > 0)
-}
-
-impl OverflowSign {
-    /// The sign as text.
-    pub fn words(self) -> &'static str {
-        match self {
-            OverflowSign::Refused => "the provider refused the request: it does not fit the window",
-            OverflowSign::InReply => "the provider broke off: the request does not fit the window",
-            OverflowSign::WindowFull => "the reply ended because the window was full",
-            OverflowSign::Empty => {
-                "the reply ended at its length before it began: the window is full"
-            }
-            OverflowSign::Truncated => {
-                "the provider read far less than was sent: it cut the history"
-            }
-        }
-    }
-}
-
-impl fmt::Display for OverflowReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.sign.words())?;
-        match (self.said.input, self.said.window) {
-            (Some(input), Some(window)) => {
-                write!(f, " ({} tokens, window {})", grouped(input), grouped(window))?;
-            }
-            (Some(input), None) => write!(f, " ({} tokens)", grouped(input))?,
-            (None, Some(window)) => write!(f, " (window {})", grouped(window))?,
-            (None, None) => {}
-        }
-        let is_mendable = self.sign == OverflowSign::Refused;
-        match self.saved {
-            true => f.write_str("; room was made, and it was answered"),
-            false if is_mendable => f.write_str("; no room could be made"),
-            false => Ok(()),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -6,12 +6,11 @@
 
 mod order;
 
+pub use super::facts::Signature;
 pub use super::seal::{literal, seal};
 pub use order::{chosen, newest};
 
 use std::ops::Range;
-
-use serde::{Deserialize, Serialize};
 
 use super::cache::is_cold;
 use super::plan::{
@@ -80,19 +79,6 @@ fn generation(model: &str) -> Option<u32> {
     let rest = model.split_once("gemini-")?.1;
     let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
     rest.get(..digits)?.parse().ok()
-}
-
-/// A signature on a part of a reply (Gemini).
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Signature {
-    /// The index of the keyed part.
-    pub part: u32,
-    /// The signature.
-    pub seal: Box<str>,
-    /// If the part is a text that came in several pieces: the range of the signed piece, bytes of the whole
-    /// text.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub piece: Option<(u32, u32)>,
 }
 
 /// A run of adjacent texts with one key: the length so far, and the signed pieces.

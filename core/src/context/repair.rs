@@ -3,83 +3,26 @@
 //! A refusal that an edit can fix is answered by the smallest such edit, stored as a fact. The fact is
 //! replayed, so the session is not refused for the same again. Pure; proposes facts, which `plan` replays.
 
+mod decision;
 mod output;
 mod pictures;
+mod refused;
 mod smaller;
 mod thoughts;
 
+pub use decision::RepairDecision;
 pub use output::{fit_output, lowered_output, spare};
 pub use smaller::{may_be_smaller, smaller};
 
-use serde::{Deserialize, Serialize};
-use xxhash_rust::xxh3::xxh3_128;
-
+use super::Fact;
 use super::plan::{self, PlanRequest, RecordedDecisions};
-use super::{ExchangeId, Fact, Millis};
 use crate::dialect::repair::path::PathTarget;
 use crate::dialect::repair::{
     GO_ON, NO_CONTENT, NO_RESULT, Refusal, RefusalDetail, Repair, RepairCause, fields,
 };
 use crate::dialect::{PartKey, Purpose, Role};
-use crate::wire::json::Document;
-use crate::wire::splice::{self, Edit};
-
-/// A change of a request that answers a refusal.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RepairDecision {
-    /// The key that it is stored under.
-    pub about: PartKey,
-    /// When it was decided.
-    pub at: Millis,
-    /// The exchange that decided it.
-    #[serde(rename = "request")]
-    pub exchange: ExchangeId,
-    /// The model that refused, as the client named it.
-    pub model: Box<str>,
-    /// The upstream that refused.
-    pub upstream: Box<str>,
-    /// The change.
-    #[serde(flatten)]
-    pub repair: Repair,
-    /// Decided again after the refusal at this time, as in [`Cut`](super::Cut).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub after: Option<Millis>,
-}
-
-impl RepairDecision {
-    fn new(request: &PlanRequest<'_>, repair: Repair) -> Self {
-        let words = format!("{}\n{}\n{}", identity(&repair), request.name, request.upstream);
-        Self {
-            about: PartKey(xxh3_128(words.as_bytes())),
-            at: request.now,
-            exchange: request.exchange.clone(),
-            model: request.name.into(),
-            upstream: request.upstream.into(),
-            repair,
-            after: None,
-        }
-    }
-
-    /// Whether it was decided for this request's model and upstream.
-    pub fn is_for(&self, request: &PlanRequest<'_>) -> bool {
-        *self.model == *request.name && *self.upstream == *request.upstream
-    }
-}
-
-/// What identifies a change. The inserted text is left out, because it may differ in another version.
-fn identity(repair: &Repair) -> String {
-    let word = repair.cause().word();
-    match repair {
-        Repair::Media { part, .. } | Repair::Prefill { part, .. } => format!("{word} {part}"),
-        Repair::Picture { part, data } => format!("picture {part} {}", data.len()),
-        Repair::Field { place } => format!("{word} {place}"),
-        Repair::MaxTokens { most } => format!("{word} {most}"),
-        Repair::OutputFits { window } => format!("{word} window {window}"),
-        Repair::ToolIds { length } => format!("{word} {length:?}"),
-        Repair::CacheMarks { most } => format!("{word} {most}"),
-        Repair::Empty { .. } | Repair::Unicode | Repair::ToolPairs { .. } => word.to_owned(),
-    }
-}
+use crate::wire::splice;
+use refused::{RefusedRequest, decided};
 
 /// The changes that were found.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -120,26 +63,7 @@ pub fn propose(
     RepairProposal { facts, is_misplaced: false }
 }
 
-/// A request that was refused.
-pub(in crate::context) struct RefusedRequest<'a> {
-    request: &'a PlanRequest<'a>,
-    known: &'a RecordedDecisions,
-    refusal: &'a Refusal,
-    /// The body that was sent.
-    sent: &'a [u8],
-    /// The edits that made it from the client's body.
-    edits: &'a [Edit],
-}
-
 impl RefusedRequest<'_> {
-    /// The place that the refusal names; an error if it does not exist.
-    fn place(&self) -> Result<Option<PathTarget>, ()> {
-        let Some(path) = &self.refusal.place else { return Ok(None) };
-        let document = Document::read(self.sent).unwrap_or_default();
-        let found = document.root(self.sent).and_then(|root| path.find(root));
-        found.map(Some).ok_or(())
-    }
-
     /// A rule for the whole request, which applies from now on.
     fn rule(&self, place: Option<&PathTarget>) -> Option<Fact> {
         let Self { request, refusal, .. } = self;
@@ -192,10 +116,6 @@ impl RefusedRequest<'_> {
 
 /// How many cache markers Anthropic accepts (`docs/protocols.md` 1.2).
 const MARKS: u64 = 4;
-
-fn decided(request: &PlanRequest<'_>, repair: Repair) -> Fact {
-    Fact::Repair(Box::new(RepairDecision::new(request, repair)))
-}
 
 /// The keys that these facts are stored under.
 pub fn keys(facts: &[Fact]) -> Vec<PartKey> {

@@ -254,8 +254,7 @@ impl<'a> CompactionContext<'a> {
         let fits = choices.iter().all(|(_, choice)| {
             let piece = HistoryChunk { from: 0, through: choice.cut };
             let history = compact::weigh(&request, &cached.known, parts, piece);
-            summarize::head_tokens(parts).saturating_add(history)
-                <= compact::fillable_window(&request)
+            summarize::head_tokens(parts).saturating_add(history) <= request.fillable()
         });
         fits.then_some(cached)
     }

@@ -6,53 +6,21 @@
 //! under the policy of that time.
 
 use foldhash::HashSet;
-use serde::{Deserialize, Serialize};
 
-use super::sums::{cleared_next, reasoning_of, reported_reasoning};
-use super::{
-    Anchor, MeasuredEstimate, MessageTokens, TokenSums, WindowLimits, began_cached, shown, sum,
-};
+use super::anchor::{Anchor, began_cached, shown, sum};
+use super::contents::MessageTokens;
+use super::limits::WindowLimits;
+use super::measure::MeasuredEstimate;
+use super::sums::{TokenSums, cleared_next, reasoning_of, reported_reasoning};
 use crate::context::plan::PlanRequest;
 use crate::context::policy::StripPolicy;
+use crate::context::turn::CarryOver;
 use crate::context::{PromptSection, SketchPart, Turn, reasoning};
 use crate::dialect::models::{Family, Model};
 use crate::dialect::{Dialect, LastCall, PartKey, PartKind, Reply};
 use crate::tokens::learn::{EstimatorState, Observation};
 use crate::tokens::retention::ReasoningRetention;
 use crate::tokens::unsent::UnsentReasoning;
-
-/// What the next request will contain of a turn.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CarryOver {
-    /// Tokens: input and output, less what is not sent back or not read again.
-    pub tokens: u64,
-    /// The same by an agent's rules: the last input, and the part of the last output that comes back.
-    pub by_rules: u64,
-    /// Whether the agent's rules decide, so that their number is shown.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub ruled: bool,
-    /// The share of `tokens` that is reasoning.
-    pub reasoning: u64,
-    /// Whether the reply's reasoning is expected to come back.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub returns: bool,
-    /// Whether the client has dropped reasoning before.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub drops: bool,
-    /// The points at which pruning, compaction and so on begin, for the next request.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub limits: Option<WindowLimits>,
-    /// Its messages by kind of content, tokens, estimated.
-    #[serde(default, skip_serializing_if = "MessageTokens::is_nothing")]
-    pub contents: MessageTokens,
-}
-
-impl CarryOver {
-    /// The number that is shown.
-    pub fn shown(&self) -> u64 {
-        if self.ruled { self.by_rules } else { self.tokens }
-    }
-}
 
 /// What has to be kept of a sent request to predict the next one. Its size does not depend on the request's
 /// length.

@@ -6,8 +6,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Anchor, MeasuredEstimate, fit};
-use crate::context::{Breakdown, CountingMethod, EstimateMethod};
+use super::anchor::Anchor;
+use crate::context::EstimateMethod;
 use crate::dialect::{Chain, Conversation, Part, Role};
 use crate::tokens::classic::{ClassicRules, SentContent};
 
@@ -87,19 +87,6 @@ fn first_new(conversation: &Conversation, anchor: &Anchor<'_>) -> usize {
     let is_models = |index: &usize| messages[*index].role == Role::Assistant;
     let first = found.or_else(|| (0..messages.len()).rev().find(is_models)).unwrap_or(0);
     first + (first..messages.len()).take_while(is_models).count()
-}
-
-impl MeasuredEstimate {
-    /// Replaces our number by the classic one: it is shown, stored and used for decisions.
-    pub(super) fn ruled_by_classic(&mut self) {
-        let Some(classic) = &self.classic else { return };
-        let estimate = &mut self.estimate;
-        (estimate.tokens, estimate.new, estimate.gone) =
-            (classic.tokens, classic.new, classic.gone);
-        (estimate.method, estimate.counting) = (classic.method, CountingMethod::Length);
-        let (system, tools) = (classic.system, classic.tools);
-        estimate.breakdown = fit(Breakdown { system, tools, ..estimate.breakdown }, classic.tokens);
-    }
 }
 
 #[cfg(test)]

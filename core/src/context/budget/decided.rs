@@ -7,9 +7,12 @@ use std::borrow::Cow;
 
 use foldhash::HashMap;
 
-use super::{Anchor, MeasuredEstimate, classic, measure};
+use super::anchor::Anchor;
+use super::classic::classic;
+use super::measure::{MeasuredEstimate, measure};
+use super::sums::fit;
 use crate::context::plan::{Overlay, PlanRequest, RecordedDecisions};
-use crate::context::{Estimate, EstimateMethod};
+use crate::context::{Breakdown, CountingMethod, Estimate, EstimateMethod};
 use crate::dialect::{self, Dialect};
 use crate::tokens::classic::{ClassicRules, SentContent};
 use crate::tokens::learn::EstimatorState;
@@ -47,6 +50,19 @@ pub fn estimate(
         measured.ruled_by_classic();
     }
     measured
+}
+
+impl MeasuredEstimate {
+    /// Replaces our number by the classic one: it is shown, stored and used for decisions.
+    fn ruled_by_classic(&mut self) {
+        let Some(classic) = &self.classic else { return };
+        let estimate = &mut self.estimate;
+        (estimate.tokens, estimate.new, estimate.gone) =
+            (classic.tokens, classic.new, classic.gone);
+        (estimate.method, estimate.counting) = (classic.method, CountingMethod::Length);
+        let (system, tools) = (classic.system, classic.tools);
+        estimate.breakdown = fit(Breakdown { system, tools, ..estimate.breakdown }, classic.tokens);
+    }
 }
 
 impl Estimate {

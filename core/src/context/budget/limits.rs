@@ -8,7 +8,6 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::line::grouped;
-use crate::context::compact;
 use crate::context::plan::PlanRequest;
 use crate::context::policy::{PruneGate, SummaryEngine};
 
@@ -44,7 +43,7 @@ impl WindowLimits {
     pub fn of(request: &PlanRequest<'_>, decides: bool) -> Self {
         let (policy, window) = (request.policy, request.model.window);
         let (prune, compact) = (&policy.prune, &policy.compact);
-        let (usable, known) = (compact::fillable_window(request), request.model.known);
+        let (usable, known) = (request.fillable(), request.model.known);
         let pruning = match &prune.gate {
             _ if !decides => None,
             gate if gate.contains(&PruneGate::Always) => Some(0),

@@ -2,10 +2,12 @@
 //!
 //! The reported output is split among the parts in proportion to their counted text. Pure.
 
-use super::{SketchPart, Tokenizer, sum};
+use super::anchor::sum;
 use crate::context::PromptSection;
+use crate::context::SketchPart;
 use crate::dialect::models::Family;
 use crate::dialect::{PartKind, Reply};
+use crate::tokens::Tokenizer;
 
 /// What each keyed part of a reply will cost when the client sends it back: the reported output less its
 /// reasoning, split among the parts. Stored as [`Turn::reply`](crate::context::Turn::reply).

@@ -7,7 +7,6 @@
 use memchr::memmem;
 use serde::{Deserialize, Serialize};
 
-use super::Breakdown;
 use crate::dialect::{Part, PartKind, Role};
 
 /// Tokens of the recognised sections, estimated.
@@ -68,9 +67,9 @@ impl SectionTokens {
     }
 
     /// Caps the sections at the totals that they are shares of.
-    pub(super) fn within(mut self, whole: &Breakdown) -> Self {
-        self.mcp_tools = self.mcp_tools.min(whole.tools);
-        let mut left = whole.messages;
+    pub(super) fn within(mut self, tools: u64, messages: u64) -> Self {
+        self.mcp_tools = self.mcp_tools.min(tools);
+        let mut left = messages;
         for section in [&mut self.memory, &mut self.skills, &mut self.agents] {
             *section = (*section).min(left);
             left -= *section;

@@ -3,7 +3,7 @@
 //!
 //! Parts that stayed cancel out, whatever their estimated tokens. Counts no text.
 
-use super::{Anchor, sum};
+use super::anchor::{Anchor, sum};
 use crate::context::{Breakdown, PromptSection, SketchPart, Turn};
 use crate::tokens::learn::CostPrediction;
 use crate::tokens::retention::{ByRetention, ReasoningRetention};
@@ -234,7 +234,7 @@ pub(super) fn fit(parts: Breakdown, total: u64) -> Breakdown {
     let messages = total - system - tools;
     let reasoning = parts.reasoning.min(messages);
     let whole = Breakdown { system, tools, messages, reasoning, capped, ..Breakdown::default() };
-    Breakdown { sections: parts.sections.within(&whole), ..whole }
+    Breakdown { sections: parts.sections.within(tools, messages), ..whole }
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use super::HiddenInput;
 use super::contents::MessageTokens;
 use super::limits::{Thresholds, WindowLimits, WindowPoint, percent};
 use super::line::{grouped, line};
+use super::sums::fit;
 use crate::context::overflow::OverflowReport;
 use crate::context::plan::{ChangeCounts, RewriteSummary};
 use crate::context::policy::{Mode, SummaryAuthor};
@@ -139,7 +140,7 @@ impl ContextView {
             counted: turn.counted,
             tool_use_prompt: turn.usage.tool_use_prompt,
             rewriting: RewriteView::of(&turn.done),
-            ..Self::new(super::fit(known, total), turn.window, turn.reserve)
+            ..Self::new(fit(known, total), turn.window, turn.reserve)
         }
         .with(turn.carry.as_ref().and_then(|carry| carry.limits))
         .made_of(turn.carry.as_ref().map(|carry| &carry.contents))

@@ -3,7 +3,7 @@
 //!
 //! Pure: nothing is summarised or changed here.
 
-use super::holds;
+use crate::context::begins::holds;
 use crate::dialect::{Conversation, Message, PartKind, Role, Usage};
 use crate::tokens::classic;
 

@@ -28,7 +28,7 @@ pub(super) struct Quotes {
 
 /// Most tokens of quotes, not counting the first message and pinned ones.
 pub fn most_quoted(request: &PlanRequest<'_>) -> u64 {
-    request.policy.compact.quote_tokens.min(super::fillable_window(request) / SHARE)
+    request.policy.compact.quote_tokens.min(request.fillable() / SHARE)
 }
 
 /// The user's text before a cut. Kept are the first message and those with a pin, as policy says, then the

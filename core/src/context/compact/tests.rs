@@ -369,7 +369,7 @@ fn a_summary_waits_for_the_end_of_a_loop_that_demands_its_reasoning() {
 #[test]
 fn a_quarter_of_the_window_is_held_free_where_the_reserve_is_senseless() {
     let scene = Scene::of("u", keeping(1, 1));
-    let of = |reserve| fillable_window(&PlanRequest { reserve, ..scene.request() });
+    let of = |reserve| PlanRequest { reserve, ..scene.request() }.fillable();
     assert_eq!([0, 4_999, 5_000, 20_000].map(of), [10_000, 5_001, 7_500, 7_500]);
 }
 

@@ -5,8 +5,10 @@
 //! (`docs/architecture.md` "Facts").
 
 mod branch;
+mod keyed;
 mod repairs;
 mod replies;
+mod reply;
 mod returned;
 mod summaries;
 
@@ -14,8 +16,8 @@ use std::sync::Arc;
 
 use foldhash::{HashMap, HashSet};
 
-use super::{Decision, DecisionReason, Overlay, PlanRequest, about};
-use crate::context::ledger::{self, BoundaryHash, Ledger};
+use super::{Decision, DecisionReason, Overlay, PlanRequest};
+use crate::context::ledger::{BoundaryHash, Ledger};
 use crate::context::lineage::Placement;
 use crate::context::policy::EchoRule;
 use crate::context::repair::RepairDecision;
@@ -23,21 +25,19 @@ use crate::context::{
     CompactionRecord, Cut, ExchangeId, Fact, InjectedMessage, Millis, QueuedMessage,
     ReasoningAction, ReasoningDecision, ThreadId, Turn, inject,
 };
-use crate::dialect::{Chain, Conversation, Dialect, Part, PartIndex, PartKey, PartKind, Role};
+use crate::dialect::{Chain, Conversation, Part, PartIndex, PartKey, PartKind, Role};
 use branch::{Branch, CutCount};
-use returned::CutReach;
+use keyed::{KeyedPart, head, keyed_parts};
 
-pub use replies::{ForeignReasoning, ReturnedReply};
+pub use reply::{ForeignReasoning, ReturnedReply};
 
-/// A keyed part of the history.
+/// The range of the history in which a cut makes reasoning void.
 #[derive(Clone, Copy, Debug)]
-struct KeyedPart {
-    /// Message and part.
-    at: PartIndex,
-    key: PartKey,
-    /// The key that decisions about it are stored under.
-    about: u128,
-    role: Role,
+struct CutReach {
+    /// The end: the first part that the request which decided the cut does not share.
+    end: PartIndex,
+    /// The parent turn sent the part in this cut form.
+    is_sent: bool,
 }
 
 /// Everything known about one request.
@@ -514,37 +514,4 @@ impl RecordedDecisions {
 /// The decision key for clearing a part that was trimmed before.
 pub(in crate::context) fn again(about: u128) -> u128 {
     PartKey(about).cut().0
-}
-
-fn head(conversation: &Conversation) -> Chain {
-    let parts = conversation.system.iter().chain(&conversation.tools);
-    parts.filter_map(|part| part.key).fold(Chain::START, Chain::then)
-}
-
-fn keyed_parts(conversation: &Conversation) -> Vec<KeyedPart> {
-    // Ids in Gemini requests are made up by clients and identify nothing.
-    let ids_count = conversation.dialect != Dialect::Gemini;
-    let mut own: HashMap<&str, bool> = HashMap::default();
-    let mut chain = Chain::START;
-    let mut keyed_parts = Vec::new();
-    for (message, of) in conversation.messages.iter().enumerate() {
-        for (index, part) in of.parts.iter().enumerate() {
-            let Some(key) = part.key else { continue };
-            chain = chain.then(key);
-            let id = part.id.as_deref().filter(|id| ids_count && !id.is_empty());
-            let is_own = id.is_some_and(|id| {
-                let name = part.name.as_deref().unwrap_or_default();
-                // A result rarely names its tool; its call, which came earlier, does.
-                *own.entry(id).or_insert_with(|| ledger::is_own(id, name))
-            });
-            let about = about(key, chain, is_own);
-            keyed_parts.push(KeyedPart {
-                at: PartIndex::new(message, index),
-                key,
-                about,
-                role: part.role,
-            });
-        }
-    }
-    keyed_parts
 }

@@ -4,14 +4,14 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::context::policy::SummaryAuthor;
+use crate::context::policy::{EchoRule, Mode};
 use crate::context::scene::{SessionFixture, messages, thinking};
 use crate::context::{
     CompactionRecord, Cut, Fact, InjectedMessage, QueuedMessage, ReasoningAction,
     ReasoningDecision, Replacement, Revocation, RevocationRetry, Suspension, compact, inject,
     reasoning,
 };
-use crate::dialect::Dialect;
+use crate::dialect::{Dialect, PartIndex, Span};
 use crate::wire::splice::splice;
 
 const FREE: &str = "claude-opus-4-6";

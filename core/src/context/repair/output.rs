@@ -3,9 +3,9 @@
 //! A model's maximum output is the same for every request. The room in the window depends on the prompt, so
 //! that limit is computed for each request from the prompt's estimate.
 
-use super::{PlanRequest, RecordedDecisions, decided};
+use super::refused::decided;
 use crate::context::Fact;
-use crate::context::plan::Plan;
+use crate::context::plan::{Plan, PlanRequest, RecordedDecisions};
 use crate::dialect::Purpose;
 use crate::dialect::repair::{OutputLimit, Refusal, RefusalDetail, Repair, RepairCause};
 use crate::wire::json::Document;

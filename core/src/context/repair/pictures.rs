@@ -2,8 +2,9 @@
 //! all that break the same limit. If there are too many, the oldest; else the newest, because earlier ones
 //! were accepted.
 
+use super::refused::{RefusedRequest, decided};
 use super::thoughts::meets;
-use super::{Fact, RefusedRequest, decided};
+use crate::context::Fact;
 use crate::context::plan::{PlanRequest, RecordedDecisions};
 use crate::dialect::repair::path::PathTarget;
 use crate::dialect::repair::{RefusalDetail, Repair, media};

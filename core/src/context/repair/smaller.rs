@@ -4,7 +4,8 @@
 //! that cannot be made smaller is replaced by text.
 
 use super::pictures::{base64_of, sent_base64};
-use super::{Fact, decided};
+use super::refused::decided;
+use crate::context::Fact;
 use crate::context::plan::{PlanRequest, RecordedDecisions};
 use crate::context::policy::ImageRepair;
 use crate::dialect::repair::shrink::{Goal, shrink};

@@ -1,7 +1,7 @@
 //! Reasoning that the provider refuses: the named piece is removed, and if that does not help, all reasoning
 //! that the client sends.
 
-use super::RefusedRequest;
+use super::refused::RefusedRequest;
 use crate::context::plan::DecisionReason;
 use crate::context::{Fact, ReasoningAction, ReasoningDecision};
 use crate::dialect::repair::path::PathTarget;

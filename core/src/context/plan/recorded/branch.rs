@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use foldhash::{HashMap, HashSet};
 
-use super::KeyedPart;
+use super::keyed::KeyedPart;
 use crate::context::ledger::Ledger;
 use crate::context::lineage::Placement;
 use crate::context::plan::DecisionReason;

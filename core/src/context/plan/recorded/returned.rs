@@ -9,21 +9,12 @@
 use foldhash::{HashMap, HashSet};
 
 use super::branch::{Branch, CutCount};
-use super::{RecordedDecisions, again};
+use super::{CutReach, RecordedDecisions, again};
 use crate::context::ledger::Ledger;
 use crate::context::plan::PlanRequest;
 use crate::context::policy::StripPolicy;
 use crate::context::{ExchangeId, ReasoningAction};
 use crate::dialect::{Chain, Conversation, PartIndex, PartKey, PartKind};
-
-/// The range of the history in which a cut makes reasoning void.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct CutReach {
-    /// The end: the first part that the request which decided the cut does not share.
-    end: PartIndex,
-    /// The parent turn sent the part in this cut form.
-    is_sent: bool,
-}
 
 impl RecordedDecisions {
     /// Finds how far this history agrees with the requests that decided the cuts, if that can matter.

@@ -2,10 +2,11 @@
 
 use serde_json::{Value, json};
 
+use super::super::reply::DroppedReasoning;
 use super::*;
-use crate::context::Fact;
 use crate::context::scene::{SessionFixture, messages, thinking};
-use crate::dialect::PartKey;
+use crate::context::{Fact, ReasoningBlock, Signature};
+use crate::dialect::Dialect;
 
 /// The reasoning of a reply that ends with the keyed part of this number, and has so many of them.
 fn record(scene: &SessionFixture, last: usize, count: usize) -> ReasoningRecord {

@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::context::budget::{ContextView, reply};
 use crate::context::{CountingMethod, Outcome, Position};
 use crate::dialect::editing::{ClearingReport, ContextEditing};
 use crate::dialect::key::Chain;

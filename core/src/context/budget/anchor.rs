@@ -1,0 +1,37 @@
+//! The turn that an estimate is based on, and what it says about its model.
+//!
+//! The provider reported what it cost, so an estimate has to count only what changed since.
+
+use crate::context::{SketchPart, Turn};
+use crate::tokens::learn;
+use crate::tokens::retention::ByRetention;
+
+/// The turn that an estimate is based on, and all parts of its request (`Ledger::anchor_at`,
+/// `Ledger::sketch`).
+#[derive(Clone, Copy, Debug)]
+pub struct Anchor<'a> {
+    /// The turn; its usage must be known.
+    pub turn: &'a Turn,
+    /// Its full sketch.
+    pub sketch: &'a [SketchPart],
+}
+
+/// For a thread's first turn: whether it read anything from a cache.
+pub(super) fn began_cached(turn: &Turn) -> Option<bool> {
+    turn.sketch.base.is_none().then(|| turn.usage.cache_read.is_some_and(|read| read > 0))
+}
+
+/// What a turn of the thread has shown about the model's reasoning retention.
+pub(super) fn shown(turn: &Turn) -> ByRetention<f32> {
+    let guess = turn.estimate.as_ref().map(|estimate| &estimate.guess);
+    let context = turn.context();
+    guess
+        .zip(context)
+        .map(|(guess, context)| learn::shown(guess, context.input))
+        .unwrap_or_default()
+}
+
+/// The tokens of parts.
+pub(super) fn sum(parts: &[SketchPart]) -> u64 {
+    parts.iter().map(|part| u64::from(part.tokens)).sum()
+}

@@ -1,0 +1,519 @@
+//! Our own estimate: what each part of a request costs, and the sum on top of an anchor.
+//!
+//! A part that the anchor's request or reply has keeps the count it had there, so that it cancels out; the
+//! others are counted. The parts become the request's sketch.
+
+use foldhash::HashSet;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::anchor::{Anchor, began_cached, shown, sum};
+use super::classic::ClassicEstimate;
+use super::contents::MessageTokens;
+use super::known::KnownCosts;
+use super::recounted::{FirstTools, recounted};
+use super::sections::SectionTokens;
+use super::sums::{
+    FEW, TokenSums, fit, floored, grown, moved, places, reasoning_of, reported_reasoning, rescaled,
+    thoughts, went,
+};
+use crate::context::begins::{is_users, spoke, turn_began};
+use crate::context::plan::Overlay;
+use crate::context::{
+    Breakdown, Estimate, EstimateMethod, PromptSection, Sketch, SketchPart, Turn,
+};
+use crate::dialect::models::Model;
+use crate::dialect::{Chain, Conversation, HeldHistory, Part, PartKey, PartKind, Role, Span};
+use crate::tokens::learn::{EstimatorState, NewContent, Observation};
+use crate::tokens::retention::ReasoningRetention;
+use crate::tokens::{TokenCounter, Tokenizer, unsent::UnsentReasoning};
+
+/// An estimate, and the sketch it was made from, which is stored with its turn.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MeasuredEstimate {
+    /// What the request will cost.
+    pub estimate: Estimate,
+    /// The parts that are sent, as the difference from the anchor's sketch.
+    pub sketch: Sketch,
+    /// The parts that are sent, all of them.
+    pub parts: Vec<SketchPart>,
+    /// The tokens of the messages, by kind of content.
+    pub contents: MessageTokens,
+    /// The estimate by the rules of an agent, if they are configured.
+    pub classic: Option<ClassicEstimate>,
+    /// What can be learned from the reported usage; `None` if the new parts cannot be told apart.
+    pub seen: Option<Observation>,
+}
+
+/// Estimates the input tokens of `conversation`, read from `body`, for `model`, with the changes in `sent`.
+/// `tokenizer` is that of the model's family; `learned` is what is known about the model behind this
+/// upstream.
+pub fn measure(
+    conversation: &Conversation,
+    body: &[u8],
+    sent: &Overlay,
+    model: &Model,
+    anchor: Option<Anchor<'_>>,
+    tokenizer: Tokenizer,
+    learned: &EstimatorState,
+) -> MeasuredEstimate {
+    let anchor = anchor.filter(|anchor| anchor.turn.context().is_some());
+    // Token counts of another family's tokenizer cannot be used for single parts.
+    let stored = anchor.filter(|anchor| anchor.turn.family == model.family);
+    let again = stored.and_then(|it| recounted(conversation, body, model, tokenizer, it.sketch));
+    let same = stored.map(|it| Anchor { sketch: again.as_deref().unwrap_or(it.sketch), ..it });
+    let mut scale = PartScale::new(conversation, body, sent, model, same, tokenizer);
+    let parts = match (&conversation.held, same) {
+        (Some(held), Some(anchor)) => scale.weigh_held(held, &anchor),
+        _ => scale.weigh(),
+    };
+    let clears_past = sent.clears_past().or(conversation.clears_past);
+    let sums = scale.sums;
+    let left = same.map_or(0, |anchor| scale.sent.left(anchor.sketch, is_history));
+    let head_left = same.map_or(0, |anchor| scale.sent.left(anchor.sketch, is_head));
+    let unsent = UnsentReasoning {
+        tokens: if scale.compacts { 0 } else { scale.unsent },
+        counted: learned.counts_unsent(conversation.stream),
+    };
+    let counted = sums.by_retention().map(|(retention, all)| match (same, anchor) {
+        (Some(anchor), _) => {
+            grown(&anchor, retention, all, left, clears_past).saturating_add(unsent.input())
+        }
+        (None, Some(anchor)) => rescaled(&anchor, all, clears_past),
+        (None, None) => all,
+    });
+    let compacts = scale.compacts;
+    let method = match (&conversation.held, same) {
+        (Some(_), _) => EstimateMethod::Held,
+        (None, Some(_)) if compacts => EstimateMethod::Compacted,
+        (None, Some(_)) => EstimateMethod::Anchored,
+        (None, None) => EstimateMethod::Estimated,
+    };
+    let counting = scale.counter.counting();
+    let streams = conversation.stream;
+    let began_cached = anchor.and_then(|anchor| began_cached(anchor.turn));
+    let belief = ReasoningRetention::of(model, streams, began_cached);
+    let news = scale.news(anchor);
+    let seen = Observation { counted, belief, news, counting, streams, began_cached, unsent };
+    let shown = same.map(|anchor| shown(anchor.turn)).unwrap_or_default();
+    let guess = learned.guess(&seen, shown);
+    let guess = match (method, same) {
+        (EstimateMethod::Anchored, Some(anchor)) if clears_past.is_none() => {
+            floored(guess, &anchor, &sums, head_left)
+        }
+        _ => guess,
+    };
+    let (tokens, retention) = (guess.tokens, guess.retention);
+    let counted = seen.counted[retention as usize];
+    let (new, gone) = same.map_or((tokens, 0), |anchor| moved(&anchor, counted, tokens, sums.new));
+    let mut parts_of = Breakdown { sections: scale.sections, ..places(&parts, retention) };
+    parts_of.reasoning += unsent.input();
+    let breakdown = fit(parts_of, tokens);
+    let went = same.map_or(0, |anchor| went(&anchor, retention, left));
+    let sealed = scale.counter.guesses_compaction();
+    let estimate = Estimate { tokens, method, counting, new, gone, went, sealed, breakdown, guess };
+    // The error of this estimate says nothing about the new parts in six cases: the anchor was counted by
+    // another family's tokenizer, the provider holds the history, a summary was just inserted, a part can
+    // only be read by the provider, more than reasoning was removed, or the model's messages include some
+    // that no known reply contained.
+    let plain = matches!(method, EstimateMethod::Anchored | EstimateMethod::Estimated) && !sealed;
+    let left = same.is_some_and(|anchor| gone > thoughts(&anchor) + FEW);
+    let seen =
+        (plain && !left && !scale.is_poor && same.is_some() == anchor.is_some()).then_some(seen);
+    let (sketch, contents) = (difference(stored, &parts), scale.contents);
+    MeasuredEstimate { estimate, sketch, parts, contents, classic: None, seen }
+}
+
+/// Assigns tokens to the parts of one request: known parts keep their earlier count, others are counted.
+struct PartScale<'a> {
+    conversation: &'a Conversation,
+    body: &'a [u8],
+    /// What is sent in place of what the client sent.
+    now: &'a Overlay,
+    counter: TokenCounter<'a>,
+    /// The parts of the anchor's request.
+    sent: KnownCosts,
+    /// The parts of the anchor's reply.
+    brought: KnownCosts,
+    /// Whether there is an anchor.
+    grows: bool,
+    /// Tokens of the last reply's reasoning, and in how many pieces it is sent back, less the pieces already
+    /// found. Without an anchor, each piece is counted.
+    reasoning_left: Option<(u64, u64)>,
+    /// Tokens of the last reply's reasoning as reported, if none of it is sent back.
+    unsent: u64,
+    /// The message that begins the user's last turn: reasoning before it is old.
+    turn_began: usize,
+    /// The message with the user's last text: reasoning before it, but in the same turn, is steered.
+    spoke: usize,
+    sums: TokenSums,
+    /// The sections that can be told apart within tools and messages.
+    sections: SectionTokens,
+    /// The tokens of the messages, by kind of content.
+    contents: MessageTokens,
+    /// There are messages of the model that are not in the anchor's reply: a turn in between is unknown.
+    is_poor: bool,
+    /// The history begins with a summary that the anchor's history did not have.
+    compacts: bool,
+    news: NewContent,
+    /// The last new tool result.
+    last_result: Option<&'a Part>,
+}
+
+impl<'a> PartScale<'a> {
+    fn new(
+        conversation: &'a Conversation,
+        body: &'a [u8],
+        now: &'a Overlay,
+        model: &Model,
+        anchor: Option<Anchor<'_>>,
+        tokenizer: Tokenizer,
+    ) -> Self {
+        let mut scale = Self {
+            conversation,
+            body,
+            now,
+            counter: tokenizer.counter(conversation, body, model),
+            sent: KnownCosts::default(),
+            brought: KnownCosts::default(),
+            grows: anchor.is_some(),
+            reasoning_left: None,
+            unsent: 0,
+            turn_began: turn_began(conversation),
+            spoke: spoke(conversation),
+            sums: TokenSums::default(),
+            sections: SectionTokens::default(),
+            contents: MessageTokens::default(),
+            is_poor: false,
+            compacts: false,
+            news: NewContent::default(),
+            last_result: None,
+        };
+        if let Some(anchor) = anchor {
+            scale.sent = KnownCosts::of(anchor.sketch);
+            scale.brought = KnownCosts::of(&anchor.turn.reply);
+            let sent = conversation.parts().filter(|part| !now.is_gone(part.span));
+            let all = sent.filter_map(|part| scale.thoughts(part)).chain(now.all_back());
+            let mut known = KnownCosts::of(anchor.sketch);
+            let news = all.filter(|key| known.take(*key).is_none()).count() as u64;
+            scale.reasoning_left = Some((reasoning_of(anchor.turn), news));
+            if news == 0 && conversation.held.is_none() {
+                scale.unsent = reported_reasoning(anchor.turn);
+            }
+        }
+        scale
+    }
+
+    /// Every part in the order of its sketch: what changes with each request comes last.
+    fn weigh(&mut self) -> Vec<SketchPart> {
+        let mut parts = Vec::with_capacity(self.conversation.parts().count() + 16);
+        self.head(&mut parts);
+        self.news.headed = sum(&parts);
+        self.history(&mut parts);
+        self.tail(&mut parts);
+        parts
+    }
+
+    /// The same if the provider holds the history. Instructions and tools are sent with each request
+    /// (`docs/protocols.md` 3).
+    fn weigh_held(&mut self, held: &HeldHistory, anchor: &Anchor<'_>) -> Vec<SketchPart> {
+        let mut parts = Vec::with_capacity(anchor.sketch.len() + 16);
+        self.head(&mut parts);
+        if is_after(held, anchor.turn) || !self.repeats(anchor.turn) {
+            self.held(anchor, &mut parts);
+        } else {
+            // The anchor's history is sent again, after a warm-up that may hold what came before it.
+            let again: HashSet<PartKey> = parts.iter().map(|part| part.key).collect();
+            let items = anchor.sketch.iter().filter(|part| is_item(part.place));
+            parts.extend(items.filter(|part| !again.contains(&part.key)));
+            self.sums = TokenSums { new: self.sums.new, ..TokenSums::of(&parts) };
+        }
+        self.history(&mut parts);
+        self.tail(&mut parts);
+        parts
+    }
+
+    /// Whether part of the turn's reply is sent again.
+    fn repeats(&self, turn: &Turn) -> bool {
+        let said = |part: &Part| turn.reply.iter().any(|said| part.key == Some(said.key));
+        self.conversation.parts().any(said)
+    }
+
+    /// The anchor's history and reply, to which this request adds.
+    fn held(&mut self, anchor: &Anchor<'_>, parts: &mut Vec<SketchPart>) {
+        let stays = |part: &&SketchPart| {
+            !matches!(part.place, PromptSection::System | PromptSection::Tools)
+        };
+        let held = anchor.sketch.iter().filter(stays);
+        parts.extend(held.chain(&anchor.turn.reply));
+        let before = anchor.turn.carry.as_ref().map(|carry| carry.contents.clone());
+        self.contents = before.unwrap_or_default();
+        let reasoning = u32::try_from(reasoning_of(anchor.turn)).unwrap_or(u32::MAX);
+        if reasoning > 0 {
+            let key = PartKey::of_bytes(anchor.turn.exchange.as_str().as_bytes());
+            parts.push(SketchPart {
+                key,
+                tokens: reasoning,
+                place: PromptSection::Reasoning,
+                by_length: false,
+            });
+        }
+        if self.conversation.messages.iter().any(is_users) {
+            let read = [PromptSection::Reasoning, PromptSection::SteeredReasoning];
+            let ended = parts.iter_mut().filter(|part| read.contains(&part.place));
+            ended.for_each(|part| part.place = PromptSection::OldReasoning);
+        }
+        self.sums = TokenSums { new: self.sums.new, ..TokenSums::of(parts) };
+        (self.sent, self.brought) = <_>::default();
+    }
+
+    fn head(&mut self, parts: &mut Vec<SketchPart>) {
+        let conversation = self.conversation;
+        let first = FirstTools::of(conversation);
+        for (index, tool) in conversation.tools.iter().enumerate() {
+            let extra = first.extra(index, &self.counter);
+            let place =
+                if tool.in_history { PromptSection::ToolsItem } else { PromptSection::Tools };
+            parts.push(self.weighed(tool, place, extra));
+        }
+        for part in conversation.system.iter().filter(|part| part.key.is_some()) {
+            let place =
+                if part.in_history { PromptSection::SystemItem } else { PromptSection::System };
+            parts.push(self.part(part, place));
+        }
+    }
+
+    fn history(&mut self, parts: &mut Vec<SketchPart>) {
+        let conversation = self.conversation;
+        parts.extend(self.now.summary().map(|(key, counted)| self.summary(key, counted)));
+        for (index, message) in conversation.messages.iter().enumerate() {
+            let place = match index {
+                _ if index >= self.spoke => PromptSection::Reasoning,
+                _ if index >= self.turn_began => PromptSection::SteeredReasoning,
+                _ => PromptSection::OldReasoning,
+            };
+            for part in &message.parts {
+                self.put_back(part.span.start, place, parts);
+                if self.now.is_gone(part.span) {
+                    continue;
+                }
+                if part.kind != PartKind::Reasoning {
+                    parts.push(self.part(part, PromptSection::History));
+                }
+                if let Some(key) = self.thoughts(part) {
+                    parts.push(self.reasoning(Some(part), key, place));
+                }
+                self.said(part.span, parts);
+            }
+            self.put_back(message.span.end, place, parts);
+        }
+    }
+
+    /// What changes with each request, and the structure around the new parts.
+    fn tail(&mut self, parts: &mut Vec<SketchPart>) {
+        let conversation = self.conversation;
+        for part in conversation.system.iter().filter(|part| part.key.is_none()) {
+            parts.push(self.part(part, PromptSection::System));
+        }
+        if self.grows {
+            let around = self.counter.growing(self.news.results);
+            let read = self.counter.reading();
+            // In non-streamed Gemini requests, results are read as JSON whatever the reasoning retention. In
+            // streamed ones, they are only if reasoning is read.
+            match conversation.stream {
+                true => (self.sums.around, self.sums.around_read) = (around, read),
+                false => self.sums.around = around.saturating_add_unsigned(read),
+            }
+            self.sums.new = self.sums.new.saturating_add_signed(self.sums.around);
+        } else {
+            self.sums.around = self.counter.opening() as i64;
+        }
+    }
+
+    /// Describes the new parts by number, kind and tokens.
+    fn news(&self, anchor: Option<Anchor<'_>>) -> NewContent {
+        let mut news = self.news.clone();
+        news.tally = self.counter.tally();
+        news.tokens = self.sums.new;
+        news.words = self.counter.worded();
+        let alone = (news.results, news.texts, news.calls, news.media) == (1, 0, 0, 0);
+        let result = self.last_result.filter(|_| alone);
+        let tool = result.and_then(|result| self.counter.tool_of(result));
+        news.tool = tool.map(|name| xxh3_64(name.as_bytes()));
+        if anchor.is_none() {
+            news.head = Some(head_of(self.conversation, self.body));
+        }
+        news
+    }
+
+    fn part(&mut self, part: &'a Part, place: PromptSection) -> SketchPart {
+        self.weighed(part, place, 0)
+    }
+
+    /// A part with its tokens. If they are not known yet, it is counted, with `extra` tokens for its
+    /// structure.
+    fn weighed(&mut self, part: &'a Part, place: PromptSection, extra: u32) -> SketchPart {
+        let replaced = self.now.replaced(part.span);
+        let own = || part.key.unwrap_or_else(|| PartKey::of_bytes(part.span.of(self.body)));
+        let key = replaced.map_or_else(own, |(key, _)| key);
+        let known = self.sent.take(key).or_else(|| self.brought.take(key));
+        let (tokens, by_length) = match (known, replaced) {
+            (Some(tokens), _) => (tokens, self.sent.is_by_length(key)),
+            (None, Some((_, tokens))) => (tokens, false),
+            (None, None) => {
+                // A repeated part keeps the count of the earlier one, but is new all the same.
+                let counted = self.counter.part(part).saturating_add(extra);
+                let tokens = self.sent.tokens(key).unwrap_or(counted);
+                self.sums.new += u64::from(tokens);
+                self.came(part, tokens);
+                (tokens, self.counter.is_by_length(part))
+            }
+        };
+        self.sections.add(part, self.body, tokens);
+        self.holds(part, place, tokens);
+        let sketched = SketchPart { key, tokens, place, by_length };
+        self.sums.add(&sketched);
+        sketched
+    }
+
+    /// Adds a part to the contents of the messages, or to the tools that are not loaded.
+    fn holds(&mut self, part: &Part, place: PromptSection, tokens: u32) {
+        match (place, part.name.as_deref()) {
+            (PromptSection::History, _) => {
+                self.contents.add(part, self.counter.tool_of(part), u64::from(tokens));
+            }
+            (PromptSection::Tools | PromptSection::ToolsItem, Some(name))
+                if part.texts.is_empty() =>
+            {
+                self.contents.defers(name);
+            }
+            _ => {}
+        }
+    }
+
+    /// Records a part that is new.
+    fn came(&mut self, part: &'a Part, tokens: u32) {
+        self.is_poor |= self.grows && part.role == Role::Assistant;
+        let news = &mut self.news;
+        match part.kind {
+            PartKind::ToolResult => {
+                news.results += 1;
+                self.last_result = Some(part);
+            }
+            PartKind::Text => news.texts += 1,
+            PartKind::ToolCall => news.calls += 1,
+            PartKind::Image | PartKind::Document => {
+                news.media = news.media.saturating_add(tokens);
+            }
+            PartKind::Tool | PartKind::Reasoning | PartKind::Opaque => {}
+        }
+    }
+
+    /// The summary that begins the history.
+    fn summary(&mut self, key: PartKey, counted: u32) -> SketchPart {
+        let known = self.sent.take(key);
+        self.compacts = known.is_none();
+        let tokens = known.unwrap_or(counted);
+        self.sums.new += if known.is_none() { u64::from(tokens) } else { 0 };
+        self.contents.summaries += u64::from(tokens);
+        let sketched = SketchPart { key, tokens, place: PromptSection::History, by_length: false };
+        self.sums.add(&sketched);
+        sketched
+    }
+
+    /// Adds the reasoning that the plan put back at a place.
+    fn put_back(&mut self, at: usize, place: PromptSection, parts: &mut Vec<SketchPart>) {
+        let now = self.now;
+        parts.extend(now.back(at).iter().map(|key| self.reasoning(None, *key, place)));
+    }
+
+    /// Adds the messages injected after a part.
+    fn said(&mut self, span: Span, parts: &mut Vec<SketchPart>) {
+        for &(key, counted) in self.now.said_after(span) {
+            let known = self.sent.take(key);
+            let tokens = known.unwrap_or(counted);
+            if known.is_none() {
+                self.sums.new += u64::from(tokens);
+                self.news.texts += 1;
+            }
+            self.contents.user += u64::from(tokens);
+            let sketched =
+                SketchPart { key, tokens, place: PromptSection::History, by_length: false };
+            self.sums.add(&sketched);
+            parts.push(sketched);
+        }
+    }
+
+    /// A reasoning part, with the tokens that it costs if it is read.
+    fn reasoning(&mut self, part: Option<&Part>, key: PartKey, place: PromptSection) -> SketchPart {
+        // A client may send one signature several times: each one takes the tokens of its own place.
+        let known = self.sent.take(key).or_else(|| self.reasoning_piece());
+        let part = part.filter(|part| part.kind == PartKind::Reasoning);
+        let (tokens, by_length) = match (known, part) {
+            (Some(tokens), _) => (tokens, self.sent.is_by_length(key)),
+            (None, Some(part)) => (self.counter.part(part), self.counter.is_by_length(part)),
+            // How much reasoning a signature on another part stands for is unknown.
+            (None, None) => (0, false),
+        };
+        let sketched = SketchPart { key, tokens, place, by_length };
+        self.sums.add(&sketched);
+        sketched
+    }
+
+    /// The next piece of the last reply's reasoning: its tokens are split evenly among the pieces.
+    fn reasoning_piece(&mut self) -> Option<u32> {
+        let (left, pieces) = self.reasoning_left.as_mut()?;
+        let piece = left.checked_div(*pieces).unwrap_or(0);
+        (*left, *pieces) = (*left - piece, pieces.saturating_sub(1));
+        Some(u32::try_from(piece).unwrap_or(u32::MAX))
+    }
+
+    /// The key of the reasoning that a part is, or (Gemini) that its signature stands for.
+    fn thoughts(&self, part: &Part) -> Option<PartKey> {
+        match part.kind {
+            PartKind::Reasoning => part.reasoning_key.map(PartKey),
+            _ => part.sealed.map(|sealed| PartKey::of_bytes(sealed.of(self.body))),
+        }
+    }
+}
+
+/// The hash of what comes before the messages, without the parts that change with each request.
+fn head_of(conversation: &Conversation, body: &[u8]) -> u128 {
+    let parts = conversation.system.iter().filter(|part| part.key.is_some());
+    let keys = parts
+        .chain(&conversation.tools)
+        .map(|part| part.key.unwrap_or_else(|| PartKey::of_bytes(part.span.of(body))));
+    keys.fold(Chain::START, Chain::then).0
+}
+
+fn is_history(place: PromptSection) -> bool {
+    place == PromptSection::History
+}
+
+/// Whether a section is system prompt or tools, which include a response schema.
+fn is_head(place: PromptSection) -> bool {
+    matches!(place, PromptSection::System | PromptSection::Tools)
+}
+
+fn is_item(place: PromptSection) -> bool {
+    matches!(place, PromptSection::SystemItem | PromptSection::ToolsItem)
+}
+
+/// Whether the held history ends with this turn's reply.
+fn is_after(held: &HeldHistory, turn: &Turn) -> bool {
+    matches!(held, HeldHistory::After(id) if turn.response.as_ref() == Some(id))
+}
+
+/// A sketch, stored as the difference from the anchor's.
+fn difference(anchor: Option<Anchor<'_>>, parts: &[SketchPart]) -> Sketch {
+    let Some(anchor) = anchor else {
+        return Sketch { base: None, kept: 0, added: parts.to_vec() };
+    };
+    let kept = anchor.sketch.iter().zip(parts).take_while(|(a, b)| a == b).count();
+    let added = parts[kept..].to_vec();
+    Sketch { base: Some(anchor.turn.exchange.clone()), kept: kept as u32, added }
+}
+
+#[cfg(test)]
+mod rewritten;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,51 @@
+//! The session's main line: only its requests take the messages that wait.
+//!
+//! Reads turns and their positions. The content of the request does not matter.
+
+use std::sync::Arc;
+
+use super::message::QueuedMessage;
+use crate::context::Turn;
+use crate::context::ledger::Ledger;
+use crate::context::lineage::Placement;
+use crate::dialect::Purpose;
+
+/// The waiting messages, if the request is on the session's main line; else none.
+pub(in crate::context) fn waiting(ledger: &Ledger, placed: &Placement) -> Vec<Arc<QueuedMessage>> {
+    let waiting = ledger.waiting();
+    if waiting.is_empty() || !is_main(ledger, placed) {
+        return Vec::new();
+    }
+    waiting.into_iter().cloned().collect()
+}
+
+/// Whether a request is on the session's main line: the thread of its first turn, and its forks. If the line
+/// breaks (the client compacted its history), requests with the same system prompt and tools continue it.
+/// Sub-agents are named by their client, or have other system prompts.
+fn is_main(ledger: &Ledger, placed: &Placement) -> bool {
+    let is_turn = |turn: &&Arc<Turn>| turn.purpose == Purpose::Turn;
+    let Some(first) = ledger.turns().find(is_turn) else { return false };
+    is_line_of(ledger, placed, first)
+}
+
+/// The same, but the first request of a session is on the main line, too.
+pub fn carries_on(ledger: &Ledger, placed: &Placement) -> bool {
+    let is_turn = |turn: &&Arc<Turn>| turn.purpose == Purpose::Turn;
+    match ledger.turns().find(is_turn) {
+        Some(first) => is_line_of(ledger, placed, first),
+        None => placed.position.client_thread.is_none(),
+    }
+}
+
+fn is_line_of(ledger: &Ledger, placed: &Placement, first: &Turn) -> bool {
+    let (main, here) = (&first.position, &placed.position);
+    if main.client_thread != here.client_thread {
+        return false;
+    }
+    let parent = |turn: &&Arc<Turn>| ledger.turn(turn.position.parent.as_ref()?);
+    let line = std::iter::successors(placed.parent.as_ref(), parent).take(ledger.turns().count());
+    if line.into_iter().any(|turn| turn.position.thread == main.thread) {
+        return true;
+    }
+    main.system == here.system && main.tools == here.tools
+}

@@ -1,0 +1,75 @@
+//! An overflow as it is stored with its turn and told to people: how it showed, and what was done about it.
+//!
+//! Contains numbers only, nothing that a provider wrote.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::context::budget::grouped;
+use crate::dialect::overflow::Overflow;
+
+/// How an overflow shows; a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OverflowSign {
+    /// The provider refused the request.
+    Refused,
+    /// An error instead of a reply or in the middle of it, after the provider had accepted the request.
+    InReply,
+    /// The reply ended because the window was full.
+    WindowFull,
+    /// The reply ended with its length limit before it had any content (`docs/protocols.md` 4.3, MiMo).
+    Empty,
+    /// The provider read far fewer tokens than were sent (`docs/protocols.md` 4.3, Ollama).
+    Truncated,
+}
+
+/// An overflow, as it is reported and stored with its turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OverflowReport {
+    /// How it showed.
+    pub sign: OverflowSign,
+    /// What the provider's message says about it.
+    #[serde(flatten)]
+    pub said: Overflow,
+    /// Room was made, and the provider accepted the request.
+    pub saved: bool,
+}
+
+impl OverflowSign {
+    /// The sign as text.
+    pub fn words(self) -> &'static str {
+        match self {
+            OverflowSign::Refused => "the provider refused the request: it does not fit the window",
+            OverflowSign::InReply => "the provider broke off: the request does not fit the window",
+            OverflowSign::WindowFull => "the reply ended because the window was full",
+            OverflowSign::Empty => {
+                "the reply ended at its length before it began: the window is full"
+            }
+            OverflowSign::Truncated => {
+                "the provider read far less than was sent: it cut the history"
+            }
+        }
+    }
+}
+
+impl fmt::Display for OverflowReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.sign.words())?;
+        match (self.said.input, self.said.window) {
+            (Some(input), Some(window)) => {
+                write!(f, " ({} tokens, window {})", grouped(input), grouped(window))?;
+            }
+            (Some(input), None) => write!(f, " ({} tokens)", grouped(input))?,
+            (None, Some(window)) => write!(f, " (window {})", grouped(window))?,
+            (None, None) => {}
+        }
+        let is_mendable = self.sign == OverflowSign::Refused;
+        match self.saved {
+            true => f.write_str("; room was made, and it was answered"),
+            false if is_mendable => f.write_str("; no room could be made"),
+            false => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! The keyed parts of a request, each with the key that decisions about it are stored under.
+//!
+//! Reads the request alone: what was decided before is not needed for it.
+
+use foldhash::HashMap;
+
+use crate::context::ledger;
+use crate::context::plan::about;
+use crate::dialect::{Chain, Conversation, Dialect, PartIndex, PartKey, Role};
+
+/// A keyed part of the history.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct KeyedPart {
+    /// Message and part.
+    pub(super) at: PartIndex,
+    pub(super) key: PartKey,
+    /// The key that decisions about it are stored under.
+    pub(super) about: u128,
+    pub(super) role: Role,
+}
+
+/// The chain of system prompt and tools.
+pub(super) fn head(conversation: &Conversation) -> Chain {
+    let parts = conversation.system.iter().chain(&conversation.tools);
+    parts.filter_map(|part| part.key).fold(Chain::START, Chain::then)
+}
+
+/// The keyed parts of the history, in order.
+pub(super) fn keyed_parts(conversation: &Conversation) -> Vec<KeyedPart> {
+    // Ids in Gemini requests are made up by clients and identify nothing.
+    let ids_count = conversation.dialect != Dialect::Gemini;
+    let mut own: HashMap<&str, bool> = HashMap::default();
+    let mut chain = Chain::START;
+    let mut keyed_parts = Vec::new();
+    for (message, of) in conversation.messages.iter().enumerate() {
+        for (index, part) in of.parts.iter().enumerate() {
+            let Some(key) = part.key else { continue };
+            chain = chain.then(key);
+            let id = part.id.as_deref().filter(|id| ids_count && !id.is_empty());
+            let is_own = id.is_some_and(|id| {
+                let name = part.name.as_deref().unwrap_or_default();
+                // A result rarely names its tool; its call, which came earlier, does.
+                *own.entry(id).or_insert_with(|| ledger::is_own(id, name))
+            });
+            let about = about(key, chain, is_own);
+            keyed_parts.push(KeyedPart {
+                at: PartIndex::new(message, index),
+                key,
+                about,
+                role: part.role,
+            });
+        }
+    }
+    keyed_parts
+}

@@ -1,0 +1,94 @@
+//! A request as planning sees it: its content, its model, and the policy that applies to it.
+//!
+//! What was decided about its conversation before is in `recorded`; nothing is decided here.
+
+use crate::context::policy::{EchoRule, Mode, Policy};
+use crate::context::{ExchangeId, Millis, begins};
+use crate::dialect::models::{Model, ReasoningBinding};
+use crate::dialect::{Conversation, Dialect, Part, PartIndex, PartKind, Role};
+use crate::tokens::Tokenizer;
+
+/// A request to plan for, and the policy that applies to it.
+#[derive(Clone, Copy)]
+pub struct PlanRequest<'a> {
+    /// The id of its exchange.
+    pub exchange: &'a ExchangeId,
+    /// Its content.
+    pub conversation: &'a Conversation,
+    /// The bytes that it was read from.
+    pub body: &'a [u8],
+    /// The model it asks for.
+    pub model: &'a Model,
+    /// The model, as the client named it.
+    pub name: &'a str,
+    /// The configured upstream's name.
+    pub upstream: &'a str,
+    /// What the upstream does with reasoning that is sent back.
+    pub echo: EchoRule,
+    /// What may be changed.
+    pub policy: &'a Policy,
+    /// The mode: observe, shadow or active.
+    pub mode: Mode,
+    /// The provider is asked to clear old tool results instead of us, past this many input tokens.
+    pub clears_past: Option<u64>,
+    /// Counts the tokens of what is inserted.
+    pub tokenizer: Tokenizer,
+    /// Output tokens that are reserved.
+    pub reserve: u64,
+    /// The time.
+    pub now: Millis,
+}
+
+impl PlanRequest<'_> {
+    /// Whether the model binds reasoning to the prefix it was made from (`docs/architecture.md` "When a
+    /// rewrite is allowed").
+    pub fn is_bound(&self) -> bool {
+        let signs =
+            matches!(self.conversation.dialect, Dialect::Anthropic | Dialect::OpenaiResponses);
+        signs && self.model.binding == ReasoningBinding::Prefix
+    }
+
+    /// Tokens that may be filled: the window less the reserve.
+    pub fn usable(&self) -> u64 {
+        self.model.window.saturating_sub(self.reserve)
+    }
+
+    /// Tokens of the window that may be filled before the history must be compacted: the window less the
+    /// reserve. If the reserve is half of the window or more, it is not meant literally, and a quarter is
+    /// reserved instead; [`Self::usable`], by which results are cut, takes it literally.
+    pub fn fillable(&self) -> u64 {
+        let (window, reserve) = (self.model.window, self.reserve);
+        let is_sensible = reserve.saturating_mul(2) < window;
+        window.saturating_sub(if is_sensible { reserve } else { window / 4 })
+    }
+
+    /// Whether decisions are made for shadow mode only.
+    pub fn is_shadow(&self) -> bool {
+        self.mode == Mode::Shadow
+    }
+
+    /// Whether a message is from the model.
+    pub fn is_models(&self, message: usize) -> bool {
+        self.conversation.messages.get(message).is_some_and(|it| it.role == Role::Assistant)
+    }
+
+    /// The part at a place in the history.
+    pub fn part(&self, at: PartIndex) -> Option<&Part> {
+        self.conversation.part(at)
+    }
+
+    /// The message that begins the unfinished turn: the user's newest text. Reasoning after it belongs to the
+    /// open tool loop.
+    pub fn turn_begins(&self) -> usize {
+        self.conversation.messages.iter().rposition(begins::is_users).unwrap_or(0)
+    }
+
+    /// Whether the model is in the middle of a tool loop: the last parts are calls or their results. Images
+    /// are skipped, because they come with results as well as with text.
+    pub fn is_in_loop(&self) -> bool {
+        let beside = [PartKind::Reasoning, PartKind::Image, PartKind::Document];
+        let said = |part: &&Part| !beside.contains(&part.kind) && part.key.is_some();
+        let last = self.conversation.parts().rev().find(said);
+        last.is_some_and(|part| matches!(part.kind, PartKind::ToolResult | PartKind::ToolCall))
+    }
+}

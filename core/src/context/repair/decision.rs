@@ -1,0 +1,69 @@
+//! The decision to change what a provider refused, as it is stored: which change, and for which model and
+//! upstream.
+//!
+//! One change has one key, whoever decided it, so that it is stored once.
+
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_128;
+
+use crate::context::plan::PlanRequest;
+use crate::context::{ExchangeId, Millis};
+use crate::dialect::PartKey;
+use crate::dialect::repair::Repair;
+
+/// A change of a request that answers a refusal.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RepairDecision {
+    /// The key that it is stored under.
+    pub about: PartKey,
+    /// When it was decided.
+    pub at: Millis,
+    /// The exchange that decided it.
+    #[serde(rename = "request")]
+    pub exchange: ExchangeId,
+    /// The model that refused, as the client named it.
+    pub model: Box<str>,
+    /// The upstream that refused.
+    pub upstream: Box<str>,
+    /// The change.
+    #[serde(flatten)]
+    pub repair: Repair,
+    /// Decided again after the refusal at this time, as in [`Cut`](crate::context::Cut).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<Millis>,
+}
+
+impl RepairDecision {
+    pub(super) fn new(request: &PlanRequest<'_>, repair: Repair) -> Self {
+        let words = format!("{}\n{}\n{}", identity(&repair), request.name, request.upstream);
+        Self {
+            about: PartKey(xxh3_128(words.as_bytes())),
+            at: request.now,
+            exchange: request.exchange.clone(),
+            model: request.name.into(),
+            upstream: request.upstream.into(),
+            repair,
+            after: None,
+        }
+    }
+
+    /// Whether it was decided for this request's model and upstream.
+    pub fn is_for(&self, request: &PlanRequest<'_>) -> bool {
+        *self.model == *request.name && *self.upstream == *request.upstream
+    }
+}
+
+/// What identifies a change. The inserted text is left out, because it may differ in another version.
+fn identity(repair: &Repair) -> String {
+    let word = repair.cause().word();
+    match repair {
+        Repair::Media { part, .. } | Repair::Prefill { part, .. } => format!("{word} {part}"),
+        Repair::Picture { part, data } => format!("picture {part} {}", data.len()),
+        Repair::Field { place } => format!("{word} {place}"),
+        Repair::MaxTokens { most } => format!("{word} {most}"),
+        Repair::OutputFits { window } => format!("{word} window {window}"),
+        Repair::ToolIds { length } => format!("{word} {length:?}"),
+        Repair::CacheMarks { most } => format!("{word} {most}"),
+        Repair::Empty { .. } | Repair::Unicode | Repair::ToolPairs { .. } => word.to_owned(),
+    }
+}

@@ -1,0 +1,213 @@
+//! One completed exchange of a thread: what it was estimated to cost, what it cost, and what the next request
+//! will contain of it.
+//!
+//! It is a record: stored and read as it is. Where it stands among the other turns is found by `lineage`, its
+//! numbers are made by `budget`.
+
+use serde::{Deserialize, Serialize};
+
+use super::budget::{MessageTokens, SectionTokens, WindowLimits};
+use super::plan::{self, RewriteSummary};
+use super::{
+    CostPrediction, CountingMethod, EstimateMethod, ExchangeId, Millis, Sketch, SketchPart,
+    ThreadId,
+};
+use crate::dialect::models::Family;
+use crate::dialect::{Chain, Dialect, PartKey, Purpose, StopReason, Usage};
+
+/// What a request will cost, estimated before it is sent.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Estimate {
+    /// Input tokens. With an anchor: the anchor's input and output, plus `new`, less `gone`.
+    pub tokens: u64,
+    /// What the estimate is based on.
+    pub method: EstimateMethod,
+    /// How the new parts were counted; where ways differ, the least exact one.
+    #[serde(default)]
+    pub counting: CountingMethod,
+    /// Tokens of what is new since the anchor, without the anchor's reply; without an anchor, of all parts.
+    pub new: u64,
+    /// Tokens that the anchor had and this request has not. Includes the reasoning of the anchor's reply if
+    /// that is not sent back or not read.
+    pub gone: u64,
+    /// The share of `gone` that is history other than reasoning: cut, compacted, or dropped by the client.
+    #[serde(default, skip_serializing_if = "plan::is_default")]
+    pub went: u64,
+    /// A compaction that only the provider can read is counted from its length.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub sealed: bool,
+    /// How the tokens are split; the sum is `tokens`.
+    pub breakdown: Breakdown,
+    /// How uncertain the estimate is, and what data it comes from.
+    #[serde(default)]
+    pub guess: CostPrediction,
+}
+
+/// A prompt's size according to the provider's counting endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProviderCount {
+    /// Whether the client's original request was counted, not the rewritten one.
+    pub as_it_came: bool,
+    /// Input tokens.
+    pub tokens: u64,
+}
+
+/// How the tokens of a context are split. The parts add up to the total.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Breakdown {
+    /// System prompt, tokens, estimated.
+    pub system: u64,
+    /// Tool definitions, tokens, estimated.
+    pub tools: u64,
+    /// Everything else, tokens: the total less `system` and `tools`, never below 0.
+    pub messages: u64,
+    /// The share of `messages` that is reasoning sent back, tokens, estimated.
+    pub reasoning: u64,
+    /// Kinds of content that can be told apart within tools and messages.
+    #[serde(flatten)]
+    pub sections: SectionTokens,
+    /// The estimates of system and tools exceeded the total, so `messages` was set to 0.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub capped: bool,
+}
+
+/// How an exchange ended. Exactly one per exchange (invariant 6); a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// The whole response arrived, or the client left after its terminal event.
+    Complete,
+    /// The provider responded with an error status.
+    Refused,
+    /// The upstream was unreachable, broke off, or sent an error inside a response with status 200.
+    UpstreamFailed,
+    /// The client left before the end.
+    ClientLeft,
+    /// Plimsoll responded itself (no permit, no route, headers too large, forbidden by policy), or the
+    /// deadline of a drain ended the exchange.
+    Turned,
+    /// The process ended during the exchange; the record has what was known until then.
+    Interrupted,
+}
+
+/// One completed exchange on a thread.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Turn {
+    /// The id of its exchange. It is unique, which a chain is not (retries, parallel calls).
+    #[serde(rename = "request")]
+    pub exchange: ExchangeId,
+    /// Its place among the turns of its session.
+    #[serde(rename = "standing")]
+    pub position: Position,
+    /// The chain after its reply, as the next request has it if the client sends the whole reply back.
+    pub after: Chain,
+    /// The rewrites of its request.
+    #[serde(default, skip_serializing_if = "RewriteSummary::is_nothing")]
+    pub done: RewriteSummary,
+    /// The response's id, by which partial requests refer to it (`previous_response_id`).
+    pub response: Option<Box<str>>,
+    /// The provider's id of the request, which its support asks for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub provider_request_id: Option<Box<str>>,
+    /// How many of the model's last ten turns made the newest call again with the same result. Only from four
+    /// on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repeated_calls: Option<u32>,
+    /// When the request arrived.
+    pub at: Millis,
+    /// When the exchange ended.
+    pub ended: Millis,
+    /// The configured upstream's name.
+    pub upstream: Box<str>,
+    /// The wire protocol.
+    pub dialect: Dialect,
+    /// The model, as the client named it.
+    pub model: Box<str>,
+    /// The model's tokenizer.
+    pub family: Family,
+    /// What the request was for.
+    pub purpose: Purpose,
+    /// The cost that was predicted.
+    pub estimate: Option<Estimate>,
+    /// What the provider reported.
+    pub usage: Usage,
+    /// The count of the provider's counting endpoint, if it was asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub counted: Option<ProviderCount>,
+    /// Why the reply ended.
+    pub stop: Option<StopReason>,
+    /// How the exchange ended.
+    pub outcome: Outcome,
+    /// The window that was assumed, tokens.
+    pub window: u64,
+    /// Output tokens that were reserved.
+    pub reserve: u64,
+    /// What was sent, part by part.
+    pub sketch: Sketch,
+    /// The reply's keyed parts, with what each will cost when the client sends it back.
+    pub reply: Vec<SketchPart>,
+    /// The keys of the reply's parts by which the turn is found again (`ledger::anchor_keys`).
+    #[serde(rename = "marks", default, skip_serializing_if = "Vec::is_empty")]
+    pub anchor_keys: Vec<PartKey>,
+    /// The parts of this turn that the next request will contain.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub carry: Option<CarryOver>,
+}
+
+/// A request's place among the turns of its session, found by `lineage`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Position {
+    /// Its thread.
+    pub thread: ThreadId,
+    /// The exchange that it continues.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<ExchangeId>,
+    /// The chain at the end of the request.
+    pub chain: Chain,
+    /// The last keyed part of the request. With the first part of the reply, it is a boundary by which the
+    /// turn is found.
+    pub last: Option<PartKey>,
+    /// The hash of the system prompt.
+    pub system: PartKey,
+    /// The hash of the tools.
+    pub tools: PartKey,
+    /// The thread that the client names, if it names one.
+    #[serde(rename = "lane", default, skip_serializing_if = "Option::is_none")]
+    pub client_thread: Option<Box<str>>,
+    /// When a rewrite of this request, or of one of its ancestors, was last refused.
+    #[serde(rename = "aside", default, skip_serializing_if = "Option::is_none")]
+    pub suspended: Option<Millis>,
+}
+
+/// What the next request will contain of a turn.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CarryOver {
+    /// Tokens: input and output, less what is not sent back or not read again.
+    pub tokens: u64,
+    /// The same by an agent's rules: the last input, and the part of the last output that comes back.
+    pub by_rules: u64,
+    /// Whether the agent's rules decide, so that their number is shown.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ruled: bool,
+    /// The share of `tokens` that is reasoning.
+    pub reasoning: u64,
+    /// Whether the reply's reasoning is expected to come back.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub returns: bool,
+    /// Whether the client has dropped reasoning before.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub drops: bool,
+    /// The points at which pruning, compaction and so on begin, for the next request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<WindowLimits>,
+    /// Its messages by kind of content, tokens, estimated.
+    #[serde(default, skip_serializing_if = "MessageTokens::is_nothing")]
+    pub contents: MessageTokens,
+}
+
+impl CarryOver {
+    /// The number that is shown.
+    pub fn shown(&self) -> u64 {
+        if self.ruled { self.by_rules } else { self.tokens }
+    }
+}
