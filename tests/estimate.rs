@@ -19,13 +19,13 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
 use corpus::{Call, DIALECTS, calls};
-use plimsoll::context::budget::{self, Anchor};
+use plimsoll::context::budget::{self, Anchor, MeasuredEstimate};
 use plimsoll::context::ledger::{Ledger, anchor_keys};
 use plimsoll::context::lineage::place;
 use plimsoll::context::plan::Overlay;
-use plimsoll::context::{EstimateMethod, Fact, Outcome, Turn};
-use plimsoll::dialect::models::{Catalogue, Family};
-use plimsoll::dialect::{self, Dialect};
+use plimsoll::context::{EstimateMethod, ExchangeId, Fact, Outcome, Position, Turn};
+use plimsoll::dialect::models::{Catalogue, Family, Model};
+use plimsoll::dialect::{self, Conversation, Dialect};
 use plimsoll::tokens::Tokenizer;
 use plimsoll::tokens::learn::{CostPrediction, EstimatorState, NewContent, Observation};
 use plimsoll::tokens::retention::ByRetention;
@@ -401,14 +401,14 @@ fn play(
             });
             pairs.push(Pair { dialect, method, estimate, classic, actual, hidden, cold });
             if std::env::var_os("PLIMSOLL_TEST_VERBOSE").is_some() {
-                let guess = measured.estimate.guess;
+                let guess = &measured.estimate.guess;
                 println!(
                     "{dialect:?} {name} {method:?} {estimate} {actual} {} {:?} {:?} {:?} {:?}",
                     call.target,
                     guess.by_retention,
                     guess.retention,
                     guess.expert,
-                    measured.seen.map(|s| (
+                    measured.seen.as_ref().map(|s| (
                         s.counted,
                         s.news.tokens,
                         s.news.results,
@@ -421,33 +421,46 @@ fn play(
             }
         }
         hidden |= usage.hosted_tools || usage.reasoning.is_some_and(|tokens| tokens > 0);
-        ledger.add(Fact::Turn(Box::new(Turn {
-            exchange,
-            after: call.reply.chain_after(placed.position.chain),
-            position: placed.position,
-            done: Default::default(),
-            response: call.reply.id.clone(),
-            at: 0,
-            ended: 0,
-            upstream: "u".into(),
-            dialect,
-            model: name.into(),
-            family: model.family,
-            purpose: conversation.purpose,
-            estimate: Some(measured.estimate),
-            usage: usage.clone(),
-            counted: None,
-            stop: call.reply.stop,
-            outcome: Outcome::Complete,
-            window: model.window,
-            reserve: 0,
-            sketch: measured.sketch,
-            reply: budget::reply(&call.reply, tokenizer),
-            anchor_keys: anchor_keys(&call.reply),
-            provider_request_id: None,
-            repeated_calls: None,
-            carry: None,
-        })));
+        let turn = turn(&conversation, call, &model, exchange, placed.position, measured);
+        ledger.add(Fact::Turn(Box::new(turn)));
+    }
+}
+
+/// The turn of a call that was measured.
+fn turn(
+    conversation: &Conversation,
+    call: &Call,
+    model: &Model,
+    exchange: ExchangeId,
+    position: Position,
+    measured: MeasuredEstimate,
+) -> Turn {
+    Turn {
+        exchange,
+        after: call.reply.chain_after(position.chain),
+        position,
+        done: Default::default(),
+        response: call.reply.id.clone(),
+        at: 0,
+        ended: 0,
+        upstream: "u".into(),
+        dialect: conversation.dialect,
+        model: conversation.model.as_deref().unwrap_or_default().into(),
+        family: model.family,
+        purpose: conversation.purpose,
+        estimate: Some(measured.estimate),
+        usage: call.reply.usage.clone(),
+        counted: None,
+        stop: call.reply.stop,
+        outcome: Outcome::Complete,
+        window: model.window,
+        reserve: 0,
+        sketch: measured.sketch,
+        reply: budget::reply(&call.reply, Tokenizer::whole(model.family)),
+        anchor_keys: anchor_keys(&call.reply),
+        provider_request_id: None,
+        repeated_calls: None,
+        carry: None,
     }
 }
 

@@ -213,7 +213,7 @@ mod tests {
         assert_eq!(known.session(&found.tenant, &[8]), None);
         known.add_found(&found, 8, known.forgotten());
         assert_eq!(known.len(), 2);
-        known.forget(&[found.clone()]);
+        known.forget(std::slice::from_ref(&found));
         assert_eq!((known.session(&found.tenant, &[7, 8]), known.len()), (None, 0));
     }
 }
