@@ -125,7 +125,7 @@ impl<'l> Branch<'l> {
         form: Option<CutCount>,
         is_new: bool,
     ) -> bool {
-        let is_birth = cut.why == DecisionReason::TooLarge;
+        let is_birth = cut.is_trim();
         if self.sent.is_none() {
             return !is_new || is_birth;
         }
