@@ -128,7 +128,11 @@ async fn what_was_prepared_is_taken_into_use_at_the_threshold_and_stays() {
     assert_eq!(steps(&scene), [(Change::Compacted, Decision::New, DecisionReason::Threshold)]);
     assert!(tokens(&scene) < THRESHOLD, "{}", tokens(&scene));
     assert_eq!(scene.told.estimate.as_ref().unwrap().method, EstimateMethod::Compacted);
-    assert!(scene.told.done.tokens_compacted > 500, "{:?}", scene.told.done);
+    // The frame of a summary has a number that is drawn, so its size differs a little.
+    let done = &scene.told.done;
+    let (before, after) = (done.steps[0].tokens_before, done.steps[0].tokens_after);
+    assert_eq!(done.tokens_compacted, before - after);
+    assert!(done.tokens_compacted > before / 2, "{done:?}");
     let sent = scene.sent["messages"].as_array().unwrap();
     let first = sent[0]["content"].as_str().unwrap();
     assert!(first.contains(SUMMARY) && !first.contains("Hm."), "{first}");

@@ -66,6 +66,25 @@ async fn a_trimmed_result_is_cleared_where_room_has_to_be_made() {
     assert_eq!(client.response().await.status(), 200);
 }
 
+/// A result that was cleared in one branch, once it was read there, is not cleared in another that has not read it,
+/// also if it is too large for what policy says by then.
+#[tokio::test]
+async fn a_result_cleared_in_another_branch_is_not_cleared_before_it_is_read() {
+    let (long, policy) = large(6);
+    let mut play = Play::of("/v1/messages", eager()).await;
+    let cleared = play.asks(&asks(MODEL, &long), &reply()).await;
+    assert_eq!(content(&cleared.sent, 2), CLEARED, "{:?}", cleared.steps());
+    play.config.policy = std::sync::Arc::new(policy);
+    play.restarts().await;
+    let (first, _) = large(1);
+    for _ in 0..2 {
+        let back = play.asks(&asks(MODEL, &first), &reply()).await;
+        assert_eq!(back.bytes, asks(MODEL, &first).to_string(), "{:?}", back.steps());
+    }
+    let again = play.asks(&asks(MODEL, &long), &reply()).await;
+    assert_eq!(content(&again.sent, 2), CLEARED, "{:?}", again.steps());
+}
+
 /// What policy keeps by name or as an error is not trimmed, nor what is small.
 #[tokio::test]
 async fn trims_heed_what_policy_keeps() {

@@ -115,6 +115,13 @@ pub struct Cut {
     pub after: Option<Millis>,
 }
 
+impl Cut {
+    /// Whether a result was trimmed when it was first sent, because it was too large.
+    pub fn is_trim(&self) -> bool {
+        self.why == DecisionReason::TooLarge
+    }
+}
+
 /// What replaces a tool result's content.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Replacement {

@@ -207,7 +207,21 @@ pub(crate) async fn save(
     suspended: Option<Millis>,
 ) -> Result<Vec<Fact>, DecisionError> {
     let timeout = Duration::from_millis(proxy.config.limits.save_ms);
-    proxy.ledgers.decide(opened, opened.after_suspension(new, suspended), timeout).await
+    let trims: Vec<PartKey> = new.iter().filter_map(trimmed).collect();
+    let new = opened.after_suspension(new, suspended);
+    let mut saved = proxy.ledgers.decide(opened, new, timeout).await?;
+    // Another branch may have cleared the result once it was read there. In this branch nobody has read it.
+    saved.retain(|fact| {
+        let Fact::Cut(cut) = fact else { return true };
+        cut.is_trim() || !trims.contains(&cut.about)
+    });
+    Ok(saved)
+}
+
+/// The result that is trimmed when it is first sent.
+fn trimmed(fact: &Fact) -> Option<PartKey> {
+    let Fact::Cut(cut) = fact else { return None };
+    cut.is_trim().then_some(cut.about)
 }
 
 /// Replays with the decisions that are known now.

@@ -18,7 +18,8 @@ use crate::context::plan::DecisionReason;
 use crate::context::repair::RepairDecision;
 use crate::context::{
     CompactionRecord, Cut, ExchangeId, InjectedMessage, PromptSection, ReasoningAction,
-    ReasoningDecision, ReasoningRecord, RevocationRetry, SketchPart, Turn, reasoning,
+    ReasoningBlock, ReasoningDecision, ReasoningRecord, RevocationRetry, SketchPart, Turn,
+    reasoning,
 };
 use crate::dialect::repair::Repair;
 use crate::dialect::{PartKey, Role};
@@ -125,7 +126,7 @@ impl<'l> Branch<'l> {
         form: Option<CutCount>,
         is_new: bool,
     ) -> bool {
-        let is_birth = cut.why == DecisionReason::TooLarge;
+        let is_birth = cut.is_trim();
         if self.sent.is_none() {
             return !is_new || is_birth;
         }
@@ -191,10 +192,17 @@ impl<'l> Branch<'l> {
             let echo = others.get(&PartKey::of_bytes(literal.as_bytes()))?;
             // It was removed there together with the change that made it void.
             let is_new = self.parent.is_some_and(|parent| parent.after == reply.after);
-            (self.has_thought(reply) || is_new && echo.why == DecisionReason::Bound)
+            (self.has_sent_block(block, reply) || is_new && echo.why == DecisionReason::Bound)
                 .then_some(echo.about)
         });
         elsewhere.chain(sent).collect()
+    }
+
+    /// Whether the parent turn sent this block of a reply's reasoning. Of a reply with one block its other names tell,
+    /// too.
+    fn has_sent_block(&self, block: &ReasoningBlock, reply: &ReasoningRecord) -> bool {
+        let is_alone = reply.blocks.len() == 1;
+        block_names(block).any(|key| self.has_sent(key)) || is_alone && self.has_thought(reply)
     }
 
     /// Whether the parent turn sent the reasoning of a reply, from its client or put back.
@@ -295,11 +303,7 @@ impl CutCount {
 
 /// The keys that a reply's reasoning can have in a sketch: put back by us, or sent by its client.
 pub(super) fn names(reasoning: &ReasoningRecord) -> impl Iterator<Item = PartKey> + '_ {
-    let blocks = reasoning.blocks.iter().flat_map(|block| {
-        let literal = reasoning::literal(&block.raw).map(|literal| spelled(&literal));
-        let raw = PartKey::of_bytes(block.raw.as_bytes());
-        literal.into_iter().flatten().chain([raw])
-    });
+    let blocks = reasoning.blocks.iter().flat_map(block_names);
     blocks.chain(reasoning.seals.iter().flat_map(|signature| spelled(&signature.seal)))
 }
 
@@ -310,3 +314,10 @@ fn spelled(seal: &str) -> [PartKey; 2] {
 
 #[cfg(test)]
 mod tests;
+
+/// The keys that one block of reasoning can have in a sketch.
+fn block_names(block: &ReasoningBlock) -> impl Iterator<Item = PartKey> + '_ {
+    let literal = reasoning::literal(&block.raw).map(|literal| spelled(&literal));
+    let raw = PartKey::of_bytes(block.raw.as_bytes());
+    literal.into_iter().flatten().chain([raw])
+}

@@ -160,6 +160,24 @@ fn what_is_taken_out_elsewhere_stays_where_it_was_sent() {
     assert!(!stays(Some(&[]), "there", Stripped, Some(&turn)));
 }
 
+/// Of two blocks of one reply the branch sent one: the other stays out.
+#[test]
+fn a_block_that_was_left_out_stays_out_beside_one_that_was_sent() {
+    let ledger = Ledger::default();
+    let mut reasoning = thought();
+    let mut second = reasoning.blocks[0].clone();
+    second.raw = second.raw.replace("c2ln", "bmV4").into();
+    reasoning.blocks.push(second);
+    let out = Arc::new(echo("there", ReasoningAction::Out, DecisionReason::Stripped));
+    let stays = |sent: &[u128]| {
+        let branch = branch(&ledger, Some(sent));
+        !branch.not_out([&out].into_iter(), [&reasoning].into_iter()).is_empty()
+    };
+    let (first, second) = (PartKey::of_bytes(b"\"c2ln\""), PartKey::of_bytes(b"\"bmV4\""));
+    assert!(stays(&[first.0]) && stays(&[first.0, second.0]));
+    assert!(!stays(&[second.0]), "only the other block of the reply was sent");
+}
+
 /// What was taken back twice in a branch, or once for good, is not decided in it again.
 #[test]
 fn what_was_taken_back_twice_is_given_up_in_its_branch() {
