@@ -3,6 +3,7 @@
 //!
 //! Cuts and trims are decided in `context::prune`, saved like any decision, and replayed with the others.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use super::{PlannedRequest, replay, save};
@@ -15,11 +16,15 @@ use crate::proxy::state::Proxy;
 use crate::store::ledgers::OpenedSession;
 
 impl PlannedRequest {
-    /// How many of its tokens fit; `None` if it was not measured, or may not be changed.
+    /// How many of its tokens fit; `None` if it was not measured, may not be changed, or a panic kept it from being
+    /// found: the client then gets the provider's answer.
     pub(crate) fn room_goal(&self, prepared: &PreparedRequest, overflow: Overflow) -> Option<u64> {
         let tokens = prepared.cost(self.measured.as_ref()?).tokens;
-        let may = prepared.mode == Mode::Active && !prepared.held_out;
-        may.then(|| prune::room_goal(&prepared.request(), &self.known, tokens, overflow))
+        if prepared.mode != Mode::Active || prepared.held_out {
+            return None;
+        }
+        let goal = || prune::room_goal(&prepared.request(), &self.known, tokens, overflow);
+        catch_unwind(AssertUnwindSafe(goal)).ok()
     }
 
     /// The same request with old results cut. `None` if nothing can be cut, or it could not be saved.
