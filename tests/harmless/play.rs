@@ -92,6 +92,7 @@ pub async fn conversation_where(
         always,
         is_rewritten: false,
         is_aside: false,
+        went_out: HashMap::new(),
         cut: HashSet::new(),
         demands: false,
         has_broken_off: false,
@@ -135,6 +136,8 @@ struct Play {
     is_rewritten: bool,
     /// A rewrite was refused: nothing new is decided for a while.
     is_aside: bool,
+    /// What went out last in place of the end of a history that the client sent, by that history.
+    went_out: HashMap<u64, Vec<Value>>,
     /// What went out in place of results: both by their hashes.
     cut: HashSet<(u64, u64)>,
     /// The provider was seen to demand reasoning.
@@ -373,6 +376,7 @@ impl Play {
         }
         self.is_aside |= told.done.resent.is_some() || told.done.taken_back.is_some();
         self.demands |= told.refused == Some(RefusalCause::ReasoningDemanded);
+        self.remembers(&seen);
         let decided = told.done.steps.iter().any(|step| step.decision == Decision::New);
         match (carries_on, self.is_steady(mode)) {
             (true, true) => self.is_stable(&seen)?,

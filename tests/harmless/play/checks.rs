@@ -7,7 +7,7 @@ use plimsoll::context::plan::{Decision, DecisionReason, PlanStep};
 use plimsoll::context::policy::{ReinjectPolicy, StripPolicy};
 use plimsoll::dialect::refusal::RefusalCause;
 use plimsoll::telemetry::Exchange;
-use scripted_provider::strict::{Dialect, Judged, Loss, Refusal, Rule, Verdict};
+use scripted_provider::strict::{Dialect, Judged, Loss, Refusal, Rule, Verdict, Why};
 use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -66,6 +66,12 @@ const KINDS: [(&str, Kind); 4] = [
     ("reasoning changed", |loss| matches!(loss, Loss::ReasoningChanged { .. })),
     ("signature absent", |loss| matches!(loss, Loss::SignatureAbsent { .. })),
 ];
+
+/// Whether the provider took no notice of reasoning because another model had thought it.
+fn drops_another_models(verdict: &Verdict) -> bool {
+    let is_other = |loss: &Loss| matches!(loss, Loss::ReasoningDropped { why: Why::Model, .. });
+    verdict.accepted().is_some_and(|accepted| accepted.losses.iter().any(is_other))
+}
 
 fn lost(losses: &[Loss], kind: Kind) -> usize {
     losses.iter().filter(|loss| kind(loss)).count()
@@ -169,7 +175,6 @@ impl Play {
             return Ok(());
         };
         let Some(changed) = is_changed else { return Ok(()) };
-        let sent = speak::history(self.dialect, &changed.call.body);
         let came = speak::history(self.dialect, seen.body);
         let before = match (&self.forwarded, self.is_rewritten) {
             (Some(before), true) => before,
@@ -177,9 +182,17 @@ impl Play {
             (None, true) => return Ok(()),
             (_, false) => &Vec::new(),
         };
+        let placed = self.placed(seen.body, changed);
+        // After a rewind the model may say the same again, and what was put back then is put back again.
+        let went_out = |ends: &u64, said: &Value| {
+            let same = |went_out: &Vec<Value>| went_out.contains(&self.nameless(said));
+            self.went_out.get(ends).is_some_and(same)
+        };
         // Not by their places: a client of Responses that drops reasoning drops items.
-        let mut others = sent.iter().filter(|said| !before.contains(said));
-        match others.find(|said| !came.contains(said)) {
+        let mut others = placed.iter().filter(|(ends, said)| {
+            !before.contains(said) && !came.contains(said) && !went_out(ends, said)
+        });
+        match others.next().map(|(_, said)| said) {
             None if self.is_rewritten => Ok(()),
             other => Err(format!(
                 "{mode} changed {other:?}: {:?}\n{}\n{}",
@@ -187,6 +200,53 @@ impl Play {
                 seen.body,
                 String::from_utf8_lossy(&changed.call.bytes)
             )),
+        }
+    }
+
+    /// What went out, each with the hash of the client's history to the message that it stands for; nothing where
+    /// a summary stands for many.
+    fn placed(&self, body: &Value, sent: &Judged) -> Vec<(u64, Value)> {
+        let is_reasoning = |said: &Value| said["type"] == "reasoning";
+        let mut came = speak::history(self.dialect, body);
+        came.retain(|said| !is_reasoning(said));
+        let sent = speak::history(self.dialect, &sent.call.body);
+        let is_of = |said: &Value| usize::from(!is_reasoning(said));
+        if sent.iter().map(is_of).sum::<usize>() != came.len() {
+            return sent.into_iter().map(|said| (0, said)).collect();
+        }
+        let mut at = 0;
+        let place = |said: Value| {
+            let ends: Vec<Value> =
+                came.iter().take(at + 1).map(|said| self.nameless(said)).collect();
+            let ends = self.prefix(&ends);
+            at += is_of(&said);
+            (ends, said)
+        };
+        sent.into_iter().map(place).collect()
+    }
+
+    /// A message as it is told from others: Gemini's calls need no ids, and are the same with another.
+    fn nameless(&self, said: &Value) -> Value {
+        match said {
+            said if self.dialect != Dialect::Gemini => said.clone(),
+            Value::Array(items) => items.iter().map(|item| self.nameless(item)).collect(),
+            Value::Object(members) => {
+                let others = members.iter().filter(|(name, _)| *name != "id");
+                others.map(|(name, value)| (name.clone(), self.nameless(value))).collect()
+            }
+            said => said.clone(),
+        }
+    }
+
+    /// Keeps what went out and was accepted, by the history that it stood for.
+    pub(super) fn remembers(&mut self, seen: &Seen<'_>) {
+        let accepted = |judged: &&Judged| matches!(judged.verdict, Verdict::Accepted(_));
+        let Some(sent) = seen.log.last().filter(accepted) else { return };
+        let placed = self.placed(seen.body, sent);
+        placed.iter().for_each(|(ends, _)| _ = self.went_out.remove(ends));
+        for (ends, said) in placed.into_iter().filter(|(ends, _)| *ends != 0) {
+            let said = self.nameless(&said);
+            self.went_out.entry(ends).or_default().push(said);
         }
     }
 
@@ -307,7 +367,11 @@ impl Play {
         let accepted = |judged: &&Judged| matches!(judged.verdict, Verdict::Accepted(_));
         let as_before = told.done.taken_back.is_some();
         if told.refused.is_none() || as_before {
-            self.forwarded = log.last().filter(accepted).map(history);
+            // A client that drops reasoning when its loop closes need not repeat what was another model's.
+            let is_kept = |judged: &&Judged| {
+                self.habits.memory != Memory::Loop || !drops_another_models(&judged.verdict)
+            };
+            self.forwarded = log.last().filter(accepted).filter(is_kept).map(history);
         }
         let is_new = |step: &PlanStep| step.decision == Decision::New;
         let decided = seen.mode.is_none() && told.done.steps.iter().any(is_new);

@@ -4,6 +4,8 @@
 
 use std::collections::VecDeque;
 
+use serde_json::Value;
+
 use super::{Call, Verdict};
 
 /// Bytes of bodies that the log keeps at most: enough for a test of a thousand large requests.
@@ -16,6 +18,8 @@ pub struct Judged {
     pub call: Call,
     /// What became of it.
     pub verdict: Verdict,
+    /// The whole reply, where the model was asked for one and gave it. A stream may have broken off in it.
+    pub reply: Option<Value>,
 }
 
 /// The log.
@@ -35,10 +39,17 @@ impl Default for Log {
 impl Log {
     pub(super) fn add(&mut self, call: &Call, verdict: &Verdict) {
         self.bytes += call.bytes.len();
-        self.all.push_back(Judged { call: call.clone(), verdict: verdict.clone() });
+        self.all.push_back(Judged { call: call.clone(), verdict: verdict.clone(), reply: None });
         while self.bytes > self.most {
             let Some(oldest) = self.all.pop_front() else { break };
             self.bytes -= oldest.call.bytes.len();
+        }
+    }
+
+    /// What the newest of them was answered.
+    pub(super) fn answered(&mut self, reply: &Value) {
+        if let Some(newest) = self.all.back_mut() {
+            newest.reply = Some(reply.clone());
         }
     }
 

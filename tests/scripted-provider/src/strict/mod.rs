@@ -496,6 +496,7 @@ impl State {
             (Purpose::Answer, _) => {
                 let (whole, weights) = self.write(call, &accepted);
                 self.remember(call, &accepted, &whole, &weights);
+                self.log.answered(&whole);
                 whole
             }
         };
