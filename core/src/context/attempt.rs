@@ -38,6 +38,9 @@ pub enum Verdict {
     DoesNotFit(Option<RefusalCause>),
     /// It was refused, and the status blames the request.
     Refused(RefusalCause),
+    /// It was refused, and the status blames the request, for a size that contradicts the estimate: probably
+    /// nobody's fault.
+    Implausible(RefusalCause),
     /// It was refused for something that an edit can fix.
     Repairable(RefusalKind),
     /// It failed, and changing the request would not help: a rate limit, a failing provider.
@@ -128,6 +131,8 @@ pub enum BlameTarget {
     Reasoning,
     /// Its size, which is larger than that of the original.
     Size,
+    /// None, unless the original is accepted: the refusal contradicts the estimate.
+    Nothing,
 }
 
 /// What to do if no repair helps, depending on what was sent before.
@@ -238,7 +243,8 @@ impl RetryState {
                 form == RequestForm::Original
             }
             RetryState::Original { blamed, .. } => {
-                form == RequestForm::Planned && blamed == BlameTarget::Size
+                form == RequestForm::Planned
+                    && matches!(blamed, BlameTarget::Size | BlameTarget::Nothing)
             }
             RetryState::LastAccepted { .. } => form == RequestForm::Original,
         }
@@ -259,7 +265,7 @@ pub fn next(facts: AttemptContext<'_>, state: RetryState, verdict: Verdict) -> R
 }
 
 impl Verdict {
-    /// The verdict for a form that is never repaired: the form with room, and the original.
+    /// The verdict for a form that is never repaired: the form with room, the original and the last accepted.
     fn unrepaired(self) -> Self {
         match self {
             Verdict::Repairable(RefusalKind { overflows: true, cause, .. }) => {
@@ -268,6 +274,7 @@ impl Verdict {
             Verdict::Repairable(RefusalKind { cause, .. }) => {
                 Verdict::Refused(cause.unwrap_or(RefusalCause::Other))
             }
+            Verdict::Implausible(cause) => Verdict::Refused(cause),
             other => other,
         }
     }
@@ -287,6 +294,7 @@ impl AttemptContext<'_> {
                 RetryStep::send(RetryState::WithRoom(cause)).finding(AttemptFinding::Overflow)
             }
             Verdict::Refused(cause) => self.without_changes(cause, BlameTarget::Change),
+            Verdict::Implausible(cause) => self.without_changes(cause, BlameTarget::Nothing),
             Verdict::Repairable(RefusalKind {
                 is_of_reasoning: true, cause: Some(cause), ..
             }) if self.may_unbind => self.without_changes(cause, BlameTarget::Reasoning),
@@ -310,7 +318,7 @@ impl AttemptContext<'_> {
                 RetryStep::send(RetryState::WithRoom(cause)).finding(AttemptFinding::Overflow)
             }
             (Verdict::Unavailable, _) if round == 1 => self.unrepaired(otherwise),
-            (Verdict::Refused(_) | Verdict::DoesNotFit(_), _) => {
+            (Verdict::Refused(_) | Verdict::Implausible(_) | Verdict::DoesNotFit(_), _) => {
                 self.unrepaired(otherwise).repair_refused(RevocationRetry::Next)
             }
             (Verdict::Repairable(_) | Verdict::Unavailable, _) => {
@@ -365,6 +373,8 @@ impl AttemptContext<'_> {
                 return RetryStep::answer(RequestForm::Original)
                     .finding(AttemptFinding::ChangeRefused(cause));
             }
+            // Without us the client would have got this response, too.
+            _ if blamed == BlameTarget::Nothing => return RetryStep::answer(RequestForm::Planned),
             Verdict::DoesNotFit(_) => Some(RefusalCause::Overflow),
             Verdict::Refused(of_original) => Some(of_original),
             _ => None,

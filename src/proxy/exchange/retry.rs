@@ -157,7 +157,8 @@ impl Retry<'_> {
         }
         answers.held.push((RequestForm::Planned, refused));
         let blames_us = self.suspicion.blames_us;
-        let overflow = overflow.filter(|overflow| self.believes(overflow, &answers.taught));
+        let is_wild = overflow.is_some_and(|overflow| !self.believes(&overflow, &answers.taught));
+        let overflow = overflow.filter(|_| !is_wild);
         answers.overflow = overflow.map(|overflow| (OverflowSign::Refused, overflow));
         if answers.refusal.is_some() {
             let cause = blames_us.then_some(cause);
@@ -165,6 +166,7 @@ impl Retry<'_> {
         }
         match overflow {
             Some(_) => Verdict::DoesNotFit(blames_us.then_some(cause)),
+            None if blames_us && is_wild => Verdict::Implausible(cause),
             None if blames_us => Verdict::Refused(cause),
             None => Verdict::Failed,
         }
