@@ -171,6 +171,10 @@ async fn what_is_killed_leaves_one_summary_or_none() {
     let replica = Replica::start(data.path(), &base).await;
     let sent = talk.turn(&replica, 1).await;
     assert_eq!(sent["messages"][0], first);
-    assert!(talk.stage.summaries.try_recv().is_err(), "asked again for what was written");
+    // What came since may need the next one, which begins with it.
+    if let Ok(question) = talk.stage.summaries.try_recv() {
+        let question = question.message.text().to_owned();
+        assert!(question.contains(SUMMARY), "asked again for what was written: {question}");
+    }
     replica.dies().await;
 }

@@ -308,7 +308,11 @@ async fn answers(
 ) {
     let mut unanswered = Vec::new();
     loop {
-        let mut call = provider.call().await;
+        let mut wire = provider.accept().await;
+        if !wire.begins().await {
+            continue;
+        }
+        let mut call = wire.request().await;
         let text = call.message.text().to_owned();
         if ASKS.iter().any(|asks| text.contains(asks)) || text.contains(COMPACTS) {
             let _ = asked.send(call);

@@ -148,6 +148,11 @@ impl Wire {
         Ok(read > 0)
     }
 
+    /// Whether anything comes before the other side closes: who was killed may have opened it and sent nothing.
+    pub async fn begins(&mut self) -> bool {
+        !self.read.is_empty() || self.fill().await.unwrap_or(false)
+    }
+
     async fn must_fill(&mut self, wanted: &str) {
         assert!(
             self.fill().await.unwrap_or(false),
