@@ -243,8 +243,10 @@ impl Play {
         let accepted = |judged: &&Judged| matches!(judged.verdict, Verdict::Accepted(_));
         let Some(sent) = seen.log.last().filter(accepted) else { return };
         let placed = self.placed(seen.body, sent);
-        placed.iter().for_each(|(ends, _)| _ = self.went_out.remove(ends));
-        for (ends, said) in placed.into_iter().filter(|(ends, _)| *ends != 0) {
+        // Of a compacted history any part may be repeated: by a side call, an older summary than the last.
+        let is_whole = |ends: &&(u64, Value)| ends.0 != 0;
+        placed.iter().filter(is_whole).for_each(|(ends, _)| _ = self.went_out.remove(ends));
+        for (ends, said) in placed {
             let said = self.nameless(&said);
             self.went_out.entry(ends).or_default().push(said);
         }
