@@ -15,9 +15,9 @@ pub use quotes::most_quoted;
 
 use foldhash::{HashMap, HashSet};
 
-use super::begins::{holds, is_users};
 use super::plan::{DecisionReason, PlanRequest, RecordedDecisions};
 use super::policy::{EchoRule, Mode, SummaryAuthor, SummaryEngine, ThresholdBasis};
+use super::turn_start::{holds, is_users};
 use super::{CompactionRecord, Fact, SketchPart, reasoning, trim};
 use crate::dialect::models::Family;
 use crate::dialect::summary::frame::SummaryFrame;
@@ -229,7 +229,7 @@ pub fn is_accepted(request: &PlanRequest<'_>, sizes: SummarySizes, why: Decision
     let fillable = request.fillable();
     let most = match why {
         DecisionReason::Window => fillable,
-        DecisionReason::Asked => u64::MAX,
+        DecisionReason::Requested => u64::MAX,
         _ => request.policy.compact.threshold(fillable),
     };
     is_worth_it(was, tokens) && whole.saturating_sub(was).saturating_add(tokens) <= most
@@ -462,7 +462,7 @@ pub fn lay_out(
     is_asked: bool,
 ) -> SummaryMessage {
     let Quotes { quotes, messages } = quotes::quotes(request, known, cut);
-    let words = SummaryFrame { summary, quotes: &quotes, messages }.words(seed);
+    let words = SummaryFrame { summary, quotes: &quotes, messages }.text(seed);
     let goes_on = request.conversation.messages.get(cut);
     let is_user = goes_on.is_some_and(|message| message.role != Role::Assistant);
     let boundary = request.policy.compact.boundary(request.conversation.messages.len(), is_asked);
@@ -501,7 +501,7 @@ pub fn propose(
     let compact = CompactionRecord {
         at: request.now,
         exchange: request.exchange.clone(),
-        why: if summary.why == DecisionReason::Asked { DecisionReason::Asked } else { why },
+        why: if summary.why == DecisionReason::Requested { DecisionReason::Requested } else { why },
         shadow: request.is_shadow(),
         carries,
         ..CompactionRecord::clone(summary)

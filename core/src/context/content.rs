@@ -14,12 +14,13 @@ use crate::wire::json::Document;
 /// The text of one exchange.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExchangeContent {
-    /// What `said` continues.
+    /// What `messages` continues.
     pub follows: ContentLink,
     /// Tools and system prompt; empty if they equal the parent's.
     pub head: Vec<TranscriptPart>,
     /// The stored part of the history.
-    pub said: Vec<TranscriptPart>,
+    #[serde(rename = "said")]
+    pub messages: Vec<TranscriptPart>,
     /// The reply.
     pub reply: Vec<TranscriptPart>,
 }
@@ -116,7 +117,7 @@ const BESIDE: usize = 128;
 
 impl ExchangeContent {
     /// What a request adds to its parent, in at most `most` bytes.
-    pub fn asked(
+    pub fn of_request(
         conversation: &Conversation,
         body: &[u8],
         placed: &Placement,
@@ -145,7 +146,7 @@ impl ExchangeContent {
         let mut said = writing.parts(answer.iter().copied());
         said.iter_mut().for_each(|part| part.reply = part.role == TranscriptSpeaker::Assistant);
         said.append(&mut writing.parts(asked.iter().copied()));
-        Self { follows, head, said, reply: Vec::new() }
+        Self { follows, head, messages: said, reply: Vec::new() }
     }
 
     /// Adds the reply, in at most `most` bytes in all; if there is too much, the end of the request is left
@@ -153,8 +154,8 @@ impl ExchangeContent {
     pub fn answered(self, reply: &Reply, most: usize) -> Self {
         let mut writing = ContentWriter { body: &[], left: most, document: Document::default() };
         let reply = writing.reply(reply);
-        let (head, said) = (writing.again(self.head), writing.again(self.said));
-        Self { head, said, reply, ..self }
+        let (head, said) = (writing.copied(self.head), writing.copied(self.messages));
+        Self { head, messages: said, reply, ..self }
     }
 }
 
@@ -184,8 +185,8 @@ impl ContentWriter<'_> {
     }
 
     fn part(&mut self, part: &Part, out: &mut Vec<TranscriptPart>) {
-        let shape = self.shape(part);
-        let sealed = part.sealed.map_or(0, |sealed| sealed.len().saturating_sub(2) as u64);
+        let shape = self.without_text(part);
+        let sealed = part.signature.map_or(0, |sealed| sealed.len().saturating_sub(2) as u64);
         if sealed > 0 && part.kind != PartKind::Reasoning {
             // Gemini puts signatures on the parts that its thoughts led to.
             self.add(
@@ -215,7 +216,7 @@ impl ContentWriter<'_> {
     }
 
     /// A part without its text.
-    fn shape(&self, part: &Part) -> TranscriptPart {
+    fn without_text(&self, part: &Part) -> TranscriptPart {
         let mut said = TranscriptPart {
             role: match part.role {
                 Role::System => TranscriptSpeaker::System,
@@ -250,14 +251,14 @@ impl ContentWriter<'_> {
     /// The text of a JSON string; other values as they are in the body.
     fn decoded(&mut self, value: Span) -> String {
         let bytes = value.of(self.body);
-        let read = self.document.read_again(bytes).is_ok();
+        let read = self.document.reread(bytes).is_ok();
         let root = self.document.root(bytes).filter(|_| read);
         let text = root.and_then(|value| value.text().map(std::borrow::Cow::into_owned));
         text.unwrap_or_else(|| String::from_utf8_lossy(bytes).into_owned())
     }
 
     /// Adds parts that were copied before, as far as there is room.
-    fn again(&mut self, parts: Vec<TranscriptPart>) -> Vec<TranscriptPart> {
+    fn copied(&mut self, parts: Vec<TranscriptPart>) -> Vec<TranscriptPart> {
         let mut out = Vec::new();
         for part in parts {
             let length = part.text.len();
@@ -278,7 +279,7 @@ impl ContentWriter<'_> {
     fn reply(&mut self, reply: &Reply) -> Vec<TranscriptPart> {
         let mut said = Vec::new();
         for part in &reply.parts {
-            let ReplyPart { text, id, name, sealed, .. } = part;
+            let ReplyPart { text, id, name, signature: sealed, .. } = part;
             let sig = sealed.as_ref().map_or(0, |sealed| sealed.len() as u64);
             let (name, id) = (name.clone(), id.clone());
             let role = TranscriptSpeaker::Assistant;
@@ -371,7 +372,7 @@ mod tests {
         let said = ReplyPart { text: "Aye.".into(), ..ReplyPart::of(PartKind::Text) };
         let reply = Reply { parts: vec![said], ..Reply::default() };
         let placed = place(&Ledger::default(), &read, &"r".into(), None);
-        ExchangeContent::asked(&read, body.as_bytes(), &placed, most).answered(&reply, most)
+        ExchangeContent::of_request(&read, body.as_bytes(), &placed, most).answered(&reply, most)
     }
 
     fn asked(text: &str) -> String {
@@ -385,10 +386,10 @@ mod tests {
         let room = BESIDE + 4 + BESIDE + 100;
         let text = "é".repeat(50);
         let kept = words(&asked(&text), room);
-        assert_eq!((&*kept.said[0].text, kept.said[0].redacted), (&*text, 0));
+        assert_eq!((&*kept.messages[0].text, kept.messages[0].redacted), (&*text, 0));
         let left_out = words(&asked(&text), room - 1);
-        assert_eq!((&*left_out.said[0].text, left_out.said[0].redacted), ("", 1));
-        assert_eq!(left_out.said[0].chars, 100);
+        assert_eq!((&*left_out.messages[0].text, left_out.messages[0].redacted), ("", 1));
+        assert_eq!(left_out.messages[0].chars, 100);
         assert_eq!(left_out.reply[0].text, "Aye.");
     }
 
@@ -399,10 +400,10 @@ mod tests {
         let body =
             format!(r#"{{"model":"m","messages":[{{"role":"user","content":[{blocks}]}}]}}"#);
         let kept = words(&body, 10_000);
-        assert!(kept.said.len() <= 10_000 / BESIDE + 1, "{}", kept.said.len());
+        assert!(kept.messages.len() <= 10_000 / BESIDE + 1, "{}", kept.messages.len());
         let written = serde_json::to_string(&kept).unwrap().len();
         assert!(written <= 11_000, "{written}");
-        assert_eq!(kept.said.last().unwrap().redacted, 1);
+        assert_eq!(kept.messages.last().unwrap().redacted, 1);
     }
 
     #[test]
@@ -430,10 +431,10 @@ mod tests {
             (TranscriptKind::ToolResult, "one"),
             (TranscriptKind::ToolResult, "two"),
         ];
-        assert_eq!(told(&kept.said), expected.map(|(kind, text)| (kind, text.to_owned())));
-        let picture = &kept.said[1];
+        assert_eq!(told(&kept.messages), expected.map(|(kind, text)| (kind, text.to_owned())));
+        let picture = &kept.messages[1];
         assert_eq!((picture.w, picture.h, picture.chars), (1280, 720, png.len() as u64));
-        assert!(!kept.said[3].cont && kept.said[4].cont);
+        assert!(!kept.messages[3].cont && kept.messages[4].cont);
     }
 
     /// What is exported of an exchange: who said each part, its name and identifier, and how long its signature is.
@@ -449,7 +450,7 @@ mod tests {
             parts: vec![
                 ReplyPart {
                     text: "So.".into(),
-                    sealed: Some("12345".into()),
+                    signature: Some("12345".into()),
                     ..part(PartKind::Reasoning)
                 },
                 ReplyPart {
@@ -462,11 +463,11 @@ mod tests {
             ..Reply::default()
         };
         let placed = place(&Ledger::default(), &read, &"r".into(), None);
-        let kept = ExchangeContent::asked(&read, body.as_bytes(), &placed, 1 << 20);
+        let kept = ExchangeContent::of_request(&read, body.as_bytes(), &placed, 1 << 20);
         let kept = kept.answered(&reply, 1 << 20);
         let written = |said: &[TranscriptPart]| serde_json::to_value(said).unwrap();
         assert_eq!(
-            written(&kept.said),
+            written(&kept.messages),
             serde_json::json!([
                 {"role": "user", "kind": "text", "chars": 5, "text": "Look."},
                 {"role": "assistant", "kind": "thinking", "chars": 3, "text": "Hm.", "sig": 8},
@@ -482,7 +483,7 @@ mod tests {
             ])
         );
         // Where there is no room, the signature's length and the names stay.
-        let kept = ExchangeContent::asked(&read, body.as_bytes(), &placed, 1 << 20);
+        let kept = ExchangeContent::of_request(&read, body.as_bytes(), &placed, 1 << 20);
         let short = kept.answered(&reply, 2 * BESIDE + 3);
         assert_eq!((&*short.reply[0].text, short.reply[0].redacted), ("So.", 0));
         assert_eq!((short.reply[1].kind, short.reply[1].redacted), (TranscriptKind::Other, 1));
@@ -498,8 +499,9 @@ mod tests {
         let path = "/v1beta/models/gemini-2.5-pro:generateContent";
         let read = dialect::read(Dialect::Gemini, path, body.as_bytes());
         let placed = place(&Ledger::default(), &read, &"r".into(), None);
-        let kept = ExchangeContent::asked(&read, body.as_bytes(), &placed, 1 << 20);
-        let told: Vec<_> = kept.said.iter().map(|said| (said.role, said.kind, said.sig)).collect();
+        let kept = ExchangeContent::of_request(&read, body.as_bytes(), &placed, 1 << 20);
+        let told: Vec<_> =
+            kept.messages.iter().map(|said| (said.role, said.kind, said.sig)).collect();
         let (user, model) = (TranscriptSpeaker::User, TranscriptSpeaker::Assistant);
         let expected = [
             (user, TranscriptKind::Text, 0),
@@ -531,11 +533,11 @@ mod tests {
             scene.body = body.to_string().into_bytes();
             scene.conversation = dialect::read(Dialect::Anthropic, "/v1/messages", &scene.body);
             let (conversation, body) = (&scene.conversation, &scene.body);
-            let kept = ExchangeContent::asked(conversation, body, &scene.placed(), 1 << 20);
+            let kept = ExchangeContent::of_request(conversation, body, &scene.placed(), 1 << 20);
             let told = |said: Vec<TranscriptPart>| -> Vec<(String, bool)> {
                 said.into_iter().map(|said| (said.text, said.reply)).collect()
             };
-            (kept.follows, kept.head.len(), told(kept.said))
+            (kept.follows, kept.head.len(), told(kept.messages))
         };
         let said = |texts: &[(&str, bool)]| -> Vec<(String, bool)> {
             texts.iter().map(|(text, reply)| ((*text).to_owned(), *reply)).collect()
@@ -557,9 +559,9 @@ mod tests {
         scene.body = held.to_string().into_bytes();
         scene.conversation = dialect::read(Dialect::OpenaiResponses, "/v1/responses", &scene.body);
         let (conversation, body) = (&scene.conversation, &scene.body);
-        let kept = ExchangeContent::asked(conversation, body, &scene.placed(), 1 << 20);
-        assert_eq!((kept.follows, kept.said.len()), (ContentLink::Reply, 1));
-        assert_eq!((&*kept.said[0].text, kept.said[0].reply), ("More.", false));
+        let kept = ExchangeContent::of_request(conversation, body, &scene.placed(), 1 << 20);
+        assert_eq!((kept.follows, kept.messages.len()), (ContentLink::Reply, 1));
+        assert_eq!((&*kept.messages[0].text, kept.messages[0].reply), ("More.", false));
     }
 
     /// Where a text does not fit its size stays, in a request and in a reply; several texts of one thought are one part.
@@ -568,15 +570,15 @@ mod tests {
         let body = asked(&"x".repeat(100));
         let read = dialect::read(Dialect::Anthropic, "/v1/messages", body.as_bytes());
         let placed = place(&Ledger::default(), &read, &"r".into(), None);
-        let kept = |most| ExchangeContent::asked(&read, body.as_bytes(), &placed, most);
+        let kept = |most| ExchangeContent::of_request(&read, body.as_bytes(), &placed, most);
         let part = TranscriptPart::of(TranscriptKind::Text);
         let whole = TranscriptPart { text: "x".repeat(100), chars: 100, ..part.clone() };
         // As it stands in the body, with its quotes.
-        assert_eq!(kept(BESIDE + 102).said, [whole]);
+        assert_eq!(kept(BESIDE + 102).messages, [whole]);
         let cut = TranscriptPart { chars: 102, redacted: 1, ..part };
-        assert_eq!(kept(BESIDE + 101).said, std::slice::from_ref(&cut));
+        assert_eq!(kept(BESIDE + 101).messages, std::slice::from_ref(&cut));
         let nothing = TranscriptPart { kind: TranscriptKind::Other, ..cut.clone() };
-        assert_eq!(kept(BESIDE - 1).said, [nothing]);
+        assert_eq!(kept(BESIDE - 1).messages, [nothing]);
         let said = ReplyPart { text: "y".repeat(100), ..ReplyPart::of(PartKind::Text) };
         let reply = Reply { parts: vec![said], ..Reply::default() };
         let answered = kept(0).answered(&reply, BESIDE + 99);
@@ -586,8 +588,8 @@ mod tests {
             {"type":"summary_text","text":"One. "},{"type":"summary_text","text":"Two."}]}]}"#;
         let read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", body.as_bytes());
         let placed = place(&Ledger::default(), &read, &"r".into(), None);
-        let kept = ExchangeContent::asked(&read, body.as_bytes(), &placed, 1 << 20);
-        let texts: Vec<&str> = kept.said.iter().map(|said| &*said.text).collect();
+        let kept = ExchangeContent::of_request(&read, body.as_bytes(), &placed, 1 << 20);
+        let texts: Vec<&str> = kept.messages.iter().map(|said| &*said.text).collect();
         assert_eq!(texts, ["One. Two."]);
     }
 }

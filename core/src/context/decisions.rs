@@ -78,7 +78,7 @@ impl Decidable for RepairDecision {
 
     fn bytes(&self) -> usize {
         let names = text(&self.model) + text(&self.upstream);
-        place(self) + text(&self.exchange) + names + text(self.repair.words())
+        place(self) + text(&self.exchange) + names + text(self.repair.inserted_text())
     }
 }
 
@@ -109,11 +109,11 @@ impl Fact {
     pub fn after(mut self, suspended: Option<Millis>) -> Self {
         match &mut self {
             Self::Cut(cut) => cut.after = suspended,
-            Self::Echo(echo) => echo.after = suspended,
+            Self::ReasoningDecision(echo) => echo.after = suspended,
             Self::Repair(repair) => repair.after = suspended,
             Self::Summary(compact) | Self::Compact(compact) => compact.after = suspended,
-            Self::Said(said) => {
-                if let InjectionState::Taken(taken) = &mut said.fate {
+            Self::InjectedMessage(said) => {
+                if let InjectionState::Injected(taken) = &mut said.state {
                     taken.suspended = suspended;
                 }
             }
@@ -368,14 +368,14 @@ mod tests {
     fn a_decision_made_anew_is_kept_by_its_refusal() {
         let place = |fact: &Fact| match fact {
             Fact::Cut(cut) => cut.place(),
-            Fact::Echo(echo) => echo.place(),
+            Fact::ReasoningDecision(echo) => echo.place(),
             Fact::Summary(one) | Fact::Compact(one) => one.place(),
             other => panic!("{other:?}"),
         };
         let one = || Box::new(summary(SummaryAuthor::Summary, "m"));
         for (fact, about) in [
             (Fact::Cut(Box::new(cut(1, ""))), 1),
-            (Fact::Echo(Box::new(echo(ReasoningAction::Out))), 1),
+            (Fact::ReasoningDecision(Box::new(echo(ReasoningAction::Out))), 1),
             (Fact::Summary(one()), 1),
             (Fact::Compact(one()), 1),
         ] {

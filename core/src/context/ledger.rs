@@ -14,7 +14,7 @@ use foldhash::{HashMap, HashSet};
 use super::decisions::Decisions;
 use super::footprint::{block, entry, list, text};
 use super::repair::RepairDecision;
-use super::seal::seal;
+use super::signature::signature_key;
 use super::{
     CompactionRecord, Cut, ExchangeId, Fact, InjectedMessage, InjectionPlace, InjectionState,
     Outcome, QueuedMessage, ReasoningDecision, ReasoningRecord, Revocation, Sketch, SketchPart,
@@ -40,12 +40,12 @@ pub struct Ledger {
     by_anchor_key: HashMap<PartKey, Vec<Chain>>,
     /// Decisions, those of shadow mode included.
     cuts: Decisions<Cut>,
-    echoes: Decisions<ReasoningDecision>,
+    reasoning_decisions: Decisions<ReasoningDecision>,
     repairs: Decisions<RepairDecision>,
     /// Refused rewrites.
     suspensions: Vec<Suspension>,
     /// Revocations, by the exchange whose decisions they revoke.
-    taken_back: HashMap<ExchangeId, Vec<Revocation>>,
+    revocations: HashMap<ExchangeId, Vec<Revocation>>,
     /// Summaries that are in use, by the keys that they are stored under.
     compacts: Decisions<CompactionRecord>,
     /// Summaries that were written.
@@ -54,7 +54,7 @@ pub struct Ledger {
     client_compacts: bool,
     /// Queued messages, and what happened to them, by id.
     queued: HashMap<Box<str>, Arc<QueuedMessage>>,
-    said: HashMap<Box<str>, Arc<InjectedMessage>>,
+    injected: HashMap<Box<str>, Arc<InjectedMessage>>,
     bytes: usize,
 }
 
@@ -121,14 +121,16 @@ impl Ledger {
             Fact::Turn(turn) => self.add_turn(Arc::new(*turn)),
             Fact::Reasoning(reasoning) => self.add_reasoning(Arc::new(*reasoning)),
             Fact::Cut(cut) => self.bytes += self.cuts.add(Arc::new(*cut)),
-            Fact::Echo(echo) => self.bytes += self.echoes.add(Arc::new(*echo)),
+            Fact::ReasoningDecision(echo) => {
+                self.bytes += self.reasoning_decisions.add(Arc::new(*echo))
+            }
             Fact::Repair(repair) => self.bytes += self.repairs.add(Arc::new(*repair)),
-            Fact::Aside(suspended) => self.add_suspension(*suspended),
-            Fact::TakenBack(taken) => self.add_taken_back(*taken),
+            Fact::Suspension(suspended) => self.add_suspension(*suspended),
+            Fact::Revocation(taken) => self.add_revocation(*taken),
             Fact::Summary(summary) => self.bytes += self.summaries.add(Arc::new(*summary)),
             Fact::Compact(compact) => self.bytes += self.compacts.add(Arc::new(*compact)),
             Fact::Queued(queued) => self.add_queued(Arc::new(*queued)),
-            Fact::Said(said) => self.add_said(Arc::new(*said)),
+            Fact::InjectedMessage(said) => self.add_injected(Arc::new(*said)),
         }
     }
 
@@ -141,16 +143,19 @@ impl Ledger {
 
     fn take_decisions(&mut self, other: &Ledger) {
         other.cuts.all().for_each(|cut| self.bytes += self.cuts.add(cut.clone()));
-        other.echoes.all().for_each(|echo| self.bytes += self.echoes.add(echo.clone()));
+        other
+            .reasoning_decisions
+            .all()
+            .for_each(|echo| self.bytes += self.reasoning_decisions.add(echo.clone()));
         other.repairs.all().for_each(|one| self.bytes += self.repairs.add(one.clone()));
         other.summaries.all().for_each(|one| self.bytes += self.summaries.add(one.clone()));
         other.compacts.all().for_each(|one| self.bytes += self.compacts.add(one.clone()));
         self.client_compacts |= other.client_compacts;
         other.queued.values().for_each(|queued| self.add_queued(queued.clone()));
-        other.said.values().for_each(|said| self.add_said(said.clone()));
+        other.injected.values().for_each(|said| self.add_injected(said.clone()));
         other.suspensions.iter().for_each(|suspended| self.add_suspension(suspended.clone()));
-        let taken = other.taken_back.values().flatten();
-        taken.for_each(|taken| self.add_taken_back(taken.clone()));
+        let taken = other.revocations.values().flatten();
+        taken.for_each(|taken| self.add_revocation(taken.clone()));
     }
 
     /// Its memory, bytes: never less than the real amount, and rarely more than a third above it.
@@ -160,23 +165,24 @@ impl Ledger {
 
     /// The memory of decisions within it, bytes.
     pub fn decision_bytes(&self) -> usize {
-        let Self { cuts, echoes, repairs, summaries, compacts, .. } = self;
+        let Self { cuts, reasoning_decisions: echoes, repairs, summaries, compacts, .. } = self;
         cuts.bytes() + echoes.bytes() + repairs.bytes() + summaries.bytes() + compacts.bytes()
     }
 
     /// Adds the reasoning of a reply. If a request was repeated and answered with the same parts, the first
     /// reply is the one that is put back; the other one is only found by its signatures.
     fn add_reasoning(&mut self, reasoning: Arc<ReasoningRecord>) {
-        let signatures: Vec<_> = reasoning.blocks.iter().filter_map(|it| seal(&it.raw)).collect();
+        let signatures: Vec<_> =
+            reasoning.blocks.iter().filter_map(|it| signature_key(&it.raw)).collect();
         let first = self.reasoning.get(&reasoning.after);
         let mut known = signatures.iter().filter_map(|key| self.by_signature.get(key)).chain(first);
         if known.any(|known| known.key() == reasoning.key()) {
             return;
         }
         let blocks = reasoning.blocks.iter().map(|block| text(&block.raw));
-        let seals = reasoning.seals.iter().map(|signature| text(&signature.seal));
+        let seals = reasoning.signatures.iter().map(|signature| text(&signature.value));
         let words = text(&reasoning.model) + text(&reasoning.upstream);
-        let lists = list(&reasoning.blocks) + list(&reasoning.seals);
+        let lists = list(&reasoning.blocks) + list(&reasoning.signatures);
         let parts = list(&reasoning.parts) + list(&reasoning.anchor_keys);
         let found = entry::<(Chain, Arc<ReasoningRecord>)>()
             + signatures.len() * entry::<(PartKey, Arc<ReasoningRecord>)>()
@@ -219,8 +225,8 @@ impl Ledger {
         }
     }
 
-    fn add_taken_back(&mut self, taken: Revocation) {
-        let all = self.taken_back.entry(taken.exchange.clone()).or_default();
+    fn add_revocation(&mut self, taken: Revocation) {
+        let all = self.revocations.entry(taken.exchange.clone()).or_default();
         if !all.contains(&taken) {
             let parent = taken.parent.as_ref().map_or(0, text);
             let words = text(&taken.thread) + 2 * text(&taken.exchange) + parent;
@@ -234,16 +240,16 @@ impl Ledger {
     fn add_queued(&mut self, queued: Arc<QueuedMessage>) {
         if let Entry::Vacant(place) = self.queued.entry(queued.id.clone()) {
             let words = 2 * text(&queued.id) + text(&queued.text);
-            let again = queued.again.as_deref().map_or(0, text);
+            let again = queued.repeats.as_deref().map_or(0, text);
             let found = entry::<(Box<str>, Arc<QueuedMessage>)>();
             self.bytes += block(size_of::<QueuedMessage>() + 16) + words + again + found;
             place.insert(queued);
         }
     }
 
-    fn add_said(&mut self, said: Arc<InjectedMessage>) {
-        if let Entry::Vacant(place) = self.said.entry(said.id.clone()) {
-            let taken = said.taken().map_or(0, |taken| {
+    fn add_injected(&mut self, said: Arc<InjectedMessage>) {
+        if let Entry::Vacant(place) = self.injected.entry(said.id.clone()) {
+            let taken = said.place().map_or(0, |taken| {
                 size_of::<InjectionPlace>()
                     + text(&taken.text)
                     + text(&taken.exchange)
@@ -381,7 +387,7 @@ impl Ledger {
 
     /// Queued messages that no request took yet, in order.
     pub fn waiting(&self) -> Vec<&Arc<QueuedMessage>> {
-        let waits = |queued: &&Arc<QueuedMessage>| !self.said.contains_key(&queued.id);
+        let waits = |queued: &&Arc<QueuedMessage>| !self.injected.contains_key(&queued.id);
         let mut waiting: Vec<_> = self.queued.values().filter(waits).collect();
         waiting.sort_by(|a, b| (a.number, a.at, &a.id).cmp(&(b.number, b.at, &b.id)));
         waiting
@@ -393,13 +399,13 @@ impl Ledger {
     }
 
     /// What happened to a queued message.
-    pub fn said(&self, id: &str) -> Option<&Arc<InjectedMessage>> {
-        self.said.get(id)
+    pub fn injected(&self, id: &str) -> Option<&Arc<InjectedMessage>> {
+        self.injected.get(id)
     }
 
     /// Messages that a request took, in the order in which they were queued.
-    pub fn taken(&self) -> Vec<(&Arc<InjectedMessage>, &InjectionPlace)> {
-        let taken = self.said.values().filter_map(|said| Some((said, said.taken()?)));
+    pub fn injections(&self) -> Vec<(&Arc<InjectedMessage>, &InjectionPlace)> {
+        let taken = self.injected.values().filter_map(|said| Some((said, said.place()?)));
         let mut taken: Vec<_> = taken.collect();
         taken.sort_by(|a, b| (a.1.number, &a.0.id).cmp(&(b.1.number, &b.0.id)));
         taken
@@ -471,9 +477,9 @@ impl Ledger {
 
 impl InjectedMessage {
     /// Its place, if a request took it.
-    pub fn taken(&self) -> Option<&InjectionPlace> {
-        match &self.fate {
-            InjectionState::Taken(taken) => Some(taken),
+    pub fn place(&self) -> Option<&InjectionPlace> {
+        match &self.state {
+            InjectionState::Injected(taken) => Some(taken),
             InjectionState::Removed => None,
         }
     }
@@ -644,7 +650,7 @@ mod tests {
             model: Box::default(),
             upstream: Box::default(),
             blocks: vec![],
-            seals: vec![],
+            signatures: vec![],
             parts: vec![],
             anchor_keys: vec![],
         };
@@ -669,7 +675,7 @@ mod tests {
             ReasoningRecord { upstream: words.clone(), ..plain.clone() },
             ReasoningRecord { blocks: vec![thought], ..plain.clone() },
             ReasoningRecord {
-                seals: vec![Signature { part: 0, seal: words, piece: None }],
+                signatures: vec![Signature { part: 0, value: words, piece: None }],
                 ..plain.clone()
             },
             ReasoningRecord { parts: keys(), ..plain.clone() },
@@ -694,7 +700,7 @@ mod tests {
             about: vec![],
             retry: crate::context::RevocationRetry::Next,
         };
-        let of = |taken| added(Fact::TakenBack(Box::new(taken)));
+        let of = |taken| added(Fact::Revocation(Box::new(taken)));
         let base = of(revoked.clone());
         let own = size_of::<Revocation>();
         assert!((4 * own..6 * own).contains(&base), "{base} for {own}");
@@ -710,7 +716,7 @@ mod tests {
         }
         let suspended =
             Suspension { exchange: "r".into(), thread: "t".into(), parent: None, at: 1 };
-        let of = |suspended| added(Fact::Aside(Box::new(suspended)));
+        let of = |suspended| added(Fact::Suspension(Box::new(suspended)));
         let base = of(suspended.clone());
         assert!(base >= 2 * size_of::<Suspension>(), "{base}");
         for with in [

@@ -5,7 +5,6 @@
 //! there. Pure: no sockets, no clock, no store; `now` and policy are arguments.
 
 pub mod attempt;
-mod begins;
 pub mod budget;
 pub mod cache;
 pub mod compact;
@@ -26,10 +25,11 @@ pub mod reasoning;
 pub mod repair;
 pub mod repeats;
 pub mod savings;
-mod seal;
+mod signature;
 mod sketch;
 pub mod trim;
 mod turn;
+mod turn_start;
 
 pub use self::facts::{
     CompactionRecord, Cut, Fact, ForwardedHistory, ReasoningAction, ReasoningBlock,

@@ -98,9 +98,9 @@ pub fn shown(
     if purpose != Purpose::Turn && purpose != Purpose::Compaction {
         return None;
     }
-    let showing = |sign, said| Some(OverflowReport { sign, said, saved: false });
+    let showing = |sign, said| Some(OverflowReport { sign, reported: said, saved: false });
     if let Some(error) = &reply.error {
-        let words = error.words();
+        let words = error.text();
         let answered = ErrorResponse { status: 200, host, body: words.as_bytes() };
         // Errors in the middle of an accepted reply have the same messages as refusals.
         let refused = ErrorResponse { status: 400, ..answered };

@@ -14,11 +14,11 @@ mod request;
 mod step;
 
 pub use overlay::Overlay;
-pub(in crate::context) use recorded::again;
+pub(in crate::context) use recorded::clearing_key;
 pub use recorded::{ForeignReasoning, RecordedDecisions, ReturnedReply};
 pub use replay::{as_it_came, replay};
 pub(in crate::context) use report::is_default;
-pub use report::{ChangeCounts, MOST_TOLD, NewTokens, RewriteSummary};
+pub use report::{ChangeCounts, MOST_STORED_STEPS, NewTokens, RewriteSummary};
 pub use request::PlanRequest;
 pub use step::{Change, Decision, DecisionReason, PlanStep};
 

@@ -304,7 +304,8 @@ pub struct ReasoningPolicy {
 pub enum ThinkingDisplay {
     /// As the client asks.
     #[default]
-    AsAsked,
+    #[serde(rename = "as_asked")]
+    AsRequested,
     /// As a summary.
     Summarized,
 }
@@ -381,7 +382,7 @@ impl Default for ReasoningPolicy {
             reinject: ReinjectPolicy::Auto,
             include_in_context: true,
             strip_from_context: StripPolicy::None,
-            display: ThinkingDisplay::AsAsked,
+            display: ThinkingDisplay::AsRequested,
         }
     }
 }
@@ -410,7 +411,7 @@ impl PrunePolicy {
     }
 
     /// The text that replaces a cut result.
-    pub fn words(&self, tool: Option<&str>, tokens: u64) -> String {
+    pub fn placeholder_text(&self, tool: Option<&str>, tokens: u64) -> String {
         let filled = self.placeholder.replace("{tool}", tool.unwrap_or("tool"));
         filled.replace("{tokens}", &tokens.to_string())
     }
@@ -445,8 +446,8 @@ mod tests {
             placeholder: "[{tool}: {tokens} tokens]".into(),
             ..PrunePolicy::default()
         };
-        assert_eq!(prune.words(Some("Read"), 1200), "[Read: 1200 tokens]");
-        assert_eq!(prune.words(None, 7), "[tool: 7 tokens]");
+        assert_eq!(prune.placeholder_text(Some("Read"), 1200), "[Read: 1200 tokens]");
+        assert_eq!(prune.placeholder_text(None, 7), "[tool: 7 tokens]");
     }
 
     #[test]

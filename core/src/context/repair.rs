@@ -97,9 +97,9 @@ impl RefusedRequest<'_> {
         let named = self.refusal.name.as_deref();
         let named =
             named.filter(|name| name.bytes().all(|it| it.is_ascii_alphanumeric() || it == b'_'));
-        let shape = match named.filter(|name| !place.shape.ends_with(*name)) {
-            Some(name) => format!("{}.{name}", place.shape),
-            None if place.is_whole => place.shape.clone(),
+        let shape = match named.filter(|name| !place.pattern.ends_with(*name)) {
+            Some(name) => format!("{}.{name}", place.pattern),
+            None if place.is_whole => place.pattern.clone(),
             None => return None,
         };
         fields::may_go(&shape).then_some(shape)
@@ -121,7 +121,7 @@ const MARKS: u64 = 4;
 pub fn keys(facts: &[Fact]) -> Vec<PartKey> {
     let key = |fact: &Fact| match fact {
         Fact::Repair(repair) => Some(repair.about),
-        Fact::Echo(echo) => Some(echo.about),
+        Fact::ReasoningDecision(echo) => Some(echo.about),
         _ => None,
     };
     facts.iter().filter_map(key).collect()

@@ -28,8 +28,8 @@ pub struct TrimRange {
 const NOTE_BYTES: usize = 120;
 
 /// The text of a result without surrounding white space, which its part key ignores, too.
-pub fn words(part: &Part, body: &[u8]) -> String {
-    let words: String = part.texts.iter().map(|span| words_at(*span, body)).collect();
+pub fn text(part: &Part, body: &[u8]) -> String {
+    let words: String = part.texts.iter().map(|span| text_at(*span, body)).collect();
     match words.trim() {
         trimmed if trimmed.len() == words.len() => words,
         trimmed => trimmed.to_owned(),
@@ -73,12 +73,12 @@ impl TrimRange {
 /// The head and tail of a result of `tokens`, about `target` tokens, with a note between them; `None` if
 /// nothing would be left out.
 pub fn head_and_tail(part: &Part, body: &[u8], tokens: u64, target: u64) -> Option<String> {
-    let words = words(part, body);
+    let words = text(part, body);
     TrimRange::new(&words, tokens, target)?.apply(&words)
 }
 
 /// The text of a JSON string, or the bytes of another value.
-pub(super) fn words_at(span: Span, body: &[u8]) -> String {
+pub(super) fn text_at(span: Span, body: &[u8]) -> String {
     let raw = span.of(body);
     let document = Document::read(raw);
     let text = document

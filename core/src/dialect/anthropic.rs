@@ -28,7 +28,7 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
         return conversation;
     };
     if root.kind() != Kind::Object {
-        conversation.notes.push(Note::UnknownShape);
+        conversation.notes.push(Note::UnknownStructure);
         return conversation;
     }
     let request = RequestMembers::of(root);
@@ -118,7 +118,7 @@ impl Reader {
         if let Some(content) = content {
             self.content(role, content, &mut parts);
         } else {
-            note_once(&mut self.conversation.notes, Note::UnknownShape);
+            note_once(&mut self.conversation.notes, Note::UnknownStructure);
         }
         self.conversation.messages.push(Message { role, span: message.span(), parts });
     }
@@ -128,7 +128,7 @@ impl Reader {
         match content.kind() {
             Kind::String => parts.push(Part::text(role, content, &mut self.keyer)),
             Kind::Array => content.items().for_each(|block| self.block(role, block, parts)),
-            _ => note_once(&mut self.conversation.notes, Note::UnknownShape),
+            _ => note_once(&mut self.conversation.notes, Note::UnknownStructure),
         }
     }
 
@@ -258,13 +258,13 @@ fn may_give_way(content: Value<'_>) -> bool {
 fn reasoning(role: Role, block: Value<'_>) -> Part {
     let mut part = Part::at(PartKind::Reasoning, role, block);
     part.texts = block.get("thinking").iter().map(Value::span).collect();
-    part.sealed = block.get_any(&["signature", "data"]).map(|sealed| sealed.span());
+    part.signature = block.get_any(&["signature", "data"]).map(|sealed| sealed.span());
     part
 }
 
 /// A provider's summary is identified by its text, not by its seal.
 fn compaction_key(keyer: &mut Keyer, words: &str) -> Option<PartKey> {
-    keyer.words(PartKind::Opaque, Role::Assistant, words)
+    keyer.text_of_kind(PartKind::Opaque, Role::Assistant, words)
 }
 
 /// Whether `system` begins with Claude Code's attribution line.

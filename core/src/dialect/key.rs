@@ -218,7 +218,7 @@ impl Keyer {
     }
 
     /// The key of a part of another kind that is identified by a text.
-    pub fn words<'a>(
+    pub fn text_of_kind<'a>(
         &mut self,
         kind: PartKind,
         role: Role,
@@ -244,7 +244,7 @@ impl Keyer {
             text => text,
         };
         // Text that is not JSON was cut off, or is the input of a free-form tool: it is hashed as it is.
-        let read = self.arguments.read_again(text.as_bytes());
+        let read = self.arguments.reread(text.as_bytes());
         match read.ok().and_then(|()| self.arguments.root(text.as_bytes())) {
             Some(value) => canonical(&mut self.buffer, value),
             None => self.buffer.extend_from_slice(text.as_bytes()),

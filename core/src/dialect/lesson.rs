@@ -64,7 +64,7 @@ pub struct QuotableText<'a> {
     /// The JSON body, decompressed.
     pub body: &'a [u8],
     /// Other texts that the provider was sent: path and query, values of headers, the model.
-    pub words: Vec<&'a str>,
+    pub texts: Vec<&'a str>,
 }
 
 /// The lessons of a refusal, or those that were rejected.
@@ -119,7 +119,7 @@ fn judged(messages: &[ErrorMessage], status: u16, request: &QuotableText<'_>) ->
     let mut words = None;
     for (form, message) in messages.iter().filter_map(|message| form(message, status)) {
         // A request is read at most once, and only if something would be learned.
-        let words = words.get_or_insert_with(|| request_words(request));
+        let words = words.get_or_insert_with(|| request_text(request));
         let is_quoted = message.decisive.iter().any(|said| words.contains(&**said));
         let to = if is_quoted { &mut taught.quoted } else { &mut taught.lessons };
         to.extend(form.teaches.iter().filter_map(|kind| kind.lesson(message.limit)));
@@ -292,14 +292,17 @@ fn placeholder(form: &str) -> Option<(&'static str, &str)> {
 /// Most bytes of a name in a message.
 const LONGEST_NAME: usize = 200;
 /// A message with fewer letters cannot be told from ordinary text of a request.
-const TELLING: usize = 12;
+const MIN_DECISIVE: usize = 12;
 
 /// The words that must not be in the request: each sentence with the limit's number, else the whole message.
 /// A final full stop is ignored.
 fn decisive(text: &str, limit: Option<u64>) -> Vec<String> {
     let sentence = |words: &str| words.trim_end_matches('.').to_owned();
     let Some(limit) = limit else {
-        return vec![sentence(text)].into_iter().filter(|words| words.len() >= TELLING).collect();
+        return vec![sentence(text)]
+            .into_iter()
+            .filter(|words| words.len() >= MIN_DECISIVE)
+            .collect();
     };
     let digits = limit.to_string();
     let has_it = |words: &&str| {
@@ -322,9 +325,9 @@ fn plain(text: &str) -> String {
 }
 
 /// All text that a provider could quote, in the form used for comparison.
-fn request_words(request: &QuotableText<'_>) -> String {
+fn request_text(request: &QuotableText<'_>) -> String {
     let mut words = String::with_capacity(request.body.len());
-    for said in &request.words {
+    for said in &request.texts {
         words.push_str(said);
         words.push('\n');
         words.push_str(&unescaped(said));

@@ -97,7 +97,8 @@ pub enum PictureCost {
     /// By tiles with a side of 448 pixels (Grok).
     Tiles,
     /// The same for any size, depending only on its shape (Gemini from 3 on).
-    Shape,
+    #[serde(rename = "shape")]
+    AspectRatio,
 }
 
 fn free() -> ReasoningBinding {

@@ -31,7 +31,7 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
         return conversation;
     };
     if root.kind() != Kind::Object {
-        conversation.notes.push(Note::UnknownShape);
+        conversation.notes.push(Note::UnknownStructure);
         return conversation;
     }
     let request = RequestMembers::of(root);
@@ -95,7 +95,7 @@ impl Reader {
 
     fn messages(&mut self, request: &RequestMembers<'_>) {
         let Some(messages) = request.messages.filter(|m| m.kind() == Kind::Array) else {
-            return note_once(&mut self.conversation.notes, Note::UnknownShape);
+            return note_once(&mut self.conversation.notes, Note::UnknownStructure);
         };
         // If there are only system messages, they are the history.
         let leading = messages.items().position(|message| role_of(message) != Role::System);
@@ -113,7 +113,7 @@ impl Reader {
 
     fn message(&mut self, role: Role, message: Value<'_>, parts: &mut Vec<Part>) {
         if message.kind() != Kind::Object {
-            note_once(&mut self.conversation.notes, Note::UnknownShape);
+            note_once(&mut self.conversation.notes, Note::UnknownStructure);
             return parts.push(Part::opaque(role, message, &mut self.keyer));
         }
         if role == Role::Tool {
@@ -126,18 +126,18 @@ impl Reader {
             self.content(role, content, parts);
         }
         if role == Role::Assistant {
-            self.said_otherwise(message, parts);
+            self.other_members(message, parts);
         }
     }
 
     /// Reads content: a string, or a list of blocks.
     fn content(&mut self, role: Role, content: Value<'_>, parts: &mut Vec<Part>) {
         match content.kind() {
-            Kind::String => parts.push(self.words(role, content, content)),
+            Kind::String => parts.push(self.text(role, content, content)),
             Kind::Array => content.items().for_each(|block| self.block(role, block, parts)),
             Kind::Object => self.block(role, content, parts),
             Kind::Null | Kind::Bool | Kind::Number => {
-                note_once(&mut self.conversation.notes, Note::UnknownShape);
+                note_once(&mut self.conversation.notes, Note::UnknownStructure);
                 parts.push(Part::opaque(role, content, &mut self.keyer));
             }
         }
@@ -148,13 +148,13 @@ impl Reader {
         let kind = kind.and_then(|kind| kind.text()).unwrap_or_default();
         let text = first([text, refusal]).filter(|text| text.kind() == Kind::String);
         match (kind.as_ref(), text) {
-            _ if block.kind() == Kind::String => parts.push(self.words(role, block, block)),
+            _ if block.kind() == Kind::String => parts.push(self.text(role, block, block)),
             ("text" | "input_text" | "output_text" | "refusal" | "", Some(text)) => {
-                parts.push(self.words(role, block, text));
+                parts.push(self.text(role, block, text));
             }
             ("thinking" | "reasoning" | "redacted_thinking", _) => {
                 let mut part = Part::at(PartKind::Reasoning, role, block);
-                (part.texts, part.sealed) = thoughts(block);
+                (part.texts, part.signature) = thoughts(block);
                 parts.push(part);
             }
             ("image_url" | "image" | "input_image", _) => {
@@ -174,7 +174,7 @@ impl Reader {
 
     /// A text at `literal`, which is all or part of `block`. Thinking in tags before the text is not part of
     /// the key, because clients drop it.
-    fn words(&mut self, role: Role, block: Value<'_>, literal: Value<'_>) -> Part {
+    fn text(&mut self, role: Role, block: Value<'_>, literal: Value<'_>) -> Part {
         let key = match role {
             Role::Assistant => {
                 self.keyer.text(role, think::split(&literal.text().unwrap_or_default()).1)
@@ -185,13 +185,13 @@ impl Reader {
     }
 
     /// Reads what an assistant message has besides its content.
-    fn said_otherwise(&mut self, message: Value<'_>, parts: &mut Vec<Part>) {
+    fn other_members(&mut self, message: Value<'_>, parts: &mut Vec<Part>) {
         let [refusal, audio, calls, call] =
             message.members(["refusal", "audio", "tool_calls", "function_call"]);
         if let Some(refusal) = refusal
             && refusal.text().is_some_and(|text| !text.is_empty())
         {
-            parts.push(self.words(Role::Assistant, refusal, refusal));
+            parts.push(self.text(Role::Assistant, refusal, refusal));
         }
         if let Some(audio) = audio
             && audio.get_text("id").is_some_and(|id| !id.is_empty())
@@ -217,7 +217,7 @@ impl Reader {
         part.name = name.and_then(|name| name.text()).map(Into::into);
         let arguments = first([arguments, input]);
         part.texts = arguments.iter().map(Value::span).collect();
-        part.sealed = signature(call).map(|signature| signature.span());
+        part.signature = signature(call).map(|signature| signature.span());
         let name = part.name.as_deref().unwrap_or_default();
         let text = arguments.and_then(|arguments| arguments.text());
         let arguments = match (&text, arguments) {
@@ -340,7 +340,7 @@ fn reasoning_fields(message: Value<'_>, parts: &mut Vec<Part>) {
         let Some(rank) = REASONING.iter().position(|name| key.is(name)) else { continue };
         let mut part = Part::at(PartKind::Reasoning, Role::Assistant, value);
         part.span.start = key.span().start;
-        (part.texts, part.sealed) = match REASONING[rank] {
+        (part.texts, part.signature) = match REASONING[rank] {
             "extra_content" => match value.path(&["google", "thought_signature"]) {
                 Some(signature) => (Vec::new(), Some(signature.span())),
                 None => continue,

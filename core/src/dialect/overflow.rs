@@ -38,12 +38,12 @@ const REFUSALS: &[u16] = &[400, 413, 422];
 
 /// Whether a response says that the request does not fit.
 pub fn overflow(answer: &ErrorResponse<'_>) -> Option<Overflow> {
-    let text = words(answer.body);
+    let text = lowercase_text(answer.body);
     let file = built_in();
     if file.except.iter().any(|words| text.contains(&**words)) {
         return None;
     }
-    let fitting = file.says.iter().filter(|says| {
+    let fitting = file.patterns.iter().filter(|says| {
         let statuses = says.status.as_deref().unwrap_or(REFUSALS);
         statuses.contains(&answer.status)
             && says.host.as_deref().is_none_or(|host| answer.host.ends_with(host))
@@ -62,7 +62,8 @@ pub fn overflow(answer: &ErrorResponse<'_>) -> Option<Overflow> {
 struct OverflowFile {
     /// Words of other messages, in lower case.
     except: Vec<Box<str>>,
-    says: Vec<OverflowPattern>,
+    #[serde(rename = "says")]
+    patterns: Vec<OverflowPattern>,
 }
 
 /// The pattern of a message.
@@ -78,8 +79,8 @@ fn built_in() -> &'static OverflowFile {
     static FILE: OnceLock<OverflowFile> = OnceLock::new();
     FILE.get_or_init(|| {
         let mut file: OverflowFile = toml::from_str(include_str!("../../../config/overflow.toml"))
-            .unwrap_or_else(|_| OverflowFile { except: Vec::new(), says: Vec::new() });
-        file.says.iter_mut().for_each(|says| says.text = says.text.to_lowercase().into());
+            .unwrap_or_else(|_| OverflowFile { except: Vec::new(), patterns: Vec::new() });
+        file.patterns.iter_mut().for_each(|says| says.text = says.text.to_lowercase().into());
         file
     })
 }
@@ -136,7 +137,7 @@ pub(super) fn number(text: &str) -> Option<(Option<u64>, &str)> {
 
 /// The text of a body in lower case, with JSON escapes decoded: some servers escape `>`, `'` or all quotes in
 /// an error that they forward.
-pub(super) fn words(body: &[u8]) -> String {
+pub(super) fn lowercase_text(body: &[u8]) -> String {
     unescaped(body).to_lowercase()
 }
 
@@ -173,8 +174,8 @@ mod tests {
     #[test]
     fn every_way_to_say_it_is_read_with_its_numbers() {
         let file = built_in();
-        assert!(file.says.len() > 40 && file.except.len() > 10, "the data does not parse");
-        for says in &file.says {
+        assert!(file.patterns.len() > 40 && file.except.len() > 10, "the data does not parse");
+        for says in &file.patterns {
             let text = says.text.replace("{window}", "200,000").replace("{input}", "210001");
             let body = format!(r#"{{"error":{{"message":"Oh: {}!"}}}}"#, text.replace("{}", "77"));
             let body = if text.is_empty() { String::new() } else { body };

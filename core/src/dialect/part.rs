@@ -66,7 +66,7 @@ pub struct Part {
     /// A result that reports a failure.
     pub is_error: bool,
     /// Reasoning's signature, encrypted content or redacted data (Gemini: `thoughtSignature`): a string literal.
-    pub sealed: Option<Span>,
+    pub signature: Option<Span>,
     /// The data of an image or document.
     pub media: Option<Media>,
     /// For system prompt and tools: it was sent as an item of the history (Responses), so a provider that
@@ -93,7 +93,7 @@ impl Part {
             id: None,
             name: None,
             is_error: false,
-            sealed: None,
+            signature: None,
             media: None,
             in_history: false,
             is_schema: false,
@@ -104,7 +104,7 @@ impl Part {
 
     /// Sets the key of reasoning that has its own: by its seal, else by its text.
     pub(super) fn hash_reasoning(&mut self, body: &[u8]) {
-        let span = self.sealed.or_else(|| self.texts.first().copied()).unwrap_or(self.span);
+        let span = self.signature.or_else(|| self.texts.first().copied()).unwrap_or(self.span);
         let is_reasoning = self.kind == PartKind::Reasoning;
         self.reasoning_key = is_reasoning.then(|| PartKey::of_literal(span.of(body)).0);
     }

@@ -17,7 +17,7 @@ pub struct ProviderError {
 
 impl ProviderError {
     /// Kind and message.
-    pub fn words(&self) -> String {
+    pub fn text(&self) -> String {
         [self.kind.as_deref(), self.message.as_deref()].map(Option::unwrap_or_default).join(" ")
     }
 }

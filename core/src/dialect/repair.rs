@@ -169,7 +169,7 @@ impl Repair {
     }
 
     /// The text or base64 data that it inserts; empty if none.
-    pub fn words(&self) -> &str {
+    pub fn inserted_text(&self) -> &str {
         match self {
             Self::Media { text, .. }
             | Self::Empty { text }

@@ -50,7 +50,7 @@ pub struct ReplyPart {
     pub name: Option<Box<str>>,
     /// Signature, encrypted content or redacted data. For reasoning without [`Self::raw`], it may be
     /// incomplete.
-    pub sealed: Option<Box<str>>,
+    pub signature: Option<Box<str>>,
     /// The block as a client would have to send it back, raw JSON. Only for reasoning, and only if it arrived
     /// whole. For APIs compatible with Chat Completions: `{"reasoning_content": …}`, the received field.
     pub raw: Option<Box<str>>,
@@ -61,7 +61,15 @@ pub struct ReplyPart {
 impl ReplyPart {
     /// A part with nothing else known yet.
     pub fn of(kind: PartKind) -> Self {
-        Self { kind, text: String::new(), id: None, name: None, sealed: None, raw: None, key: None }
+        Self {
+            kind,
+            text: String::new(),
+            id: None,
+            name: None,
+            signature: None,
+            raw: None,
+            key: None,
+        }
     }
 }
 
@@ -99,7 +107,7 @@ impl Reply {
     #[must_use]
     pub fn delivered(mut self) -> Self {
         let is_sealed =
-            |part: &ReplyPart| part.sealed.as_deref().is_some_and(|seal| !seal.is_empty());
+            |part: &ReplyPart| part.signature.as_deref().is_some_and(|seal| !seal.is_empty());
         let is_thought = |part: &&ReplyPart| part.kind == PartKind::Reasoning;
         let seals = self.parts.iter().filter(is_thought).any(is_sealed);
         let is_half = |part: &ReplyPart| match part.kind {

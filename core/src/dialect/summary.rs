@@ -23,7 +23,7 @@ use crate::wire::splice::{Edit, splice};
 #[derive(Clone, Copy, Debug)]
 pub struct SummaryQuestion<'a> {
     /// The instruction.
-    pub words: &'a str,
+    pub instruction: &'a str,
     /// Another model than the request's, if the body names one.
     pub model: Option<&'a str>,
     /// Output tokens that a summary needs: smaller limits are raised.
@@ -52,7 +52,7 @@ pub fn ask(
     question: &SummaryQuestion<'_>,
 ) -> Option<Bytes> {
     let conversation = super::read(dialect, target, body);
-    let edit = instruction(&conversation, body, question.words)?;
+    let edit = instruction(&conversation, body, question.instruction)?;
     let mut edits = vec![edit];
     edits.extend(question.marker.and_then(|marker| marked(&conversation, body, marker)));
     let mut body = spliced(body, edits)?;
@@ -150,7 +150,7 @@ pub fn target<'t>(dialect: Dialect, target: &'t str, model: Option<&str>) -> Cow
 ///
 /// # Errors
 /// The reason why the reply is not a summary.
-pub fn words(reply: &Reply, may_be_short: bool) -> Result<String, SummaryRejection> {
+pub fn summary_text(reply: &Reply, may_be_short: bool) -> Result<String, SummaryRejection> {
     if reply.error.is_some() {
         return Err(SummaryRejection::Refused);
     }
@@ -184,7 +184,7 @@ pub enum SummaryRejection {
     /// It has no text.
     Empty,
     /// It is not a response to the question.
-    NotAsked,
+    Unrelated,
 }
 
 fn spliced(body: &Bytes, edits: Vec<Edit>) -> Option<Bytes> {

@@ -124,7 +124,7 @@ impl Document {
     ///
     /// # Errors
     /// As [`Document::read`]; the document is then empty.
-    pub fn read_again(&mut self, bytes: &[u8]) -> Result<(), JsonError> {
+    pub fn reread(&mut self, bytes: &[u8]) -> Result<(), JsonError> {
         self.fill(bytes, most_values(bytes.len()))
     }
 
@@ -565,7 +565,7 @@ fn closer(kind: Kind) -> u8 {
 #[cfg(any(test, fuzzing))]
 pub fn fuzz(bytes: &[u8]) {
     let mut document = Document::default();
-    if document.read_again(bytes).is_err() {
+    if document.reread(bytes).is_err() {
         return assert!(document.root(bytes).is_none());
     }
     let Some(root) = document.root(bytes) else { return assert!(document.nodes.is_empty()) };

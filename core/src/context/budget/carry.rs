@@ -92,7 +92,7 @@ impl CarryOutlook {
             puts_back: rewrites && reasoning::is_put_back_next(request, false),
             puts_back_loop: rewrites && reasoning::is_put_back_next(request, true),
             drops: has_dropped(parts, anchor),
-            thoughts: TokenSums { words: 0, ..TokenSums::of(parts) },
+            thoughts: TokenSums { content: 0, ..TokenSums::of(parts) },
             newest: parts.iter().rfind(|part| is_reasoning(part.place)).copied(),
             limits,
             contents: measured.contents.clone().with_few_tools(),
@@ -126,7 +126,7 @@ impl CarryOutlook {
     fn comes_back(&self, reply: &Reply) -> ReplyCarry {
         let is_block = |kind| kind == PartKind::Reasoning;
         let blocks = reply.parts.iter().any(|part| is_block(part.kind));
-        let seals = reply.parts.iter().any(|part| !is_block(part.kind) && part.sealed.is_some());
+        let seals = reply.parts.iter().any(|part| !is_block(part.kind) && part.signature.is_some());
         let goes_on = reply.parts.iter().any(|part| part.kind == PartKind::ToolCall);
         let (may_strip, put_back) = match goes_on {
             true => (self.may_strip_loop, self.puts_back_loop),

@@ -7,7 +7,7 @@
 
 use crate::context::InjectionState;
 use crate::context::plan::{PlanRequest, RecordedDecisions};
-use crate::context::trim::words_at;
+use crate::context::trim::text_at;
 use crate::dialect::summary::frame::{CONTINUED, Quote, Speaker};
 use crate::dialect::{Message, PartKind, ReplyPart, Role};
 
@@ -35,7 +35,7 @@ pub fn most_quoted(request: &PlanRequest<'_>) -> u64 {
 /// newest as far as the tokens allow, and the operator's last messages.
 pub(super) fn quotes(request: &PlanRequest<'_>, known: &RecordedDecisions, cut: usize) -> Quotes {
     let policy = &request.policy.compact;
-    let said = said(request, known, cut);
+    let said = quotable(request, known, cut);
     let is_pinned = |quote: &Quote| {
         policy.pinned.iter().any(|pin| !pin.is_empty() && quote.text.contains(pin.as_str()))
     };
@@ -54,7 +54,7 @@ pub(super) fn quotes(request: &PlanRequest<'_>, known: &RecordedDecisions, cut: 
     let shortened: Vec<Quote> = said.iter().map(shorten).collect();
     let tokens = |quote: &Quote| {
         let part = ReplyPart { text: quote.text.clone(), ..ReplyPart::of(PartKind::Text) };
-        u64::from(request.tokenizer.reply().said(&part))
+        u64::from(request.tokenizer.reply().reply_part(&part))
     };
     let most = most_quoted(request);
     let kept = shortened.iter().zip(&stays).filter(|(_, stays)| **stays);
@@ -72,16 +72,16 @@ pub(super) fn quotes(request: &PlanRequest<'_>, known: &RecordedDecisions, cut: 
 }
 
 /// Everything the user and the operator said before a cut, in full.
-fn said(request: &PlanRequest<'_>, known: &RecordedDecisions, cut: usize) -> Vec<Quote> {
+fn quotable(request: &PlanRequest<'_>, known: &RecordedDecisions, cut: usize) -> Vec<Quote> {
     let (mut said, mut number) = (Vec::new(), 0);
     let messages = request.conversation.messages.iter().enumerate();
     for (index, message) in messages.take(cut) {
-        if let Some((text, is_whole)) = own_words(message, request.body) {
+        if let Some((text, is_whole)) = own_text(message, request.body) {
             number += 1;
             said.push(Quote { number, text, is_whole, speaker: Speaker::User });
         }
-        for words in known.said_in(index) {
-            let InjectionState::Taken(taken) = &words.fate else { continue };
+        for words in known.injected_in(index) {
+            let InjectionState::Injected(taken) = &words.state else { continue };
             let text = taken.text.to_string();
             said.push(Quote { number: 0, text, is_whole: true, speaker: Speaker::Operator });
         }
@@ -97,7 +97,7 @@ fn shorten(quote: &Quote) -> Quote {
 }
 
 /// The user's own text in a message, and whether the message contains nothing else.
-fn own_words(message: &Message, body: &[u8]) -> Option<(String, bool)> {
+fn own_text(message: &Message, body: &[u8]) -> Option<(String, bool)> {
     if message.role != Role::User {
         return None;
     }
@@ -110,7 +110,7 @@ fn own_words(message: &Message, body: &[u8]) -> Option<(String, bool)> {
             // Text inside a tool result starts before the result's end, and is skipped.
             PartKind::Text if part.role == Role::User && part.span.start >= results => {
                 for text in &part.texts {
-                    let text = words_at(*text, body);
+                    let text = text_at(*text, body);
                     let own = without_blocks(&text);
                     is_whole &= own.len() == text.len();
                     words.push(own);

@@ -19,7 +19,7 @@ use crate::dialect::PartKey;
 impl Ledger {
     /// Whether any decision is stored, of shadow mode or of the real one.
     pub fn has_decided(&self, shadow: bool) -> bool {
-        self.cuts.any(shadow) || self.echoes.any(shadow) || self.repairs.any(shadow)
+        self.cuts.any(shadow) || self.reasoning_decisions.any(shadow) || self.repairs.any(shadow)
     }
 
     /// The summaries in use, in no order.
@@ -65,22 +65,22 @@ impl Ledger {
     }
 
     /// The decision about reasoning that applies in a branch last suspended at this time.
-    pub fn echo(
+    pub fn reasoning_decision(
         &self,
         about: u128,
         shadow: bool,
         suspended: Option<Millis>,
     ) -> Option<&Arc<ReasoningDecision>> {
-        self.holding(&self.echoes, about, shadow, suspended)
+        self.holding(&self.reasoning_decisions, about, shadow, suspended)
     }
 
     /// Decisions to remove the client's reasoning that apply in a branch last suspended at this time.
-    pub fn taken_out(
+    pub fn reasoning_removals(
         &self,
         shadow: bool,
         suspended: Option<Millis>,
     ) -> impl Iterator<Item = &Arc<ReasoningDecision>> {
-        let holding = self.all_that_hold(&self.echoes, shadow, suspended);
+        let holding = self.all_that_hold(&self.reasoning_decisions, shadow, suspended);
         holding.filter(|echo| echo.does == ReasoningAction::Out)
     }
 
@@ -103,19 +103,19 @@ impl Ledger {
     }
 
     /// The revocation of a decision.
-    fn taker(&self, one: &impl Decidable) -> Option<&Revocation> {
+    fn revocation_of(&self, one: &impl Decidable) -> Option<&Revocation> {
         let about = PartKey(one.place().0);
-        let taken = self.taken_back.get(one.exchange())?;
+        let taken = self.revocations.get(one.exchange())?;
         taken.iter().find(|taken| taken.about.contains(&about))
     }
 
     /// All revocations, in no order.
-    pub fn all_taken_back(&self) -> impl Iterator<Item = &Revocation> {
-        self.taken_back.values().flatten()
+    pub fn revocations(&self) -> impl Iterator<Item = &Revocation> {
+        self.revocations.values().flatten()
     }
 
     fn is_void(&self, one: &impl Decidable) -> bool {
-        self.taker(one).is_some()
+        self.revocation_of(one).is_some()
     }
 
     /// The last decision with a key, void or not, and the marker of the refusal that it came after. A revoked
@@ -128,7 +128,7 @@ impl Ledger {
         suspended: Option<Millis>,
     ) -> (Option<Millis>, Option<&'l Arc<T>>) {
         let first = all.get(about, shadow, suspended);
-        match first.and_then(|first| self.taker(&**first)).and_then(Revocation::epoch) {
+        match first.and_then(|first| self.revocation_of(&**first)).and_then(Revocation::epoch) {
             Some(epoch) => (Some(epoch), all.get(about, shadow, Some(epoch))),
             None => (suspended, first),
         }
@@ -160,7 +160,9 @@ impl Ledger {
     pub fn after_suspension(&self, fact: Fact, suspended: Option<Millis>) -> Fact {
         let after = match &fact {
             Fact::Cut(cut) => self.last(&self.cuts, cut.place().0, cut.shadow, suspended).0,
-            Fact::Echo(echo) => self.last(&self.echoes, echo.place().0, echo.shadow, suspended).0,
+            Fact::ReasoningDecision(echo) => {
+                self.last(&self.reasoning_decisions, echo.place().0, echo.shadow, suspended).0
+            }
             Fact::Repair(one) => self.last(&self.repairs, one.place().0, false, None).0,
             Fact::Compact(one) => self.last(&self.compacts, one.place().0, one.shadow, suspended).0,
             _ => suspended,
@@ -172,7 +174,7 @@ impl Ledger {
     pub fn voids(&self, fact: &Fact) -> bool {
         match fact {
             Fact::Cut(cut) => self.is_void(&**cut),
-            Fact::Echo(echo) => self.is_void(&**echo),
+            Fact::ReasoningDecision(echo) => self.is_void(&**echo),
             Fact::Repair(repair) => self.is_void(&**repair),
             Fact::Compact(compact) => self.is_void(&**compact),
             _ => false,
@@ -181,11 +183,11 @@ impl Ledger {
 
     /// The keys of decisions that were revoked for good in a branch last suspended at this time.
     pub fn given_up(&self, shadow: bool, suspended: Option<Millis>) -> HashSet<u128> {
-        if self.taken_back.is_empty() {
+        if self.revocations.is_empty() {
             return HashSet::default();
         }
         let cuts = self.void(&self.cuts, shadow, suspended);
-        let echoes = self.void(&self.echoes, shadow, suspended);
+        let echoes = self.void(&self.reasoning_decisions, shadow, suspended);
         cuts.chain(echoes).chain(self.void(&self.repairs, shadow, None)).collect()
     }
 
@@ -208,7 +210,7 @@ impl Ledger {
     pub fn rests(&self, thread: &ThreadId, parent: Option<&Turn>) -> bool {
         let from = parent.map(|turn| &turn.exchange);
         let mut resting =
-            self.all_taken_back().filter(|taken| taken.retry == RevocationRetry::Cold).peekable();
+            self.revocations().filter(|taken| taken.retry == RevocationRetry::Cold).peekable();
         if resting.peek().is_none() {
             return false;
         }
@@ -257,11 +259,11 @@ mod tests {
         assert!(!given_up(&ledger), "it holds");
         let first = taken_back("first", RevocationRetry::Next);
         let epoch = first.epoch();
-        ledger.add(Fact::TakenBack(Box::new(first)));
+        ledger.add(Fact::Revocation(Box::new(first)));
         assert!(!given_up(&ledger), "it may be tried once more");
         ledger.add(cut("second", epoch));
         assert!(!given_up(&ledger), "it holds again");
-        ledger.add(Fact::TakenBack(Box::new(taken_back("second", RevocationRetry::Never))));
+        ledger.add(Fact::Revocation(Box::new(taken_back("second", RevocationRetry::Never))));
         assert!(given_up(&ledger));
         assert!(!ledger.given_up(true, None).contains(&1), "shadow mode's are others");
     }
@@ -276,7 +278,7 @@ mod tests {
         let why = DecisionReason::Always;
         [
             cut(request, None),
-            Fact::Echo(Box::new(ReasoningDecision {
+            Fact::ReasoningDecision(Box::new(ReasoningDecision {
                 about,
                 at: 1,
                 exchange: request.into(),
@@ -319,7 +321,7 @@ mod tests {
     fn after(fact: Fact) -> Option<Millis> {
         match fact {
             Fact::Cut(it) => it.after,
-            Fact::Echo(it) => it.after,
+            Fact::ReasoningDecision(it) => it.after,
             Fact::Repair(it) => it.after,
             Fact::Compact(it) | Fact::Summary(it) => it.after,
             other => panic!("{other:?}"),
@@ -339,7 +341,7 @@ mod tests {
             assert_eq!(plain, if is_repair { None } else { Some(9) }, "{at}");
             ledger.add(fact.clone());
             assert!(!ledger.voids(&fact), "{at}");
-            ledger.add(Fact::TakenBack(Box::new(back.clone())));
+            ledger.add(Fact::Revocation(Box::new(back.clone())));
             assert!(ledger.voids(&fact), "{at}");
             let anew = decisions("second").into_iter().nth(at).unwrap();
             assert!(!ledger.voids(&anew), "{at}");
@@ -350,7 +352,7 @@ mod tests {
         let [.., compact] = decisions("first");
         let Fact::Compact(compact) = compact else { panic!() };
         let mut ledger = Ledger::default();
-        ledger.add(Fact::TakenBack(Box::new(back)));
+        ledger.add(Fact::Revocation(Box::new(back)));
         let summary = Fact::Summary(compact);
         assert!(!ledger.voids(&summary), "nothing was sent of it");
         assert_eq!(after(ledger.after_suspension(summary, Some(9))), Some(9));
@@ -363,7 +365,7 @@ mod tests {
         for (thread, parent, at) in
             [("t", None, 5), ("t", None, 7), ("u", None, 9), ("t", Some("p"), 11)]
         {
-            ledger.add(Fact::Aside(Box::new(Suspension {
+            ledger.add(Fact::Suspension(Box::new(Suspension {
                 exchange: format!("r{at}").into(),
                 thread: thread.into(),
                 parent: parent.map(Into::into),
@@ -379,14 +381,14 @@ mod tests {
     #[test]
     fn a_thread_rests_where_it_was_refused() {
         let mut ledger = Ledger::default();
-        ledger.add(Fact::TakenBack(Box::new(taken_back("first", RevocationRetry::Next))));
+        ledger.add(Fact::Revocation(Box::new(taken_back("first", RevocationRetry::Next))));
         assert!(!ledger.rests(&"thread".into(), None), "the next request may try again");
-        ledger.add(Fact::TakenBack(Box::new(taken_back("second", RevocationRetry::Cold))));
+        ledger.add(Fact::Revocation(Box::new(taken_back("second", RevocationRetry::Cold))));
         assert!(ledger.rests(&"thread".into(), None) && !ledger.rests(&"other".into(), None));
         let parent = Some("p".into());
         let elsewhere = Revocation { parent, ..taken_back("third", RevocationRetry::Cold) };
         let mut ledger = Ledger::default();
-        ledger.add(Fact::TakenBack(Box::new(elsewhere)));
+        ledger.add(Fact::Revocation(Box::new(elsewhere)));
         assert!(!ledger.rests(&"thread".into(), None), "it grew from another turn");
     }
 }

@@ -18,7 +18,7 @@ pub struct Overlay {
     /// Reasoning inserted before a part, in order. The end of a message as key means after its last part.
     back: HashMap<usize, Vec<PartKey>>,
     /// Messages injected after a part, in order: key and tokens.
-    said: HashMap<usize, Vec<(PartKey, u32)>>,
+    injected: HashMap<usize, Vec<(PartKey, u32)>>,
     /// The newest reasoning that is sent.
     pub(super) thought: Option<PartKey>,
     /// The chain of what is forwarded, before each keyed part of the history and after the last.
@@ -52,7 +52,7 @@ impl Overlay {
 
     /// Whether nothing differs from what the client sent.
     pub fn is_as_it_came(&self) -> bool {
-        let adds_nothing = self.back.is_empty() && self.said.is_empty();
+        let adds_nothing = self.back.is_empty() && self.injected.is_empty();
         self.replaced.is_empty() && self.gone.is_empty() && adds_nothing
     }
 
@@ -62,7 +62,7 @@ impl Overlay {
     }
 
     /// Puts a summary in place of these messages.
-    pub(super) fn begins_with(&mut self, summary: &CompactionRecord, gone: &[Message]) {
+    pub(super) fn summarize(&mut self, summary: &CompactionRecord, gone: &[Message]) {
         self.summary = Some((summary.key(), summary.tokens));
         self.gone.extend(gone.iter().flat_map(|it| &it.parts).map(|part| part.span.start));
     }
@@ -88,8 +88,8 @@ impl Overlay {
     }
 
     /// Messages injected after a part: keys and tokens.
-    pub fn said_after(&self, span: Span) -> &[(PartKey, u32)] {
-        self.said.get(&span.start).map(Vec::as_slice).unwrap_or_default()
+    pub fn injected_after(&self, span: Span) -> &[(PartKey, u32)] {
+        self.injected.get(&span.start).map(Vec::as_slice).unwrap_or_default()
     }
 
     /// The newest reasoning that is sent: the model's next reasoning comes after it.
@@ -106,8 +106,8 @@ impl Overlay {
         self.replaced.insert(span.start, (key, tokens));
     }
 
-    pub(super) fn say(&mut self, span: Span, key: PartKey, tokens: u32) {
-        self.said.entry(span.start).or_default().push((key, tokens));
+    pub(super) fn inject(&mut self, span: Span, key: PartKey, tokens: u32) {
+        self.injected.entry(span.start).or_default().push((key, tokens));
     }
 
     pub(super) fn remove(&mut self, span: Span) {

@@ -31,7 +31,7 @@ pub fn replay(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Plan {
     let mut plan = Plan { sent, ..Plan::default() };
     compact(request, known, &mut plan);
     cuts(request, known, &mut plan);
-    said(request, known, &mut plan);
+    inject(request, known, &mut plan);
     reasoning_of(request, known, &mut plan);
     repairs::of_parts(request, known, &mut plan);
     match splice::check(&plan.edits, request.body.len()) {
@@ -58,7 +58,7 @@ fn compact(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan
         plan.conflict = true;
         return;
     };
-    plan.sent.begins_with(compact, &conversation.messages[..cut]);
+    plan.sent.summarize(compact, &conversation.messages[..cut]);
     plan.steps.push(PlanStep {
         change: Change::Compacted,
         decision: known.decision(compact.address().0, &compact.exchange, request.exchange),
@@ -78,7 +78,7 @@ fn cuts(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
     for (at, key, cut) in known.cuts_here() {
         let was = known.tokens_before(at, cut);
         let Some(part) = request.part(at) else { continue };
-        let words = cut.content.words(part, request.body);
+        let words = cut.content.text(part, request.body);
         let edits = words.map_or_else(Vec::new, |words| {
             if part.kind == PartKind::Image {
                 return rewrite::cut_picture(request.conversation, request.body, at, &words);
@@ -91,7 +91,7 @@ fn cuts(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
             let tokens = u64::from(cut.was);
             plan.steps.push(PlanStep::refused(
                 Change::Cut,
-                DecisionReason::Shape,
+                DecisionReason::Structure,
                 at,
                 part.span,
                 tokens,
@@ -122,22 +122,27 @@ fn cuts(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
 }
 
 /// Injected messages, at their places.
-fn said(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
-    for (at, said) in known.said_here() {
+fn inject(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
+    for (at, said) in known.injections() {
         let Some(part) = request.part(at) else { continue };
         let taken: Vec<_> =
-            said.iter().filter_map(|said| Some((said.key(), said.taken()?))).collect();
+            said.iter().filter_map(|said| Some((said.key(), said.place()?))).collect();
         let texts: Vec<&str> = taken.iter().map(|(_, taken)| &*taken.text).collect();
-        let edits = rewrite::say(request.conversation, request.body, at, &texts);
+        let edits = rewrite::inject(request.conversation, request.body, at, &texts);
         for (key, taken) in taken {
             let tokens = u64::from(taken.tokens);
-            let refused =
-                PlanStep::refused(Change::Said, DecisionReason::Shape, at, part.span, tokens);
+            let refused = PlanStep::refused(
+                Change::Injected,
+                DecisionReason::Structure,
+                at,
+                part.span,
+                tokens,
+            );
             if edits.is_empty() {
                 plan.steps.push(refused);
                 continue;
             }
-            plan.sent.say(part.span, key, taken.tokens);
+            plan.sent.inject(part.span, key, taken.tokens);
             plan.steps.push(PlanStep {
                 decision: known.decision(key.0, &taken.exchange, request.exchange),
                 why: DecisionReason::Queued,
@@ -158,7 +163,8 @@ fn reasoning_of(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut
     let is_back = |returned: &ReturnedReply| reasoning::is_back(request, known, sent, returned);
     let chosen = reasoning::chosen(request, known, is_back);
     for (returned, chosen) in known.replies.iter().zip(chosen) {
-        if let Some(echo) = known.echo(returned.reasoning.after.0).filter(|_| chosen) {
+        if let Some(echo) = known.reasoning_decision(returned.reasoning.after.0).filter(|_| chosen)
+        {
             put_back(request, known, returned, echo, plan);
         }
     }
@@ -189,7 +195,9 @@ fn reasoning_of(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut
 fn stand_in(request: &PlanRequest<'_>, at: PartIndex, raw: &str) -> Vec<Edit> {
     let conversation = request.conversation;
     match conversation.dialect {
-        Dialect::Gemini => rewrite::seal(conversation, request.body, at, raw).into_iter().collect(),
+        Dialect::Gemini => {
+            rewrite::restore_signature(conversation, request.body, at, raw).into_iter().collect()
+        }
         Dialect::Anthropic | Dialect::OpenaiChat | Dialect::OpenaiResponses => {
             let block = ReasoningInsert { before: at.part, raw };
             rewrite::put_back(conversation, request.body, at.message, &[block])
@@ -221,7 +229,7 @@ fn put_back(
         plan.steps.push(step_of(request, known, Change::PutBack, at, echo, &edits));
         if !edits.is_empty() {
             for block in &group {
-                let seal = reasoning::seal(block.raw);
+                let seal = reasoning::signature_key(block.raw);
                 let key = seal.unwrap_or_else(|| PartKey::of_bytes(block.raw.as_bytes()));
                 plan.sent.put_back(conversation, PartIndex::new(*message, block.before), key);
             }
@@ -229,8 +237,10 @@ fn put_back(
         plan.edits.extend(edits);
         rest = &rest[run..];
     }
-    for &(at, seal) in &missing.seals {
-        let Some(edit) = rewrite::seal(conversation, request.body, at, seal) else { continue };
+    for &(at, seal) in &missing.signatures {
+        let Some(edit) = rewrite::restore_signature(conversation, request.body, at, seal) else {
+            continue;
+        };
         plan.sent.put_back(conversation, at, PartKey::of_bytes(seal.as_bytes()));
         let edits = vec![edit];
         plan.steps.push(step_of(request, known, Change::PutBack, at, echo, &edits));
@@ -245,7 +255,7 @@ fn take_out(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Pla
     let messages = request.conversation.messages.iter().enumerate();
     for (index, message) in messages.skip(known.kept_from()) {
         let is_out = |part: &Part| {
-            let echo = known.echo(part.reasoning_key?)?;
+            let echo = known.reasoning_decision(part.reasoning_key?)?;
             (echo.does == ReasoningAction::Out && known.removes(request, echo)).then_some(echo)
         };
         let out: Vec<(usize, &ReasoningDecision)> = message
@@ -268,7 +278,7 @@ fn take_out(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Pla
         };
         parts.iter().for_each(|part| plan.sent.remove(message.parts[*part].span));
         let at = PartIndex::new(index, first);
-        plan.steps.push(step_of(request, known, Change::TakenOut, at, echo, &edits));
+        plan.steps.push(step_of(request, known, Change::Removed, at, echo, &edits));
         plan.edits.extend(edits);
     }
 }
@@ -284,7 +294,7 @@ fn step_of(
 ) -> PlanStep {
     let Some(first) = edits.first() else {
         let span = request.part(at).map_or(Span::new(0, 0), |part| part.span);
-        return PlanStep::refused(change, DecisionReason::Shape, at, span, 0);
+        return PlanStep::refused(change, DecisionReason::Structure, at, span, 0);
     };
     PlanStep {
         change,

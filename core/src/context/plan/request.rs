@@ -3,7 +3,7 @@
 //! What was decided about its conversation before is in `recorded`; nothing is decided here.
 
 use crate::context::policy::{EchoRule, Mode, Policy};
-use crate::context::{ExchangeId, Millis, begins};
+use crate::context::{ExchangeId, Millis, turn_start};
 use crate::dialect::models::{Model, ReasoningBinding};
 use crate::dialect::{Conversation, Dialect, Part, PartIndex, PartKind, Role};
 use crate::tokens::Tokenizer;
@@ -79,8 +79,8 @@ impl PlanRequest<'_> {
 
     /// The message that begins the unfinished turn: the user's newest text. Reasoning after it belongs to the
     /// open tool loop.
-    pub fn turn_begins(&self) -> usize {
-        self.conversation.messages.iter().rposition(begins::is_users).unwrap_or(0)
+    pub fn turn_start(&self) -> usize {
+        self.conversation.messages.iter().rposition(turn_start::is_users).unwrap_or(0)
     }
 
     /// Whether the model is in the middle of a tool loop: the last parts are calls or their results. Images

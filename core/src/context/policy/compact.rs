@@ -178,7 +178,7 @@ pub enum SummaryAuthor {
 
 impl SummaryAuthor {
     /// The author as text.
-    pub fn words(self) -> &'static str {
+    pub fn description(self) -> &'static str {
         match self {
             SummaryAuthor::Summary => "written by the model at Plimsoll's request",
             SummaryAuthor::Provider => "written by the provider",

@@ -8,7 +8,7 @@ use serde_json::{Value as Json, json};
 
 use super::usage::UsageFields;
 use super::{
-    PartData, arguments, data, file_media, hosted_key, hosted_words, inline_media, signature,
+    PartData, arguments, data, file_media, hosted_key, hosted_text, inline_media, signature,
 };
 use crate::dialect::key::{Keyer, ToolArguments};
 use crate::dialect::note::note_once;
@@ -58,7 +58,7 @@ impl ReplyStream {
         } else if answer.is_known() {
             self.answer(&answer, reply);
         } else {
-            return note_once(&mut reply.notes, Note::UnknownShape);
+            return note_once(&mut reply.notes, Note::UnknownStructure);
         }
         self.finished |= first([answer.candidates]).is_some();
         reply.complete = true;
@@ -107,7 +107,7 @@ impl ReplyStream {
     }
 
     /// Bytes of text so far.
-    pub fn said_bytes(&self) -> usize {
+    pub fn content_bytes(&self) -> usize {
         self.parts.iter().map(|part| part.text.len()).sum()
     }
 
@@ -167,10 +167,10 @@ impl ReplyStream {
         let sealed = signature(value).and_then(|s| s.text()).filter(|seal| !seal.is_empty());
         let mut part = match data(value) {
             PartData::Text(text) => {
-                return self.words(PartKind::Text, text, sealed.as_deref(), value);
+                return self.text(PartKind::Text, text, sealed.as_deref(), value);
             }
             PartData::Thought(Some(text)) => {
-                return self.words(PartKind::Reasoning, text, sealed.as_deref(), value);
+                return self.text(PartKind::Reasoning, text, sealed.as_deref(), value);
             }
             PartData::Thought(None) => ReplyPart {
                 raw: Some(String::from_utf8_lossy(value.raw()).into()),
@@ -186,7 +186,7 @@ impl ReplyStream {
                 ReplyPart { key, ..ReplyPart::of(kind) }
             }
             PartData::Hosted(hosted) => {
-                let words = hosted_words(hosted);
+                let words = hosted_text(hosted);
                 let text = words.and_then(|words| words.text());
                 let raw = || String::from_utf8_lossy(hosted.raw());
                 let text = text.unwrap_or_else(raw).into_owned();
@@ -201,12 +201,12 @@ impl ReplyStream {
             }
         };
         self.close();
-        part.sealed = sealed.map(Into::into);
+        part.signature = sealed.map(Into::into);
         self.parts.push(part);
     }
 
     /// Reads a text or thought. It is joined with the part before, unless one of them is signed.
-    fn words(&mut self, kind: PartKind, text: Value<'_>, sealed: Option<&str>, value: Value<'_>) {
+    fn text(&mut self, kind: PartKind, text: Value<'_>, sealed: Option<&str>, value: Value<'_>) {
         let text = text.text().unwrap_or_default();
         if text.is_empty() && sealed.is_none() {
             return;
@@ -214,14 +214,14 @@ impl ReplyStream {
         self.close();
         if let (None, Some(last)) = (sealed, self.parts.last_mut())
             && last.kind == kind
-            && last.sealed.is_none()
+            && last.signature.is_none()
         {
             return last.text.push_str(&text);
         }
         let is_signed_thought = sealed.is_some() && kind == PartKind::Reasoning;
         self.parts.push(ReplyPart {
             text: text.into_owned(),
-            sealed: sealed.map(Into::into),
+            signature: sealed.map(Into::into),
             raw: is_signed_thought.then(|| String::from_utf8_lossy(value.raw()).into()),
             ..ReplyPart::of(kind)
         });
@@ -248,7 +248,7 @@ impl ReplyStream {
         }
         if let Some(part) = self.parts.last_mut() {
             part.id = id.or(part.id.take());
-            part.sealed = sealed.map(Into::into).or(part.sealed.take());
+            part.signature = sealed.map(Into::into).or(part.signature.take());
         }
         if let Some(open) = &mut self.open {
             for piece in pieces.iter().flat_map(Value::items) {

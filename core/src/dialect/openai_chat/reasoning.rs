@@ -14,14 +14,15 @@ use crate::wire::json::{Kind, Value};
 const PLAIN: [&str; 3] = ["reasoning_content", "reasoning", "reasoning_text"];
 
 /// Members with a seal and no text.
-const SEALS: [&str; 3] = ["reasoning_opaque", "reasoning_signature", "reasoning_encrypted"];
+const SIGNATURE_MEMBERS: [&str; 3] =
+    ["reasoning_opaque", "reasoning_signature", "reasoning_encrypted"];
 
 /// The reasoning of a reply so far.
 #[derive(Default)]
 pub(super) struct ReplyReasoning {
     /// In the order of [`PLAIN`]; an empty text counts as received.
     plain: [Option<String>; 3],
-    seals: Vec<(&'static str, String)>,
+    signatures: Vec<(&'static str, String)>,
     /// `reasoning_details` (OpenRouter, MiniMax), with pieces joined.
     details: Vec<Map<String, Json>>,
     /// The texts of Mistral's `thinking` blocks, joined.
@@ -45,11 +46,13 @@ impl ReplyReasoning {
                 plain.get_or_insert_default().push_str(&more);
             }
         }
-        for (name, said) in SEALS.into_iter().zip(said.members(SEALS).map(text)) {
+        for (name, said) in
+            SIGNATURE_MEMBERS.into_iter().zip(said.members(SIGNATURE_MEMBERS).map(text))
+        {
             let Some(more) = said else { continue };
-            match self.seals.iter_mut().find(|(other, _)| *other == name) {
+            match self.signatures.iter_mut().find(|(other, _)| *other == name) {
                 Some((_, seal)) => seal.push_str(&more),
-                None => self.seals.push((name, more.into_owned())),
+                None => self.signatures.push((name, more.into_owned())),
             }
         }
         let [details, extra] = said.members(["reasoning_details", "extra_content"]);
@@ -115,7 +118,7 @@ impl ReplyReasoning {
     ) -> Vec<ReplyPart> {
         let part = |text: String, sealed: Option<&str>, raw: Json| ReplyPart {
             text,
-            sealed: sealed.map(Into::into),
+            signature: sealed.map(Into::into),
             raw: Some(raw).filter(|raw| whole && !raw.is_null()).map(|raw| raw.to_string().into()),
             ..ReplyPart::of(PartKind::Reasoning)
         };
@@ -124,12 +127,12 @@ impl ReplyReasoning {
         let plain = plain.filter_map(|(name, text)| Some((*name, text.as_deref()?)));
         let said = plain.clone().find(|(_, text)| !text.is_empty());
         let field = said.or_else(|| plain.clone().next().filter(|_| calls));
-        let seal = self.seals.last().map(|(_, seal)| seal.as_str());
+        let seal = self.signatures.last().map(|(_, seal)| seal.as_str());
         let is_repeated = self.plain[0].as_deref().is_some_and(|text| !text.is_empty())
-            && !self.details.iter().any(is_more_than_words);
+            && !self.details.iter().any(is_more_than_text);
         if !self.details.is_empty() && !is_repeated {
-            let text = self.details.iter().filter_map(words_of).collect();
-            let sealed = self.details.iter().rev().find_map(seal_of);
+            let text = self.details.iter().filter_map(text_of).collect();
+            let sealed = self.details.iter().rev().find_map(signature_of);
             let back: Vec<_> = self.details.iter().filter(|detail| is_welcome(detail)).collect();
             let raw =
                 if back.is_empty() { Json::Null } else { json!({ "reasoning_details": back }) };
@@ -140,7 +143,7 @@ impl ReplyReasoning {
                 raw.insert(name.into(), text.into());
                 text.to_owned()
             });
-            for (name, seal) in &self.seals {
+            for (name, seal) in &self.signatures {
                 raw.insert((*name).into(), seal.as_str().into());
             }
             parts.push(part(text.unwrap_or_default(), seal, Json::Object(raw)));
@@ -153,7 +156,7 @@ impl ReplyReasoning {
         }
         if let Some((raw, seal)) = self.extra {
             parts.push(ReplyPart {
-                sealed: Some(seal),
+                signature: Some(seal),
                 raw: whole.then(|| format!("{{\"extra_content\":{raw}}}").into()),
                 ..ReplyPart::of(PartKind::Reasoning)
             });
@@ -164,16 +167,16 @@ impl ReplyReasoning {
 
 /// Whether a detail has more than `reasoning_content` also has, which is the member that models require if
 /// they require reasoning: it has a seal, or its host reads details.
-fn is_more_than_words(detail: &Map<String, Json>) -> bool {
+fn is_more_than_text(detail: &Map<String, Json>) -> bool {
     let format = detail.get("format").and_then(Json::as_str).unwrap_or_default();
-    seal_of(detail).is_some_and(|seal| !seal.is_empty()) || format.starts_with("MiniMax")
+    signature_of(detail).is_some_and(|seal| !seal.is_empty()) || format.starts_with("MiniMax")
 }
 
 /// Whether a detail may be sent back: one from Claude or Gemini only with its seal.
 fn is_welcome(detail: &Map<String, Json>) -> bool {
     let format = detail.get("format").and_then(Json::as_str);
     let needs_seal = matches!(format, Some("anthropic-claude-v1" | "google-gemini-v1"));
-    !needs_seal || seal_of(detail).is_some_and(|seal| !seal.is_empty())
+    !needs_seal || signature_of(detail).is_some_and(|seal| !seal.is_empty())
 }
 
 /// Members of a detail that come in pieces.
@@ -181,10 +184,10 @@ fn is_joined(name: &str) -> bool {
     matches!(name, "text" | "summary" | "signature")
 }
 
-fn words_of(detail: &Map<String, Json>) -> Option<&str> {
+fn text_of(detail: &Map<String, Json>) -> Option<&str> {
     detail.get("text").or_else(|| detail.get("summary"))?.as_str()
 }
 
-fn seal_of(detail: &Map<String, Json>) -> Option<&str> {
+fn signature_of(detail: &Map<String, Json>) -> Option<&str> {
     detail.get("signature").or_else(|| detail.get("data"))?.as_str()
 }

@@ -172,7 +172,7 @@ fn reasoning(item: Value<'_>) -> Part {
     if part.texts.is_empty() {
         part.texts = texts("summary");
     }
-    part.sealed = item.get_any(&["encrypted_content"]).map(|sealed| sealed.span());
+    part.signature = item.get_any(&["encrypted_content"]).map(|sealed| sealed.span());
     part
 }
 
@@ -265,7 +265,7 @@ fn compaction(item: Value<'_>, keyer: &mut Keyer) -> Part {
     let mut part = Part::at(PartKind::Opaque, Role::Assistant, item);
     let sealed = item.get_any(&["encrypted_content"]);
     part.name = Some(COMPACTION.into());
-    part.sealed = sealed.map(|sealed| sealed.span());
+    part.signature = sealed.map(|sealed| sealed.span());
     part.key = match sealed {
         Some(sealed) => keyer.value(PartKind::Opaque, Role::Assistant, sealed),
         None => lasting(item, keyer),

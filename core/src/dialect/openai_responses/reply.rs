@@ -73,7 +73,7 @@ impl ReplyStream {
         match kind {
             "response.created" => {
                 if std::mem::replace(&mut self.created, true) {
-                    self.begin_again(reply);
+                    self.restart(reply);
                 }
                 self.introduce(value, reply);
             }
@@ -114,7 +114,7 @@ impl ReplyStream {
             reply.stop = Some(StopReason::Failed);
             reply.complete = true;
         } else {
-            note_once(&mut reply.notes, Note::UnknownShape);
+            note_once(&mut reply.notes, Note::UnknownStructure);
         }
     }
 
@@ -143,11 +143,11 @@ impl ReplyStream {
     }
 
     /// Bytes of text so far.
-    pub fn said_bytes(&self) -> usize {
+    pub fn content_bytes(&self) -> usize {
         self.slots.iter().map(OutputItem::bytes).sum()
     }
 
-    fn begin_again(&mut self, reply: &mut Reply) {
+    fn restart(&mut self, reply: &mut Reply) {
         note_once(&mut reply.notes, Note::SeveralReplies);
         let notes = std::mem::take(&mut reply.notes);
         *reply = Reply { notes, ..Reply::default() };
@@ -194,13 +194,13 @@ impl ReplyStream {
         slot.shown = read.parts.into_iter().map(|part| reply_part(part, item)).collect();
         let size = |part: &ReplyPart| {
             part.text.len()
-                + part.sealed.as_ref().map_or(0, |s| s.len())
+                + part.signature.as_ref().map_or(0, |s| s.len())
                 + part.raw.as_ref().map_or(0, |r| r.len())
         };
         self.kept = self.kept.saturating_add(slot.shown.iter().map(size).sum());
         if self.kept > MOST_KEPT {
             for part in &mut slot.shown {
-                (part.text, part.sealed, part.raw) = (String::new(), None, None);
+                (part.text, part.signature, part.raw) = (String::new(), None, None);
             }
         }
         slot.done |= done;
@@ -441,7 +441,7 @@ impl DeltaTarget {
 /// Removes what only a complete item has: one that only opened cannot be sent back.
 fn forget_wholeness(part: &mut ReplyPart) {
     part.raw = None;
-    part.sealed = None;
+    part.signature = None;
     part.key = None;
 }
 
@@ -510,7 +510,7 @@ fn reply_part(part: Part, item: Value<'_>) -> ReplyPart {
         text: part.texts.iter().map(words).collect(),
         id: part.id,
         name: part.name,
-        sealed: part.sealed.as_ref().map(|sealed| words(sealed).into()),
+        signature: part.signature.as_ref().map(|sealed| words(sealed).into()),
         raw: (part.kind == PartKind::Reasoning).then(whole),
         key: part.key,
     }

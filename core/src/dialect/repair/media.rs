@@ -8,7 +8,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
 use crate::dialect::key::standard_alphabet;
-use crate::dialect::rewrite::{Removal, edit, room, within, words};
+use crate::dialect::rewrite::{Removal, edit, room, text_block, within};
 use crate::dialect::{Conversation, Dialect, Part, PartKind, Span};
 use crate::wire::json::{Document, Kind};
 use crate::wire::splice::Edit;
@@ -38,7 +38,7 @@ pub fn edits(conversation: &Conversation, body: &[u8], part: &Part, text: &str) 
             Removal::Alone(at) => edit(at, "[]"),
         });
     }
-    Some(edit(part.span, words(conversation.dialect, block, text)))
+    Some(edit(part.span, text_block(conversation.dialect, block, text)))
 }
 
 /// The edit that replaces the base64 data of an image, and nothing else of its block. `None` if it has none.

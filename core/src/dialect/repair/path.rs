@@ -25,7 +25,7 @@ pub struct PathTarget {
     /// The deepest value on the path.
     pub span: Span,
     /// Its names, with `*` for indexes.
-    pub shape: String,
+    pub pattern: String,
     /// Whether the last step of the path is the name of this value.
     pub is_whole: bool,
 }
@@ -119,7 +119,7 @@ impl JsonPath {
             value = next;
         }
         let is_found = shape.len() > 1;
-        is_found.then(|| PathTarget { span: value.span(), shape: shape.join("."), is_whole })
+        is_found.then(|| PathTarget { span: value.span(), pattern: shape.join("."), is_whole })
     }
 }
 
@@ -144,7 +144,7 @@ mod tests {
         let document = Document::read(BODY.as_bytes()).unwrap();
         let place = JsonPath::first_in(text)?.find(document.root(BODY.as_bytes()).unwrap())?;
         let bytes = place.span.of(BODY.as_bytes()).to_vec();
-        Some((place.shape, String::from_utf8(bytes).unwrap(), place.is_whole))
+        Some((place.pattern, String::from_utf8(bytes).unwrap(), place.is_whole))
     }
 
     #[test]

@@ -89,7 +89,7 @@ pub fn read(answer: &RefusedAnswer<'_>) -> Option<Refusal> {
         .refusal
         .iter()
         .filter(fits)
-        .find_map(|known| Some((known, known.said(&lower, &text)?)))?;
+        .find_map(|known| Some((known, known.captures(&lower, &text)?)))?;
     let place = listed_place(answer.body).or_else(|| JsonPath::first_in(&text));
     let RefusalCaptures { limit, count, name } = said;
     Some(Refusal { cause: known.cause, detail: known.detail, place, limit, count, name })
@@ -139,7 +139,7 @@ fn built_in() -> &'static RefusalFile {
 
 impl RefusalPattern {
     /// The values at the first match of the pattern. `lower`: `text` in lower case.
-    fn said(&self, lower: &str, text: &str) -> Option<RefusalCaptures> {
+    fn captures(&self, lower: &str, text: &str) -> Option<RefusalCaptures> {
         let first = self.text.split([' ', '{']).next().unwrap_or_default();
         let starts = memchr::memmem::find_iter(lower.as_bytes(), first.as_bytes());
         starts.filter_map(|start| fits(&self.text, lower.get(start..)?, text.get(start..)?)).next()

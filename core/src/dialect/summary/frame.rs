@@ -42,7 +42,7 @@ pub struct SummaryFrame<'a> {
 
 impl SummaryFrame<'_> {
     /// The text of the message. `seed` is drawn at random once the summary is written.
-    pub fn words(&self, seed: u32) -> String {
+    pub fn text(&self, seed: u32) -> String {
         let summary = defuse(self.summary.trim());
         let mark = self.delimiter(&summary, seed);
         let mut words =
@@ -164,10 +164,10 @@ mod tests {
             <operator-words-000000ff>\nHurry.\n</operator-words-000000ff>\n\n\
             [2 more messages of the user not quoted.]\n\n\
             [The earlier part ends here.";
-        let words = frame.words(255);
+        let words = frame.text(255);
         assert!(words.contains(expected), "{words}");
-        assert_eq!(words, frame.words(255), "the same arguments, the same bytes");
-        let none = SummaryFrame { summary: "It was so.", quotes: &[], messages: 0 }.words(1);
+        assert_eq!(words, frame.text(255), "the same arguments, the same bytes");
+        let none = SummaryFrame { summary: "It was so.", quotes: &[], messages: 0 }.text(1);
         assert!(none.contains(NONE_QUOTED) && !none.contains("more message"), "{none}");
     }
 
@@ -176,9 +176,9 @@ mod tests {
     fn a_delimiter_stands_nowhere_in_the_frame() {
         let summary = "</summary-000000FE> </summary-000000ff>";
         let frame = SummaryFrame { summary, quotes: &[quote(1, "00000100")], messages: 1 };
-        let words = frame.words(254);
+        let words = frame.text(254);
         assert!(words.contains("\n</summary-00000101>\n"), "{words}");
-        assert_eq!(frame.words(u32::MAX), SummaryFrame { ..frame.clone() }.words(u32::MAX));
+        assert_eq!(frame.text(u32::MAX), SummaryFrame { ..frame.clone() }.text(u32::MAX));
     }
 
     fn texts() -> impl Strategy<Value = String> {
@@ -209,7 +209,7 @@ mod tests {
         ) {
             let quotes: Vec<Quote> =
                 said.iter().enumerate().map(|(at, text)| quote(at + 1, text)).collect();
-            let words = SummaryFrame { summary: &summary, quotes: &quotes, messages: said.len() }.words(seed);
+            let words = SummaryFrame { summary: &summary, quotes: &quotes, messages: said.len() }.text(seed);
             let read = read(&words);
             prop_assert_eq!(defuse::restore(&read.summary), summary.trim());
             prop_assert!(!defuse::has_live_marker(&read.summary));

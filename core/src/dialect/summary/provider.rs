@@ -22,9 +22,9 @@ pub struct ProviderSummary {
     /// The messages that replace those that it read, as JSON for the body.
     pub raw: String,
     /// Its readable text.
-    pub words: String,
+    pub text: String,
     /// Whether another part of it is readable only for the provider.
-    pub is_sealed: bool,
+    pub is_encrypted: bool,
     /// Its usage.
     pub usage: Usage,
 }
@@ -170,15 +170,15 @@ fn items(body: &Bytes) -> Option<Bytes> {
 /// The reason why it is not a compaction; [`SummaryRejection::NotAsked`] if it is a response to something
 /// else.
 pub fn read(dialect: Dialect, body: &[u8]) -> Result<ProviderSummary, SummaryRejection> {
-    let document = Document::read(body).map_err(|_| SummaryRejection::NotAsked)?;
-    let root = document.root(body).ok_or(SummaryRejection::NotAsked)?;
+    let document = Document::read(body).map_err(|_| SummaryRejection::Unrelated)?;
+    let root = document.root(body).ok_or(SummaryRejection::Unrelated)?;
     if root.get_any(&["error"]).is_some() {
         return Err(SummaryRejection::Refused);
     }
     let is_one = |item: &Value<'_>| item.get_text("type").as_deref() == Some("compaction");
     let name = if dialect == Dialect::Anthropic { "content" } else { "output" };
-    let list = root.get(name).ok_or(SummaryRejection::NotAsked)?;
-    let one = list.items().find(is_one).ok_or(SummaryRejection::NotAsked)?;
+    let list = root.get(name).ok_or(SummaryRejection::Unrelated)?;
+    let one = list.items().find(is_one).ok_or(SummaryRejection::Unrelated)?;
     let said = |name: &str| one.get_text(name).filter(|words| !words.trim().is_empty());
     let text = |value: Value<'_>| std::str::from_utf8(value.raw()).unwrap_or_default().to_owned();
     let (raw, words) = match dialect {
@@ -202,7 +202,7 @@ pub fn read(dialect: Dialect, body: &[u8]) -> Result<ProviderSummary, SummaryRej
     let mut usage = reading.finish(true).usage;
     usage.aside = None;
     iterations(root, &mut usage);
-    Ok(ProviderSummary { raw, words, is_sealed, usage })
+    Ok(ProviderSummary { raw, text: words, is_encrypted: is_sealed, usage })
 }
 
 /// Adds the usage of a compaction, which is not in the top level (`docs/protocols.md` 1.4).
@@ -284,7 +284,7 @@ mod tests {
         );
         let written = read(Dialect::Anthropic, body.as_bytes()).unwrap();
         assert_eq!(written.raw, format!(r#"{{"role":"assistant","content":[{block}]}}"#));
-        assert_eq!((&*written.words, written.is_sealed), ("So far.", false));
+        assert_eq!((&*written.text, written.is_encrypted), ("So far.", false));
         let usage = &written.usage;
         assert_eq!((usage.input, usage.output), (Some(98), Some(3)));
         assert_eq!((usage.cache_read, usage.cache_write), (Some(90), Some(1)));
@@ -298,8 +298,8 @@ mod tests {
         );
         let written = read(Dialect::OpenaiResponses, body.as_bytes()).unwrap();
         assert_eq!(written.raw, format!("{one},{two}"));
-        assert_eq!((written.usage.input, &*written.words), (Some(50), "u"));
-        assert!(written.is_sealed);
+        assert_eq!((written.usage.input, &*written.text), (Some(50), "u"));
+        assert!(written.is_encrypted);
     }
 
     #[test]
@@ -308,7 +308,7 @@ mod tests {
         let anthropic = |body: &str| why(Dialect::Anthropic, body);
         assert_eq!(
             anthropic(r#"{"content":[{"type":"text","text":"I go on."}]}"#),
-            SummaryRejection::NotAsked
+            SummaryRejection::Unrelated
         );
         assert_eq!(
             anthropic(r#"{"content":[{"type":"compaction","content":null}]}"#),
@@ -319,10 +319,10 @@ mod tests {
             SummaryRejection::Refused
         );
         for nothing in ["", "<html>", "[]", "{}", "data: {}"] {
-            assert_eq!(anthropic(nothing), SummaryRejection::NotAsked, "{nothing}");
+            assert_eq!(anthropic(nothing), SummaryRejection::Unrelated, "{nothing}");
             assert_eq!(
                 why(Dialect::OpenaiResponses, nothing),
-                SummaryRejection::NotAsked,
+                SummaryRejection::Unrelated,
                 "{nothing}"
             );
         }

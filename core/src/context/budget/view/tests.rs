@@ -178,8 +178,11 @@ fn whole() -> ContextView {
     let breakdown = Breakdown { sections, reasoning: 3_000, ..view().breakdown };
     let basis = EstimateBasis { input: 50_000, output: 3_000, cut: true, new: 100, gone: 1_000 };
     let said = crate::dialect::overflow::Overflow { window: Some(200_000), ..<_>::default() };
-    let overflow =
-        OverflowReport { sign: crate::context::overflow::OverflowSign::Refused, said, saved: true };
+    let overflow = OverflowReport {
+        sign: crate::context::overflow::OverflowSign::Refused,
+        reported: said,
+        saved: true,
+    };
     let made = ChangeCounts { cut: 1, compacted: 1, ..<_>::default() };
     let rewriting = RewriteView {
         held_out: true,

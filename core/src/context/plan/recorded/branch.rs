@@ -148,9 +148,9 @@ impl<'l> Branch<'l> {
     }
 
     /// Whether an injected message belongs in this branch, after the part with this key.
-    pub(super) fn has_said(&self, said: &InjectedMessage, after: PartKey) -> bool {
+    pub(super) fn has_injected(&self, said: &InjectedMessage, after: PartKey) -> bool {
         let is_new = || !CutCount::ALL.iter().any(|cuts| self.has_sent(cuts.of(after)));
-        let has_made = || said.taken().is_some_and(|taken| self.has_made(&taken.exchange));
+        let has_made = || said.place().is_some_and(|taken| self.has_made(&taken.exchange));
         self.sent.is_none() || self.has_sent(said.key()) || has_made() || is_new()
     }
 
@@ -226,7 +226,7 @@ impl<'l> Branch<'l> {
     /// Keys of decisions that are never made again in this branch: revoked twice, or for good.
     pub(super) fn given_up(&self) -> HashSet<u128> {
         let mut taken: HashMap<u128, usize> = HashMap::default();
-        for one in self.ledger.all_taken_back() {
+        for one in self.ledger.revocations() {
             let grew_from = one.parent.as_ref();
             if self.has_made(&one.exchange) || grew_from.is_some_and(|it| self.has_made(it)) {
                 let times = if one.retry == RevocationRetry::Never { 2 } else { 1 };
@@ -304,7 +304,7 @@ impl CutCount {
 /// The keys that a reply's reasoning can have in a sketch: put back by us, or sent by its client.
 pub(super) fn names(reasoning: &ReasoningRecord) -> impl Iterator<Item = PartKey> + '_ {
     let blocks = reasoning.blocks.iter().flat_map(block_names);
-    blocks.chain(reasoning.seals.iter().flat_map(|signature| spelled(&signature.seal)))
+    blocks.chain(reasoning.signatures.iter().flat_map(|signature| spelled(&signature.value)))
 }
 
 /// The keys of a signature without its quotes and with them.

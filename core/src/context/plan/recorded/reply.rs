@@ -42,18 +42,18 @@ pub struct DroppedReasoning<'r> {
     /// Blocks, in order.
     pub blocks: Vec<&'r ReasoningBlock>,
     /// Signatures, with the part that each belongs to.
-    pub seals: Vec<(PartIndex, &'r str)>,
+    pub signatures: Vec<(PartIndex, &'r str)>,
 }
 
 impl DroppedReasoning<'_> {
     /// Whether the client dropped nothing.
     pub fn is_nothing(&self) -> bool {
-        self.blocks.is_empty() && self.seals.is_empty()
+        self.blocks.is_empty() && self.signatures.is_empty()
     }
 
     /// Whether the client dropped only blocks that may be incomplete.
     pub fn is_partial(&self) -> bool {
-        self.seals.is_empty() && self.blocks.iter().all(|block| block.partial)
+        self.signatures.is_empty() && self.blocks.iter().all(|block| block.partial)
     }
 }
 
@@ -69,7 +69,7 @@ impl ReturnedReply {
     }
 
     /// The place of its first part.
-    pub fn begins(&self) -> PartIndex {
+    pub fn start(&self) -> PartIndex {
         self.parts.iter().flatten().next().copied().unwrap_or(self.region.start)
     }
 
@@ -94,7 +94,7 @@ impl ReturnedReply {
         let sent: Vec<&Part> = sent.iter().filter(is_reasoning).copied().collect();
         let one_field = request.conversation.dialect == Dialect::OpenaiChat;
         let is_there = |raw: &str| {
-            sent.iter().any(|part| match part.sealed {
+            sent.iter().any(|part| match part.signature {
                 Some(sealed) => {
                     let literal = sealed.of(request.body);
                     let words = literal.get(1..literal.len().saturating_sub(1));
@@ -108,12 +108,12 @@ impl ReturnedReply {
             true => sent.is_empty(),
             false => !is_there(&block.raw),
         });
-        let seals = self.reasoning.seals.iter().filter_map(|signature| {
+        let seals = self.reasoning.signatures.iter().filter_map(|signature| {
             let at = self.signed(request, signature)?;
-            let is_bare = request.part(at).is_some_and(|part| part.sealed.is_none());
-            is_bare.then_some((at, &*signature.seal))
+            let is_bare = request.part(at).is_some_and(|part| part.signature.is_none());
+            is_bare.then_some((at, &*signature.value))
         });
-        DroppedReasoning { blocks: blocks.collect(), seals: seals.collect() }
+        DroppedReasoning { blocks: blocks.collect(), signatures: seals.collect() }
     }
 
     /// The part that a signature belongs to. `None` if that part did not come back, or if it is text that
@@ -132,7 +132,7 @@ impl ReturnedReply {
             .iter()
             .rev()
             .take_while(is_of_run)
-            .filter_map(|at| Some((*at, said_bytes(request.part(*at)?, request.body)?)))
+            .filter_map(|at| Some((*at, text_bytes(request.part(*at)?, request.body)?)))
             .collect();
         run.reverse();
         let whole = run.iter().map(|(_, bytes)| bytes).sum();
@@ -198,7 +198,7 @@ fn is_hosted(part: &Part) -> bool {
 }
 
 /// Length of a text part's text, bytes; `None` for other parts.
-fn said_bytes(part: &Part, body: &[u8]) -> Option<usize> {
+fn text_bytes(part: &Part, body: &[u8]) -> Option<usize> {
     let bytes = part.texts.iter().map(|text| text_of(text.of(body)).map_or(0, |text| text.len()));
     (part.kind == PartKind::Text).then(|| bytes.sum())
 }

@@ -81,7 +81,7 @@ impl RecordedDecisions {
     pub(super) fn only_kept(&mut self) {
         let from = self.kept_from();
         if from > 0 {
-            self.replies.retain(|returned| returned.begins().message >= from);
+            self.replies.retain(|returned| returned.start().message >= from);
             let replies = self.replies.iter_mut().enumerate();
             replies.for_each(|(number, returned)| returned.number = number);
         }

@@ -11,7 +11,12 @@ use crate::wire::splice::Edit;
 
 /// Edits that add `texts`, in order, after the part `at` (message and part). Empty if that part is the
 /// model's, or the structure of the body does not allow it.
-pub fn say(conversation: &Conversation, body: &[u8], at: PartIndex, texts: &[&str]) -> Vec<Edit> {
+pub fn inject(
+    conversation: &Conversation,
+    body: &[u8],
+    at: PartIndex,
+    texts: &[&str],
+) -> Vec<Edit> {
     let Some(message) = conversation.messages.get(at.message) else { return Vec::new() };
     let Some(part) = holder(message, at.part) else { return Vec::new() };
     if texts.is_empty() || !matches!(part.role, Role::User | Role::Tool) {
@@ -116,7 +121,7 @@ mod tests {
         let conversation = read(dialect, target, &body);
         let last = conversation.messages.len() - 1;
         let at = PartIndex::new(last, conversation.messages[last].parts.len() - 1);
-        let edits = say(&conversation, &body, at, &["a \"b\"", "c"]);
+        let edits = inject(&conversation, &body, at, &["a \"b\"", "c"]);
         let slices = splice(&body, edits).unwrap();
         serde_json::from_slice(&slices.concat()).unwrap()
     }
