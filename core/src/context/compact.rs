@@ -78,7 +78,7 @@ pub fn due(request: &PlanRequest<'_>, known: &RecordedDecisions, tokens: u64) ->
 
 /// The highest need that a request can have. If the provider requires bound reasoning in an open tool loop, a
 /// summary would make it void; it is then for the next turn, and nothing waits for it.
-pub fn at_most(request: &PlanRequest<'_>) -> CompactionNeed {
+pub(crate) fn at_most(request: &PlanRequest<'_>) -> CompactionNeed {
     let demands = request.echo == EchoRule::Demanded && request.is_bound();
     if demands && request.is_in_loop() { CompactionNeed::Swap } else { CompactionNeed::Must }
 }
@@ -93,7 +93,7 @@ fn is_settled(request: &PlanRequest<'_>, known: &RecordedDecisions) -> bool {
 }
 
 /// Whether a request of this many tokens, which does not fit, would fit once it is compacted.
-pub fn would_fit(
+pub(crate) fn would_fit(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
     parts: &[SketchPart],
@@ -376,8 +376,10 @@ impl MessageWeights {
             let tokens = |part: &Part| {
                 let key = part.key.unwrap_or_else(|| PartKey::of_bytes(part.span.of(request.body)));
                 let cut = part.key.and_then(|key| own.get(&key.cut()));
-                let again = || part.key.and_then(|key| own.get(&key.cut().cut()));
-                cut.or_else(again).or_else(|| own.get(&key)).map_or(0, |tokens| u64::from(*tokens))
+                let cleared = || part.key.and_then(|key| own.get(&key.cut().cut()));
+                cut.or_else(cleared)
+                    .or_else(|| own.get(&key))
+                    .map_or(0, |tokens| u64::from(*tokens))
             };
             let sum = message.parts.iter().map(tokens).sum();
             messages.push(match index {
@@ -462,12 +464,12 @@ pub fn lay_out(
     is_asked: bool,
 ) -> SummaryMessage {
     let Quotes { quotes, messages } = quotes::quotes(request, known, cut);
-    let words = SummaryFrame { summary, quotes: &quotes, messages }.text(seed);
+    let summary_text = SummaryFrame { summary, quotes: &quotes, messages }.text(seed);
     let goes_on = request.conversation.messages.get(cut);
     let is_user = goes_on.is_some_and(|message| message.role != Role::Assistant);
     let boundary = request.policy.compact.boundary(request.conversation.messages.len(), is_asked);
     let boundary = boundary.filter(|_| is_user);
-    let raw = rewrite::continued(request.conversation.dialect, &words, boundary.as_deref());
+    let raw = rewrite::continued(request.conversation.dialect, &summary_text, boundary.as_deref());
     SummaryMessage { raw, by: SummaryAuthor::Summary }
 }
 

@@ -136,16 +136,16 @@ impl ExchangeContent {
             (None, Some(_), Some(_)) => ContentLink::Reply,
             (None, _, _) => ContentLink::Nothing,
         };
-        let news: Vec<&Part> = conversation.parts().skip(grown.unwrap_or(0)).collect();
+        let new_parts: Vec<&Part> = conversation.parts().skip(grown.unwrap_or(0)).collect();
         let others = |part: &&Part| part.role != Role::Assistant && part.key.is_some();
         let answered = match follows {
-            ContentLink::Request => news.iter().position(others).unwrap_or(news.len()),
+            ContentLink::Request => new_parts.iter().position(others).unwrap_or(new_parts.len()),
             ContentLink::Nothing | ContentLink::Reply => 0,
         };
-        let (answer, asked) = news.split_at(answered);
+        let (answer, request) = new_parts.split_at(answered);
         let mut said = writing.parts(answer.iter().copied());
         said.iter_mut().for_each(|part| part.reply = part.role == TranscriptSpeaker::Assistant);
-        said.append(&mut writing.parts(asked.iter().copied()));
+        said.append(&mut writing.parts(request.iter().copied()));
         Self { follows, head, messages: said, reply: Vec::new() }
     }
 
@@ -185,33 +185,34 @@ impl ContentWriter<'_> {
     }
 
     fn part(&mut self, part: &Part, out: &mut Vec<TranscriptPart>) {
-        let shape = self.without_text(part);
-        let sealed = part.signature.map_or(0, |sealed| sealed.len().saturating_sub(2) as u64);
-        if sealed > 0 && part.kind != PartKind::Reasoning {
+        let outline = self.without_text(part);
+        let signature_len =
+            part.signature.map_or(0, |signature_len| signature_len.len().saturating_sub(2) as u64);
+        if signature_len > 0 && part.kind != PartKind::Reasoning {
             // Gemini puts signatures on the parts that its thoughts led to.
             self.add(
                 TranscriptPart {
                     kind: TranscriptKind::Thinking,
-                    sig: sealed,
-                    ..TranscriptPart::empty(&shape)
+                    sig: signature_len,
+                    ..TranscriptPart::empty(&outline)
                 },
                 0,
                 out,
             );
         }
-        let shape = TranscriptPart {
-            sig: if shape.kind == TranscriptKind::Thinking { sealed } else { 0 },
-            ..shape
+        let outline = TranscriptPart {
+            sig: if outline.kind == TranscriptKind::Thinking { signature_len } else { 0 },
+            ..outline
         };
         let is_answer = part.kind == PartKind::ToolResult && part.texts.len() > 1;
         if part.media.is_some() {
-            self.add(shape, 0, out);
+            self.add(outline, 0, out);
         } else if is_answer {
             for (at, text) in part.texts.iter().enumerate() {
-                self.text(TranscriptPart { cont: at > 0, ..shape.clone() }, &[*text], out);
+                self.text(TranscriptPart { cont: at > 0, ..outline.clone() }, &[*text], out);
             }
         } else {
-            self.text(shape, &part.texts, out);
+            self.text(outline, &part.texts, out);
         }
     }
 
@@ -279,8 +280,8 @@ impl ContentWriter<'_> {
     fn reply(&mut self, reply: &Reply) -> Vec<TranscriptPart> {
         let mut said = Vec::new();
         for part in &reply.parts {
-            let ReplyPart { text, id, name, signature: sealed, .. } = part;
-            let sig = sealed.as_ref().map_or(0, |sealed| sealed.len() as u64);
+            let ReplyPart { text, id, name, signature: signature_len, .. } = part;
+            let sig = signature_len.as_ref().map_or(0, |signature_len| signature_len.len() as u64);
             let (name, id) = (name.clone(), id.clone());
             let role = TranscriptSpeaker::Assistant;
             let (chars, kind) = (text.len() as u64, kind(part.kind));
@@ -339,8 +340,8 @@ impl TranscriptPart {
 
     /// Its size beside its text, bytes, roughly.
     fn beside(&self) -> usize {
-        let words = [&self.name, &self.id, &self.mime];
-        BESIDE + words.into_iter().flatten().map(|word| word.len()).sum::<usize>()
+        let names = [&self.name, &self.id, &self.mime];
+        BESIDE + names.into_iter().flatten().map(|word| word.len()).sum::<usize>()
     }
 }
 
@@ -367,7 +368,7 @@ mod tests {
     use crate::context::lineage::place;
     use crate::dialect::{self, Dialect};
 
-    fn words(body: &str, most: usize) -> ExchangeContent {
+    fn names(body: &str, most: usize) -> ExchangeContent {
         let read = dialect::read(Dialect::Anthropic, "/v1/messages", body.as_bytes());
         let said = ReplyPart { text: "Aye.".into(), ..ReplyPart::of(PartKind::Text) };
         let reply = Reply { parts: vec![said], ..Reply::default() };
@@ -375,7 +376,7 @@ mod tests {
         ExchangeContent::of_request(&read, body.as_bytes(), &placed, most).answered(&reply, most)
     }
 
-    fn asked(text: &str) -> String {
+    fn request(text: &str) -> String {
         let text = serde_json::Value::from(text);
         format!(r#"{{"model":"m","max_tokens":9,"messages":[{{"role":"user","content":{text}}}]}}"#)
     }
@@ -385,9 +386,9 @@ mod tests {
         // The reply, the part, and its text.
         let room = BESIDE + 4 + BESIDE + 100;
         let text = "é".repeat(50);
-        let kept = words(&asked(&text), room);
+        let kept = names(&request(&text), room);
         assert_eq!((&*kept.messages[0].text, kept.messages[0].redacted), (&*text, 0));
-        let left_out = words(&asked(&text), room - 1);
+        let left_out = names(&request(&text), room - 1);
         assert_eq!((&*left_out.messages[0].text, left_out.messages[0].redacted), ("", 1));
         assert_eq!(left_out.messages[0].chars, 100);
         assert_eq!(left_out.reply[0].text, "Aye.");
@@ -399,7 +400,7 @@ mod tests {
         let blocks = vec![block; 10_000].join(",");
         let body =
             format!(r#"{{"model":"m","messages":[{{"role":"user","content":[{blocks}]}}]}}"#);
-        let kept = words(&body, 10_000);
+        let kept = names(&body, 10_000);
         assert!(kept.messages.len() <= 10_000 / BESIDE + 1, "{}", kept.messages.len());
         let written = serde_json::to_string(&kept).unwrap().len();
         assert!(written <= 11_000, "{written}");
@@ -417,7 +418,7 @@ mod tests {
             {{"role":"user","content":[{{"type":"tool_result","tool_use_id":"t","content":[
             {{"type":"text","text":"one"}},{{"type":"text","text":"two"}}]}}]}}]}}"#
         );
-        let kept = words(&body, 1 << 20);
+        let kept = names(&body, 1 << 20);
         assert_eq!(kept.follows, ContentLink::Nothing);
         let told = |said: &[TranscriptPart]| -> Vec<(TranscriptKind, String)> {
             said.iter().map(|said| (said.kind, said.text.clone())).collect()
@@ -567,7 +568,7 @@ mod tests {
     /// Where a text does not fit its size stays, in a request and in a reply; several texts of one thought are one part.
     #[test]
     fn what_does_not_fit_leaves_its_size() {
-        let body = asked(&"x".repeat(100));
+        let body = request(&"x".repeat(100));
         let read = dialect::read(Dialect::Anthropic, "/v1/messages", body.as_bytes());
         let placed = place(&Ledger::default(), &read, &"r".into(), None);
         let kept = |most| ExchangeContent::of_request(&read, body.as_bytes(), &placed, most);

@@ -9,7 +9,8 @@ mod message;
 
 pub use main_line::carries_on;
 pub(super) use main_line::waiting;
-pub use message::{InjectedMessage, InjectionPlace, InjectionState, QueuedMessage};
+pub(crate) use message::InjectionPlace;
+pub use message::{InjectedMessage, InjectionState, QueuedMessage};
 
 use std::sync::Arc;
 
@@ -52,7 +53,7 @@ pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<Fact
         return Vec::new();
     }
     let mut counter = request.tokenizer.counter(conversation, request.body, request.model);
-    let taken = waiting.iter().map(|queued| InjectionPlace {
+    let places = waiting.iter().map(|queued| InjectionPlace {
         exchange: request.exchange.clone(),
         thread: known.thread.clone(),
         number: queued.number,
@@ -64,11 +65,11 @@ pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<Fact
         suspended: None,
     });
     let ids = waiting.iter().map(|queued| queued.id.clone());
-    let taken = ids.zip(taken).map(|(id, taken)| {
-        let fate = InjectionState::Injected(Box::new(taken));
-        Fact::InjectedMessage(Box::new(InjectedMessage { id, at: request.now, state: fate }))
+    let injected = ids.zip(places).map(|(id, place)| {
+        let state = InjectionState::Injected(Box::new(place));
+        Fact::InjectedMessage(Box::new(InjectedMessage { id, at: request.now, state }))
     });
-    needless.into_iter().chain(taken).collect()
+    needless.into_iter().chain(injected).collect()
 }
 
 /// Prefix of the ids of messages that are queued again.
@@ -85,40 +86,42 @@ pub fn requeue(
 ) -> Vec<Fact> {
     let Some((end, ..)) = known.end() else { return Vec::new() };
     let last = known.injected_at(end);
-    let said = last.filter(|said| !(in_vain && said.id.starts_with(REQUEUED_PREFIX)));
-    said.filter_map(|said| requeued(said, exchange, now)).collect()
+    let messages = last.filter(|message| !(in_vain && message.id.starts_with(REQUEUED_PREFIX)));
+    messages.filter_map(|message| requeued(message, exchange, now)).collect()
 }
 
 /// Queues messages again that a request took but did not send. `saved`: the facts saved for that request.
 pub fn requeue_unsent(saved: &[Fact], exchange: &ExchangeId) -> Vec<Fact> {
-    let said = saved.iter().filter_map(|fact| match fact {
-        Fact::InjectedMessage(said) => Some(said),
+    let messages = saved.iter().filter_map(|fact| match fact {
+        Fact::InjectedMessage(message) => Some(message),
         _ => None,
     });
-    let ours = said.filter(|said| said.place().is_some_and(|taken| taken.exchange == *exchange));
-    ours.filter_map(|said| requeued(said, exchange, said.at)).collect()
+    let ours =
+        messages.filter(|message| message.place().is_some_and(|place| place.exchange == *exchange));
+    ours.filter_map(|message| requeued(message, exchange, message.at)).collect()
 }
 
-fn requeued(said: &InjectedMessage, exchange: &ExchangeId, now: Millis) -> Option<Fact> {
-    let taken = said.place()?;
-    let id = PartKey::of_bytes(format!("{} {exchange}", said.id).as_bytes());
+fn requeued(message: &InjectedMessage, exchange: &ExchangeId, now: Millis) -> Option<Fact> {
+    let place = message.place()?;
+    let id = PartKey::of_bytes(format!("{} {exchange}", message.id).as_bytes());
     Some(Fact::Queued(Box::new(QueuedMessage {
         id: format!("{REQUEUED_PREFIX}{id}").into(),
-        number: taken.number,
+        number: place.number,
         at: now,
-        text: taken.text.clone(),
-        repeats: Some(said.id.clone()),
+        text: place.text.clone(),
+        repeats: Some(message.id.clone()),
     })))
 }
 
 /// The ids of the messages that this exchange took, among saved facts.
 pub fn injected_ids(saved: &[Fact], exchange: &ExchangeId) -> Vec<Box<str>> {
-    let said = saved.iter().filter_map(|fact| match fact {
-        Fact::InjectedMessage(said) => Some(said),
+    let messages = saved.iter().filter_map(|fact| match fact {
+        Fact::InjectedMessage(message) => Some(message),
         _ => None,
     });
-    let ours = said.filter(|said| said.place().is_some_and(|taken| taken.exchange == *exchange));
-    ours.map(|said| said.id.clone()).collect()
+    let ours =
+        messages.filter(|message| message.place().is_some_and(|place| place.exchange == *exchange));
+    ours.map(|message| message.id.clone()).collect()
 }
 
 #[cfg(test)]

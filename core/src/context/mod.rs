@@ -31,12 +31,14 @@ pub mod trim;
 mod turn;
 mod turn_start;
 
+pub(crate) use self::facts::ReasoningAction;
+pub(crate) use self::facts::ReasoningBlock;
 pub use self::facts::{
-    CompactionRecord, Cut, Fact, ForwardedHistory, ReasoningAction, ReasoningBlock,
-    ReasoningDecision, ReasoningRecord, Replacement, Revocation, RevocationRetry, Signature,
-    Suspension,
+    CompactionRecord, Cut, Fact, ForwardedHistory, ReasoningDecision, ReasoningRecord, Replacement,
+    Revocation, RevocationRetry, Signature, Suspension,
 };
-pub use self::inject::{InjectedMessage, InjectionPlace, InjectionState, QueuedMessage};
+pub(crate) use self::inject::InjectionPlace;
+pub use self::inject::{InjectedMessage, InjectionState, QueuedMessage};
 pub use self::method::EstimateMethod;
 pub use self::sketch::{PromptSection, Sketch, SketchPart};
 pub use self::turn::{Breakdown, Estimate, Outcome, Position, ProviderCount, Turn};

@@ -13,9 +13,8 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use crate::tokens::classic::ClassicRules;
-pub use compact::{
-    CompactOverride, CompactPolicy, ReportedUsage, SummaryAuthor, SummaryEngine, ThresholdBasis,
-};
+pub(crate) use compact::ThresholdBasis;
+pub use compact::{CompactOverride, CompactPolicy, ReportedUsage, SummaryAuthor, SummaryEngine};
 pub use heal::{ImageRepair, RepairPolicy};
 
 /// How far we may go with a request; a later one goes further.
@@ -165,7 +164,7 @@ pub enum ClassicRole {
 
 impl ClassicPolicy {
     /// The rules, if requests are counted by them.
-    pub fn rules(&self) -> Option<&ClassicRules> {
+    pub(crate) fn rules(&self) -> Option<&ClassicRules> {
         (self.classic || self.decides != ClassicRole::Nothing).then_some(&self.rules)
     }
 
@@ -404,14 +403,14 @@ impl PrunePolicy {
     }
 
     /// Whether results of this tool may be cut.
-    pub fn covers(&self, tool: Option<&str>) -> bool {
+    pub(crate) fn covers(&self, tool: Option<&str>) -> bool {
         let tool = tool.unwrap_or_default();
         let named = |names: &[String]| names.iter().any(|name| matches(name, tool));
         (self.tools.is_empty() || named(&self.tools)) && !named(&self.except_tools)
     }
 
     /// The text that replaces a cut result.
-    pub fn placeholder_text(&self, tool: Option<&str>, tokens: u64) -> String {
+    pub(crate) fn placeholder_text(&self, tool: Option<&str>, tokens: u64) -> String {
         let filled = self.placeholder.replace("{tool}", tool.unwrap_or("tool"));
         filled.replace("{tokens}", &tokens.to_string())
     }

@@ -373,9 +373,9 @@ impl<'a> CutCandidate<'a> {
         counter: &mut TokenCounter<'_>,
     ) -> Option<Self> {
         let CutTarget { at, about, part, tokens } = target;
-        let words = trim::text(part, body);
-        let trim = TrimRange::new(&words, tokens, stay)?;
-        let after = u64::from(counter.stands_for(part, &trim.apply(&words)?));
+        let result_text = trim::text(part, body);
+        let trim = TrimRange::new(&result_text, tokens, stay)?;
+        let after = u64::from(counter.stands_for(part, &trim.apply(&result_text)?));
         let (content, saves) = (Replacement::Trim(trim), tokens.saturating_sub(after));
         Some(Self { at, about, part, tokens, content, after, saves })
     }
@@ -475,8 +475,8 @@ fn counter<'a>(request: &PlanRequest<'a>) -> TokenCounter<'a> {
 /// Whether a result consists of exactly this text: its client has cut it.
 fn has_only_text(part: &Part, body: &[u8], text: &str) -> bool {
     // JSON escapes make a text at most six times as long.
-    let [words] = &part.texts[..] else { return false };
-    words.len() <= 6 * text.len() + 2 && text_at(*words, body) == text
+    let [result_text] = &part.texts[..] else { return false };
+    result_text.len() <= 6 * text.len() + 2 && text_at(*result_text, body) == text
 }
 
 /// Names of tools by the ids of their calls: most results have no name.

@@ -7,7 +7,8 @@
 mod order;
 
 pub use super::facts::Signature;
-pub use super::signature::{literal, signature_key};
+pub use super::signature::literal;
+pub(crate) use super::signature::signature_key;
 pub use order::{chosen, newest};
 
 use std::ops::Range;
@@ -92,16 +93,17 @@ impl<'r> SignedRun<'r> {
     fn add(&mut self, piece: &'r ReplyPart) {
         let begins = self.bytes;
         self.bytes += piece.text.len();
-        self.signed.extend(piece.signature.as_deref().map(|seal| (begins..self.bytes, seal)));
+        self.signed
+            .extend(piece.signature.as_deref().map(|signature| (begins..self.bytes, signature)));
     }
 
     /// The signatures of a run, for the keyed part with this index.
     fn end(self, part: u32) -> impl Iterator<Item = Signature> {
         let bytes = self.bytes;
         let position = |at: usize| u32::try_from(at).unwrap_or(u32::MAX);
-        self.signed.into_iter().map(move |(at, seal)| Signature {
+        self.signed.into_iter().map(move |(at, signature)| Signature {
             part,
-            value: seal.into(),
+            value: signature.into(),
             piece: (at.len() < bytes).then(|| (position(at.start), position(at.end))),
         })
     }
@@ -128,38 +130,38 @@ pub struct ReplyOrigin<'a> {
 
 /// The reasoning of a reply, as it would have to be sent back; `None` if there is none.
 pub fn record(reply: &Reply, made: ReplyOrigin<'_>) -> Option<ReasoningRecord> {
-    let (mut blocks, mut seals, mut parts) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut blocks, mut signatures, mut parts) = (Vec::new(), Vec::new(), Vec::new());
     let (mut hosted, mut run) = (0, SignedRun::default());
     for part in &reply.parts {
         let before = parts.len() as u32;
         match (&part.raw, &part.signature) {
             // Gemini's thought summaries need not be sent back; their signatures must (`docs/protocols.md`
             // 5.4).
-            (Some(raw), seal)
+            (Some(raw), signature)
                 if part.kind == PartKind::Reasoning
-                    && (seal.is_some() || made.dialect != Dialect::Gemini) =>
+                    && (signature.is_some() || made.dialect != Dialect::Gemini) =>
             {
                 let raw = raw.clone();
                 blocks.push(ReasoningBlock { before, hosted, leads: false, raw, partial: false });
             }
             // Incomplete reasoning. This dialect requires all of a reply's reasoning or none
             // (`docs/protocols.md` 1.5).
-            (None, Some(seal))
+            (None, Some(signature))
                 if part.kind == PartKind::Reasoning
                     && made.dialect == Dialect::Anthropic
-                    && !seal.is_empty() =>
+                    && !signature.is_empty() =>
             {
-                let raw = serde_json::json!({ "signature": seal }).to_string().into();
+                let raw = serde_json::json!({ "signature": signature }).to_string().into();
                 blocks.push(ReasoningBlock { before, hosted, leads: false, raw, partial: true });
             }
-            (_, Some(seal)) if part.key.is_some() && part.kind != PartKind::Text => {
-                seals.push(Signature { part: before, value: seal.clone(), piece: None });
+            (_, Some(signature)) if part.key.is_some() && part.kind != PartKind::Text => {
+                signatures.push(Signature { part: before, value: signature.clone(), piece: None });
             }
             _ if part.kind == PartKind::Text => run.add(part),
             _ => {}
         }
         if part.key.is_some() {
-            seals.extend(std::mem::take(&mut run).end(before));
+            signatures.extend(std::mem::take(&mut run).end(before));
         }
         hosted = match part.key {
             Some(_) => 0,
@@ -173,7 +175,7 @@ pub fn record(reply: &Reply, made: ReplyOrigin<'_>) -> Option<ReasoningRecord> {
         };
         parts.extend(part.key);
     }
-    (!blocks.is_empty() || !seals.is_empty()).then(|| ReasoningRecord {
+    (!blocks.is_empty() || !signatures.is_empty()).then(|| ReasoningRecord {
         after: made.after,
         at: made.at,
         prefix: made.prefix,
@@ -181,7 +183,7 @@ pub fn record(reply: &Reply, made: ReplyOrigin<'_>) -> Option<ReasoningRecord> {
         model: made.model.into(),
         upstream: made.upstream.into(),
         blocks,
-        signatures: seals,
+        signatures,
         parts,
         anchor_keys: ledger::anchor_keys(reply),
     })
@@ -214,7 +216,7 @@ pub fn fits(
 }
 
 /// Whether a reply's reasoning was decided to be put back, and still may be.
-pub fn is_back(
+pub(crate) fn is_back(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
     sent: &Overlay,

@@ -10,8 +10,9 @@ mod refused;
 mod smaller;
 mod thoughts;
 
-pub use decision::RepairDecision;
-pub use output::{fit_output, lowered_output, spare};
+pub(crate) use decision::RepairDecision;
+pub(crate) use output::lowered_output;
+pub use output::{fit_output, spare};
 pub use smaller::{may_be_smaller, smaller};
 
 use super::Fact;
@@ -121,7 +122,7 @@ const MARKS: u64 = 4;
 pub fn keys(facts: &[Fact]) -> Vec<PartKey> {
     let key = |fact: &Fact| match fact {
         Fact::Repair(repair) => Some(repair.about),
-        Fact::ReasoningDecision(echo) => Some(echo.about),
+        Fact::ReasoningDecision(decision) => Some(decision.about),
         _ => None,
     };
     facts.iter().filter_map(key).collect()

@@ -12,7 +12,7 @@ const TEXT_MEMBERS: [&str; 2] = ["reasoning_content", "reasoning"];
 
 /// The key of a block as it was received: the hash of its signature, the same as
 /// [`Part::reasoning_key`](crate::dialect::Part::reasoning_key) gives for a client's block.
-pub fn signature_key(raw: &str) -> Option<PartKey> {
+pub(crate) fn signature_key(raw: &str) -> Option<PartKey> {
     let document = Document::read(raw.as_bytes()).ok()?;
     let root = document.root(raw.as_bytes())?;
     Some(PartKey::of_bytes(root.get_any(&SIGNATURE_MEMBERS)?.text()?.as_bytes()))

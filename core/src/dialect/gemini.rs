@@ -320,7 +320,7 @@ fn signature(part: Value<'_>) -> Option<Value<'_>> {
 /// The text of something that ran at the provider: the code, its output, or all of it.
 fn hosted_text(hosted: Value<'_>) -> Option<Value<'_>> {
     match hosted.get_any(&["code", "output"]) {
-        Some(words) if words.kind() == Kind::String => Some(words),
+        Some(code_text) if code_text.kind() == Kind::String => Some(code_text),
         _ => Some(hosted),
     }
 }

@@ -160,7 +160,7 @@ impl Model {
     }
 
     /// Whether a carriage return before a line feed costs nothing: Gemini from 3 on reads both as one.
-    pub fn folds_line_ends(&self) -> bool {
+    pub(crate) fn folds_line_ends(&self) -> bool {
         self.family == Family::Gemini && self.reads_reasoning
     }
 

@@ -44,8 +44,8 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
     if conversation.max_output == Some(0) {
         conversation.purpose = Purpose::WarmUp;
     }
-    let asked = request.stream_options.and_then(|options| options.get("include_usage"));
-    conversation.include_usage = asked.and_then(|asked| asked.as_bool());
+    let option = request.stream_options.and_then(|options| options.get("include_usage"));
+    conversation.include_usage = option.and_then(|option| option.as_bool());
     conversation.session = super::identity::session_in_body(&root);
 
     let mut reader = Reader { keyer: Keyer::default(), conversation };
@@ -236,25 +236,25 @@ impl Reader {
         let content = first([content]);
         let is_words = |content: &Value<'_>| matches!(content.kind(), Kind::String | Kind::Array);
         part.content = content.filter(is_words).map(|content| content.span());
-        let mut words = Vec::new();
+        let mut pieces = Vec::new();
         let mut inner = Vec::new();
         match content {
             Some(content) if content.kind() == Kind::Array => {
                 for block in content.items() {
                     match block.get("text").filter(|text| text.kind() == Kind::String) {
-                        Some(text) => words.push(text),
-                        None if block.kind() == Kind::String => words.push(block),
+                        Some(text) => pieces.push(text),
+                        None if block.kind() == Kind::String => pieces.push(block),
                         None => self.block(Role::Tool, block, &mut inner),
                     }
                 }
             }
-            Some(content) if content.kind() == Kind::String => words.push(content),
+            Some(content) if content.kind() == Kind::String => pieces.push(content),
             Some(content) => inner.push(Part::opaque(Role::Tool, content, &mut self.keyer)),
             None => {}
         }
-        part.texts = words.iter().map(Value::span).collect();
+        part.texts = pieces.iter().map(Value::span).collect();
         let answers = part.id.as_deref().or(part.name.as_deref()).unwrap_or_default();
-        part.key = self.keyer.tool_result(answers, words);
+        part.key = self.keyer.tool_result(answers, pieces);
         parts.push(part);
         parts.append(&mut inner);
     }
@@ -365,27 +365,30 @@ fn reasoning_fields(message: Value<'_>, parts: &mut Vec<Part>) {
 
 /// The texts in a reasoning member or block, in any of its forms, and the last seal in it.
 fn thoughts(value: Value<'_>) -> (Vec<Span>, Option<Span>) {
-    let (mut texts, mut sealed) = (Vec::new(), None);
+    let (mut texts, mut signature) = (Vec::new(), None);
     match value.kind() {
         Kind::String if value.span().len() > 2 => texts.push(value.span()),
         Kind::Array | Kind::Object => {
             let items = value.items().chain((value.kind() == Kind::Object).then_some(value));
             for item in items {
-                let words = item.get_any(&["thinking", "text", "summary", "content"]);
-                match words.or((item.kind() == Kind::String).then_some(item)) {
-                    Some(words) if words.kind() == Kind::String => texts.push(words.span()),
+                let pieces = item.get_any(&["thinking", "text", "summary", "content"]);
+                match pieces.or((item.kind() == Kind::String).then_some(item)) {
+                    Some(pieces) if pieces.kind() == Kind::String => texts.push(pieces.span()),
                     // Mistral: `thinking` is a list of text blocks, not nested.
-                    Some(words) => texts.extend(
-                        words.items().filter_map(|inner| inner.get("text")).map(|text| text.span()),
+                    Some(pieces) => texts.extend(
+                        pieces
+                            .items()
+                            .filter_map(|inner| inner.get("text"))
+                            .map(|text| text.span()),
                     ),
                     None => {}
                 }
-                sealed = item.get_any(&["signature", "data"]).map(|seal| seal.span()).or(sealed);
+                signature = item.get_any(&["signature", "data"]).map(|it| it.span()).or(signature);
             }
         }
         _ => {}
     }
-    (texts, sealed)
+    (texts, signature)
 }
 
 /// Fuzz target: no bytes make the reader panic, and every range is within the body.

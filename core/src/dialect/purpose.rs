@@ -30,7 +30,7 @@ const PURPOSE_TEXTS: &[(&str, Purpose)] = &[
 
 /// Searchers for [`PURPOSE_TEXTS`].
 static FINDERS: LazyLock<Vec<(Finder<'static>, Purpose)>> = LazyLock::new(|| {
-    PURPOSE_TEXTS.iter().map(|(words, purpose)| (Finder::new(*words), *purpose)).collect()
+    PURPOSE_TEXTS.iter().map(|(text, purpose)| (Finder::new(*text), *purpose)).collect()
 });
 
 /// How many bytes of a text are searched: instructions state their purpose early.
@@ -49,8 +49,8 @@ pub(super) fn by_text(conversation: &Conversation, body: &[u8]) -> Option<Purpos
     let parts = parts.chain(first.into_iter().chain(last).flat_map(|message| &message.parts));
     let texts = parts.flat_map(|part| &part.texts).map(|text| text.of(body));
     texts.map(|text| &text[..text.len().min(NEAR)]).find_map(|text| {
-        let mut fitting = FINDERS.iter().filter(|(words, _)| words.needle().len() <= text.len());
-        let told = fitting.find(|(words, _)| words.find(text).is_some());
-        told.map(|(_, purpose)| *purpose)
+        let mut fitting = FINDERS.iter().filter(|(finder, _)| finder.needle().len() <= text.len());
+        let found = fitting.find(|(finder, _)| finder.find(text).is_some());
+        found.map(|(_, purpose)| *purpose)
     })
 }

@@ -240,8 +240,8 @@ impl ResponseReader {
     fn take_elements(&mut self) {
         let (told, document) = (&mut self.builder, &mut self.document);
         let (limit, status) = (self.limit, self.status);
-        self.elements.take(&mut self.body, |element, taken| {
-            if taken > limit || told.gave_up {
+        self.elements.take(&mut self.body, |element, consumed| {
+            if consumed > limit || told.gave_up {
                 return told.give_up();
             }
             match document.reread(element).ok().and_then(|()| document.root(element)) {
@@ -373,17 +373,20 @@ impl ArrayElements {
                 _ => return,
             }
         }
-        let mut taken = 0;
+        let mut consumed = 0;
         while let Some(&byte) = body.get(self.at) {
             self.at += 1;
             if self.ends_element(byte) {
-                let element = body[taken..self.at].trim_ascii_start();
-                each(element.strip_prefix(b",").unwrap_or(element).trim_ascii(), self.at - taken);
-                taken = self.at;
+                let element = body[consumed..self.at].trim_ascii_start();
+                each(
+                    element.strip_prefix(b",").unwrap_or(element).trim_ascii(),
+                    self.at - consumed,
+                );
+                consumed = self.at;
             }
         }
-        body.drain(..taken);
-        self.at -= taken;
+        body.drain(..consumed);
+        self.at -= consumed;
     }
 
     fn ends_element(&mut self, byte: u8) -> bool {

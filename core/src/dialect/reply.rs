@@ -106,13 +106,13 @@ impl Reply {
     /// incomplete, and without a thought that was not sealed yet, if others were.
     #[must_use]
     pub fn delivered(mut self) -> Self {
-        let is_sealed =
-            |part: &ReplyPart| part.signature.as_deref().is_some_and(|seal| !seal.is_empty());
+        let is_signed =
+            |part: &ReplyPart| part.signature.as_deref().is_some_and(|it| !it.is_empty());
         let is_thought = |part: &&ReplyPart| part.kind == PartKind::Reasoning;
-        let seals = self.parts.iter().filter(is_thought).any(is_sealed);
+        let has_signed_thought = self.parts.iter().filter(is_thought).any(is_signed);
         let is_half = |part: &ReplyPart| match part.kind {
             PartKind::ToolCall => Document::read(part.text.as_bytes()).is_err(),
-            PartKind::Reasoning => seals && !is_sealed(part),
+            PartKind::Reasoning => has_signed_thought && !is_signed(part),
             _ => false,
         };
         if !self.complete && self.parts.last().is_some_and(is_half) {
@@ -123,7 +123,7 @@ impl Reply {
 
     /// Each key with the parts that it stands for: one, or a run of texts that came in pieces, of which the
     /// last has the key (Gemini signs pieces).
-    pub fn runs(&self) -> impl Iterator<Item = (PartKey, Vec<&ReplyPart>)> {
+    pub(crate) fn runs(&self) -> impl Iterator<Item = (PartKey, Vec<&ReplyPart>)> {
         let mut run = Vec::new();
         self.parts.iter().filter_map(move |part| match part.key {
             Some(key) => {

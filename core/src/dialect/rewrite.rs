@@ -19,7 +19,7 @@ mod openai_responses;
 mod picture;
 mod ranges;
 
-pub use blocks::ReasoningInsert;
+pub(crate) use blocks::ReasoningInsert;
 pub(super) use compact::message;
 pub use compact::{compact, continued, end_before};
 pub use display::show_thinking;
@@ -75,7 +75,7 @@ pub fn cut(
 
 /// The edit that replaces an image of the user by text. `at`: message and part. Empty if there is no such
 /// image, or it is inside a tool result.
-pub fn cut_picture(
+pub(crate) fn cut_picture(
     conversation: &Conversation,
     body: &[u8],
     at: PartIndex,
@@ -122,7 +122,7 @@ pub fn put_back(
 
 /// The edit that puts a signature back on a part: in Gemini any part, in Chat Completions a call, for Google
 /// (`docs/protocols.md` 5.4). `None` if there is one, or the part is not an object.
-pub fn restore_signature(
+pub(crate) fn restore_signature(
     conversation: &Conversation,
     body: &[u8],
     at: PartIndex,
@@ -142,7 +142,7 @@ pub fn restore_signature(
 /// reasoning. In Anthropic's dialect, a message without anything else is removed as a whole: its neighbours
 /// may have the same role (`docs/protocols.md` 1.2). `None` if a message would become empty or invalid, or a
 /// part is not reasoning.
-pub fn take_out(
+pub(crate) fn take_out(
     conversation: &Conversation,
     body: &[u8],
     message: usize,

@@ -140,7 +140,7 @@ impl ClassicRules {
     }
 
     /// Like [`Self::messages`], before the factor and the rounding.
-    pub fn weigh<'s>(
+    pub(crate) fn weigh<'s>(
         &self,
         body: &[u8],
         messages: &[Message],
@@ -161,32 +161,32 @@ impl ClassicRules {
     }
 
     /// Tokens of one part by itself.
-    pub fn part(&self, body: &[u8], part: &Part) -> u64 {
+    pub(crate) fn part(&self, body: &[u8], part: &Part) -> u64 {
         self.sum(self.raw(body, part, SentContent::Whole))
     }
 
     /// Tokens of a tool result whose content is replaced by `words`.
-    pub fn stands_for(&self, body: &[u8], part: &Part, words: &str) -> u64 {
+    pub(crate) fn stands_for(&self, body: &[u8], part: &Part, words: &str) -> u64 {
         self.sum(self.raw(body, part, SentContent::Text(words)))
     }
 
     /// Weight of a text that is not in the body, before the factor and the rounding.
-    pub fn weigh_text(&self, words: &str) -> f64 {
+    pub(crate) fn weigh_text(&self, words: &str) -> f64 {
         self.text(CharCounts::of(words))
     }
 
     /// Tokens of the system prompt.
-    pub fn system(&self, conversation: &Conversation, body: &[u8]) -> u64 {
+    pub(crate) fn system(&self, conversation: &Conversation, body: &[u8]) -> u64 {
         self.sum(self.raw_system(conversation, body))
     }
 
     /// Tokens of the tool definitions.
-    pub fn tools(&self, conversation: &Conversation, body: &[u8]) -> u64 {
+    pub(crate) fn tools(&self, conversation: &Conversation, body: &[u8]) -> u64 {
         self.sum(self.raw_tools(conversation, body))
     }
 
     /// Weight of system prompt and tools, before the factor and the rounding.
-    pub fn head(&self, conversation: &Conversation, body: &[u8]) -> f64 {
+    pub(crate) fn head(&self, conversation: &Conversation, body: &[u8]) -> f64 {
         self.raw_system(conversation, body) + self.raw_tools(conversation, body)
     }
 
@@ -305,7 +305,7 @@ impl ClassicRules {
     }
 
     /// Tokens of a weight: multiplied by the factor and rounded.
-    pub fn sum(&self, tokens: f64) -> u64 {
+    pub(crate) fn sum(&self, tokens: f64) -> u64 {
         // The cast saturates, and turns NaN into 0.
         self.sum_rounding.round(tokens * self.factor) as u64
     }

@@ -92,9 +92,16 @@ pub fn measure(
     let streams = conversation.stream;
     let began_cached = anchor.and_then(|anchor| began_cached(anchor.turn));
     let belief = ReasoningRetention::of(model, streams, began_cached);
-    let news = scale.new_content(anchor);
-    let seen =
-        Observation { counted, belief, new_content: news, counting, streams, began_cached, unsent };
+    let fresh = scale.new_content(anchor);
+    let seen = Observation {
+        counted,
+        belief,
+        new_content: fresh,
+        counting,
+        streams,
+        began_cached,
+        unsent,
+    };
     let shown = same.map(|anchor| shown(anchor.turn)).unwrap_or_default();
     let guess = learned.guess(&seen, shown);
     let guess = match (method, same) {
@@ -195,9 +202,9 @@ impl<'a> PartScale<'a> {
             let sent = conversation.parts().filter(|part| !now.is_gone(part.span));
             let all = sent.filter_map(|part| scale.thoughts(part)).chain(now.all_back());
             let mut known = KnownCosts::of(anchor.sketch);
-            let news = all.filter(|key| known.take(*key).is_none()).count() as u64;
-            scale.reasoning_left = Some((reasoning_of(anchor.turn), news));
-            if news == 0 && conversation.held.is_none() {
+            let fresh = all.filter(|key| known.take(*key).is_none()).count() as u64;
+            scale.reasoning_left = Some((reasoning_of(anchor.turn), fresh));
+            if fresh == 0 && conversation.held.is_none() {
                 scale.unsent = reported_reasoning(anchor.turn);
             }
         }
@@ -332,18 +339,18 @@ impl<'a> PartScale<'a> {
 
     /// Describes the new parts by number, kind and tokens.
     fn new_content(&self, anchor: Option<Anchor<'_>>) -> NewContent {
-        let mut news = self.new_content.clone();
-        news.tally = self.counter.tally();
-        news.tokens = self.sums.new;
-        news.text_tokens = self.counter.worded();
-        let alone = (news.results, news.texts, news.calls, news.media) == (1, 0, 0, 0);
+        let mut fresh = self.new_content.clone();
+        fresh.tally = self.counter.tally();
+        fresh.tokens = self.sums.new;
+        fresh.text_tokens = self.counter.worded();
+        let alone = (fresh.results, fresh.texts, fresh.calls, fresh.media) == (1, 0, 0, 0);
         let result = self.last_result.filter(|_| alone);
         let tool = result.and_then(|result| self.counter.tool_of(result));
-        news.tool = tool.map(|name| xxh3_64(name.as_bytes()));
+        fresh.tool = tool.map(|name| xxh3_64(name.as_bytes()));
         if anchor.is_none() {
-            news.head = Some(head_of(self.conversation, self.body));
+            fresh.head = Some(head_of(self.conversation, self.body));
         }
-        news
+        fresh
     }
 
     fn part(&mut self, part: &'a Part, place: PromptSection) -> SketchPart {
@@ -394,16 +401,16 @@ impl<'a> PartScale<'a> {
     /// Records a part that is new.
     fn came(&mut self, part: &'a Part, tokens: u32) {
         self.is_poor |= self.grows && part.role == Role::Assistant;
-        let news = &mut self.new_content;
+        let fresh = &mut self.new_content;
         match part.kind {
             PartKind::ToolResult => {
-                news.results += 1;
+                fresh.results += 1;
                 self.last_result = Some(part);
             }
-            PartKind::Text => news.texts += 1,
-            PartKind::ToolCall => news.calls += 1,
+            PartKind::Text => fresh.texts += 1,
+            PartKind::ToolCall => fresh.calls += 1,
             PartKind::Image | PartKind::Document => {
-                news.media = news.media.saturating_add(tokens);
+                fresh.media = fresh.media.saturating_add(tokens);
             }
             PartKind::Tool | PartKind::Reasoning | PartKind::Opaque => {}
         }

@@ -36,7 +36,7 @@ pub struct InjectedMessage {
 
 impl InjectedMessage {
     /// Its key among the parts of a request.
-    pub fn key(&self) -> PartKey {
+    pub(crate) fn key(&self) -> PartKey {
         PartKey::of_bytes(self.id.as_bytes())
     }
 }

@@ -18,7 +18,7 @@ use crate::dialect::PartKey;
 
 impl Ledger {
     /// Whether any decision is stored, of shadow mode or of the real one.
-    pub fn has_decided(&self, shadow: bool) -> bool {
+    pub(crate) fn has_decided(&self, shadow: bool) -> bool {
         self.cuts.any(shadow) || self.reasoning_decisions.any(shadow) || self.repairs.any(shadow)
     }
 
@@ -42,7 +42,7 @@ impl Ledger {
     }
 
     /// The written summaries that a branch last suspended at this time can use.
-    pub fn summaries_holding(
+    pub(crate) fn summaries_holding(
         &self,
         shadow: bool,
         suspended: Option<Millis>,
@@ -65,7 +65,7 @@ impl Ledger {
     }
 
     /// The decision about reasoning that applies in a branch last suspended at this time.
-    pub fn reasoning_decision(
+    pub(crate) fn reasoning_decision(
         &self,
         about: u128,
         shadow: bool,
@@ -75,25 +75,29 @@ impl Ledger {
     }
 
     /// Decisions to remove the client's reasoning that apply in a branch last suspended at this time.
-    pub fn reasoning_removals(
+    pub(crate) fn reasoning_removals(
         &self,
         shadow: bool,
         suspended: Option<Millis>,
     ) -> impl Iterator<Item = &Arc<ReasoningDecision>> {
         let holding = self.all_that_hold(&self.reasoning_decisions, shadow, suspended);
-        holding.filter(|echo| echo.does == ReasoningAction::Out)
+        holding.filter(|decision| decision.does == ReasoningAction::Out)
     }
 
     /// The changes that answer refusals and apply, in no order.
     ///
     /// Suspensions do not affect them: they answer refusals of the client's own content.
-    pub fn repairs(&self) -> impl Iterator<Item = &Arc<RepairDecision>> {
+    pub(crate) fn repairs(&self) -> impl Iterator<Item = &Arc<RepairDecision>> {
         self.all_that_hold(&self.repairs, false, None)
     }
 
     /// When a rewrite was last refused that affects a request of `thread` with this parent: a rewrite of one
     /// of its ancestors, or of another request with the same thread and parent.
-    pub fn suspended_since(&self, thread: &ThreadId, parent: Option<&Turn>) -> Option<Millis> {
+    pub(crate) fn suspended_since(
+        &self,
+        thread: &ThreadId,
+        parent: Option<&Turn>,
+    ) -> Option<Millis> {
         let from = parent.map(|turn| &turn.exchange);
         let beside = |suspended: &&Suspension| {
             suspended.thread == *thread && suspended.parent.as_ref() == from
@@ -105,12 +109,12 @@ impl Ledger {
     /// The revocation of a decision.
     fn revocation_of(&self, one: &impl Decidable) -> Option<&Revocation> {
         let about = PartKey(one.place().0);
-        let taken = self.revocations.get(one.exchange())?;
-        taken.iter().find(|taken| taken.about.contains(&about))
+        let revoked = self.revocations.get(one.exchange())?;
+        revoked.iter().find(|revoked| revoked.about.contains(&about))
     }
 
     /// All revocations, in no order.
-    pub fn revocations(&self) -> impl Iterator<Item = &Revocation> {
+    pub(crate) fn revocations(&self) -> impl Iterator<Item = &Revocation> {
         self.revocations.values().flatten()
     }
 
@@ -160,8 +164,9 @@ impl Ledger {
     pub fn after_suspension(&self, fact: Fact, suspended: Option<Millis>) -> Fact {
         let after = match &fact {
             Fact::Cut(cut) => self.last(&self.cuts, cut.place().0, cut.shadow, suspended).0,
-            Fact::ReasoningDecision(echo) => {
-                self.last(&self.reasoning_decisions, echo.place().0, echo.shadow, suspended).0
+            Fact::ReasoningDecision(decision) => {
+                self.last(&self.reasoning_decisions, decision.place().0, decision.shadow, suspended)
+                    .0
             }
             Fact::Repair(one) => self.last(&self.repairs, one.place().0, false, None).0,
             Fact::Compact(one) => self.last(&self.compacts, one.place().0, one.shadow, suspended).0,
@@ -174,7 +179,7 @@ impl Ledger {
     pub fn voids(&self, fact: &Fact) -> bool {
         match fact {
             Fact::Cut(cut) => self.is_void(&**cut),
-            Fact::ReasoningDecision(echo) => self.is_void(&**echo),
+            Fact::ReasoningDecision(decision) => self.is_void(&**decision),
             Fact::Repair(repair) => self.is_void(&**repair),
             Fact::Compact(compact) => self.is_void(&**compact),
             _ => false,
@@ -182,13 +187,13 @@ impl Ledger {
     }
 
     /// The keys of decisions that were revoked for good in a branch last suspended at this time.
-    pub fn given_up(&self, shadow: bool, suspended: Option<Millis>) -> HashSet<u128> {
+    pub(crate) fn given_up(&self, shadow: bool, suspended: Option<Millis>) -> HashSet<u128> {
         if self.revocations.is_empty() {
             return HashSet::default();
         }
         let cuts = self.void(&self.cuts, shadow, suspended);
-        let echoes = self.void(&self.reasoning_decisions, shadow, suspended);
-        cuts.chain(echoes).chain(self.void(&self.repairs, shadow, None)).collect()
+        let decisions = self.void(&self.reasoning_decisions, shadow, suspended);
+        cuts.chain(decisions).chain(self.void(&self.repairs, shadow, None)).collect()
     }
 
     fn void<'l, T: Decidable>(
@@ -207,10 +212,10 @@ impl Ledger {
     /// Whether a request of `thread` with this parent gets no new decisions until its cache is cold. That is
     /// so if decisions were refused for one of its ancestors, or for another request with the same thread and
     /// parent, and nothing was learned that would prevent the next refusal.
-    pub fn rests(&self, thread: &ThreadId, parent: Option<&Turn>) -> bool {
+    pub(crate) fn rests(&self, thread: &ThreadId, parent: Option<&Turn>) -> bool {
         let from = parent.map(|turn| &turn.exchange);
         let mut resting =
-            self.revocations().filter(|taken| taken.retry == RevocationRetry::Cold).peekable();
+            self.revocations().filter(|revoked| revoked.retry == RevocationRetry::Cold).peekable();
         if resting.peek().is_none() {
             return false;
         }
@@ -218,9 +223,9 @@ impl Ledger {
         // No branch is longer than the number of turns.
         let line = std::iter::successors(parent, before).take(self.turns.len());
         let line: HashSet<&ExchangeId> = line.map(|turn| &turn.exchange).collect();
-        resting.any(|taken| {
-            let beside = taken.thread == *thread && taken.parent.as_ref() == from;
-            beside || line.contains(&taken.exchange)
+        resting.any(|revoked| {
+            let beside = revoked.thread == *thread && revoked.parent.as_ref() == from;
+            beside || line.contains(&revoked.exchange)
         })
     }
 }

@@ -41,12 +41,12 @@ impl Overlay {
     }
 
     /// Input tokens past which the provider was asked to clear old tool results.
-    pub fn clears_past(&self) -> Option<u64> {
+    pub(crate) fn clears_past(&self) -> Option<u64> {
         self.clears_past
     }
 
     /// The chain of what is forwarded before the keyed part with this number.
-    pub fn before(&self, index: usize) -> Chain {
+    pub(crate) fn before(&self, index: usize) -> Chain {
         self.chains.get(index).copied().unwrap_or(Chain::START)
     }
 
@@ -57,7 +57,7 @@ impl Overlay {
     }
 
     /// The summary that replaces the beginning of the history: key and tokens.
-    pub fn summary(&self) -> Option<(PartKey, u32)> {
+    pub(crate) fn summary(&self) -> Option<(PartKey, u32)> {
         self.summary
     }
 
@@ -68,27 +68,27 @@ impl Overlay {
     }
 
     /// The new key and tokens of a part whose content was replaced.
-    pub fn replaced(&self, span: Span) -> Option<(PartKey, u32)> {
+    pub(crate) fn replaced(&self, span: Span) -> Option<(PartKey, u32)> {
         self.replaced.get(&span.start).copied()
     }
 
     /// Whether a part is not sent.
-    pub fn is_gone(&self, span: Span) -> bool {
+    pub(crate) fn is_gone(&self, span: Span) -> bool {
         self.gone.contains(&span.start)
     }
 
     /// Reasoning put back at a place: before a part, or at the end of a message.
-    pub fn back(&self, at: usize) -> &[PartKey] {
+    pub(crate) fn back(&self, at: usize) -> &[PartKey] {
         self.back.get(&at).map(Vec::as_slice).unwrap_or_default()
     }
 
     /// All reasoning that was put back.
-    pub fn all_back(&self) -> impl Iterator<Item = PartKey> + '_ {
+    pub(crate) fn all_back(&self) -> impl Iterator<Item = PartKey> + '_ {
         self.back.values().flatten().copied()
     }
 
     /// Messages injected after a part: keys and tokens.
-    pub fn injected_after(&self, span: Span) -> &[(PartKey, u32)] {
+    pub(crate) fn injected_after(&self, span: Span) -> &[(PartKey, u32)] {
         self.injected.get(&span.start).map(Vec::as_slice).unwrap_or_default()
     }
 

@@ -13,7 +13,7 @@ use crate::dialect::repair::RepairCause;
 /// What was done to a request; stored with its turn.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RewriteSummary {
-    /// The steps that are new or refused, at most [`MOST_TOLD`].
+    /// The steps that are new or refused, at most [`MOST_STORED_STEPS`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub steps: Vec<PlanStep>,
     /// How many changes were made, replayed and new.
@@ -65,7 +65,7 @@ pub struct RewriteSummary {
     pub overflow: Option<OverflowReport>,
 }
 
-/// What the new steps of a request took away, in estimated tokens. Of all of them: only [`MOST_TOLD`] steps
+/// What the new steps of a request took away, in estimated tokens. Of all of them: only [`MOST_STORED_STEPS`] steps
 /// are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewTokens {
@@ -145,13 +145,13 @@ impl ChangeCounts {
             (self.injected, new.injected, "queued message", "sent"),
             (self.repaired, new.repaired, "refused part", "repaired"),
         ];
-        let told = kinds.into_iter().filter(|(made, ..)| *made > 0);
-        let told = told.map(|(made, new, what, done)| {
+        let listed = kinds.into_iter().filter(|(made, ..)| *made > 0);
+        let listed = listed.map(|(made, new, what, done)| {
             let many = if made == 1 { "" } else { "s" };
             let new = if new > 0 { format!(" ({new} new)") } else { String::new() };
             format!("{made} {what}{many} {done}{new}")
         });
-        told.collect::<Vec<_>>().join(", ")
+        listed.collect::<Vec<_>>().join(", ")
     }
 
     /// The counter of a kind; stand-ins count as put back.

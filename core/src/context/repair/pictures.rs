@@ -143,12 +143,13 @@ const MAGIC_PREFIXES: [(&str, &str); 5] = [
 /// Whether media have the type that they declare, as far as that can be checked.
 fn has_declared_type(part: &Part, body: &[u8]) -> bool {
     let data = base64_of(part, body);
-    let said = part.media.as_ref().and_then(|media| media.mime.as_deref());
-    let said = said.map(|said| if said == "image/jpg" { "image/jpeg" } else { said });
-    match MAGIC_PREFIXES.iter().find(|(mime, _)| Some(*mime) == said) {
+    let declared = part.media.as_ref().and_then(|media| media.mime.as_deref());
+    let declared =
+        declared.map(|declared| if declared == "image/jpg" { "image/jpeg" } else { declared });
+    match MAGIC_PREFIXES.iter().find(|(mime, _)| Some(*mime) == declared) {
         Some((_, begins)) => data.is_empty() || data.starts_with(begins.as_bytes()),
         // An unknown type is taken as wrong; without a declared type, any known format is fine.
-        None if said.is_none() => {
+        None if declared.is_none() => {
             data.is_empty()
                 || MAGIC_PREFIXES.iter().any(|(_, begins)| data.starts_with(begins.as_bytes()))
         }

@@ -44,7 +44,7 @@ struct StreamCall {
 
 impl ReplyStream {
     /// Reads the next chunk. `name` is `error` for a bare `error:` line and for `event: error`.
-    pub fn event(&mut self, name: &str, value: Value<'_>, reply: &mut Reply) {
+    pub(crate) fn event(&mut self, name: &str, value: Value<'_>, reply: &mut Reply) {
         let answer = ResponseMembers::of(value);
         if !answer.has_choices() && (name == "error" || is_error(value)) {
             reply.error = Some(error_in(value));
@@ -68,7 +68,7 @@ impl ReplyStream {
     }
 
     /// Reads a whole body.
-    pub fn body(&mut self, value: Value<'_>, reply: &mut Reply) {
+    pub(crate) fn body(&mut self, value: Value<'_>, reply: &mut Reply) {
         let answer = ResponseMembers::of(value);
         if answer.has_choices() {
             self.answer(&answer, value, reply);
@@ -81,7 +81,7 @@ impl ReplyStream {
     }
 
     /// Called at the end of the stream or body.
-    pub fn finish(&mut self, whole: bool, reply: &mut Reply) {
+    pub(crate) fn finish(&mut self, whole: bool, reply: &mut Reply) {
         let ended = self.finished || reply.complete;
         reply.complete |= whole && self.finished && reply.error.is_none();
         let (thought, _) = think::split(&self.text);
@@ -145,10 +145,10 @@ impl ReplyStream {
     /// Starts again if content with another id follows a finished reply: recordings splice replies, and the
     /// last one counts. A new id by itself means nothing: some servers give the chunk with usage its own.
     fn restart(&mut self, choices: Option<Value<'_>>, reply: &mut Reply) {
-        let speaks = |said: Value<'_>| {
-            let words = ["content", "reasoning", "reasoning_content", "tool_calls"];
+        let speaks = |message: Value<'_>| {
+            let content = ["content", "reasoning", "reasoning_content", "tool_calls"];
             let is_empty = |value: Value<'_>| value.span().len() <= 2;
-            said.members(words).into_iter().flatten().any(|it| !it.is_null() && !is_empty(it))
+            message.members(content).into_iter().flatten().any(|it| !it.is_null() && !is_empty(it))
         };
         let mut choices = choices.iter().flat_map(Value::items);
         if choices.any(|choice| choice.get("delta").is_some_and(speaks)) {
@@ -166,10 +166,10 @@ impl ReplyStream {
             return;
         }
         // Perplexity repeats the whole message beside each delta.
-        if let Some(said) = first([delta, message]) {
-            self.kept = self.kept.saturating_add(said.span().len());
+        if let Some(message) = first([delta, message]) {
+            self.kept = self.kept.saturating_add(message.span().len());
             if self.kept <= MOST_KEPT {
-                self.message(said);
+                self.message(message);
             } else {
                 note_once(&mut reply.notes, Note::TooLong);
             }
@@ -187,9 +187,9 @@ impl ReplyStream {
         }
     }
 
-    fn message(&mut self, said: Value<'_>) {
+    fn message(&mut self, message: Value<'_>) {
         let MessageMembers { content, refusal, audio, tool_calls, function_call, executed_tools } =
-            MessageMembers::of(said);
+            MessageMembers::of(message);
         match content {
             Some(content) if content.kind() == Kind::Array => {
                 content.items().for_each(|block| self.block(block));
@@ -199,7 +199,7 @@ impl ReplyStream {
         }
         let refusal = refusal.and_then(|refusal| refusal.text());
         self.refusal.push_str(&refusal.unwrap_or_default());
-        self.thoughts.take(said);
+        self.thoughts.take(message);
         if let Some(audio) = first([audio]) {
             self.audio(audio);
         }
@@ -229,8 +229,8 @@ impl ReplyStream {
         if let Some(id) = audio.get_text("id").filter(|id| !id.is_empty()) {
             self.audio.get_or_insert_with(|| (id.into(), String::new()));
         }
-        if let (Some((_, words)), Some(more)) = (&mut self.audio, audio.get_text("transcript")) {
-            words.push_str(&more);
+        if let (Some((_, content)), Some(more)) = (&mut self.audio, audio.get_text("transcript")) {
+            content.push_str(&more);
         }
     }
 
@@ -267,8 +267,8 @@ impl ReplyStream {
         call.id = call.id.take().or(id);
         call.name = call.name.take().or(name);
         call.arguments.push_str(&arguments);
-        let sealed = signature(piece).and_then(|signature| signature.text());
-        call.signature = sealed.map(Into::into).or(call.signature.take());
+        let signature = signature(piece).and_then(|signature| signature.text());
+        call.signature = signature.map(Into::into).or(call.signature.take());
     }
 
     /// The call that a piece continues, if it is not a new one (`docs/protocols.md` 2.3). A new id with a
@@ -289,8 +289,8 @@ impl ReplyStream {
         let at = self.calls.iter().rposition(same)?;
         let call = &self.calls[at];
         let other_id = id.is_some() && call.id.is_some() && id != call.id.as_deref();
-        let again = name.is_some() && call.name.is_some();
-        let is_new = match (other_id, again) {
+        let is_named_twice = name.is_some() && call.name.is_some();
+        let is_new = match (other_id, is_named_twice) {
             (true, true) => true,
             (false, true) if id.is_none() || call.id.is_none() => {
                 name != call.name.as_deref() || (!arguments.is_empty() && is_json(&call.arguments))
@@ -302,8 +302,8 @@ impl ReplyStream {
 
     /// Makes parts of text, refusal and audio.
     fn finish_content(&mut self, reply: &mut Reply) {
-        let words = think::split(&self.text).1.to_owned();
-        for text in [words, self.refusal.clone()] {
+        let content = think::split(&self.text).1.to_owned();
+        for text in [content, self.refusal.clone()] {
             if !text.is_empty() {
                 let key = self.keyer.text(Role::Assistant, &text);
                 reply.parts.push(ReplyPart { text, key, ..ReplyPart::of(PartKind::Text) });

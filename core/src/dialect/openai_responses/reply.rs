@@ -64,7 +64,7 @@ enum DeltaTarget {
 
 impl ReplyStream {
     /// Reads the next event. Its `type` in the data decides; some servers send it only in the `event:` line.
-    pub fn event(&mut self, name: &str, value: Value<'_>, reply: &mut Reply) {
+    pub(crate) fn event(&mut self, name: &str, value: Value<'_>, reply: &mut Reply) {
         let kind = value.get_text("type");
         let kind = kind.as_deref().unwrap_or(name);
         if let Some((target, whole)) = target_of(kind) {
@@ -102,7 +102,7 @@ impl ReplyStream {
     }
 
     /// Reads a whole body: a response, a compaction, a count, or an error with a status of success.
-    pub fn body(&mut self, value: Value<'_>, reply: &mut Reply) {
+    pub(crate) fn body(&mut self, value: Value<'_>, reply: &mut Reply) {
         if let Some(count) = value.get("input_tokens").and_then(|count| count.as_u64()) {
             reply.counted = Some(count);
             reply.complete = true;
@@ -119,7 +119,7 @@ impl ReplyStream {
     }
 
     /// Called at the end of the stream or body.
-    pub fn finish(&mut self, _whole: bool, reply: &mut Reply) {
+    pub(crate) fn finish(&mut self, _whole: bool, reply: &mut Reply) {
         let mut slots = std::mem::take(&mut self.slots);
         slots.sort_by_key(|slot| slot.index.unwrap_or(u64::MAX));
         for slot in slots {
@@ -138,7 +138,7 @@ impl ReplyStream {
     }
 
     /// The usage if the reply ended here.
-    pub fn usage_so_far(&self, reply: &Reply) -> Usage {
+    pub(crate) fn usage_so_far(&self, reply: &Reply) -> Usage {
         Usage { hosted_tools: self.hosted, compacted: self.compacted, ..reply.usage.clone() }
     }
 
@@ -498,7 +498,7 @@ fn identify(id: Option<Value<'_>>, model: Option<Value<'_>>, reply: &mut Reply) 
 
 /// A part of a reply's item, with its own text.
 fn reply_part(part: Part, item: Value<'_>) -> ReplyPart {
-    let words = |span: &Span| {
+    let text_at = |span: &Span| {
         let start = item.span().start;
         let raw = Span::new(span.start.wrapping_sub(start), span.end.wrapping_sub(start));
         let raw = raw.of(item.raw());
@@ -507,10 +507,10 @@ fn reply_part(part: Part, item: Value<'_>) -> ReplyPart {
     let whole = || String::from_utf8_lossy(item.raw()).into();
     ReplyPart {
         kind: part.kind,
-        text: part.texts.iter().map(words).collect(),
+        text: part.texts.iter().map(text_at).collect(),
         id: part.id,
         name: part.name,
-        signature: part.signature.as_ref().map(|sealed| words(sealed).into()),
+        signature: part.signature.as_ref().map(|encrypted| text_at(encrypted).into()),
         raw: (part.kind == PartKind::Reasoning).then(whole),
         key: part.key,
     }

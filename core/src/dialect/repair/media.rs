@@ -48,7 +48,7 @@ pub fn replaced(body: &[u8], part: &Part, base64: &str) -> Option<Edit> {
 }
 
 /// The range of the base64 data of media, without a `data:` prefix; `None` if they are only linked.
-pub fn base64_span(part: &Part, body: &[u8]) -> Option<Span> {
+pub(crate) fn base64_span(part: &Part, body: &[u8]) -> Option<Span> {
     let at = part.media.as_ref()?.data?;
     let text = at.of(body).strip_prefix(b"\"")?.strip_suffix(b"\"")?;
     let begin = match text.strip_prefix(b"data:") {

@@ -59,11 +59,11 @@ pub fn end_before(conversation: &Conversation, body: &[u8], from: usize) -> Opti
 }
 
 fn removals(body: &[u8], runs: Vec<Span>) -> Option<Vec<Edit>> {
-    let taken = runs.into_iter().map(|run| match beside::room(body, run)? {
+    let removed = runs.into_iter().map(|run| match beside::room(body, run)? {
         Removal::Shared(at) => Some(edit(at, "")),
         Removal::Alone(_) => None,
     });
-    taken.collect()
+    removed.collect()
 }
 
 /// Whether a text is JSON objects separated by commas, for a strict parser.

@@ -22,7 +22,7 @@ pub struct InvariantCounts {
     /// Pieces of reasoning that were put back.
     pub put_back: usize,
     /// Signatures that were put on parts.
-    pub sealed: usize,
+    pub signatures_restored: usize,
     /// Pieces of reasoning that were taken out.
     pub taken_out: usize,
 }
@@ -31,7 +31,7 @@ impl std::ops::AddAssign for InvariantCounts {
     fn add_assign(&mut self, other: Self) {
         self.cut += other.cut;
         self.put_back += other.put_back;
-        self.sealed += other.sealed;
+        self.signatures_restored += other.signatures_restored;
         self.taken_out += other.taken_out;
     }
 }
@@ -48,14 +48,14 @@ pub fn fuzz(bytes: &[u8]) {
 }
 
 /// Makes every change at every place of a request, each alone.
-pub fn one_by_one(dialect: Dialect, target: &str, body: &[u8]) -> InvariantCounts {
+pub(crate) fn one_by_one(dialect: Dialect, target: &str, body: &[u8]) -> InvariantCounts {
     let request = RequestSnapshot::read(dialect, target, body);
     let mut tried = InvariantCounts::default();
     for (message, of) in request.read.messages.iter().enumerate() {
         for at in (0..of.parts.len()).map(|part| PartIndex::new(message, part)) {
             tried.cut += usize::from(request.cut(at, false)) + usize::from(request.cut(at, true));
             request.cut_picture(at);
-            tried.sealed += usize::from(request.restores_signature(at));
+            tried.signatures_restored += usize::from(request.restores_signature(at));
         }
         tried.put_back += request.put_back_everywhere(message);
         let reasoning = request.reasoning(message);
@@ -232,7 +232,7 @@ impl RequestSnapshot<'_> {
         };
         let after = self.after(vec![edit]);
         assert_eq!(
-            after.part(at).signature.map(|sealed| after.words_at(sealed)),
+            after.part(at).signature.map(|signature| after.words_at(signature)),
             Some(SIGNATURE.into())
         );
         assert!(self.read.chains().eq(after.read.chains()));

@@ -28,11 +28,11 @@ pub(super) struct ToolAnswer<'a> {
 pub(super) fn cut(answer: &ToolAnswer<'_>, body: &[u8], text: &str) -> Vec<Edit> {
     let raw = answer.content.of(body);
     let keeps = !answer.kept.is_empty();
-    let words = || vec![edit(answer.content, literal(text))];
+    let piece = || vec![edit(answer.content, literal(text))];
     let may_be_marked =
         || CACHE_MARKERS.iter().any(|name| memmem::find(raw, name.as_bytes()).is_some());
     if raw.first() != Some(&b'[') || !(keeps || may_be_marked()) {
-        return words();
+        return piece();
     }
     let document = Document::read(raw).unwrap_or_default();
     let Some(root) = document.root(raw) else { return Vec::new() };
@@ -45,7 +45,7 @@ pub(super) fn cut(answer: &ToolAnswer<'_>, body: &[u8], text: &str) -> Vec<Edit>
         Some(marker) => {
             vec![edit(answer.content, format!("[{}]", block(answer.kind, text, Some(marker))))]
         }
-        None => words(),
+        None => piece(),
     }
 }
 
@@ -104,8 +104,8 @@ impl<'b> ListItem<'b> {
 /// their markers move to the nearest text or image before them.
 fn among(items: &[ListItem<'_>], answer: &ToolAnswer<'_>, body: &[u8], text: &str) -> Vec<Edit> {
     let Some(first) = items.iter().position(ListItem::has_text) else {
-        let words = format!("{},", block(answer.kind, text, None));
-        return vec![insert(answer.content.start + 1, words)];
+        let piece = format!("{},", block(answer.kind, text, None));
+        return vec![insert(answer.content.start + 1, piece)];
     };
     let mut markers: Vec<Option<&str>> = vec![None; items.len()];
     let (mut carrier, mut gone) = (first, Vec::new());
@@ -123,8 +123,8 @@ fn among(items: &[ListItem<'_>], answer: &ToolAnswer<'_>, body: &[u8], text: &st
         let marked = || marker.and_then(|marker| first_member(body, item.span.start, marker));
         match item.holds {
             _ if at != first => edits.extend(marked()),
-            ItemContent::Literal(words) if item.is_object || marker.is_none() => {
-                edits.push(edit(words, literal(text)));
+            ItemContent::Literal(piece) if item.is_object || marker.is_none() => {
+                edits.push(edit(piece, literal(text)));
                 edits.extend(marked());
             }
             _ => edits.push(edit(item.span, block(answer.kind, text, item.marker.or(marker)))),

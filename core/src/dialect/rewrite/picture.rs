@@ -39,12 +39,12 @@ pub(in crate::dialect) fn text_block(dialect: Dialect, block: Value<'_>, text: &
         Dialect::OpenaiResponses => "\"type\":\"input_text\",",
         Dialect::Gemini => "",
     };
-    let mut words = format!("{{{kind}\"text\":{}", literal(text));
+    let mut out = format!("{{{kind}\"text\":{}", literal(text));
     for marker in CACHE_MARKERS {
         if let Some(value) = block.get(marker).filter(|value| !value.is_null()) {
-            words.push_str(&format!(",\"{marker}\":{}", String::from_utf8_lossy(value.raw())));
+            out.push_str(&format!(",\"{marker}\":{}", String::from_utf8_lossy(value.raw())));
         }
     }
-    words.push('}');
-    words
+    out.push('}');
+    out
 }

@@ -38,7 +38,7 @@ pub struct ForeignReasoning {
 
 /// Reasoning that a client left out of a reply.
 #[derive(Clone, Debug, Default)]
-pub struct DroppedReasoning<'r> {
+pub(crate) struct DroppedReasoning<'r> {
     /// Blocks, in order.
     pub blocks: Vec<&'r ReasoningBlock>,
     /// Signatures, with the part that each belongs to.
@@ -47,45 +47,45 @@ pub struct DroppedReasoning<'r> {
 
 impl DroppedReasoning<'_> {
     /// Whether the client dropped nothing.
-    pub fn is_nothing(&self) -> bool {
+    pub(crate) fn is_nothing(&self) -> bool {
         self.blocks.is_empty() && self.signatures.is_empty()
     }
 
     /// Whether the client dropped only blocks that may be incomplete.
-    pub fn is_partial(&self) -> bool {
+    pub(crate) fn is_partial(&self) -> bool {
         self.signatures.is_empty() && self.blocks.iter().all(|block| block.partial)
     }
 }
 
 impl ReturnedReply {
     /// Whether all its keyed parts came back.
-    pub fn is_whole(&self) -> bool {
+    pub(crate) fn is_whole(&self) -> bool {
         self.parts.iter().all(Option::is_some)
     }
 
     /// Whether its stream broke off inside a reasoning block that a client may send back.
-    pub fn is_partial(&self) -> bool {
+    pub(crate) fn is_partial(&self) -> bool {
         self.reasoning.blocks.iter().any(|block| block.partial)
     }
 
     /// The place of its first part.
-    pub fn start(&self) -> PartIndex {
+    pub(crate) fn start(&self) -> PartIndex {
         self.parts.iter().flatten().next().copied().unwrap_or(self.region.start)
     }
 
     /// Whether a place is within it.
-    pub fn spans(&self, at: PartIndex) -> bool {
+    pub(crate) fn spans(&self, at: PartIndex) -> bool {
         self.region.contains(&at)
     }
 
     /// Whether one of its keyed parts is at this place.
-    pub fn holds(&self, at: PartIndex) -> bool {
+    pub(crate) fn holds(&self, at: PartIndex) -> bool {
         self.parts.iter().flatten().any(|part| *part == at)
     }
 
     /// The reasoning that the client dropped. What it sends is left as it is: one signature stands for its
     /// block, and in dialects with one reasoning field, that field stands for all.
-    pub fn missing(&self, request: &PlanRequest<'_>) -> DroppedReasoning<'_> {
+    pub(crate) fn missing(&self, request: &PlanRequest<'_>) -> DroppedReasoning<'_> {
         if self.is_replaced {
             return DroppedReasoning::default();
         }
@@ -95,8 +95,8 @@ impl ReturnedReply {
         let one_field = request.conversation.dialect == Dialect::OpenaiChat;
         let is_there = |raw: &str| {
             sent.iter().any(|part| match part.signature {
-                Some(sealed) => {
-                    let literal = sealed.of(request.body);
+                Some(signature) => {
+                    let literal = signature.of(request.body);
                     let words = literal.get(1..literal.len().saturating_sub(1));
                     words.is_some_and(|words| memchr::memmem::find(raw.as_bytes(), words).is_some())
                 }
@@ -108,12 +108,12 @@ impl ReturnedReply {
             true => sent.is_empty(),
             false => !is_there(&block.raw),
         });
-        let seals = self.reasoning.signatures.iter().filter_map(|signature| {
+        let signatures = self.reasoning.signatures.iter().filter_map(|signature| {
             let at = self.signed(request, signature)?;
             let is_bare = request.part(at).is_some_and(|part| part.signature.is_none());
             is_bare.then_some((at, &*signature.value))
         });
-        DroppedReasoning { blocks: blocks.collect(), signatures: seals.collect() }
+        DroppedReasoning { blocks: blocks.collect(), signatures: signatures.collect() }
     }
 
     /// The part that a signature belongs to. `None` if that part did not come back, or if it is text that
@@ -147,7 +147,7 @@ impl ReturnedReply {
 
     /// The part that a block has to be inserted before. `None` if the block led to a call that ran at the
     /// provider and did not come back: alone, the block would be refused (`docs/protocols.md` 3.2).
-    pub fn place(
+    pub(crate) fn place(
         &self,
         conversation: &Conversation,
         thought: &ReasoningBlock,
@@ -193,8 +193,8 @@ impl ReturnedReply {
 
 /// Whether a part of the model ran at the provider: it has no key, and is neither text nor reasoning.
 fn is_hosted(part: &Part) -> bool {
-    let said = matches!(part.kind, PartKind::Text | PartKind::Reasoning);
-    part.role == Role::Assistant && part.key.is_none() && !said
+    let is_content = matches!(part.kind, PartKind::Text | PartKind::Reasoning);
+    part.role == Role::Assistant && part.key.is_none() && !is_content
 }
 
 /// Length of a text part's text, bytes; `None` for other parts.

@@ -67,7 +67,8 @@ impl RecordedDecisions {
                 .map(move |(number, part)| (PartIndex::new(index, number), part))
         });
         let is_out = |about: u128| {
-            self.reasoning_decision(about).is_some_and(|echo| echo.does == ReasoningAction::Out)
+            self.reasoning_decision(about)
+                .is_some_and(|decision| decision.does == ReasoningAction::Out)
         };
         // Reasoning of another model is not read, so it does not matter what changes before it.
         let others = self.replies.iter().filter(|reply| *reply.reasoning.model != *request.name);
