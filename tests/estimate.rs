@@ -59,7 +59,7 @@ impl FirstCall {
     fn new(family: Family, model: &str, source: &str, counted: u64, actual: u64) -> Self {
         let news = NewContent { head: Some(1), ..NewContent::default() };
         let counted = ByRetention::from([counted; 4]);
-        let seen = Observation { counted, news, ..Observation::default() };
+        let seen = Observation { counted, new_content: news, ..Observation::default() };
         let guess = EstimatorState::new(family).guess(&seen, ByRetention::default());
         Self { family, model: model.to_owned(), source: source.to_owned(), guess, actual }
     }
@@ -410,11 +410,11 @@ fn play(
                     guess.expert,
                     measured.seen.as_ref().map(|s| (
                         s.counted,
-                        s.news.tokens,
-                        s.news.results,
-                        s.news.texts,
-                        s.news.calls,
-                        s.news.media,
+                        s.new_content.tokens,
+                        s.new_content.results,
+                        s.new_content.texts,
+                        s.new_content.calls,
+                        s.new_content.media,
                         s.streams
                     ))
                 );

@@ -312,7 +312,7 @@ impl<'a> Session<'a> {
             _ => {
                 let (seen, guess) = (measured.seen.as_ref().unwrap(), &estimate.guess);
                 let counted = seen.counted[guess.retention as usize] as i64;
-                seen.news.tokens as i64 + guess.tokens as i64 - counted
+                seen.new_content.tokens as i64 + guess.tokens as i64 - counted
             }
         };
         let decided = grown.map(|anchor| {

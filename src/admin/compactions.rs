@@ -35,7 +35,7 @@ impl fmt::Display for CompactionText<'_> {
         let (rule, section) = report.why.rule();
         writeln!(f, "  because {rule} ({section})")?;
         let (model, upstream) = (clean(&report.model), clean(&report.upstream));
-        writeln!(f, "  {}, {model} at {upstream}", report.engine.words())?;
+        writeln!(f, "  {}, {model} at {upstream}", report.engine.description())?;
         let number = |number: Option<u64>| number.map_or("unknown".to_owned(), grouped);
         let seconds = report.took_ms as f64 / 1000.0;
         write!(f, "  overhead: {seconds:.1} s, {} tokens read", number(report.spent.input))?;

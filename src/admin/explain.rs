@@ -16,7 +16,7 @@ use crate::context::compact::report::{CompactionReport, Compactions};
 use crate::context::ledger::Ledger;
 use crate::context::overflow::OverflowReport;
 use crate::context::plan::{
-    Change, ChangeCounts, Decision, DecisionReason, MOST_TOLD, PlanStep, RewriteSummary,
+    Change, ChangeCounts, Decision, DecisionReason, MOST_STORED_STEPS, PlanStep, RewriteSummary,
 };
 use crate::context::savings::{ExchangeSavings, SavingsInput};
 use crate::context::{
@@ -266,7 +266,7 @@ impl Explanation {
             held_out: done.held_out,
             sent_changed: done.is_sent(),
             resent: done.resent,
-            taken_back: done.taken_back,
+            taken_back: done.revoked,
             healed: done.healed.clone(),
             overflow: done.overflow,
             made: done.made,
@@ -309,7 +309,7 @@ fn replayed(ledger: &Ledger, turn: &Turn) -> Vec<ExplainedChange> {
         .filter_map(|cut| Some((*places.get(&cut.about.cut())?, cut)))
         .collect();
     cuts.sort_by_key(|(place, _)| *place);
-    cuts.truncate(MOST_TOLD);
+    cuts.truncate(MOST_STORED_STEPS);
     cuts.into_iter().map(|(_, cut)| ExplainedChange::again(ledger, cut)).collect()
 }
 

@@ -85,7 +85,7 @@ impl InjectQueue {
     fn of(ledger: &Ledger) -> Self {
         let waiting = ledger.waiting().into_iter().enumerate();
         let waiting = waiting.map(|(place, queued)| WaitingMessage::of(queued, place + 1));
-        let sent = ledger.taken().into_iter().map(|(message, injection)| SentMessage {
+        let sent = ledger.injections().into_iter().map(|(message, injection)| SentMessage {
             id: message.id.to_string(),
             at: injection.queued,
             taken_at: message.at,
@@ -147,7 +147,7 @@ pub(super) async fn say(admin: &Admin, id: &str, body: &mut Incoming) -> AdminRe
     };
     let message_id = format!("{:016x}", getrandom::u64().map_err(unready)?);
     let (at, text) = (now(), text.into());
-    let queued = QueuedMessage { id: message_id.as_str().into(), number, at, text, again: None };
+    let queued = QueuedMessage { id: message_id.as_str().into(), number, at, text, repeats: None };
     let answer = WaitingMessage::of(&queued, waiting + 1);
     settle(admin, &room, Fact::Queued(Box::new(queued)), id).await?;
     admin.telemetry.announce(MessageEvent {
@@ -167,10 +167,10 @@ pub(super) async fn take_back(admin: &Admin, id: &str, message_id: &str) -> Admi
         let what = format!("Session {id:?} has no queued message {message_id:?}.");
         return Err(AdminError::new(StatusCode::NOT_FOUND, "not_found", what));
     }
-    let fact = InjectedMessage { id: message_id.into(), at: now(), fate: InjectionState::Removed };
-    let held = settle(admin, &room, Fact::Said(Box::new(fact)), id).await?;
-    if let Fact::Said(held) = &held
-        && let Some(sent) = held.taken()
+    let fact = InjectedMessage { id: message_id.into(), at: now(), state: InjectionState::Removed };
+    let held = settle(admin, &room, Fact::InjectedMessage(Box::new(fact)), id).await?;
+    if let Fact::InjectedMessage(held) = &held
+        && let Some(sent) = held.place()
     {
         let what = format!(
             "It was already sent, in request {}: it stays in the conversation.",
@@ -192,9 +192,9 @@ pub(super) async fn clear(admin: &Admin, id: &str) -> AdminResponse {
     let mut removed = Vec::new();
     for message_id in admin.ledgers.look(&scope, waiting).await? {
         let fact =
-            InjectedMessage { id: message_id.clone(), at: now(), fate: InjectionState::Removed };
-        let held = settle(admin, &room, Fact::Said(Box::new(fact)), id).await?;
-        if !matches!(&held, Fact::Said(held) if held.taken().is_some()) {
+            InjectedMessage { id: message_id.clone(), at: now(), state: InjectionState::Removed };
+        let held = settle(admin, &room, Fact::InjectedMessage(Box::new(fact)), id).await?;
+        if !matches!(&held, Fact::InjectedMessage(held) if held.place().is_some()) {
             admin.telemetry.announce(message_event(&scope, &message_id, MessageStep::Removed));
             removed.push(message_id.into());
         }

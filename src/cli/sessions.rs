@@ -189,7 +189,7 @@ pub(super) async fn compact(
 fn looked(it: &DryRun) -> String {
     let dollars =
         |amount: Option<f64>| amount.map_or("?".to_owned(), |amount| format!("${amount:.4}"));
-    let engine = it.engine.words();
+    let engine = it.engine.description();
     let (before, after) = (grouped(it.tokens_before), grouped(it.tokens_after));
     format!(
         "{} of {} messages would be replaced by a summary {engine}.\n\

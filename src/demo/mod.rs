@@ -89,7 +89,7 @@ async fn fills(
         let done: RewriteSummary = serde_json::from_value(exchange["done"].clone())?;
         let tokens = |value: &Value| value.as_u64().map_or_else(|| "unknown".into(), grouped);
         let (input, window) = (tokens(&exchange["usage"]["input"]), tokens(&exchange["window"]));
-        let words = done.made.words(done.new);
+        let words = done.made.description(done.new);
         let words = if words.is_empty() { words } else { format!("; {words}") };
         out(&format!("   call {call}: {sent}: {input} of {window} tokens{words}\n"));
         if done.new.cut + done.new.compacted > 0 {

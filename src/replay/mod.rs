@@ -200,12 +200,12 @@ impl<'l> ReplaySession<'l> {
             return None;
         }
         let seen = measured.seen.unwrap_or_default();
-        let news = seen.news;
+        let news = seen.new_content;
         let guess = estimate.guess;
         Some(EstimatePair {
             family: model.family,
             counted: seen.counted,
-            words: news.words,
+            words: news.text_tokens,
             tally: news.tally.0.iter().copied().enumerate().filter(|(_, n)| *n > 0).collect(),
             structure: [news.results, news.texts, news.calls, news.media],
             reasoning: anchor.and_then(|anchor| anchor.turn.usage.reasoning),

@@ -392,7 +392,8 @@ fn error_field(name: &str, error: i64, ratio: Option<f64>, line: &mut LogLine) {
 /// `cut=3 (-12,400 tokens) put_back=1`, and why, if it was not sent that way.
 fn rewriting_fields(exchange: &Exchange, line: &mut LogLine) {
     let done = &exchange.done;
-    let ChangeCounts { cut, put_back, taken_out, compacted, said, repaired } = done.made;
+    let ChangeCounts { cut, put_back, removed: taken_out, compacted, injected: said, repaired } =
+        done.made;
     if cut > 0 {
         line.name("cut").shows(format_args!("{cut} (-{} tokens)", grouped(done.tokens_removed)));
     }
@@ -416,7 +417,7 @@ fn rewriting_fields(exchange: &Exchange, line: &mut LogLine) {
     if let Some(cause) = done.resent {
         line.name("resent").word(cause);
     }
-    if let Some(cause) = done.taken_back {
+    if let Some(cause) = done.revoked {
         line.name("taken_back").word(cause);
     }
     if let Some(OverflowReport { sign, saved, .. }) = done.overflow {

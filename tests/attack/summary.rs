@@ -297,7 +297,7 @@ async fn what_the_operator_said_stays_the_operators() {
     let told = server.told().await;
     let (tenant, session) = (told.tenant.clone().unwrap(), told.session.clone().unwrap());
     let text = "Mind the tide.".into();
-    let queued = QueuedMessage { id: "one".into(), number: 1, at: 1, text, again: None };
+    let queued = QueuedMessage { id: "one".into(), number: 1, at: 1, text, repeats: None };
     let queued = Fact::Queued(Box::new(queued));
     let room = server.ledgers.room(&Scope { tenant, session });
     server.ledgers.settle(&room, queued).await.unwrap();

@@ -103,7 +103,7 @@ async fn a_summariser_with_a_credential_of_its_own_is_asked_at_once() {
     let step = &scene.told.done.steps[0];
     assert_eq!(
         (step.change, step.decision, step.why),
-        (Change::Compacted, Decision::New, DecisionReason::Asked)
+        (Change::Compacted, Decision::New, DecisionReason::Requested)
     );
 }
 

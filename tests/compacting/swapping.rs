@@ -247,7 +247,7 @@ async fn a_session_is_compacted_on_request() {
     writes(question, SUMMARY).await;
     play.is_written(1).await;
     let scene = play.turn(5).await;
-    assert_eq!(steps(&scene), [(Change::Compacted, Decision::New, DecisionReason::Asked)]);
+    assert_eq!(steps(&scene), [(Change::Compacted, Decision::New, DecisionReason::Requested)]);
     assert!(is_compacted(&scene) && scene.told.done.tokens_compacted > 0);
     // Once.
     assert!(steps(&play.turn(6).await).is_empty());
@@ -370,7 +370,7 @@ async fn words_and_a_summary_meet_in_one_request_and_both_stay() {
         .scope;
     let say = async |play: &Play| {
         let queued =
-            QueuedMessage { id: "w".into(), number: 1, at: 1, text: WORDS.into(), again: None };
+            QueuedMessage { id: "w".into(), number: 1, at: 1, text: WORDS.into(), repeats: None };
         let fact = Fact::Queued(Box::new(queued));
         assert!(play.server.ledgers.settle(&play.server.ledgers.room(&scope), fact).await.is_ok());
     };

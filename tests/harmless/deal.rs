@@ -101,7 +101,7 @@ pub fn policy(dice: &mut Dice) -> Policy {
             StripPolicy::All,
             StripPolicy::AllButLast,
         ]),
-        display: dice.of(&[ThinkingDisplay::AsAsked, ThinkingDisplay::Summarized]),
+        display: dice.of(&[ThinkingDisplay::AsRequested, ThinkingDisplay::Summarized]),
     };
     let compact = CompactPolicy {
         threshold: dice.of(&[0.6, 0.95]),

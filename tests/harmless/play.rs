@@ -374,7 +374,7 @@ impl Play {
         if seen.is_wild {
             self.has_learned_nothing(&seen, known).await?;
         }
-        self.is_aside |= told.done.resent.is_some() || told.done.taken_back.is_some();
+        self.is_aside |= told.done.resent.is_some() || told.done.revoked.is_some();
         self.demands |= told.refused == Some(RefusalCause::ReasoningDemanded);
         self.remembers(&seen);
         let decided = told.done.steps.iter().any(|step| step.decision == Decision::New);
@@ -436,12 +436,12 @@ impl Play {
         counts.exchanges += 1;
         counts.unchanged += u64::from(mode.is_some());
         counts.mended += u64::from(done.overflow.is_some_and(|overflow| overflow.saved));
-        counts.taken_back += u64::from(done.taken_back.is_some());
+        counts.taken_back += u64::from(done.revoked.is_some());
         if done.is_sent() {
             counts.compacted += u64::from(done.made.compacted > 0);
             counts.cuts += u64::from(done.made.cut > 0);
             counts.put_back += u64::from(done.made.put_back > 0);
-            counts.taken_out += u64::from(done.made.taken_out > 0);
+            counts.taken_out += u64::from(done.made.removed > 0);
         }
     }
 

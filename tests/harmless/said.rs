@@ -42,7 +42,7 @@ async fn session(dialect: Dialect, model: &'static str, binding: bool, memory: M
                 number: queued,
                 at: 1,
                 text,
-                again: None,
+                repeats: None,
             }));
             assert!(
                 stage.server.ledgers.settle(&stage.server.ledgers.room(&scope), fact).await.is_ok()
@@ -63,7 +63,7 @@ async fn session(dialect: Dialect, model: &'static str, binding: bool, memory: M
         let forwarded = String::from_utf8_lossy(&log[0].call.bytes).into_owned();
         assert_eq!(forwarded.matches("Mind tide").count(), queued as usize, "{at}: {forwarded}");
         assert!(log[0].verdict.losses().is_empty(), "{at}: {:?}", log[0].verdict.losses());
-        assert_eq!(told.done.made.said, queued, "{at}");
+        assert_eq!(told.done.made.injected, queued, "{at}");
         let session = told.tenant.clone().zip(told.session.clone());
         scope = session.map(|(tenant, session)| Scope { tenant, session });
         let answer: Value = serde_json::from_str(&text).unwrap();

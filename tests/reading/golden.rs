@@ -75,7 +75,7 @@ fn part(part: &Part, body: &[u8]) -> Value {
         }
     }
     line += &format!(", texts {texts:?}");
-    if let Some(sealed) = part.sealed {
+    if let Some(sealed) = part.signature {
         line += &format!(", sealed {}", sealed.len());
     }
     if let Some(media) = &part.media {
@@ -93,7 +93,7 @@ fn reply(reply: &Reply) -> Value {
     let parts = reply.parts.iter().map(|part| {
         json!({
             "kind": part.kind, "text": part.text.len(), "id": part.id, "name": part.name,
-            "sealed": part.sealed.as_ref().map(|sealed| sealed.len()),
+            "sealed": part.signature.as_ref().map(|sealed| sealed.len()),
             "raw": part.raw.as_ref().map(|raw| raw.len()), "key": part.key,
         })
     });

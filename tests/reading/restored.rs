@@ -103,7 +103,7 @@ fn play(dialect: Dialect, calls: &[Call]) -> Vec<Option<Result<(), String>>> {
             name,
         ))));
         thought.extend(call.reply.parts.iter().map(|part| {
-            let seal = part.sealed.as_deref().map(spelled).unwrap_or_default();
+            let seal = part.signature.as_deref().map(spelled).unwrap_or_default();
             let thinks = part.kind == PartKind::Reasoning;
             seal + &if thinks { spelled(&part.text) } else { String::new() }
         }));
@@ -189,7 +189,7 @@ trait Shown {
 impl Shown for Conversation {
     fn parts_and(&self, body: &[u8]) -> Vec<Seen> {
         let seen = |part: &Part| {
-            let sealed = part.sealed.map(|sealed| normal(sealed.of(body))).unwrap_or_default();
+            let sealed = part.signature.map(|sealed| normal(sealed.of(body))).unwrap_or_default();
             let is_reasoning = part.kind == PartKind::Reasoning;
             let words: String = match is_reasoning {
                 true => part.texts.iter().map(|text| normal(text.of(body))).collect(),
@@ -207,9 +207,9 @@ impl Shown for Conversation {
         // thoughts need not go back.
         let is_gemini = self.dialect == Dialect::Gemini;
         let is_something = |part: &&Part| match part.kind {
-            PartKind::Reasoning if is_gemini => part.sealed.is_some(),
-            PartKind::Reasoning => part.sealed.is_some() || !part.texts.is_empty(),
-            PartKind::Text => part.key.is_some() || part.sealed.is_some(),
+            PartKind::Reasoning if is_gemini => part.signature.is_some(),
+            PartKind::Reasoning => part.signature.is_some() || !part.texts.is_empty(),
+            PartKind::Text => part.key.is_some() || part.signature.is_some(),
             _ => true,
         };
         self.parts().filter(is_something).map(seen).collect()

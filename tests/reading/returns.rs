@@ -128,10 +128,10 @@ fn real_clients_of_responses_are_understood() {
 
 /// Not of this dialect, whatever their folder says; or two responses in one stream.
 const STRANGE: &[(&str, Note)] = &[
-    ("azure__ai__azure-deepseek-reasoning.1.json", Note::UnknownShape),
+    ("azure__ai__azure-deepseek-reasoning.1.json", Note::UnknownStructure),
     (
         "chatgpt-codex__rig__http_errors-nonstreaming_unauthorized_preserves_status_and_body.json",
-        Note::UnknownShape,
+        Note::UnknownStructure,
     ),
     ("openai__ai__openai-reasoning-encrypted-content.1.sse", Note::SeveralReplies),
     ("openai__ai__openai-shell-tool.1.sse", Note::SeveralReplies),
@@ -147,7 +147,7 @@ fn responses_hold_no_surprise() {
             let reply = read(dialect, 200, &std::fs::read(&path).unwrap(), usize::MAX, true);
             let strange = STRANGE.iter().find(|(known, _)| *known == file).map(|(_, note)| *note);
             assert_eq!(reply.notes, strange.into_iter().collect::<Vec<_>>(), "{file}");
-            assert_eq!(reply.complete, strange != Some(Note::UnknownShape), "{file}");
+            assert_eq!(reply.complete, strange != Some(Note::UnknownStructure), "{file}");
         }
     }
     for path in files(&corpus.join("conversations/openai-responses")) {

@@ -58,7 +58,7 @@ async fn begun(play: &mut Play) -> Scope {
 
 async fn queue(server: &TestServer, scope: &Scope) {
     let text = "Mind the tide.".into();
-    let queued = QueuedMessage { id: "one".into(), number: 1, at: 1, text, again: None };
+    let queued = QueuedMessage { id: "one".into(), number: 1, at: 1, text, repeats: None };
     let queued = Fact::Queued(Box::new(queued));
     server.ledgers.settle(&server.ledgers.room(scope), queued).await.unwrap();
 }

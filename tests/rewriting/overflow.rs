@@ -49,7 +49,7 @@ async fn room_is_made_once_and_the_window_is_learned() {
     play.server.told_no_more();
     let overflow = told.done.overflow.unwrap();
     assert!(overflow.saved && overflow.sign == OverflowSign::Refused);
-    assert_eq!((overflow.said.window, overflow.said.input), (Some(2000), Some(2600)));
+    assert_eq!((overflow.reported.window, overflow.reported.input), (Some(2000), Some(2600)));
     assert_eq!(told.done.new.cut as usize, cleared(&sent));
     assert!(told.done.steps.iter().all(|step| step.why == DecisionReason::Overflow));
     assert_eq!(told.window, Some(2000));

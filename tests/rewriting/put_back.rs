@@ -170,7 +170,7 @@ async fn what_was_taken_out_for_another_model_is_there_where_it_is_demanded() {
     };
     for _ in 0..2 {
         let scene = play.asks(&asks("glm-5", &messages), &reply("c1")).await;
-        assert_eq!(scene.told.done.made.taken_out, 1, "{:?}", scene.steps());
+        assert_eq!(scene.told.done.made.removed, 1, "{:?}", scene.steps());
         for _ in 0..2 {
             let request = asks("deepseek-v4", &messages);
             assert_eq!(play.asks(&request, &reply("c2")).await.bytes, request.to_string());

@@ -66,7 +66,7 @@ async fn the_original_is_sent_once_and_the_thread_is_set_aside() {
     let reply = serde_json::from_str(&reply).unwrap();
     let scene = play.asks(&longer, &reply).await;
     assert_eq!(scene.bytes, longer.to_string());
-    assert_eq!(scene.steps().first().map(|step| step.2), Some(DecisionReason::Aside));
+    assert_eq!(scene.steps().first().map(|step| step.2), Some(DecisionReason::Suspended));
     play.restarts().await;
     assert_eq!(play.asks(&longer, &reply).await.bytes, longer.to_string());
 }
@@ -215,7 +215,7 @@ async fn what_was_decided_before_stays_where_the_original_is_refused() {
         assert_eq!(client.response().await.status(), 200);
         drop(call);
         let told = play.server.told().await;
-        assert_eq!((told.refused, told.done.taken_back), (Some(cause), Some(cause)));
+        assert_eq!((told.refused, told.done.revoked), (Some(cause), Some(cause)));
         assert!(told.done.is_sent() && told.done.resent.is_none() && !told.sets_aside());
         let mut grown = history(12);
         let said = json!([{"type": "text", "text": "Go on."}]);
@@ -224,7 +224,7 @@ async fn what_was_decided_before_stays_where_the_original_is_refused() {
         let scene = play.asks(&asks(MODEL, &grown), &reply).await;
         // Where nothing was learned that would spare the next one a refusal, nothing more is tried.
         let is_left_alone =
-            scene.steps() == [(Change::Cut, Decision::Refused, DecisionReason::Aside)];
+            scene.steps() == [(Change::Cut, Decision::Refused, DecisionReason::Suspended)];
         assert_eq!(is_left_alone, rests, "{:?}", scene.steps());
         // What went out goes out the same, after a restart too.
         let now = cleared(&scene.sent);

@@ -26,7 +26,7 @@ async fn begun(play: &mut Play) -> Scope {
 
 async fn queue(play: &Play, scope: &Scope, number: u32, text: &str) {
     let id = format!("id-{number}").into();
-    let queued = QueuedMessage { id, number, at: 1, text: text.into(), again: None };
+    let queued = QueuedMessage { id, number, at: 1, text: text.into(), repeats: None };
     let kept = play
         .server
         .ledgers
@@ -56,7 +56,7 @@ async fn words_are_said_at_the_end_and_stay_there() {
     assert_eq!(last["content"][0]["type"], "tool_result");
     let words = [&last["content"][1]["text"], &last["content"][2]["text"]];
     assert_eq!(words, ["Mind the tide.", "And the \"wind\"."], "in order, after the result");
-    assert_eq!(scene.steps(), [(Change::Said, Decision::New, DecisionReason::Queued); 2]);
+    assert_eq!(scene.steps(), [(Change::Injected, Decision::New, DecisionReason::Queued); 2]);
     assert_eq!(waiting(&play, &scope).await, 0);
     let taken = messages.recv().await.unwrap();
     assert_eq!((taken.step, &taken.exchange), (MessageStep::Taken, &Some(scene.told.id.clone())));
@@ -72,7 +72,7 @@ async fn words_are_said_at_the_end_and_stay_there() {
         }
         let again = play.asks(&asks(MODEL, &longer), &reply("On we go.")).await;
         assert_eq!(&again.bytes[..prefix.len()], prefix);
-        assert_eq!((again.told.done.made.said, again.told.done.new.said), (2, 0));
+        assert_eq!((again.told.done.made.injected, again.told.done.new.injected), (2, 0));
         let (estimate, parts) = (again.told.estimate.as_ref().unwrap(), again.bytes.len() as u64);
         assert!(estimate.tokens > 0 && estimate.tokens < parts, "{estimate:?}");
     }
@@ -118,13 +118,13 @@ async fn what_was_taken_back_is_never_said() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let scope = begun(&mut play).await;
     queue(&play, &scope, 1, "Mind the tide.").await;
-    let back = InjectedMessage { id: "id-1".into(), at: 2, fate: InjectionState::Removed };
+    let back = InjectedMessage { id: "id-1".into(), at: 2, state: InjectionState::Removed };
     let held = play
         .server
         .ledgers
-        .settle(&play.server.ledgers.room(&scope), Fact::Said(Box::new(back.clone())))
+        .settle(&play.server.ledgers.room(&scope), Fact::InjectedMessage(Box::new(back.clone())))
         .await;
-    assert_eq!(held.unwrap(), Fact::Said(Box::new(back.clone())));
+    assert_eq!(held.unwrap(), Fact::InjectedMessage(Box::new(back.clone())));
     assert!(!said(&play.asks(&asks(MODEL, &history(2)), &reply("Go on.")).await));
     // What was said cannot be taken back: the first to decide decides.
     queue(&play, &scope, 2, "Mind the tide.").await;
@@ -133,11 +133,11 @@ async fn what_was_taken_back_is_never_said() {
     let held = play
         .server
         .ledgers
-        .settle(&play.server.ledgers.room(&scope), Fact::Said(Box::new(back)))
+        .settle(&play.server.ledgers.room(&scope), Fact::InjectedMessage(Box::new(back)))
         .await
         .unwrap();
-    let Fact::Said(held) = held else { panic!("{held:?}") };
-    assert!(held.taken().is_some());
+    let Fact::InjectedMessage(held) = held else { panic!("{held:?}") };
+    assert!(held.place().is_some());
 }
 
 /// What waits outlives the process, and a shadow does not take it.

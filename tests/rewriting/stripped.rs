@@ -48,7 +48,7 @@ async fn all_or_all_but_the_last_goes_and_stays_gone() {
         let gone = left.iter().filter(|left| !**left).count();
         assert_eq!(
             scene.steps(),
-            vec![(Change::TakenOut, Decision::New, DecisionReason::Stripped); gone]
+            vec![(Change::Removed, Decision::New, DecisionReason::Stripped); gone]
         );
         // Whatever policy says later: it was sent without, so it is.
         play.config.policy = Policy::default().into();
@@ -80,7 +80,7 @@ async fn bound_reasoning_stays() {
     let answer = answers("m", "claude-opus-5-5", json!([]));
     let scene = play.asks(&asked, &answer).await;
     assert_eq!(scene.bytes, asked.to_string());
-    assert_eq!(scene.steps(), [(Change::TakenOut, Decision::Refused, DecisionReason::Bound)]);
+    assert_eq!(scene.steps(), [(Change::Removed, Decision::Refused, DecisionReason::Bound)]);
     let asked = asks("claude-opus-4-6", &said);
     play.session = "free";
     let scene = play.asks(&asked, &answer).await;
@@ -103,13 +103,13 @@ async fn what_another_branch_took_out_is_new_here() {
     history.extend([message("assistant", called), message("user", result)]);
     let words = json!([{"type": "text", "text": "Deep."}]);
     let open = play.asks(&asks(model, &history), &answers("m2", model, words.clone())).await;
-    assert_eq!(open.steps(), [(Change::TakenOut, Decision::Refused, DecisionReason::OpenLoop)]);
+    assert_eq!(open.steps(), [(Change::Removed, Decision::Refused, DecisionReason::OpenLoop)]);
     history.push(message("assistant", words.clone()));
     for question in ["And here?", "And there?"] {
         let branch = [history.clone(), vec![message("user", json!(question))]].concat();
         let asked =
             play.asks(&asks(model, &branch), &answers(question, model, words.clone())).await;
-        let taken_out = (Change::TakenOut, Decision::New, DecisionReason::Stripped);
+        let taken_out = (Change::Removed, Decision::New, DecisionReason::Stripped);
         assert_eq!(asked.steps(), [taken_out], "{question}");
     }
 }

@@ -113,7 +113,7 @@ async fn the_window_is_learned_from_a_refusal_that_nobody_held_back() {
     let told = play.server.told().await;
     let overflow = told.done.overflow.unwrap();
     assert_eq!((overflow.sign, overflow.saved), (OverflowSign::Refused, false));
-    assert_eq!((overflow.said.window, told.window), (Some(2000), Some(2000)));
+    assert_eq!((overflow.reported.window, told.window), (Some(2000), Some(2000)));
     let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
     assert_eq!(play.asks(&request, &reply).await.told.window, Some(2000));
 }

@@ -15,9 +15,9 @@ pub use quotes::most_quoted;
 
 use foldhash::{HashMap, HashSet};
 
-use super::begins::{holds, is_users};
 use super::plan::{DecisionReason, PlanRequest, RecordedDecisions};
 use super::policy::{EchoRule, Mode, SummaryAuthor, SummaryEngine, ThresholdBasis};
+use super::turn_start::{holds, is_users};
 use super::{CompactionRecord, Fact, SketchPart, reasoning, trim};
 use crate::dialect::models::Family;
 use crate::dialect::summary::frame::SummaryFrame;
@@ -78,7 +78,7 @@ pub fn due(request: &PlanRequest<'_>, known: &RecordedDecisions, tokens: u64) ->
 
 /// The highest need that a request can have. If the provider requires bound reasoning in an open tool loop, a
 /// summary would make it void; it is then for the next turn, and nothing waits for it.
-pub fn at_most(request: &PlanRequest<'_>) -> CompactionNeed {
+pub(crate) fn at_most(request: &PlanRequest<'_>) -> CompactionNeed {
     let demands = request.echo == EchoRule::Demanded && request.is_bound();
     if demands && request.is_in_loop() { CompactionNeed::Swap } else { CompactionNeed::Must }
 }
@@ -93,7 +93,7 @@ fn is_settled(request: &PlanRequest<'_>, known: &RecordedDecisions) -> bool {
 }
 
 /// Whether a request of this many tokens, which does not fit, would fit once it is compacted.
-pub fn would_fit(
+pub(crate) fn would_fit(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
     parts: &[SketchPart],
@@ -229,7 +229,7 @@ pub fn is_accepted(request: &PlanRequest<'_>, sizes: SummarySizes, why: Decision
     let fillable = request.fillable();
     let most = match why {
         DecisionReason::Window => fillable,
-        DecisionReason::Asked => u64::MAX,
+        DecisionReason::Requested => u64::MAX,
         _ => request.policy.compact.threshold(fillable),
     };
     is_worth_it(was, tokens) && whole.saturating_sub(was).saturating_add(tokens) <= most
@@ -376,8 +376,10 @@ impl MessageWeights {
             let tokens = |part: &Part| {
                 let key = part.key.unwrap_or_else(|| PartKey::of_bytes(part.span.of(request.body)));
                 let cut = part.key.and_then(|key| own.get(&key.cut()));
-                let again = || part.key.and_then(|key| own.get(&key.cut().cut()));
-                cut.or_else(again).or_else(|| own.get(&key)).map_or(0, |tokens| u64::from(*tokens))
+                let cleared = || part.key.and_then(|key| own.get(&key.cut().cut()));
+                cut.or_else(cleared)
+                    .or_else(|| own.get(&key))
+                    .map_or(0, |tokens| u64::from(*tokens))
             };
             let sum = message.parts.iter().map(tokens).sum();
             messages.push(match index {
@@ -462,12 +464,12 @@ pub fn lay_out(
     is_asked: bool,
 ) -> SummaryMessage {
     let Quotes { quotes, messages } = quotes::quotes(request, known, cut);
-    let words = SummaryFrame { summary, quotes: &quotes, messages }.words(seed);
+    let summary_text = SummaryFrame { summary, quotes: &quotes, messages }.text(seed);
     let goes_on = request.conversation.messages.get(cut);
     let is_user = goes_on.is_some_and(|message| message.role != Role::Assistant);
     let boundary = request.policy.compact.boundary(request.conversation.messages.len(), is_asked);
     let boundary = boundary.filter(|_| is_user);
-    let raw = rewrite::continued(request.conversation.dialect, &words, boundary.as_deref());
+    let raw = rewrite::continued(request.conversation.dialect, &summary_text, boundary.as_deref());
     SummaryMessage { raw, by: SummaryAuthor::Summary }
 }
 
@@ -501,7 +503,7 @@ pub fn propose(
     let compact = CompactionRecord {
         at: request.now,
         exchange: request.exchange.clone(),
-        why: if summary.why == DecisionReason::Asked { DecisionReason::Asked } else { why },
+        why: if summary.why == DecisionReason::Requested { DecisionReason::Requested } else { why },
         shadow: request.is_shadow(),
         carries,
         ..CompactionRecord::clone(summary)

@@ -14,12 +14,13 @@ use crate::wire::json::Document;
 /// The text of one exchange.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExchangeContent {
-    /// What `said` continues.
+    /// What `messages` continues.
     pub follows: ContentLink,
     /// Tools and system prompt; empty if they equal the parent's.
     pub head: Vec<TranscriptPart>,
     /// The stored part of the history.
-    pub said: Vec<TranscriptPart>,
+    #[serde(rename = "said")]
+    pub messages: Vec<TranscriptPart>,
     /// The reply.
     pub reply: Vec<TranscriptPart>,
 }
@@ -116,7 +117,7 @@ const BESIDE: usize = 128;
 
 impl ExchangeContent {
     /// What a request adds to its parent, in at most `most` bytes.
-    pub fn asked(
+    pub fn of_request(
         conversation: &Conversation,
         body: &[u8],
         placed: &Placement,
@@ -135,17 +136,17 @@ impl ExchangeContent {
             (None, Some(_), Some(_)) => ContentLink::Reply,
             (None, _, _) => ContentLink::Nothing,
         };
-        let news: Vec<&Part> = conversation.parts().skip(grown.unwrap_or(0)).collect();
+        let new_parts: Vec<&Part> = conversation.parts().skip(grown.unwrap_or(0)).collect();
         let others = |part: &&Part| part.role != Role::Assistant && part.key.is_some();
         let answered = match follows {
-            ContentLink::Request => news.iter().position(others).unwrap_or(news.len()),
+            ContentLink::Request => new_parts.iter().position(others).unwrap_or(new_parts.len()),
             ContentLink::Nothing | ContentLink::Reply => 0,
         };
-        let (answer, asked) = news.split_at(answered);
+        let (answer, request) = new_parts.split_at(answered);
         let mut said = writing.parts(answer.iter().copied());
         said.iter_mut().for_each(|part| part.reply = part.role == TranscriptSpeaker::Assistant);
-        said.append(&mut writing.parts(asked.iter().copied()));
-        Self { follows, head, said, reply: Vec::new() }
+        said.append(&mut writing.parts(request.iter().copied()));
+        Self { follows, head, messages: said, reply: Vec::new() }
     }
 
     /// Adds the reply, in at most `most` bytes in all; if there is too much, the end of the request is left
@@ -153,8 +154,8 @@ impl ExchangeContent {
     pub fn answered(self, reply: &Reply, most: usize) -> Self {
         let mut writing = ContentWriter { body: &[], left: most, document: Document::default() };
         let reply = writing.reply(reply);
-        let (head, said) = (writing.again(self.head), writing.again(self.said));
-        Self { head, said, reply, ..self }
+        let (head, said) = (writing.copied(self.head), writing.copied(self.messages));
+        Self { head, messages: said, reply, ..self }
     }
 }
 
@@ -184,38 +185,39 @@ impl ContentWriter<'_> {
     }
 
     fn part(&mut self, part: &Part, out: &mut Vec<TranscriptPart>) {
-        let shape = self.shape(part);
-        let sealed = part.sealed.map_or(0, |sealed| sealed.len().saturating_sub(2) as u64);
-        if sealed > 0 && part.kind != PartKind::Reasoning {
+        let outline = self.without_text(part);
+        let signature_len =
+            part.signature.map_or(0, |signature_len| signature_len.len().saturating_sub(2) as u64);
+        if signature_len > 0 && part.kind != PartKind::Reasoning {
             // Gemini puts signatures on the parts that its thoughts led to.
             self.add(
                 TranscriptPart {
                     kind: TranscriptKind::Thinking,
-                    sig: sealed,
-                    ..TranscriptPart::empty(&shape)
+                    sig: signature_len,
+                    ..TranscriptPart::empty(&outline)
                 },
                 0,
                 out,
             );
         }
-        let shape = TranscriptPart {
-            sig: if shape.kind == TranscriptKind::Thinking { sealed } else { 0 },
-            ..shape
+        let outline = TranscriptPart {
+            sig: if outline.kind == TranscriptKind::Thinking { signature_len } else { 0 },
+            ..outline
         };
         let is_answer = part.kind == PartKind::ToolResult && part.texts.len() > 1;
         if part.media.is_some() {
-            self.add(shape, 0, out);
+            self.add(outline, 0, out);
         } else if is_answer {
             for (at, text) in part.texts.iter().enumerate() {
-                self.text(TranscriptPart { cont: at > 0, ..shape.clone() }, &[*text], out);
+                self.text(TranscriptPart { cont: at > 0, ..outline.clone() }, &[*text], out);
             }
         } else {
-            self.text(shape, &part.texts, out);
+            self.text(outline, &part.texts, out);
         }
     }
 
     /// A part without its text.
-    fn shape(&self, part: &Part) -> TranscriptPart {
+    fn without_text(&self, part: &Part) -> TranscriptPart {
         let mut said = TranscriptPart {
             role: match part.role {
                 Role::System => TranscriptSpeaker::System,
@@ -250,14 +252,14 @@ impl ContentWriter<'_> {
     /// The text of a JSON string; other values as they are in the body.
     fn decoded(&mut self, value: Span) -> String {
         let bytes = value.of(self.body);
-        let read = self.document.read_again(bytes).is_ok();
+        let read = self.document.reread(bytes).is_ok();
         let root = self.document.root(bytes).filter(|_| read);
         let text = root.and_then(|value| value.text().map(std::borrow::Cow::into_owned));
         text.unwrap_or_else(|| String::from_utf8_lossy(bytes).into_owned())
     }
 
     /// Adds parts that were copied before, as far as there is room.
-    fn again(&mut self, parts: Vec<TranscriptPart>) -> Vec<TranscriptPart> {
+    fn copied(&mut self, parts: Vec<TranscriptPart>) -> Vec<TranscriptPart> {
         let mut out = Vec::new();
         for part in parts {
             let length = part.text.len();
@@ -278,8 +280,8 @@ impl ContentWriter<'_> {
     fn reply(&mut self, reply: &Reply) -> Vec<TranscriptPart> {
         let mut said = Vec::new();
         for part in &reply.parts {
-            let ReplyPart { text, id, name, sealed, .. } = part;
-            let sig = sealed.as_ref().map_or(0, |sealed| sealed.len() as u64);
+            let ReplyPart { text, id, name, signature: signature_len, .. } = part;
+            let sig = signature_len.as_ref().map_or(0, |signature_len| signature_len.len() as u64);
             let (name, id) = (name.clone(), id.clone());
             let role = TranscriptSpeaker::Assistant;
             let (chars, kind) = (text.len() as u64, kind(part.kind));
@@ -338,8 +340,8 @@ impl TranscriptPart {
 
     /// Its size beside its text, bytes, roughly.
     fn beside(&self) -> usize {
-        let words = [&self.name, &self.id, &self.mime];
-        BESIDE + words.into_iter().flatten().map(|word| word.len()).sum::<usize>()
+        let names = [&self.name, &self.id, &self.mime];
+        BESIDE + names.into_iter().flatten().map(|word| word.len()).sum::<usize>()
     }
 }
 
@@ -366,15 +368,15 @@ mod tests {
     use crate::context::lineage::place;
     use crate::dialect::{self, Dialect};
 
-    fn words(body: &str, most: usize) -> ExchangeContent {
+    fn names(body: &str, most: usize) -> ExchangeContent {
         let read = dialect::read(Dialect::Anthropic, "/v1/messages", body.as_bytes());
         let said = ReplyPart { text: "Aye.".into(), ..ReplyPart::of(PartKind::Text) };
         let reply = Reply { parts: vec![said], ..Reply::default() };
         let placed = place(&Ledger::default(), &read, &"r".into(), None);
-        ExchangeContent::asked(&read, body.as_bytes(), &placed, most).answered(&reply, most)
+        ExchangeContent::of_request(&read, body.as_bytes(), &placed, most).answered(&reply, most)
     }
 
-    fn asked(text: &str) -> String {
+    fn request(text: &str) -> String {
         let text = serde_json::Value::from(text);
         format!(r#"{{"model":"m","max_tokens":9,"messages":[{{"role":"user","content":{text}}}]}}"#)
     }
@@ -384,11 +386,11 @@ mod tests {
         // The reply, the part, and its text.
         let room = BESIDE + 4 + BESIDE + 100;
         let text = "é".repeat(50);
-        let kept = words(&asked(&text), room);
-        assert_eq!((&*kept.said[0].text, kept.said[0].redacted), (&*text, 0));
-        let left_out = words(&asked(&text), room - 1);
-        assert_eq!((&*left_out.said[0].text, left_out.said[0].redacted), ("", 1));
-        assert_eq!(left_out.said[0].chars, 100);
+        let kept = names(&request(&text), room);
+        assert_eq!((&*kept.messages[0].text, kept.messages[0].redacted), (&*text, 0));
+        let left_out = names(&request(&text), room - 1);
+        assert_eq!((&*left_out.messages[0].text, left_out.messages[0].redacted), ("", 1));
+        assert_eq!(left_out.messages[0].chars, 100);
         assert_eq!(left_out.reply[0].text, "Aye.");
     }
 
@@ -398,11 +400,11 @@ mod tests {
         let blocks = vec![block; 10_000].join(",");
         let body =
             format!(r#"{{"model":"m","messages":[{{"role":"user","content":[{blocks}]}}]}}"#);
-        let kept = words(&body, 10_000);
-        assert!(kept.said.len() <= 10_000 / BESIDE + 1, "{}", kept.said.len());
+        let kept = names(&body, 10_000);
+        assert!(kept.messages.len() <= 10_000 / BESIDE + 1, "{}", kept.messages.len());
         let written = serde_json::to_string(&kept).unwrap().len();
         assert!(written <= 11_000, "{written}");
-        assert_eq!(kept.said.last().unwrap().redacted, 1);
+        assert_eq!(kept.messages.last().unwrap().redacted, 1);
     }
 
     #[test]
@@ -416,7 +418,7 @@ mod tests {
             {{"role":"user","content":[{{"type":"tool_result","tool_use_id":"t","content":[
             {{"type":"text","text":"one"}},{{"type":"text","text":"two"}}]}}]}}]}}"#
         );
-        let kept = words(&body, 1 << 20);
+        let kept = names(&body, 1 << 20);
         assert_eq!(kept.follows, ContentLink::Nothing);
         let told = |said: &[TranscriptPart]| -> Vec<(TranscriptKind, String)> {
             said.iter().map(|said| (said.kind, said.text.clone())).collect()
@@ -430,10 +432,10 @@ mod tests {
             (TranscriptKind::ToolResult, "one"),
             (TranscriptKind::ToolResult, "two"),
         ];
-        assert_eq!(told(&kept.said), expected.map(|(kind, text)| (kind, text.to_owned())));
-        let picture = &kept.said[1];
+        assert_eq!(told(&kept.messages), expected.map(|(kind, text)| (kind, text.to_owned())));
+        let picture = &kept.messages[1];
         assert_eq!((picture.w, picture.h, picture.chars), (1280, 720, png.len() as u64));
-        assert!(!kept.said[3].cont && kept.said[4].cont);
+        assert!(!kept.messages[3].cont && kept.messages[4].cont);
     }
 
     /// What is exported of an exchange: who said each part, its name and identifier, and how long its signature is.
@@ -449,7 +451,7 @@ mod tests {
             parts: vec![
                 ReplyPart {
                     text: "So.".into(),
-                    sealed: Some("12345".into()),
+                    signature: Some("12345".into()),
                     ..part(PartKind::Reasoning)
                 },
                 ReplyPart {
@@ -462,11 +464,11 @@ mod tests {
             ..Reply::default()
         };
         let placed = place(&Ledger::default(), &read, &"r".into(), None);
-        let kept = ExchangeContent::asked(&read, body.as_bytes(), &placed, 1 << 20);
+        let kept = ExchangeContent::of_request(&read, body.as_bytes(), &placed, 1 << 20);
         let kept = kept.answered(&reply, 1 << 20);
         let written = |said: &[TranscriptPart]| serde_json::to_value(said).unwrap();
         assert_eq!(
-            written(&kept.said),
+            written(&kept.messages),
             serde_json::json!([
                 {"role": "user", "kind": "text", "chars": 5, "text": "Look."},
                 {"role": "assistant", "kind": "thinking", "chars": 3, "text": "Hm.", "sig": 8},
@@ -482,7 +484,7 @@ mod tests {
             ])
         );
         // Where there is no room, the signature's length and the names stay.
-        let kept = ExchangeContent::asked(&read, body.as_bytes(), &placed, 1 << 20);
+        let kept = ExchangeContent::of_request(&read, body.as_bytes(), &placed, 1 << 20);
         let short = kept.answered(&reply, 2 * BESIDE + 3);
         assert_eq!((&*short.reply[0].text, short.reply[0].redacted), ("So.", 0));
         assert_eq!((short.reply[1].kind, short.reply[1].redacted), (TranscriptKind::Other, 1));
@@ -498,8 +500,9 @@ mod tests {
         let path = "/v1beta/models/gemini-2.5-pro:generateContent";
         let read = dialect::read(Dialect::Gemini, path, body.as_bytes());
         let placed = place(&Ledger::default(), &read, &"r".into(), None);
-        let kept = ExchangeContent::asked(&read, body.as_bytes(), &placed, 1 << 20);
-        let told: Vec<_> = kept.said.iter().map(|said| (said.role, said.kind, said.sig)).collect();
+        let kept = ExchangeContent::of_request(&read, body.as_bytes(), &placed, 1 << 20);
+        let told: Vec<_> =
+            kept.messages.iter().map(|said| (said.role, said.kind, said.sig)).collect();
         let (user, model) = (TranscriptSpeaker::User, TranscriptSpeaker::Assistant);
         let expected = [
             (user, TranscriptKind::Text, 0),
@@ -531,11 +534,11 @@ mod tests {
             scene.body = body.to_string().into_bytes();
             scene.conversation = dialect::read(Dialect::Anthropic, "/v1/messages", &scene.body);
             let (conversation, body) = (&scene.conversation, &scene.body);
-            let kept = ExchangeContent::asked(conversation, body, &scene.placed(), 1 << 20);
+            let kept = ExchangeContent::of_request(conversation, body, &scene.placed(), 1 << 20);
             let told = |said: Vec<TranscriptPart>| -> Vec<(String, bool)> {
                 said.into_iter().map(|said| (said.text, said.reply)).collect()
             };
-            (kept.follows, kept.head.len(), told(kept.said))
+            (kept.follows, kept.head.len(), told(kept.messages))
         };
         let said = |texts: &[(&str, bool)]| -> Vec<(String, bool)> {
             texts.iter().map(|(text, reply)| ((*text).to_owned(), *reply)).collect()
@@ -557,26 +560,26 @@ mod tests {
         scene.body = held.to_string().into_bytes();
         scene.conversation = dialect::read(Dialect::OpenaiResponses, "/v1/responses", &scene.body);
         let (conversation, body) = (&scene.conversation, &scene.body);
-        let kept = ExchangeContent::asked(conversation, body, &scene.placed(), 1 << 20);
-        assert_eq!((kept.follows, kept.said.len()), (ContentLink::Reply, 1));
-        assert_eq!((&*kept.said[0].text, kept.said[0].reply), ("More.", false));
+        let kept = ExchangeContent::of_request(conversation, body, &scene.placed(), 1 << 20);
+        assert_eq!((kept.follows, kept.messages.len()), (ContentLink::Reply, 1));
+        assert_eq!((&*kept.messages[0].text, kept.messages[0].reply), ("More.", false));
     }
 
     /// Where a text does not fit its size stays, in a request and in a reply; several texts of one thought are one part.
     #[test]
     fn what_does_not_fit_leaves_its_size() {
-        let body = asked(&"x".repeat(100));
+        let body = request(&"x".repeat(100));
         let read = dialect::read(Dialect::Anthropic, "/v1/messages", body.as_bytes());
         let placed = place(&Ledger::default(), &read, &"r".into(), None);
-        let kept = |most| ExchangeContent::asked(&read, body.as_bytes(), &placed, most);
+        let kept = |most| ExchangeContent::of_request(&read, body.as_bytes(), &placed, most);
         let part = TranscriptPart::of(TranscriptKind::Text);
         let whole = TranscriptPart { text: "x".repeat(100), chars: 100, ..part.clone() };
         // As it stands in the body, with its quotes.
-        assert_eq!(kept(BESIDE + 102).said, [whole]);
+        assert_eq!(kept(BESIDE + 102).messages, [whole]);
         let cut = TranscriptPart { chars: 102, redacted: 1, ..part };
-        assert_eq!(kept(BESIDE + 101).said, std::slice::from_ref(&cut));
+        assert_eq!(kept(BESIDE + 101).messages, std::slice::from_ref(&cut));
         let nothing = TranscriptPart { kind: TranscriptKind::Other, ..cut.clone() };
-        assert_eq!(kept(BESIDE - 1).said, [nothing]);
+        assert_eq!(kept(BESIDE - 1).messages, [nothing]);
         let said = ReplyPart { text: "y".repeat(100), ..ReplyPart::of(PartKind::Text) };
         let reply = Reply { parts: vec![said], ..Reply::default() };
         let answered = kept(0).answered(&reply, BESIDE + 99);
@@ -586,8 +589,8 @@ mod tests {
             {"type":"summary_text","text":"One. "},{"type":"summary_text","text":"Two."}]}]}"#;
         let read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", body.as_bytes());
         let placed = place(&Ledger::default(), &read, &"r".into(), None);
-        let kept = ExchangeContent::asked(&read, body.as_bytes(), &placed, 1 << 20);
-        let texts: Vec<&str> = kept.said.iter().map(|said| &*said.text).collect();
+        let kept = ExchangeContent::of_request(&read, body.as_bytes(), &placed, 1 << 20);
+        let texts: Vec<&str> = kept.messages.iter().map(|said| &*said.text).collect();
         assert_eq!(texts, ["One. Two."]);
     }
 }

@@ -41,11 +41,11 @@ impl Decidable for Cut {
     }
 
     fn bytes(&self) -> usize {
-        let words = match &self.content {
-            Replacement::Text(words) => text(words),
+        let content = match &self.content {
+            Replacement::Text(content) => text(content),
             Replacement::Trim(_) => 64,
         };
-        place(self) + text(&self.exchange) + words
+        place(self) + text(&self.exchange) + content
     }
 }
 
@@ -59,11 +59,11 @@ impl Decidable for ReasoningDecision {
     }
 
     fn bytes(&self) -> usize {
-        let words = match &self.does {
-            ReasoningAction::StandIn(words) => text(words),
+        let content = match &self.does {
+            ReasoningAction::StandIn(content) => text(content),
             ReasoningAction::Back | ReasoningAction::Out => 0,
         };
-        place(self) + text(&self.exchange) + words
+        place(self) + text(&self.exchange) + content
     }
 }
 
@@ -78,7 +78,7 @@ impl Decidable for RepairDecision {
 
     fn bytes(&self) -> usize {
         let names = text(&self.model) + text(&self.upstream);
-        place(self) + text(&self.exchange) + names + text(self.repair.words())
+        place(self) + text(&self.exchange) + names + text(self.repair.inserted_text())
     }
 }
 
@@ -109,12 +109,12 @@ impl Fact {
     pub fn after(mut self, suspended: Option<Millis>) -> Self {
         match &mut self {
             Self::Cut(cut) => cut.after = suspended,
-            Self::Echo(echo) => echo.after = suspended,
+            Self::ReasoningDecision(decision) => decision.after = suspended,
             Self::Repair(repair) => repair.after = suspended,
             Self::Summary(compact) | Self::Compact(compact) => compact.after = suspended,
-            Self::Said(said) => {
-                if let InjectionState::Taken(taken) = &mut said.fate {
-                    taken.suspended = suspended;
+            Self::InjectedMessage(message) => {
+                if let InjectionState::Injected(injection) = &mut message.state {
+                    injection.suspended = suspended;
                 }
             }
             _ => {}
@@ -229,12 +229,12 @@ mod tests {
         assert_eq!(all.holding(false, Some(20)).count(), 1);
     }
 
-    fn cut(about: u128, words: &str) -> Cut {
+    fn cut(about: u128, content: &str) -> Cut {
         Cut {
             about: PartKey(about),
             at: 1,
             exchange: "1".into(),
-            content: Replacement::Text(words.into()),
+            content: Replacement::Text(content.into()),
             keep_media: false,
             was: 2,
             tokens: 1,
@@ -244,7 +244,7 @@ mod tests {
         }
     }
 
-    fn echo(does: ReasoningAction) -> ReasoningDecision {
+    fn decision(does: ReasoningAction) -> ReasoningDecision {
         let (about, exchange, why) = (PartKey(1), "1".into(), DecisionReason::Always);
         ReasoningDecision { about, at: 1, exchange, does, why, shadow: false, after: None }
     }
@@ -298,10 +298,10 @@ mod tests {
         let (own, base) = (size_of::<Cut>(), cut(1, "").bytes());
         grows_by(base, cut(1, &long).bytes(), own);
         grows_by(base, Cut { exchange: long.as_str().into(), ..cut(1, "") }.bytes(), own);
-        let (own, base) = (size_of::<ReasoningDecision>(), echo(ReasoningAction::Back).bytes());
-        grows_by(base, echo(ReasoningAction::StandIn(long.as_str().into())).bytes(), own);
+        let (own, base) = (size_of::<ReasoningDecision>(), decision(ReasoningAction::Back).bytes());
+        grows_by(base, decision(ReasoningAction::StandIn(long.as_str().into())).bytes(), own);
         let named =
-            ReasoningDecision { exchange: long.as_str().into(), ..echo(ReasoningAction::Out) };
+            ReasoningDecision { exchange: long.as_str().into(), ..decision(ReasoningAction::Out) };
         grows_by(base, named.bytes(), own);
         let (own, plain) = (size_of::<CompactionRecord>(), summary(SummaryAuthor::Summary, "m"));
         let with = |more: CompactionRecord| grows_by(plain.bytes(), more.bytes(), own);
@@ -368,21 +368,21 @@ mod tests {
     fn a_decision_made_anew_is_kept_by_its_refusal() {
         let place = |fact: &Fact| match fact {
             Fact::Cut(cut) => cut.place(),
-            Fact::Echo(echo) => echo.place(),
+            Fact::ReasoningDecision(decision) => decision.place(),
             Fact::Summary(one) | Fact::Compact(one) => one.place(),
             other => panic!("{other:?}"),
         };
         let one = || Box::new(summary(SummaryAuthor::Summary, "m"));
         for (fact, about) in [
             (Fact::Cut(Box::new(cut(1, ""))), 1),
-            (Fact::Echo(Box::new(echo(ReasoningAction::Out))), 1),
+            (Fact::ReasoningDecision(Box::new(decision(ReasoningAction::Out))), 1),
             (Fact::Summary(one()), 1),
             (Fact::Compact(one()), 1),
         ] {
             assert_eq!(place(&fact), (about, false, None));
             assert_eq!(place(&fact.after(Some(9))), (about, false, Some(9)));
         }
-        assert_eq!(echo(ReasoningAction::Back).exchange(), "1");
+        assert_eq!(decision(ReasoningAction::Back).exchange(), "1");
         assert_eq!(summary(SummaryAuthor::Summary, "m").exchange(), "1");
     }
 

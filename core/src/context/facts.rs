@@ -34,8 +34,8 @@ pub struct ReasoningRecord {
     /// Raw blocks, in order.
     pub blocks: Vec<ReasoningBlock>,
     /// Signatures on parts of the reply (Gemini).
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub seals: Vec<Signature>,
+    #[serde(rename = "seals", default, skip_serializing_if = "Vec::is_empty")]
+    pub signatures: Vec<Signature>,
     /// The reply's keyed parts, in order.
     #[serde(default)]
     pub parts: Vec<PartKey>,
@@ -49,8 +49,8 @@ impl ReasoningRecord {
     /// The key that it is stored under. It includes the reasoning, because a request that is sent twice may be
     /// answered twice with the same parts.
     pub fn key(&self) -> u128 {
-        let seals = self.seals.iter().map(|signature| &signature.seal);
-        let pieces = self.blocks.iter().map(|block| &block.raw).chain(seals);
+        let values = self.signatures.iter().map(|signature| &signature.value);
+        let pieces = self.blocks.iter().map(|block| &block.raw).chain(values);
         pieces.map(|piece| PartKey::of_bytes(piece.as_bytes())).fold(self.after, Chain::then).0
     }
 }
@@ -79,7 +79,8 @@ pub struct Signature {
     /// The index of the keyed part.
     pub part: u32,
     /// The signature.
-    pub seal: Box<str>,
+    #[serde(rename = "seal")]
+    pub value: Box<str>,
     /// If the part is a text that came in several pieces: the range of the signed piece, bytes of the whole
     /// text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -135,10 +136,10 @@ pub enum Replacement {
 
 impl Replacement {
     /// The replacement for `part` of this body; `None` if its text differs from the one that was decided on.
-    pub fn words(&self, part: &Part, body: &[u8]) -> Option<Cow<'_, str>> {
+    pub(crate) fn text(&self, part: &Part, body: &[u8]) -> Option<Cow<'_, str>> {
         match self {
             Self::Text(text) => Some(Cow::Borrowed(text)),
-            Self::Trim(trim) => trim.apply(&trim::words(part, body)).map(Cow::Owned),
+            Self::Trim(trim) => trim.apply(&trim::text(part, body)).map(Cow::Owned),
         }
     }
 }
@@ -226,7 +227,7 @@ pub struct CompactionRecord {
 
 impl CompactionRecord {
     /// The key of the messages of the summary.
-    pub fn key(&self) -> PartKey {
+    pub(crate) fn key(&self) -> PartKey {
         PartKey::of_bytes(self.raw.as_bytes())
     }
 
@@ -313,7 +314,7 @@ impl Revocation {
 
     /// A marker for decisions that are made again after this revocation; `None` if they may not be. It is
     /// used like a time of refusal, and its highest bit is set, so that it never equals a real time.
-    pub fn epoch(&self) -> Option<Millis> {
+    pub(crate) fn epoch(&self) -> Option<Millis> {
         (self.retry != RevocationRetry::Never).then(|| (self.key() >> 64) as u64 | 1 << 63)
     }
 }
@@ -329,13 +330,16 @@ pub enum Fact {
     /// A tool result that was cut.
     Cut(Box<Cut>),
     /// A decision about reasoning.
-    Echo(Box<ReasoningDecision>),
+    #[serde(rename = "echo")]
+    ReasoningDecision(Box<ReasoningDecision>),
     /// A change that answers a refusal, repeated from then on.
     Repair(Box<RepairDecision>),
     /// A refused rewrite, after which its branch is suspended.
-    Aside(Box<Suspension>),
+    #[serde(rename = "aside")]
+    Suspension(Box<Suspension>),
     /// Refused decisions that no longer apply.
-    TakenBack(Box<Revocation>),
+    #[serde(rename = "taken_back")]
+    Revocation(Box<Revocation>),
     /// A summary that was written but is not in use yet.
     Summary(Box<CompactionRecord>),
     /// A summary that is in use, repeated from then on.
@@ -343,5 +347,6 @@ pub enum Fact {
     /// A message that waits to be injected.
     Queued(Box<QueuedMessage>),
     /// What happened to a queued message.
-    Said(Box<InjectedMessage>),
+    #[serde(rename = "said")]
+    InjectedMessage(Box<InjectedMessage>),
 }

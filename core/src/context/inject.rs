@@ -9,7 +9,8 @@ mod message;
 
 pub use main_line::carries_on;
 pub(super) use main_line::waiting;
-pub use message::{InjectedMessage, InjectionPlace, InjectionState, QueuedMessage};
+pub(crate) use message::InjectionPlace;
+pub use message::{InjectedMessage, InjectionState, QueuedMessage};
 
 use std::sync::Arc;
 
@@ -36,23 +37,23 @@ pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<Fact
     let Some(part) = request.part(at) else { return Vec::new() };
     // A retry still has the message at its place.
     let is_there = |queued: &&Arc<QueuedMessage>| {
-        queued.again.as_deref().is_some_and(|old| known.is_said(old))
+        queued.repeats.as_deref().is_some_and(|old| known.is_injected(old))
     };
     let (there, waiting): (Vec<_>, Vec<_>) = known.waiting.iter().partition(is_there);
     let needless = there.into_iter().map(|queued| {
         let (id, at) = (queued.id.clone(), request.now);
-        Fact::Said(Box::new(InjectedMessage { id, at, fate: InjectionState::Removed }))
+        Fact::InjectedMessage(Box::new(InjectedMessage { id, at, state: InjectionState::Removed }))
     });
     let needless: Vec<Fact> = needless.collect();
     let texts: Vec<&str> = waiting.iter().map(|queued| &*queued.text).collect();
     if texts.is_empty() {
         return needless;
     }
-    if crate::dialect::rewrite::say(conversation, request.body, at, &texts).is_empty() {
+    if crate::dialect::rewrite::inject(conversation, request.body, at, &texts).is_empty() {
         return Vec::new();
     }
     let mut counter = request.tokenizer.counter(conversation, request.body, request.model);
-    let taken = waiting.iter().map(|queued| InjectionPlace {
+    let places = waiting.iter().map(|queued| InjectionPlace {
         exchange: request.exchange.clone(),
         thread: known.thread.clone(),
         number: queued.number,
@@ -64,61 +65,63 @@ pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<Fact
         suspended: None,
     });
     let ids = waiting.iter().map(|queued| queued.id.clone());
-    let taken = ids.zip(taken).map(|(id, taken)| {
-        let fate = InjectionState::Taken(Box::new(taken));
-        Fact::Said(Box::new(InjectedMessage { id, at: request.now, fate }))
+    let injected = ids.zip(places).map(|(id, place)| {
+        let state = InjectionState::Injected(Box::new(place));
+        Fact::InjectedMessage(Box::new(InjectedMessage { id, at: request.now, state }))
     });
-    needless.into_iter().chain(taken).collect()
+    needless.into_iter().chain(injected).collect()
 }
 
 /// Prefix of the ids of messages that are queued again.
-const AGAIN: &str = "again-";
+const REQUEUED_PREFIX: &str = "again-";
 
 /// Queues messages again that were at the end of a request without a reply. `in_vain`: the request was
 /// refused with them and accepted without. Then they are tried only once more, because they may be what was
 /// refused.
-pub fn again(
+pub fn requeue(
     known: &RecordedDecisions,
     exchange: &ExchangeId,
     now: Millis,
     in_vain: bool,
 ) -> Vec<Fact> {
     let Some((end, ..)) = known.end() else { return Vec::new() };
-    let last = known.said_at(end);
-    let said = last.filter(|said| !(in_vain && said.id.starts_with(AGAIN)));
-    said.filter_map(|said| requeued(said, exchange, now)).collect()
+    let last = known.injected_at(end);
+    let messages = last.filter(|message| !(in_vain && message.id.starts_with(REQUEUED_PREFIX)));
+    messages.filter_map(|message| requeued(message, exchange, now)).collect()
 }
 
 /// Queues messages again that a request took but did not send. `saved`: the facts saved for that request.
-pub fn untaken(saved: &[Fact], exchange: &ExchangeId) -> Vec<Fact> {
-    let said = saved.iter().filter_map(|fact| match fact {
-        Fact::Said(said) => Some(said),
+pub fn requeue_unsent(saved: &[Fact], exchange: &ExchangeId) -> Vec<Fact> {
+    let messages = saved.iter().filter_map(|fact| match fact {
+        Fact::InjectedMessage(message) => Some(message),
         _ => None,
     });
-    let ours = said.filter(|said| said.taken().is_some_and(|taken| taken.exchange == *exchange));
-    ours.filter_map(|said| requeued(said, exchange, said.at)).collect()
+    let ours =
+        messages.filter(|message| message.place().is_some_and(|place| place.exchange == *exchange));
+    ours.filter_map(|message| requeued(message, exchange, message.at)).collect()
 }
 
-fn requeued(said: &InjectedMessage, exchange: &ExchangeId, now: Millis) -> Option<Fact> {
-    let taken = said.taken()?;
-    let id = PartKey::of_bytes(format!("{} {exchange}", said.id).as_bytes());
+fn requeued(message: &InjectedMessage, exchange: &ExchangeId, now: Millis) -> Option<Fact> {
+    let place = message.place()?;
+    let id = PartKey::of_bytes(format!("{} {exchange}", message.id).as_bytes());
     Some(Fact::Queued(Box::new(QueuedMessage {
-        id: format!("{AGAIN}{id}").into(),
-        number: taken.number,
+        id: format!("{REQUEUED_PREFIX}{id}").into(),
+        number: place.number,
         at: now,
-        text: taken.text.clone(),
-        again: Some(said.id.clone()),
+        text: place.text.clone(),
+        repeats: Some(message.id.clone()),
     })))
 }
 
 /// The ids of the messages that this exchange took, among saved facts.
-pub fn taken(saved: &[Fact], exchange: &ExchangeId) -> Vec<Box<str>> {
-    let said = saved.iter().filter_map(|fact| match fact {
-        Fact::Said(said) => Some(said),
+pub fn injected_ids(saved: &[Fact], exchange: &ExchangeId) -> Vec<Box<str>> {
+    let messages = saved.iter().filter_map(|fact| match fact {
+        Fact::InjectedMessage(message) => Some(message),
         _ => None,
     });
-    let ours = said.filter(|said| said.taken().is_some_and(|taken| taken.exchange == *exchange));
-    ours.map(|said| said.id.clone()).collect()
+    let ours =
+        messages.filter(|message| message.place().is_some_and(|place| place.exchange == *exchange));
+    ours.map(|message| message.id.clone()).collect()
 }
 
 #[cfg(test)]
@@ -160,7 +163,7 @@ mod tests {
             number: 1,
             at: 1,
             text: "Mind the tide.".into(),
-            again: None,
+            repeats: None,
         })));
         // The first request carries on what is to be the main line, but nothing is said in it yet.
         assert_eq!(goes_on(&scene.ledger, &begun, None), (true, 0));

@@ -14,7 +14,7 @@ use foldhash::{HashMap, HashSet};
 use super::decisions::Decisions;
 use super::footprint::{block, entry, list, text};
 use super::repair::RepairDecision;
-use super::seal::seal;
+use super::signature::signature_key;
 use super::{
     CompactionRecord, Cut, ExchangeId, Fact, InjectedMessage, InjectionPlace, InjectionState,
     Outcome, QueuedMessage, ReasoningDecision, ReasoningRecord, Revocation, Sketch, SketchPart,
@@ -40,12 +40,12 @@ pub struct Ledger {
     by_anchor_key: HashMap<PartKey, Vec<Chain>>,
     /// Decisions, those of shadow mode included.
     cuts: Decisions<Cut>,
-    echoes: Decisions<ReasoningDecision>,
+    reasoning_decisions: Decisions<ReasoningDecision>,
     repairs: Decisions<RepairDecision>,
     /// Refused rewrites.
     suspensions: Vec<Suspension>,
     /// Revocations, by the exchange whose decisions they revoke.
-    taken_back: HashMap<ExchangeId, Vec<Revocation>>,
+    revocations: HashMap<ExchangeId, Vec<Revocation>>,
     /// Summaries that are in use, by the keys that they are stored under.
     compacts: Decisions<CompactionRecord>,
     /// Summaries that were written.
@@ -54,7 +54,7 @@ pub struct Ledger {
     client_compacts: bool,
     /// Queued messages, and what happened to them, by id.
     queued: HashMap<Box<str>, Arc<QueuedMessage>>,
-    said: HashMap<Box<str>, Arc<InjectedMessage>>,
+    injected: HashMap<Box<str>, Arc<InjectedMessage>>,
     bytes: usize,
 }
 
@@ -71,8 +71,8 @@ pub struct BoundaryHash(pub u128);
 
 impl BoundaryHash {
     /// Hashes the last keyed part of a request and the first keyed part of its reply.
-    pub fn of(asked: PartKey, answered: PartKey) -> Self {
-        Self(Chain(asked.0).then(answered).0)
+    pub fn of(request_end: PartKey, reply_start: PartKey) -> Self {
+        Self(Chain(request_end.0).then(reply_start).0)
     }
 
     /// Hashes a part of the reply that is unique by itself: see [`anchor_keys`].
@@ -121,14 +121,16 @@ impl Ledger {
             Fact::Turn(turn) => self.add_turn(Arc::new(*turn)),
             Fact::Reasoning(reasoning) => self.add_reasoning(Arc::new(*reasoning)),
             Fact::Cut(cut) => self.bytes += self.cuts.add(Arc::new(*cut)),
-            Fact::Echo(echo) => self.bytes += self.echoes.add(Arc::new(*echo)),
+            Fact::ReasoningDecision(decision) => {
+                self.bytes += self.reasoning_decisions.add(Arc::new(*decision));
+            }
             Fact::Repair(repair) => self.bytes += self.repairs.add(Arc::new(*repair)),
-            Fact::Aside(suspended) => self.add_suspension(*suspended),
-            Fact::TakenBack(taken) => self.add_taken_back(*taken),
+            Fact::Suspension(suspended) => self.add_suspension(*suspended),
+            Fact::Revocation(revocation) => self.add_revocation(*revocation),
             Fact::Summary(summary) => self.bytes += self.summaries.add(Arc::new(*summary)),
             Fact::Compact(compact) => self.bytes += self.compacts.add(Arc::new(*compact)),
             Fact::Queued(queued) => self.add_queued(Arc::new(*queued)),
-            Fact::Said(said) => self.add_said(Arc::new(*said)),
+            Fact::InjectedMessage(message) => self.add_injected(Arc::new(*message)),
         }
     }
 
@@ -141,16 +143,19 @@ impl Ledger {
 
     fn take_decisions(&mut self, other: &Ledger) {
         other.cuts.all().for_each(|cut| self.bytes += self.cuts.add(cut.clone()));
-        other.echoes.all().for_each(|echo| self.bytes += self.echoes.add(echo.clone()));
+        other
+            .reasoning_decisions
+            .all()
+            .for_each(|decision| self.bytes += self.reasoning_decisions.add(decision.clone()));
         other.repairs.all().for_each(|one| self.bytes += self.repairs.add(one.clone()));
         other.summaries.all().for_each(|one| self.bytes += self.summaries.add(one.clone()));
         other.compacts.all().for_each(|one| self.bytes += self.compacts.add(one.clone()));
         self.client_compacts |= other.client_compacts;
         other.queued.values().for_each(|queued| self.add_queued(queued.clone()));
-        other.said.values().for_each(|said| self.add_said(said.clone()));
+        other.injected.values().for_each(|message| self.add_injected(message.clone()));
         other.suspensions.iter().for_each(|suspended| self.add_suspension(suspended.clone()));
-        let taken = other.taken_back.values().flatten();
-        taken.for_each(|taken| self.add_taken_back(taken.clone()));
+        let revocations = other.revocations.values().flatten();
+        revocations.for_each(|one| self.add_revocation(one.clone()));
     }
 
     /// Its memory, bytes: never less than the real amount, and rarely more than a third above it.
@@ -160,30 +165,31 @@ impl Ledger {
 
     /// The memory of decisions within it, bytes.
     pub fn decision_bytes(&self) -> usize {
-        let Self { cuts, echoes, repairs, summaries, compacts, .. } = self;
-        cuts.bytes() + echoes.bytes() + repairs.bytes() + summaries.bytes() + compacts.bytes()
+        let Self { cuts, reasoning_decisions: decisions, repairs, summaries, compacts, .. } = self;
+        cuts.bytes() + decisions.bytes() + repairs.bytes() + summaries.bytes() + compacts.bytes()
     }
 
     /// Adds the reasoning of a reply. If a request was repeated and answered with the same parts, the first
     /// reply is the one that is put back; the other one is only found by its signatures.
     fn add_reasoning(&mut self, reasoning: Arc<ReasoningRecord>) {
-        let signatures: Vec<_> = reasoning.blocks.iter().filter_map(|it| seal(&it.raw)).collect();
+        let signatures: Vec<_> =
+            reasoning.blocks.iter().filter_map(|it| signature_key(&it.raw)).collect();
         let first = self.reasoning.get(&reasoning.after);
         let mut known = signatures.iter().filter_map(|key| self.by_signature.get(key)).chain(first);
         if known.any(|known| known.key() == reasoning.key()) {
             return;
         }
         let blocks = reasoning.blocks.iter().map(|block| text(&block.raw));
-        let seals = reasoning.seals.iter().map(|signature| text(&signature.seal));
-        let words = text(&reasoning.model) + text(&reasoning.upstream);
-        let lists = list(&reasoning.blocks) + list(&reasoning.seals);
+        let signature_bytes = reasoning.signatures.iter().map(|signature| text(&signature.value));
+        let text_bytes = text(&reasoning.model) + text(&reasoning.upstream);
+        let lists = list(&reasoning.blocks) + list(&reasoning.signatures);
         let parts = list(&reasoning.parts) + list(&reasoning.anchor_keys);
         let found = entry::<(Chain, Arc<ReasoningRecord>)>()
             + signatures.len() * entry::<(PartKey, Arc<ReasoningRecord>)>()
             + reasoning.anchor_keys.len()
                 * (entry::<(PartKey, Vec<Chain>)>() + block(size_of::<Chain>()));
         let own = block(size_of::<ReasoningRecord>() + 16) + found;
-        let bytes = own + words + lists + parts + blocks.chain(seals).sum::<usize>();
+        let bytes = own + text_bytes + lists + parts + blocks.chain(signature_bytes).sum::<usize>();
         let is_first = |known: &Arc<ReasoningRecord>| {
             (known.at, known.key()) <= (reasoning.at, reasoning.key())
         };
@@ -213,46 +219,50 @@ impl Ledger {
     fn add_suspension(&mut self, suspended: Suspension) {
         if self.suspensions.iter().all(|other| other.exchange != suspended.exchange) {
             let parent = suspended.parent.as_ref().map_or(0, text);
-            let words = text(&suspended.thread) + text(&suspended.exchange) + parent;
-            self.bytes += 2 * size_of::<Suspension>() + words;
+            let text_bytes = text(&suspended.thread) + text(&suspended.exchange) + parent;
+            self.bytes += 2 * size_of::<Suspension>() + text_bytes;
             self.suspensions.push(suspended);
         }
     }
 
-    fn add_taken_back(&mut self, taken: Revocation) {
-        let all = self.taken_back.entry(taken.exchange.clone()).or_default();
-        if !all.contains(&taken) {
-            let parent = taken.parent.as_ref().map_or(0, text);
-            let words = text(&taken.thread) + 2 * text(&taken.exchange) + parent;
+    fn add_revocation(&mut self, revocation: Revocation) {
+        let all = self.revocations.entry(revocation.exchange.clone()).or_default();
+        if !all.contains(&revocation) {
+            let parent = revocation.parent.as_ref().map_or(0, text);
+            let text_bytes = text(&revocation.thread) + 2 * text(&revocation.exchange) + parent;
             let found = entry::<(ExchangeId, Vec<Revocation>)>();
             // A `Vec` with one element has room for four.
-            self.bytes += 4 * size_of::<Revocation>() + words + list(&taken.about) + found;
-            all.push(taken);
+            self.bytes +=
+                4 * size_of::<Revocation>() + text_bytes + list(&revocation.about) + found;
+            all.push(revocation);
         }
     }
 
     fn add_queued(&mut self, queued: Arc<QueuedMessage>) {
         if let Entry::Vacant(place) = self.queued.entry(queued.id.clone()) {
-            let words = 2 * text(&queued.id) + text(&queued.text);
-            let again = queued.again.as_deref().map_or(0, text);
+            let text_bytes = 2 * text(&queued.id) + text(&queued.text);
+            let repeated_bytes = queued.repeats.as_deref().map_or(0, text);
             let found = entry::<(Box<str>, Arc<QueuedMessage>)>();
-            self.bytes += block(size_of::<QueuedMessage>() + 16) + words + again + found;
+            self.bytes +=
+                block(size_of::<QueuedMessage>() + 16) + text_bytes + repeated_bytes + found;
             place.insert(queued);
         }
     }
 
-    fn add_said(&mut self, said: Arc<InjectedMessage>) {
-        if let Entry::Vacant(place) = self.said.entry(said.id.clone()) {
-            let taken = said.taken().map_or(0, |taken| {
+    fn add_injected(&mut self, message: Arc<InjectedMessage>) {
+        if let Entry::Vacant(place) = self.injected.entry(message.id.clone()) {
+            let place_bytes = message.place().map_or(0, |place| {
                 size_of::<InjectionPlace>()
-                    + text(&taken.text)
-                    + text(&taken.exchange)
-                    + text(&taken.thread)
+                    + text(&place.text)
+                    + text(&place.exchange)
+                    + text(&place.thread)
             });
             let found = entry::<(Box<str>, Arc<InjectedMessage>)>();
-            self.bytes +=
-                block(size_of::<InjectedMessage>() + 16) + 2 * text(&said.id) + taken + found;
-            place.insert(said);
+            self.bytes += block(size_of::<InjectedMessage>() + 16)
+                + 2 * text(&message.id)
+                + place_bytes
+                + found;
+            place.insert(message);
         }
     }
 
@@ -326,27 +336,30 @@ impl Ledger {
     }
 
     /// The turn whose response has this id.
-    pub fn answered_by(&self, response: &str) -> Option<&Arc<Turn>> {
+    pub(crate) fn answered_by(&self, response: &str) -> Option<&Arc<Turn>> {
         self.turns.get(*self.by_response.get(response)?)
     }
 
     /// Turns whose request ended at `chain`, newest first.
-    pub fn ended_at(&self, chain: Chain) -> impl Iterator<Item = &Arc<Turn>> {
+    pub(crate) fn ended_at(&self, chain: Chain) -> impl Iterator<Item = &Arc<Turn>> {
         self.listed(self.by_end.get(&chain))
     }
 
     /// Turns whose reply ended at `chain`, newest first.
-    pub fn replied_to(&self, chain: Chain) -> impl Iterator<Item = &Arc<Turn>> {
+    pub(crate) fn replied_to(&self, chain: Chain) -> impl Iterator<Item = &Arc<Turn>> {
         self.listed(self.by_after.get(&chain))
     }
 
     /// Turns with this boundary hash, newest first.
-    pub fn turns_at_boundary(&self, boundary: BoundaryHash) -> impl Iterator<Item = &Arc<Turn>> {
+    pub(crate) fn turns_at_boundary(
+        &self,
+        boundary: BoundaryHash,
+    ) -> impl Iterator<Item = &Arc<Turn>> {
         self.listed(self.by_boundary.get(&boundary))
     }
 
     /// Whether a later turn already continues this one.
-    pub fn has_grown(&self, turn: &Turn) -> bool {
+    pub(crate) fn has_grown(&self, turn: &Turn) -> bool {
         self.grown.contains(&turn.exchange)
     }
 
@@ -356,7 +369,7 @@ impl Ledger {
     }
 
     /// The reasoning of replies with this anchor key, newest first.
-    pub fn reasoning_by_anchor_key(
+    pub(crate) fn reasoning_by_anchor_key(
         &self,
         key: PartKey,
     ) -> impl Iterator<Item = &Arc<ReasoningRecord>> {
@@ -365,7 +378,7 @@ impl Ledger {
     }
 
     /// The reasoning of the reply that holds a signed piece.
-    pub fn reasoning_by_signature(&self, key: PartKey) -> Option<&Arc<ReasoningRecord>> {
+    pub(crate) fn reasoning_by_signature(&self, key: PartKey) -> Option<&Arc<ReasoningRecord>> {
         self.by_signature.get(&key)
     }
 
@@ -381,7 +394,7 @@ impl Ledger {
 
     /// Queued messages that no request took yet, in order.
     pub fn waiting(&self) -> Vec<&Arc<QueuedMessage>> {
-        let waits = |queued: &&Arc<QueuedMessage>| !self.said.contains_key(&queued.id);
+        let waits = |queued: &&Arc<QueuedMessage>| !self.injected.contains_key(&queued.id);
         let mut waiting: Vec<_> = self.queued.values().filter(waits).collect();
         waiting.sort_by(|a, b| (a.number, a.at, &a.id).cmp(&(b.number, b.at, &b.id)));
         waiting
@@ -393,16 +406,17 @@ impl Ledger {
     }
 
     /// What happened to a queued message.
-    pub fn said(&self, id: &str) -> Option<&Arc<InjectedMessage>> {
-        self.said.get(id)
+    pub fn injected(&self, id: &str) -> Option<&Arc<InjectedMessage>> {
+        self.injected.get(id)
     }
 
     /// Messages that a request took, in the order in which they were queued.
-    pub fn taken(&self) -> Vec<(&Arc<InjectedMessage>, &InjectionPlace)> {
-        let taken = self.said.values().filter_map(|said| Some((said, said.taken()?)));
-        let mut taken: Vec<_> = taken.collect();
-        taken.sort_by(|a, b| (a.1.number, &a.0.id).cmp(&(b.1.number, &b.0.id)));
-        taken
+    pub fn injections(&self) -> Vec<(&Arc<InjectedMessage>, &InjectionPlace)> {
+        let injections =
+            self.injected.values().filter_map(|message| Some((message, message.place()?)));
+        let mut injections: Vec<_> = injections.collect();
+        injections.sort_by(|a, b| (a.1.number, &a.0.id).cmp(&(b.1.number, &b.0.id)));
+        injections
     }
 
     /// The nearest turn, from `turn` through its ancestors, whose reported usage an estimate can be based on.
@@ -435,7 +449,7 @@ impl Ledger {
     }
 
     /// The earlier turn whose request this turn's begins like, and for how many tokens, as estimated.
-    pub fn repeated(&self, turn: &Turn) -> Option<(Arc<Turn>, u64)> {
+    pub(crate) fn repeated(&self, turn: &Turn) -> Option<(Arc<Turn>, u64)> {
         let before = self.turn(turn.sketch.base.as_ref()?)?;
         let parts = self.sketch(before)?;
         let kept = parts.iter().take(turn.sketch.kept as usize);
@@ -471,9 +485,9 @@ impl Ledger {
 
 impl InjectedMessage {
     /// Its place, if a request took it.
-    pub fn taken(&self) -> Option<&InjectionPlace> {
-        match &self.fate {
-            InjectionState::Taken(taken) => Some(taken),
+    pub fn place(&self) -> Option<&InjectionPlace> {
+        match &self.state {
+            InjectionState::Injected(place) => Some(place),
             InjectionState::Removed => None,
         }
     }
@@ -482,7 +496,8 @@ impl InjectedMessage {
 /// The boundary hashes by which a turn can be found, made from its reply.
 pub fn boundary_hashes(turn: &Turn) -> impl Iterator<Item = BoundaryHash> + '_ {
     let first = turn.position.last.zip(turn.reply.first());
-    let met = first.map(|(asked, answered)| BoundaryHash::of(asked, answered.key));
+    let met =
+        first.map(|(request_end, reply_start)| BoundaryHash::of(request_end, reply_start.key));
     met.into_iter().chain(turn.anchor_keys.iter().copied().map(BoundaryHash::of_anchor_key))
 }
 
@@ -533,14 +548,14 @@ fn bytes_of(turn: &Turn) -> usize {
     let threads = text(&position.thread) + position.client_thread.as_deref().map_or(0, text);
     let names = text(&turn.upstream) + text(&turn.model);
     let base = turn.sketch.base.as_ref().map_or(0, text);
-    let words = found_by + parent + threads + names + base;
+    let text_bytes = found_by + parent + threads + names + base;
     let lists = list(&turn.sketch.added) + list(&turn.reply) + list(&turn.anchor_keys);
     let steps = list(&turn.done.steps);
     // Each index has an entry with a list of turns.
     let ways = 2 + boundary_hashes(turn).count();
     let found = 3 * entry::<(Box<str>, usize)>() + ways * (entry::<(Chain, Vec<usize>)>() + 48);
     let own = block(size_of::<Turn>() + 16) + 2 * size_of::<Arc<Turn>>();
-    own + words + lists + steps + found
+    own + text_bytes + lists + steps + found
 }
 
 /// Whether a turn continues its parent, so that a later one is a fork. A failed attempt or a call beside the
@@ -644,7 +659,7 @@ mod tests {
             model: Box::default(),
             upstream: Box::default(),
             blocks: vec![],
-            seals: vec![],
+            signatures: vec![],
             parts: vec![],
             anchor_keys: vec![],
         };
@@ -655,21 +670,21 @@ mod tests {
             "{base}"
         );
         let held = 1 << 16;
-        let words: Box<str> = "w".repeat(held).into();
+        let long_text: Box<str> = "w".repeat(held).into();
         let thought = ReasoningBlock {
             before: 0,
             hosted: 0,
             leads: false,
-            raw: words.clone(),
+            raw: long_text.clone(),
             partial: false,
         };
         let keys = || (0..held as u128 / 16).map(PartKey).collect::<Vec<_>>();
         let grows = [
-            ReasoningRecord { model: words.clone(), ..plain.clone() },
-            ReasoningRecord { upstream: words.clone(), ..plain.clone() },
+            ReasoningRecord { model: long_text.clone(), ..plain.clone() },
+            ReasoningRecord { upstream: long_text.clone(), ..plain.clone() },
             ReasoningRecord { blocks: vec![thought], ..plain.clone() },
             ReasoningRecord {
-                seals: vec![Signature { part: 0, seal: words, piece: None }],
+                signatures: vec![Signature { part: 0, value: long_text, piece: None }],
                 ..plain.clone()
             },
             ReasoningRecord { parts: keys(), ..plain.clone() },
@@ -685,7 +700,7 @@ mod tests {
 
     #[test]
     fn refusals_count_for_what_they_hold() {
-        let words: Box<str> = "w".repeat(1 << 16).into();
+        let long_text: Box<str> = "w".repeat(1 << 16).into();
         let revoked = Revocation {
             exchange: "".into(),
             thread: "".into(),
@@ -694,14 +709,14 @@ mod tests {
             about: vec![],
             retry: crate::context::RevocationRetry::Next,
         };
-        let of = |taken| added(Fact::TakenBack(Box::new(taken)));
+        let of = |taken| added(Fact::Revocation(Box::new(taken)));
         let base = of(revoked.clone());
         let own = size_of::<Revocation>();
         assert!((4 * own..6 * own).contains(&base), "{base} for {own}");
         let grows = [
-            (1, Revocation { thread: words.clone().into(), ..revoked.clone() }),
-            (2, Revocation { exchange: words.clone().into(), ..revoked.clone() }),
-            (1, Revocation { parent: Some(words.clone().into()), ..revoked.clone() }),
+            (1, Revocation { thread: long_text.clone().into(), ..revoked.clone() }),
+            (2, Revocation { exchange: long_text.clone().into(), ..revoked.clone() }),
+            (1, Revocation { parent: Some(long_text.clone().into()), ..revoked.clone() }),
             (1, Revocation { about: vec![PartKey(1); 1 << 12], ..revoked }),
         ];
         for (times, with) in grows {
@@ -710,13 +725,13 @@ mod tests {
         }
         let suspended =
             Suspension { exchange: "r".into(), thread: "t".into(), parent: None, at: 1 };
-        let of = |suspended| added(Fact::Aside(Box::new(suspended)));
+        let of = |suspended| added(Fact::Suspension(Box::new(suspended)));
         let base = of(suspended.clone());
         assert!(base >= 2 * size_of::<Suspension>(), "{base}");
         for with in [
-            Suspension { exchange: words.clone().into(), ..suspended.clone() },
-            Suspension { thread: words.clone().into(), ..suspended.clone() },
-            Suspension { parent: Some(words.into()), ..suspended },
+            Suspension { exchange: long_text.clone().into(), ..suspended.clone() },
+            Suspension { thread: long_text.clone().into(), ..suspended.clone() },
+            Suspension { parent: Some(long_text.into()), ..suspended },
         ] {
             let more = of(with) - base;
             assert!(((1 << 16) - 16..(1 << 16) + (1 << 13)).contains(&more), "{more}");

@@ -259,12 +259,12 @@ fn growth(
     if turn.position.client_thread != position.client_thread || other_head || beside {
         return Growth::Forks;
     }
-    let again = turn.position.chain == position.chain;
-    if again && turn.outcome != Outcome::Complete {
+    let repeats = turn.position.chain == position.chain;
+    if repeats && turn.outcome != Outcome::Complete {
         return Growth::Retries;
     }
     // The same request after it was answered, or another continuation of a turn that already has one.
-    if again || ledger.has_grown(turn) { Growth::Forks } else { Growth::Grows }
+    if repeats || ledger.has_grown(turn) { Growth::Forks } else { Growth::Grows }
 }
 
 /// How a request relates to the turn whose response it names. It has only the new part, so its content does

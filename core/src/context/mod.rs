@@ -5,7 +5,6 @@
 //! there. Pure: no sockets, no clock, no store; `now` and policy are arguments.
 
 pub mod attempt;
-mod begins;
 pub mod budget;
 pub mod cache;
 pub mod compact;
@@ -26,17 +25,20 @@ pub mod reasoning;
 pub mod repair;
 pub mod repeats;
 pub mod savings;
-mod seal;
+mod signature;
 mod sketch;
 pub mod trim;
 mod turn;
+mod turn_start;
 
+pub(crate) use self::facts::ReasoningAction;
+pub(crate) use self::facts::ReasoningBlock;
 pub use self::facts::{
-    CompactionRecord, Cut, Fact, ForwardedHistory, ReasoningAction, ReasoningBlock,
-    ReasoningDecision, ReasoningRecord, Replacement, Revocation, RevocationRetry, Signature,
-    Suspension,
+    CompactionRecord, Cut, Fact, ForwardedHistory, ReasoningDecision, ReasoningRecord, Replacement,
+    Revocation, RevocationRetry, Signature, Suspension,
 };
-pub use self::inject::{InjectedMessage, InjectionPlace, InjectionState, QueuedMessage};
+pub(crate) use self::inject::InjectionPlace;
+pub use self::inject::{InjectedMessage, InjectionState, QueuedMessage};
 pub use self::method::EstimateMethod;
 pub use self::sketch::{PromptSection, Sketch, SketchPart};
 pub use self::turn::{Breakdown, Estimate, Outcome, Position, ProviderCount, Turn};

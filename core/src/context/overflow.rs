@@ -31,7 +31,7 @@ const FAR_BELOW_ANY: u64 = 2;
 /// Whether a message about the window contradicts the estimate so much that it cannot be true: its numbers are
 /// far above what was sent, or it has none and the request would fit any window. Not if the provider holds
 /// history, or if there are documents or opaque parts: their size is unknown here.
-pub fn contradicts(said: &Overflow, estimate: &Estimate, sent: &Conversation) -> bool {
+pub fn contradicts(stated: &Overflow, estimate: &Estimate, sent: &Conversation) -> bool {
     let unseen = [PartKind::Document, PartKind::Opaque];
     let is_seen = estimate.method != EstimateMethod::Held
         && sent.held.is_none()
@@ -39,7 +39,7 @@ pub fn contradicts(said: &Overflow, estimate: &Estimate, sent: &Conversation) ->
     let pictures = sent.parts().filter(|part| part.kind == PartKind::Image).count() as u64;
     let sent_at_most = estimate.tokens.saturating_add(pictures * u64::from(LARGEST_PICTURE));
     let most = sent_at_most.saturating_mul(WILD).saturating_add(sent.max_output.unwrap_or(0));
-    let is_wild = match said.input.or(said.window) {
+    let is_wild = match stated.input.or(stated.window) {
         Some(tokens) => tokens > most,
         // Whatever output was asked for: it is no reason to cut the prompt.
         None => sent_at_most.saturating_mul(FAR_BELOW_ANY) < ANY_HOLDS,
@@ -98,14 +98,14 @@ pub fn shown(
     if purpose != Purpose::Turn && purpose != Purpose::Compaction {
         return None;
     }
-    let showing = |sign, said| Some(OverflowReport { sign, said, saved: false });
+    let showing = |sign, stated| Some(OverflowReport { sign, reported: stated, saved: false });
     if let Some(error) = &reply.error {
-        let words = error.words();
-        let answered = ErrorResponse { status: 200, host, body: words.as_bytes() };
+        let message_text = error.text();
+        let answered = ErrorResponse { status: 200, host, body: message_text.as_bytes() };
         // Errors in the middle of an accepted reply have the same messages as refusals.
         let refused = ErrorResponse { status: 400, ..answered };
-        let said = overflow(&answered).or_else(|| overflow(&refused))?;
-        return showing(OverflowSign::InReply, said);
+        let stated = overflow(&answered).or_else(|| overflow(&refused))?;
+        return showing(OverflowSign::InReply, stated);
     }
     if reply.stop == Some(StopReason::WindowFull) {
         return showing(OverflowSign::WindowFull, Overflow::default());

@@ -14,11 +14,14 @@ mod request;
 mod step;
 
 pub use overlay::Overlay;
-pub(in crate::context) use recorded::again;
-pub use recorded::{ForeignReasoning, RecordedDecisions, ReturnedReply};
+pub(crate) use recorded::ForeignReasoning;
+pub use recorded::RecordedDecisions;
+pub(crate) use recorded::ReturnedReply;
+pub(in crate::context) use recorded::clearing_key;
 pub use replay::{as_it_came, replay};
+pub(crate) use report::NewTokens;
 pub(in crate::context) use report::is_default;
-pub use report::{ChangeCounts, MOST_TOLD, NewTokens, RewriteSummary};
+pub use report::{ChangeCounts, MOST_STORED_STEPS, RewriteSummary};
 pub use request::PlanRequest;
 pub use step::{Change, Decision, DecisionReason, PlanStep};
 

@@ -13,9 +13,8 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use crate::tokens::classic::ClassicRules;
-pub use compact::{
-    CompactOverride, CompactPolicy, ReportedUsage, SummaryAuthor, SummaryEngine, ThresholdBasis,
-};
+pub(crate) use compact::ThresholdBasis;
+pub use compact::{CompactOverride, CompactPolicy, ReportedUsage, SummaryAuthor, SummaryEngine};
 pub use heal::{ImageRepair, RepairPolicy};
 
 /// How far we may go with a request; a later one goes further.
@@ -165,7 +164,7 @@ pub enum ClassicRole {
 
 impl ClassicPolicy {
     /// The rules, if requests are counted by them.
-    pub fn rules(&self) -> Option<&ClassicRules> {
+    pub(crate) fn rules(&self) -> Option<&ClassicRules> {
         (self.classic || self.decides != ClassicRole::Nothing).then_some(&self.rules)
     }
 
@@ -304,7 +303,8 @@ pub struct ReasoningPolicy {
 pub enum ThinkingDisplay {
     /// As the client asks.
     #[default]
-    AsAsked,
+    #[serde(rename = "as_asked")]
+    AsRequested,
     /// As a summary.
     Summarized,
 }
@@ -381,7 +381,7 @@ impl Default for ReasoningPolicy {
             reinject: ReinjectPolicy::Auto,
             include_in_context: true,
             strip_from_context: StripPolicy::None,
-            display: ThinkingDisplay::AsAsked,
+            display: ThinkingDisplay::AsRequested,
         }
     }
 }
@@ -403,14 +403,14 @@ impl PrunePolicy {
     }
 
     /// Whether results of this tool may be cut.
-    pub fn covers(&self, tool: Option<&str>) -> bool {
+    pub(crate) fn covers(&self, tool: Option<&str>) -> bool {
         let tool = tool.unwrap_or_default();
         let named = |names: &[String]| names.iter().any(|name| matches(name, tool));
         (self.tools.is_empty() || named(&self.tools)) && !named(&self.except_tools)
     }
 
     /// The text that replaces a cut result.
-    pub fn words(&self, tool: Option<&str>, tokens: u64) -> String {
+    pub(crate) fn placeholder_text(&self, tool: Option<&str>, tokens: u64) -> String {
         let filled = self.placeholder.replace("{tool}", tool.unwrap_or("tool"));
         filled.replace("{tokens}", &tokens.to_string())
     }
@@ -445,8 +445,8 @@ mod tests {
             placeholder: "[{tool}: {tokens} tokens]".into(),
             ..PrunePolicy::default()
         };
-        assert_eq!(prune.words(Some("Read"), 1200), "[Read: 1200 tokens]");
-        assert_eq!(prune.words(None, 7), "[tool: 7 tokens]");
+        assert_eq!(prune.placeholder_text(Some("Read"), 1200), "[Read: 1200 tokens]");
+        assert_eq!(prune.placeholder_text(None, 7), "[tool: 7 tokens]");
     }
 
     #[test]

@@ -10,11 +10,11 @@ pub use rescue::{clear_for_room, room_goal, trim_for_room};
 
 use foldhash::HashMap;
 
-use super::begins::is_users;
 use super::cache::is_cold;
 use super::plan::{self, Change, DecisionReason, PlanRequest, PlanStep, RecordedDecisions};
 use super::policy::{ProtectUnit, PruneGate, PruneMethod, PrunePolicy};
-use super::trim::{self, TrimRange, words_at};
+use super::trim::{self, TrimRange, text_at};
+use super::turn_start::is_users;
 use super::{Cut, Fact, Replacement, SketchPart, compact, reasoning, savings};
 use crate::dialect::{Message, Part, PartIndex, PartKey, PartKind, Purpose, Role};
 use crate::tokens::TokenCounter;
@@ -119,7 +119,7 @@ impl<'a> PruneCandidates<'a> {
                 if policy.stop_at_summary && is_summary(part) {
                     return found;
                 }
-                reasoning |= part.kind == PartKind::Reasoning || part.sealed.is_some();
+                reasoning |= part.kind == PartKind::Reasoning || part.signature.is_some();
                 let at = PartIndex::new(index, part_at);
                 // A trimmed result can be cleared like any other.
                 let (cut, trimmed) = known.cut_at(part, at);
@@ -145,7 +145,7 @@ impl<'a> PruneCandidates<'a> {
                     }
                     continue;
                 }
-                let about = trimmed.map_or(about, |_| plan::again(about));
+                let about = trimmed.map_or(about, |_| plan::clearing_key(about));
                 if is_new {
                     // An image cannot be trimmed to head and tail.
                     let target = CutTarget { at, about, part, tokens: own };
@@ -160,7 +160,7 @@ impl<'a> PruneCandidates<'a> {
                     continue;
                 }
                 let text = placeholder(policy, name, own, is_picture);
-                if policy.stop_at_cut && says(part, request.body, &text) {
+                if policy.stop_at_cut && has_only_text(part, request.body, &text) {
                     return found;
                 }
                 if policy.protect_counts == ProtectUnit::Results {
@@ -204,7 +204,7 @@ impl<'a> PruneCandidates<'a> {
         }
         let cold = is_cold(request, known);
         if known.rests && !cold {
-            return Err(DecisionReason::Aside);
+            return Err(DecisionReason::Suspended);
         }
         let open = |gate: &PruneGate| match gate {
             PruneGate::Pressure => self.relieves(request, known, cost, cold),
@@ -317,7 +317,7 @@ impl<'a> PruneCandidates<'a> {
             if known.rests {
                 refused.push(PlanStep::refused(
                     Change::Cut,
-                    DecisionReason::Aside,
+                    DecisionReason::Suspended,
                     at,
                     part.span,
                     tokens,
@@ -329,7 +329,7 @@ impl<'a> PruneCandidates<'a> {
             else {
                 refused.push(PlanStep::refused(
                     Change::Cut,
-                    DecisionReason::Shape,
+                    DecisionReason::Structure,
                     at,
                     part.span,
                     tokens,
@@ -373,9 +373,9 @@ impl<'a> CutCandidate<'a> {
         counter: &mut TokenCounter<'_>,
     ) -> Option<Self> {
         let CutTarget { at, about, part, tokens } = target;
-        let words = trim::words(part, body);
-        let trim = TrimRange::new(&words, tokens, stay)?;
-        let after = u64::from(counter.stands_for(part, &trim.apply(&words)?));
+        let result_text = trim::text(part, body);
+        let trim = TrimRange::new(&result_text, tokens, stay)?;
+        let after = u64::from(counter.stands_for(part, &trim.apply(&result_text)?));
         let (content, saves) = (Replacement::Trim(trim), tokens.saturating_sub(after));
         Some(Self { at, about, part, tokens, content, after, saves })
     }
@@ -441,7 +441,7 @@ impl<'a> PartWeights<'a> {
 fn placeholder(policy: &PrunePolicy, tool: Option<&str>, tokens: u64, is_picture: bool) -> String {
     match is_picture {
         true => PICTURE_PLACEHOLDER.to_owned(),
-        false => policy.words(tool, tokens),
+        false => policy.placeholder_text(tool, tokens),
     }
 }
 
@@ -473,10 +473,10 @@ fn counter<'a>(request: &PlanRequest<'a>) -> TokenCounter<'a> {
 }
 
 /// Whether a result consists of exactly this text: its client has cut it.
-fn says(part: &Part, body: &[u8], text: &str) -> bool {
+fn has_only_text(part: &Part, body: &[u8], text: &str) -> bool {
     // JSON escapes make a text at most six times as long.
-    let [words] = &part.texts[..] else { return false };
-    words.len() <= 6 * text.len() + 2 && words_at(*words, body) == text
+    let [result_text] = &part.texts[..] else { return false };
+    result_text.len() <= 6 * text.len() + 2 && text_at(*result_text, body) == text
 }
 
 /// Names of tools by the ids of their calls: most results have no name.

@@ -7,7 +7,8 @@
 mod order;
 
 pub use super::facts::Signature;
-pub use super::seal::{literal, seal};
+pub use super::signature::literal;
+pub(crate) use super::signature::signature_key;
 pub use order::{chosen, newest};
 
 use std::ops::Range;
@@ -92,16 +93,17 @@ impl<'r> SignedRun<'r> {
     fn add(&mut self, piece: &'r ReplyPart) {
         let begins = self.bytes;
         self.bytes += piece.text.len();
-        self.signed.extend(piece.sealed.as_deref().map(|seal| (begins..self.bytes, seal)));
+        self.signed
+            .extend(piece.signature.as_deref().map(|signature| (begins..self.bytes, signature)));
     }
 
     /// The signatures of a run, for the keyed part with this index.
     fn end(self, part: u32) -> impl Iterator<Item = Signature> {
         let bytes = self.bytes;
         let position = |at: usize| u32::try_from(at).unwrap_or(u32::MAX);
-        self.signed.into_iter().map(move |(at, seal)| Signature {
+        self.signed.into_iter().map(move |(at, signature)| Signature {
             part,
-            seal: seal.into(),
+            value: signature.into(),
             piece: (at.len() < bytes).then(|| (position(at.start), position(at.end))),
         })
     }
@@ -128,38 +130,38 @@ pub struct ReplyOrigin<'a> {
 
 /// The reasoning of a reply, as it would have to be sent back; `None` if there is none.
 pub fn record(reply: &Reply, made: ReplyOrigin<'_>) -> Option<ReasoningRecord> {
-    let (mut blocks, mut seals, mut parts) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut blocks, mut signatures, mut parts) = (Vec::new(), Vec::new(), Vec::new());
     let (mut hosted, mut run) = (0, SignedRun::default());
     for part in &reply.parts {
         let before = parts.len() as u32;
-        match (&part.raw, &part.sealed) {
+        match (&part.raw, &part.signature) {
             // Gemini's thought summaries need not be sent back; their signatures must (`docs/protocols.md`
             // 5.4).
-            (Some(raw), seal)
+            (Some(raw), signature)
                 if part.kind == PartKind::Reasoning
-                    && (seal.is_some() || made.dialect != Dialect::Gemini) =>
+                    && (signature.is_some() || made.dialect != Dialect::Gemini) =>
             {
                 let raw = raw.clone();
                 blocks.push(ReasoningBlock { before, hosted, leads: false, raw, partial: false });
             }
             // Incomplete reasoning. This dialect requires all of a reply's reasoning or none
             // (`docs/protocols.md` 1.5).
-            (None, Some(seal))
+            (None, Some(signature))
                 if part.kind == PartKind::Reasoning
                     && made.dialect == Dialect::Anthropic
-                    && !seal.is_empty() =>
+                    && !signature.is_empty() =>
             {
-                let raw = serde_json::json!({ "signature": seal }).to_string().into();
+                let raw = serde_json::json!({ "signature": signature }).to_string().into();
                 blocks.push(ReasoningBlock { before, hosted, leads: false, raw, partial: true });
             }
-            (_, Some(seal)) if part.key.is_some() && part.kind != PartKind::Text => {
-                seals.push(Signature { part: before, seal: seal.clone(), piece: None });
+            (_, Some(signature)) if part.key.is_some() && part.kind != PartKind::Text => {
+                signatures.push(Signature { part: before, value: signature.clone(), piece: None });
             }
             _ if part.kind == PartKind::Text => run.add(part),
             _ => {}
         }
         if part.key.is_some() {
-            seals.extend(std::mem::take(&mut run).end(before));
+            signatures.extend(std::mem::take(&mut run).end(before));
         }
         hosted = match part.key {
             Some(_) => 0,
@@ -173,7 +175,7 @@ pub fn record(reply: &Reply, made: ReplyOrigin<'_>) -> Option<ReasoningRecord> {
         };
         parts.extend(part.key);
     }
-    (!blocks.is_empty() || !seals.is_empty()).then(|| ReasoningRecord {
+    (!blocks.is_empty() || !signatures.is_empty()).then(|| ReasoningRecord {
         after: made.after,
         at: made.at,
         prefix: made.prefix,
@@ -181,7 +183,7 @@ pub fn record(reply: &Reply, made: ReplyOrigin<'_>) -> Option<ReasoningRecord> {
         model: made.model.into(),
         upstream: made.upstream.into(),
         blocks,
-        seals,
+        signatures,
         parts,
         anchor_keys: ledger::anchor_keys(reply),
     })
@@ -214,13 +216,13 @@ pub fn fits(
 }
 
 /// Whether a reply's reasoning was decided to be put back, and still may be.
-pub fn is_back(
+pub(crate) fn is_back(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
     sent: &Overlay,
     returned: &ReturnedReply,
 ) -> bool {
-    let decided = known.echo(returned.reasoning.after.0);
+    let decided = known.reasoning_decision(returned.reasoning.after.0);
     decided.is_some_and(|echo| echo.does == ReasoningAction::Back)
         && fits(request, sent, returned).is_ok()
 }
@@ -267,7 +269,7 @@ impl ReasoningProposal<'_> {
             .iter()
             .map(|returned| {
                 // The newest reply is sent with all of its reasoning or with none.
-                let open = known.echo(returned.reasoning.after.0).is_none()
+                let open = known.reasoning_decision(returned.reasoning.after.0).is_none()
                     && !returned.parts.is_empty()
                     && !returned.is_partial()
                     && !returned.missing(request).is_nothing();
@@ -286,9 +288,9 @@ impl ReasoningProposal<'_> {
                     self.decide(returned.reasoning.after.0, ReasoningAction::Back, *why);
                 }
                 Some(Ok(_)) => {
-                    self.refuse(Change::PutBack, DecisionReason::OtherPrefix, returned.begins());
+                    self.refuse(Change::PutBack, DecisionReason::OtherPrefix, returned.start());
                 }
-                Some(Err(why)) => self.refuse(Change::PutBack, *why, returned.begins()),
+                Some(Err(why)) => self.refuse(Change::PutBack, *why, returned.start()),
                 None => {}
             }
         }
@@ -302,14 +304,14 @@ impl ReasoningProposal<'_> {
         if request.echo != EchoRule::Demanded || request.conversation.thinks == Some(false) {
             return;
         }
-        let begins = request.turn_begins();
+        let begins = request.turn_start();
         let messages = request.conversation.messages.iter().enumerate();
         for (index, message) in messages.skip(known.kept_from()) {
             let first = message.parts.iter().position(|part| part.kind == PartKind::ToolCall);
             let Some(part) = first.filter(|_| request.is_models(index)) else { continue };
             let at = PartIndex::new(index, part);
             let raw = match request.conversation.dialect {
-                Dialect::Gemini if index < begins || message.parts[part].sealed.is_some() => {
+                Dialect::Gemini if index < begins || message.parts[part].signature.is_some() => {
                     continue;
                 }
                 Dialect::Gemini => SKIP,
@@ -325,10 +327,12 @@ impl ReasoningProposal<'_> {
             let known_reply = known.replies.iter().find(|returned| returned.holds(at));
             let is_covered = known_reply.is_some_and(|returned| {
                 let back = self.facts.iter().any(|fact| is_about(fact, returned.reasoning.after.0));
-                back || known.echo(returned.reasoning.after.0).is_some()
+                back || known.reasoning_decision(returned.reasoning.after.0).is_some()
                     && fits(request, &self.sent, returned).is_ok()
             });
-            if let Some(about) = about.filter(|about| !is_covered && known.echo(*about).is_none()) {
+            if let Some(about) =
+                about.filter(|about| !is_covered && known.reasoning_decision(*about).is_none())
+            {
                 self.decide(about, ReasoningAction::StandIn(raw.into()), DecisionReason::Demanded);
             }
         }
@@ -345,7 +349,7 @@ impl ReasoningProposal<'_> {
             let before = self.sent.before(returned.index);
             for at in returned.places(request.conversation) {
                 let about = request.part(at).and_then(|part| part.reasoning_key);
-                let open = about.filter(|about| known.echo(*about).is_none());
+                let open = about.filter(|about| known.reasoning_decision(*about).is_none());
                 let is_void = |_: &u128| known.maker_at(at, returned).prefix != before;
                 if let Some(about) = open.filter(is_void) {
                     self.decide(about, ReasoningAction::Out, DecisionReason::Bound);
@@ -361,19 +365,19 @@ impl ReasoningProposal<'_> {
             .messages
             .iter()
             .rposition(|it| it.parts.iter().any(|part| part.kind == PartKind::Reasoning));
-        let begins = request.turn_begins();
+        let begins = request.turn_start();
         for (index, message) in conversation.messages.iter().enumerate().skip(known.kept_from()) {
             for (part_at, part) in message.parts.iter().enumerate() {
                 let Some(about) = part.reasoning_key else { continue };
                 let kept = request.policy.reasoning.strip() == StripPolicy::AllButLast
                     && newest == Some(index);
                 let decided = self.facts.iter().any(|fact| is_about(fact, about));
-                if kept || decided || known.echo(about).is_some() {
+                if kept || decided || known.reasoning_decision(about).is_some() {
                     continue;
                 }
                 match may_leave(request, index, begins) {
                     Ok(()) => self.decide(about, ReasoningAction::Out, DecisionReason::Stripped),
-                    Err(why) => self.refuse(Change::TakenOut, why, PartIndex::new(index, part_at)),
+                    Err(why) => self.refuse(Change::Removed, why, PartIndex::new(index, part_at)),
                 }
             }
         }
@@ -400,7 +404,7 @@ fn decision(
     does: ReasoningAction,
     why: DecisionReason,
 ) -> Fact {
-    Fact::Echo(Box::new(ReasoningDecision {
+    Fact::ReasoningDecision(Box::new(ReasoningDecision {
         after: None,
         about: PartKey(about),
         at: request.now,
@@ -412,7 +416,7 @@ fn decision(
 }
 
 fn is_about(fact: &Fact, about: u128) -> bool {
-    matches!(fact, Fact::Echo(echo) if echo.about.0 == about)
+    matches!(fact, Fact::ReasoningDecision(echo) if echo.about.0 == about)
 }
 
 /// Why dropped reasoning is put back now; an error if it is not.
@@ -423,12 +427,8 @@ fn reason(
     returned: &ReturnedReply,
 ) -> Result<DecisionReason, DecisionReason> {
     fits(request, sent, returned)?;
-    let in_turn = returned
-        .parts
-        .iter()
-        .flatten()
-        .next()
-        .is_some_and(|at| at.message >= request.turn_begins());
+    let in_turn =
+        returned.parts.iter().flatten().next().is_some_and(|at| at.message >= request.turn_start());
     let strips = request.policy.reasoning.strip() != StripPolicy::None;
     if strips && request.echo != EchoRule::Demanded && !in_turn {
         return Err(DecisionReason::Policy);

@@ -10,8 +10,9 @@ mod refused;
 mod smaller;
 mod thoughts;
 
-pub use decision::RepairDecision;
-pub use output::{fit_output, lowered_output, spare};
+pub(crate) use decision::RepairDecision;
+pub(crate) use output::lowered_output;
+pub use output::{fit_output, spare};
 pub use smaller::{may_be_smaller, smaller};
 
 use super::Fact;
@@ -97,9 +98,9 @@ impl RefusedRequest<'_> {
         let named = self.refusal.name.as_deref();
         let named =
             named.filter(|name| name.bytes().all(|it| it.is_ascii_alphanumeric() || it == b'_'));
-        let shape = match named.filter(|name| !place.shape.ends_with(*name)) {
-            Some(name) => format!("{}.{name}", place.shape),
-            None if place.is_whole => place.shape.clone(),
+        let shape = match named.filter(|name| !place.pattern.ends_with(*name)) {
+            Some(name) => format!("{}.{name}", place.pattern),
+            None if place.is_whole => place.pattern.clone(),
             None => return None,
         };
         fields::may_go(&shape).then_some(shape)
@@ -121,7 +122,7 @@ const MARKS: u64 = 4;
 pub fn keys(facts: &[Fact]) -> Vec<PartKey> {
     let key = |fact: &Fact| match fact {
         Fact::Repair(repair) => Some(repair.about),
-        Fact::Echo(echo) => Some(echo.about),
+        Fact::ReasoningDecision(decision) => Some(decision.about),
         _ => None,
     };
     facts.iter().filter_map(key).collect()

@@ -100,7 +100,7 @@ fn identity(
     body: &[u8],
 ) -> Option<PartKey> {
     let name = call.name.as_deref().unwrap_or_default();
-    let asked = match call.texts.first() {
+    let requested = match call.texts.first() {
         Some(arguments) => {
             let (raw, document) = value(*arguments, body)?;
             keyer.tool_call(None, name, ToolArguments::Value(document.root(raw)?))
@@ -112,7 +112,7 @@ fn identity(
     let pieces = texts.iter().filter_map(|(raw, document)| document.root(raw));
     let answered = keyer.tool_result("", pieces)?;
     let mut bytes = Vec::with_capacity(16 * (2 + media.len()));
-    for key in [asked?, answered].iter().chain(media) {
+    for key in [requested?, answered].iter().chain(media) {
         bytes.extend_from_slice(&key.0.to_le_bytes());
     }
     Some(PartKey::of_bytes(&bytes))

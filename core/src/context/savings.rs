@@ -158,7 +158,7 @@ impl<'a> SavingsInput<'a> {
         };
         // If nothing was read because a cut broke the cache, the removed tokens would have been cache reads.
         let warm = self.read_history() || self.broken_cache().is_some();
-        let again = if warm { price.cache_read } else { process };
+        let reread_price = if warm { price.cache_read } else { process };
         let (mut saved, mut broken) = (0.0, 0.0);
         if self.done.is_sent() {
             // What is cut when it is first sent was in no cache.
@@ -168,7 +168,7 @@ impl<'a> SavingsInput<'a> {
             // A history that would not have fit the window could not have been sent at any price.
             let whole = usage.input.unwrap_or(0).saturating_add(newborn + rest + compacted);
             let compacted = if whole <= self.window { compacted } else { 0 };
-            saved = millionth(newborn, process) + millionth(rest + compacted, again);
+            saved = millionth(newborn, process) + millionth(rest + compacted, reread_price);
             broken = millionth(reprocessed, (process - price.cache_read).max(0.0));
         }
         Some(Money { spent, saved, broken })
@@ -236,11 +236,11 @@ const MOST_WENT: f64 = 2.0;
 /// Tokens of a prompt that were in the provider's cache after it, as reported: read plus written. If caching
 /// is automatic and writes are not reported, the whole prompt.
 fn held(usage: &Usage, dialect: Dialect) -> u64 {
-    let told = usage.cache_read.unwrap_or(0).saturating_add(usage.cache_write.unwrap_or(0));
+    let reported = usage.cache_read.unwrap_or(0).saturating_add(usage.cache_write.unwrap_or(0));
     let automatic = dialect != Dialect::Anthropic && usage.cache_write.unwrap_or(0) == 0;
     match (automatic, usage.cache_read, usage.input) {
         (true, Some(_), Some(input)) => input,
-        _ => told,
+        _ => reported,
     }
 }
 

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::dialect::{Part, PartKey, Span};
 use crate::wire::json::Document;
 
-/// Which part of a result's text stays. Ranges are bytes of [`words`].
+/// Which part of a result's text stays. Ranges are bytes of [`text`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TrimRange {
     /// The end of the head.
@@ -28,41 +28,42 @@ pub struct TrimRange {
 const NOTE_BYTES: usize = 120;
 
 /// The text of a result without surrounding white space, which its part key ignores, too.
-pub fn words(part: &Part, body: &[u8]) -> String {
-    let words: String = part.texts.iter().map(|span| words_at(*span, body)).collect();
-    match words.trim() {
-        trimmed if trimmed.len() == words.len() => words,
+pub fn text(part: &Part, body: &[u8]) -> String {
+    let full_text: String = part.texts.iter().map(|span| text_at(*span, body)).collect();
+    match full_text.trim() {
+        trimmed if trimmed.len() == full_text.len() => full_text,
         trimmed => trimmed.to_owned(),
     }
 }
 
 impl TrimRange {
-    /// Keeps about `target` of the `tokens` that `words` costs; `None` if nothing would be left out.
-    pub fn new(words: &str, tokens: u64, target: u64) -> Option<Self> {
-        let kept = u128::from(target) * words.len() as u128 / u128::from(tokens.max(1));
+    /// Keeps about `target` of the `tokens` that `full_text` costs; `None` if nothing would be left out.
+    pub(crate) fn new(full_text: &str, tokens: u64, target: u64) -> Option<Self> {
+        let kept = u128::from(target) * full_text.len() as u128 / u128::from(tokens.max(1));
         let kept = usize::try_from(kept).ok()?.saturating_sub(NOTE_BYTES);
-        if kept >= words.len() {
+        if kept >= full_text.len() {
             return None;
         }
-        let head = words.floor_char_boundary(kept * 2 / 3);
-        let tail = words.ceil_char_boundary(words.len() - (kept - kept * 2 / 3));
+        let head = full_text.floor_char_boundary(kept * 2 / 3);
+        let tail = full_text.ceil_char_boundary(full_text.len() - (kept - kept * 2 / 3));
         Some(Self {
             head: head as u64,
             tail: tail as u64,
-            bytes: words.len() as u64,
-            hash: PartKey::of_bytes(words.as_bytes()),
+            bytes: full_text.len() as u64,
+            hash: PartKey::of_bytes(full_text.as_bytes()),
         })
     }
 
-    /// The head and tail of `words`; `None` if it is not the text that the decision was made for.
-    pub fn apply(&self, words: &str) -> Option<String> {
-        let all = words.len();
-        let is_same = all as u64 == self.bytes && PartKey::of_bytes(words.as_bytes()) == self.hash;
+    /// The head and tail of `full_text`; `None` if it is not the text that the decision was made for.
+    pub(crate) fn apply(&self, full_text: &str) -> Option<String> {
+        let all = full_text.len();
+        let is_same =
+            all as u64 == self.bytes && PartKey::of_bytes(full_text.as_bytes()) == self.hash;
         if !is_same {
             return None;
         }
         let (head, tail) = (usize::try_from(self.head).ok()?, usize::try_from(self.tail).ok()?);
-        let (first, last) = (words.get(..head)?, words.get(tail..)?);
+        let (first, last) = (full_text.get(..head)?, full_text.get(tail..)?);
         let missing = tail.checked_sub(head)?;
         Some(format!(
             "{first}\n\n[… {missing} of {all} bytes of this tool result left out: it was too large …]\n\n{last}"
@@ -72,13 +73,13 @@ impl TrimRange {
 
 /// The head and tail of a result of `tokens`, about `target` tokens, with a note between them; `None` if
 /// nothing would be left out.
-pub fn head_and_tail(part: &Part, body: &[u8], tokens: u64, target: u64) -> Option<String> {
-    let words = words(part, body);
-    TrimRange::new(&words, tokens, target)?.apply(&words)
+pub(crate) fn head_and_tail(part: &Part, body: &[u8], tokens: u64, target: u64) -> Option<String> {
+    let full_text = text(part, body);
+    TrimRange::new(&full_text, tokens, target)?.apply(&full_text)
 }
 
 /// The text of a JSON string, or the bytes of another value.
-pub(super) fn words_at(span: Span, body: &[u8]) -> String {
+pub(super) fn text_at(span: Span, body: &[u8]) -> String {
     let raw = span.of(body);
     let document = Document::read(raw);
     let text = document
@@ -96,24 +97,30 @@ mod tests {
 
     #[test]
     fn the_same_words_are_trimmed_the_same_and_other_words_not_at_all() {
-        let words = "héad ".repeat(100) + &"tail".repeat(100);
-        let trim = TrimRange::new(&words, 1000, 400).unwrap();
-        let text = trim.apply(&words).unwrap();
-        assert!(text.starts_with("héad ") && text.ends_with("tail") && text.len() < words.len());
-        assert_eq!(trim.apply(&words), Some(text));
-        assert_eq!(trim.apply(&words.replace("tail", "tale")), None);
-        assert_eq!(trim.apply(&words[..words.len() - 4]), None);
-        assert_eq!(TrimRange::new(&words, 1000, 1300), None);
+        let full_text = "héad ".repeat(100) + &"tail".repeat(100);
+        let trim = TrimRange::new(&full_text, 1000, 400).unwrap();
+        let text = trim.apply(&full_text).unwrap();
+        assert!(
+            text.starts_with("héad ") && text.ends_with("tail") && text.len() < full_text.len()
+        );
+        assert_eq!(trim.apply(&full_text), Some(text));
+        assert_eq!(trim.apply(&full_text.replace("tail", "tale")), None);
+        assert_eq!(trim.apply(&full_text[..full_text.len() - 4]), None);
+        assert_eq!(TrimRange::new(&full_text, 1000, 1300), None);
     }
 
     #[test]
     fn ranges_that_fit_no_words_trim_nothing() {
-        let words = "é".repeat(40);
-        let whole =
-            TrimRange { head: 4, tail: 60, bytes: 80, hash: PartKey::of_bytes(words.as_bytes()) };
-        assert!(whole.apply(&words).is_some());
+        let full_text = "é".repeat(40);
+        let whole = TrimRange {
+            head: 4,
+            tail: 60,
+            bytes: 80,
+            hash: PartKey::of_bytes(full_text.as_bytes()),
+        };
+        assert!(whole.apply(&full_text).is_some());
         for (head, tail) in [(3, 60), (4, 61), (60, 4), (4, 81), (u64::MAX, 60)] {
-            assert_eq!(TrimRange { head, tail, ..whole }.apply(&words), None, "{head} {tail}");
+            assert_eq!(TrimRange { head, tail, ..whole }.apply(&full_text), None, "{head} {tail}");
         }
     }
 
@@ -132,8 +139,8 @@ mod tests {
 
     #[test]
     fn what_is_kept_holds_no_word() {
-        let words = "canary ".repeat(500);
-        let kept = serde_json::to_string(&TrimRange::new(&words, 1000, 400).unwrap()).unwrap();
+        let full_text = "canary ".repeat(500);
+        let kept = serde_json::to_string(&TrimRange::new(&full_text, 1000, 400).unwrap()).unwrap();
         assert!(!kept.contains("canary"), "{kept}");
     }
 }

@@ -28,7 +28,7 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
         return conversation;
     };
     if root.kind() != Kind::Object {
-        conversation.notes.push(Note::UnknownShape);
+        conversation.notes.push(Note::UnknownStructure);
         return conversation;
     }
     let request = RequestMembers::of(root);
@@ -118,7 +118,7 @@ impl Reader {
         if let Some(content) = content {
             self.content(role, content, &mut parts);
         } else {
-            note_once(&mut self.conversation.notes, Note::UnknownShape);
+            note_once(&mut self.conversation.notes, Note::UnknownStructure);
         }
         self.conversation.messages.push(Message { role, span: message.span(), parts });
     }
@@ -128,7 +128,7 @@ impl Reader {
         match content.kind() {
             Kind::String => parts.push(Part::text(role, content, &mut self.keyer)),
             Kind::Array => content.items().for_each(|block| self.block(role, block, parts)),
-            _ => note_once(&mut self.conversation.notes, Note::UnknownShape),
+            _ => note_once(&mut self.conversation.notes, Note::UnknownStructure),
         }
     }
 
@@ -149,11 +149,11 @@ impl Reader {
             _ if kind.ends_with("tool_result") => self.tool_result(role, block, parts),
             "compaction" => {
                 let content = block.get_any(&["content"]);
-                let words = content.and_then(|content| content.text()).unwrap_or_default();
+                let content_text = content.and_then(|content| content.text()).unwrap_or_default();
                 parts.push(Part {
                     texts: content.iter().map(Value::span).collect(),
                     name: Some("compaction".into()),
-                    key: compaction_key(&mut self.keyer, &words),
+                    key: compaction_key(&mut self.keyer, &content_text),
                     ..Part::at(PartKind::Opaque, role, block)
                 });
             }
@@ -258,13 +258,13 @@ fn may_give_way(content: Value<'_>) -> bool {
 fn reasoning(role: Role, block: Value<'_>) -> Part {
     let mut part = Part::at(PartKind::Reasoning, role, block);
     part.texts = block.get("thinking").iter().map(Value::span).collect();
-    part.sealed = block.get_any(&["signature", "data"]).map(|sealed| sealed.span());
+    part.signature = block.get_any(&["signature", "data"]).map(|it| it.span());
     part
 }
 
 /// A provider's summary is identified by its text, not by its seal.
-fn compaction_key(keyer: &mut Keyer, words: &str) -> Option<PartKey> {
-    keyer.words(PartKind::Opaque, Role::Assistant, words)
+fn compaction_key(keyer: &mut Keyer, content_text: &str) -> Option<PartKey> {
+    keyer.text_of_kind(PartKind::Opaque, Role::Assistant, content_text)
 }
 
 /// Whether `system` begins with Claude Code's attribution line.

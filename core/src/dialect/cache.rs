@@ -63,12 +63,12 @@ impl CacheMiss {
 
     /// From an OpenAI response; `None` for a hit.
     pub(super) fn in_response(response: Value<'_>) -> Option<Self> {
-        let said = response.get("prompt_cache_diagnostics")?;
-        let cause = match said.get_text("type")?.as_ref() {
+        let diagnostics = response.get("prompt_cache_diagnostics")?;
+        let cause = match diagnostics.get_text("type")?.as_ref() {
             "cache_hit" => return None,
             "comparison_response_not_found" => CacheMissCause::NotFound,
             "unavailable" => CacheMissCause::Unavailable,
-            "cache_miss" => match said.get_text("reason").unwrap_or_default().as_ref() {
+            "cache_miss" => match diagnostics.get_text("reason").unwrap_or_default().as_ref() {
                 "model_changed" => CacheMissCause::Model,
                 "prompt_cache_key_changed" => CacheMissCause::CacheKey,
                 "tools_changed" => CacheMissCause::Tools,
@@ -82,7 +82,7 @@ impl CacheMiss {
             },
             _ => CacheMissCause::Other,
         };
-        let tokens = said.get("cache_missed_tokens").and_then(|tokens| tokens.as_u64());
+        let tokens = diagnostics.get("cache_missed_tokens").and_then(|tokens| tokens.as_u64());
         Some(Self { cause, tokens })
     }
 }

@@ -68,7 +68,7 @@ pub struct Conversation {
 
 impl Conversation {
     /// The part at a place in the history.
-    pub fn part(&self, at: PartIndex) -> Option<&Part> {
+    pub(crate) fn part(&self, at: PartIndex) -> Option<&Part> {
         self.messages.get(at.message)?.parts.get(at.part)
     }
 

@@ -200,7 +200,7 @@ impl CredentialRules {
     }
 
     /// Whether a text contains a credential of a request, or a part of one.
-    pub fn are_told_by(&self, text: &str, headers: &HeaderMap, target: &str) -> bool {
+    pub fn appear_in(&self, text: &str, headers: &HeaderMap, target: &str) -> bool {
         let RequestCredentials { secrets, cookies, .. } = self.found(headers, target);
         let mut all = secrets.iter().map(AsRef::as_ref).chain(cookies);
         self.equals_token(text.as_bytes()) || all.any(|secret| gives_away(text, secret))

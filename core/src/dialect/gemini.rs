@@ -34,7 +34,7 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
         return conversation;
     };
     if outer.kind() != Kind::Object {
-        conversation.notes.push(Note::UnknownShape);
+        conversation.notes.push(Note::UnknownStructure);
         return conversation;
     }
     let counted = outer.get_any(&["generateContentRequest", "generate_content_request"]);
@@ -113,7 +113,7 @@ impl Reader {
 
     fn contents(&mut self, root: Value<'_>) {
         let Some(contents) = root.get_any(&["contents"]) else {
-            return note_once(&mut self.conversation.notes, Note::UnknownShape);
+            return note_once(&mut self.conversation.notes, Note::UnknownStructure);
         };
         for content in listed(&contents) {
             let role = match content.get_text("role").as_deref() {
@@ -139,18 +139,18 @@ impl Reader {
         }
         match content.get_any(&["parts"]) {
             Some(inner) => listed(&inner).for_each(|part| self.part(role, part, parts)),
-            None => note_once(&mut self.conversation.notes, Note::UnknownShape),
+            None => note_once(&mut self.conversation.notes, Note::UnknownStructure),
         }
     }
 
     fn part(&mut self, role: Role, value: Value<'_>, parts: &mut Vec<Part>) {
         let mut part = Part::at(PartKind::Opaque, role, value);
-        part.sealed = signature(value).map(|signature| signature.span());
+        part.signature = signature(value).map(|signature| signature.span());
         match data(value) {
             PartData::Text(text) => {
                 part.kind = PartKind::Text;
                 part.texts = vec![text.span()];
-                self.words(role, &text.text().unwrap_or_default(), &mut part, parts);
+                self.text(role, &text.text().unwrap_or_default(), &mut part, parts);
             }
             PartData::Thought(text) => {
                 part.kind = PartKind::Reasoning;
@@ -177,7 +177,7 @@ impl Reader {
                 (part.kind, part.media, part.key) = (kind, Some(media), key);
             }
             PartData::Hosted(hosted) => {
-                part.texts = hosted_words(hosted).iter().map(Value::span).collect();
+                part.texts = hosted_text(hosted).iter().map(Value::span).collect();
                 part.key = hosted_key(&mut self.keyer, hosted);
             }
             PartData::Unknown => {
@@ -192,7 +192,7 @@ impl Reader {
     }
 
     /// Adds a text of the model to the run; other texts get a key of their own.
-    fn words(&mut self, role: Role, text: &str, part: &mut Part, parts: &[Part]) {
+    fn text(&mut self, role: Role, text: &str, part: &mut Part, parts: &[Part]) {
         if role != Role::Assistant {
             part.key = self.keyer.text(role, text);
             return;
@@ -318,16 +318,16 @@ fn signature(part: Value<'_>) -> Option<Value<'_>> {
 }
 
 /// The text of something that ran at the provider: the code, its output, or all of it.
-fn hosted_words(hosted: Value<'_>) -> Option<Value<'_>> {
+fn hosted_text(hosted: Value<'_>) -> Option<Value<'_>> {
     match hosted.get_any(&["code", "output"]) {
-        Some(words) if words.kind() == Kind::String => Some(words),
+        Some(code_text) if code_text.kind() == Kind::String => Some(code_text),
         _ => Some(hosted),
     }
 }
 
 /// Its key, made from the text, so that an id that a client adds or drops does not matter.
 fn hosted_key(keyer: &mut Keyer, hosted: Value<'_>) -> Option<PartKey> {
-    keyer.value(PartKind::Opaque, Role::Assistant, hosted_words(hosted)?)
+    keyer.value(PartKind::Opaque, Role::Assistant, hosted_text(hosted)?)
 }
 
 fn inline_media(

@@ -35,25 +35,25 @@ pub fn identify(
     conversation: &Conversation,
     transport: Transport,
 ) -> Identity {
-    let said = IdentityHeaders::of(headers);
-    let own = session_in_headers(&said, headers)
+    let ids = IdentityHeaders::of(headers);
+    let own = session_in_headers(&ids, headers)
         .or_else(|| conversation.session.clone().filter(|name| is_name(name.as_str())))
-        .or_else(|| named(said.trace));
-    let parent: Option<SessionId> = named(said.parent);
-    let thread = named(said.agent)
-        .or_else(|| named(said.thread))
+        .or_else(|| named(ids.trace));
+    let parent: Option<SessionId> = named(ids.parent);
+    let thread = named(ids.agent)
+        .or_else(|| named(ids.thread))
         .or_else(|| own.as_ref().filter(|_| parent.is_some()).map(|own| own.as_str().into()))
-        .or_else(|| named::<Box<str>>(said.subagent).filter(|agent| **agent != *"compact"));
+        .or_else(|| named::<Box<str>>(ids.subagent).filter(|agent| **agent != *"compact"));
     let session = parent.or(own);
     let thread = thread.filter(|thread| session.as_ref().is_none_or(|it| *it != **thread));
-    let purpose = if transport == Transport::WebSocket { None } else { purpose(&said) };
+    let purpose = if transport == Transport::WebSocket { None } else { purpose(&ids) };
     Identity { session, thread, purpose }
 }
 
 /// The session id in a request body of any dialect; `root` is the body.
 ///
 /// `user` and `safety_identifier` are not used: they name a user, not a session.
-pub fn session_in_body(root: &Value<'_>) -> Option<SessionId> {
+pub(crate) fn session_in_body(root: &Value<'_>) -> Option<SessionId> {
     let body = SessionMembers::of(*root);
     let metadata = body.metadata.map(MetadataMembers::of).unwrap_or_default();
     let name = |value: Option<Value<'_>>| {
@@ -127,34 +127,34 @@ struct IdentityHeaders<'h> {
 
 impl<'h> IdentityHeaders<'h> {
     fn of(headers: &'h HeaderMap) -> Self {
-        let mut said = Self::default();
+        let mut ids = Self::default();
         for (name, value) in headers {
             let slot = match name.as_str() {
-                "x-litellm-trace-id" => &mut said.trace,
-                "x-parent-session-id" => &mut said.parent,
-                "x-claude-code-agent-id" => &mut said.agent,
-                "thread-id" => &mut said.thread,
-                "x-openai-subagent" => &mut said.subagent,
-                "x-codex-turn-metadata" => &mut said.codex_turn,
-                "baggage" => &mut said.baggage,
+                "x-litellm-trace-id" => &mut ids.trace,
+                "x-parent-session-id" => &mut ids.parent,
+                "x-claude-code-agent-id" => &mut ids.agent,
+                "thread-id" => &mut ids.thread,
+                "x-openai-subagent" => &mut ids.subagent,
+                "x-codex-turn-metadata" => &mut ids.codex_turn,
+                "baggage" => &mut ids.baggage,
                 name => match SESSION_HEADERS.iter().position(|session| *session == name) {
-                    Some(at) => &mut said.sessions[at],
+                    Some(at) => &mut ids.sessions[at],
                     None => continue,
                 },
             };
             slot.get_or_insert(value);
         }
-        said
+        ids
     }
 }
 
-fn session_in_headers(said: &IdentityHeaders<'_>, headers: &HeaderMap) -> Option<SessionId> {
-    said.sessions
+fn session_in_headers(ids: &IdentityHeaders<'_>, headers: &HeaderMap) -> Option<SessionId> {
+    ids.sessions
         .into_iter()
         .find_map(named)
         .or_else(|| vendor_session(headers))
-        .or_else(|| said.baggage.and_then(|_| baggage_session(headers)))
-        .or_else(|| named(said.thread))
+        .or_else(|| ids.baggage.and_then(|_| baggage_session(headers)))
+        .or_else(|| named(ids.thread))
 }
 
 /// The value of `x-<vendor>-session-id`, as LiteLLM accepts it: eight characters or more, which excludes
@@ -185,13 +185,13 @@ fn baggage_session(headers: &HeaderMap) -> Option<SessionId> {
 }
 
 /// The purpose that Codex states in its headers (`docs/protocols.md` 10.12).
-fn purpose(said: &IdentityHeaders<'_>) -> Option<Purpose> {
-    let metadata = said.codex_turn.map(HeaderValue::as_bytes);
+fn purpose(ids: &IdentityHeaders<'_>) -> Option<Purpose> {
+    let metadata = ids.codex_turn.map(HeaderValue::as_bytes);
     let kind = metadata.and_then(|bytes| {
         let document = Document::read(bytes).ok()?;
         Some(document.root(bytes)?.get_text("request_kind")?.into_owned())
     });
-    let agent = said.subagent.map(HeaderValue::as_bytes);
+    let agent = ids.subagent.map(HeaderValue::as_bytes);
     if kind.as_deref() == Some("compaction") || agent == Some(b"compact") {
         return Some(Purpose::Compaction);
     }

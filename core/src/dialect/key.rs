@@ -18,12 +18,12 @@ pub struct PartKey(pub u128);
 
 impl PartKey {
     /// The key of something identified by its bytes.
-    pub fn of_bytes(bytes: &[u8]) -> PartKey {
+    pub(crate) fn of_bytes(bytes: &[u8]) -> PartKey {
         PartKey(xxh3_128(bytes))
     }
 
     /// The same of a JSON string literal: of what stands between its quotes, as it is written.
-    pub fn of_literal(literal: &[u8]) -> PartKey {
+    pub(crate) fn of_literal(literal: &[u8]) -> PartKey {
         let text = literal.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\""));
         PartKey::of_bytes(text.unwrap_or(literal))
     }
@@ -45,7 +45,7 @@ impl Chain {
 
     /// The prefix with one more part.
     #[must_use]
-    pub fn then(self, key: PartKey) -> Chain {
+    pub(crate) fn then(self, key: PartKey) -> Chain {
         let mut bytes = [0; 32];
         bytes[..16].copy_from_slice(&self.0.to_le_bytes());
         bytes[16..].copy_from_slice(&key.0.to_le_bytes());
@@ -109,11 +109,11 @@ as_hex!(PartKey);
 as_hex!(Chain);
 
 /// Members that mark a block as the end of a cached prefix (`docs/protocols.md` 1.2, 3.2).
-pub const CACHE_MARKERS: [&str; 2] = ["cache_control", "prompt_cache_breakpoint"];
+pub(crate) const CACHE_MARKERS: [&str; 2] = ["cache_control", "prompt_cache_breakpoint"];
 
 /// The arguments of a tool call, in one of the two forms that clients and providers use.
 #[derive(Clone, Copy)]
-pub enum ToolArguments<'a> {
+pub(crate) enum ToolArguments<'a> {
     /// A JSON value; a string is read as [`ToolArguments::Text`].
     Value(Value<'a>),
     /// A string that should hold JSON; empty and `null` mean `{}`.
@@ -121,7 +121,7 @@ pub enum ToolArguments<'a> {
 }
 
 /// A text, or a JSON value with it.
-pub enum TextValue<'a> {
+pub(crate) enum TextValue<'a> {
     /// A text.
     Text(Cow<'a, str>),
     /// A JSON string; any other value stands for its own bytes.
@@ -151,14 +151,18 @@ const SHORT: usize = 128;
 
 /// Makes part keys. Keeps its buffers, so that a long history needs no allocation per part.
 #[derive(Debug, Default)]
-pub struct Keyer {
+pub(crate) struct Keyer {
     buffer: Vec<u8>,
     arguments: Document,
 }
 
 impl Keyer {
     /// The key of a text by `role`. White space around it is ignored; an empty text has no key.
-    pub fn text<'a>(&mut self, role: Role, text: impl Into<TextValue<'a>>) -> Option<PartKey> {
+    pub(crate) fn text<'a>(
+        &mut self,
+        role: Role,
+        text: impl Into<TextValue<'a>>,
+    ) -> Option<PartKey> {
         self.begin(PartKind::Text, role);
         let start = self.buffer.len();
         self.append(text.into());
@@ -167,7 +171,7 @@ impl Keyer {
     }
 
     /// The key of a tool call. Without `id` if clients make their own (Gemini).
-    pub fn tool_call(
+    pub(crate) fn tool_call(
         &mut self,
         id: Option<&str>,
         name: &str,
@@ -188,7 +192,7 @@ impl Keyer {
 
     /// The key of a tool result: `pieces` are its texts in order; a single string and several blocks with the
     /// same text have the same key. If there are no ids, `id` is the tool's name.
-    pub fn tool_result<'a>(
+    pub(crate) fn tool_result<'a>(
         &mut self,
         id: &str,
         pieces: impl IntoIterator<Item = impl Into<TextValue<'a>>>,
@@ -204,7 +208,7 @@ impl Keyer {
     }
 
     /// The key of an image or document, from its data (base64 in either alphabet) or its URL.
-    pub fn media<'a>(
+    pub(crate) fn media<'a>(
         &mut self,
         kind: PartKind,
         role: Role,
@@ -218,21 +222,26 @@ impl Keyer {
     }
 
     /// The key of a part of another kind that is identified by a text.
-    pub fn words<'a>(
+    pub(crate) fn text_of_kind<'a>(
         &mut self,
         kind: PartKind,
         role: Role,
-        words: impl Into<TextValue<'a>>,
+        source: impl Into<TextValue<'a>>,
     ) -> Option<PartKey> {
         self.begin(kind, role);
         let start = self.buffer.len();
-        self.append(words.into());
+        self.append(source.into());
         trim(&mut self.buffer, start);
         Some(self.end())
     }
 
     /// The key of any other JSON value: members in any order, without cache markers.
-    pub fn value(&mut self, kind: PartKind, role: Role, value: Value<'_>) -> Option<PartKey> {
+    pub(crate) fn value(
+        &mut self,
+        kind: PartKind,
+        role: Role,
+        value: Value<'_>,
+    ) -> Option<PartKey> {
         self.begin(kind, role);
         canonical(&mut self.buffer, value);
         Some(self.end())
@@ -244,15 +253,15 @@ impl Keyer {
             text => text,
         };
         // Text that is not JSON was cut off, or is the input of a free-form tool: it is hashed as it is.
-        let read = self.arguments.read_again(text.as_bytes());
+        let read = self.arguments.reread(text.as_bytes());
         match read.ok().and_then(|()| self.arguments.root(text.as_bytes())) {
             Some(value) => canonical(&mut self.buffer, value),
             None => self.buffer.extend_from_slice(text.as_bytes()),
         }
     }
 
-    fn append(&mut self, words: TextValue<'_>) {
-        match words {
+    fn append(&mut self, source: TextValue<'_>) {
+        match source {
             TextValue::Text(text) => self.buffer.extend_from_slice(text.as_bytes()),
             TextValue::Value(value) => {
                 if !value.append_text(&mut self.buffer) {
@@ -348,7 +357,7 @@ fn standard_base64(out: &mut Vec<u8>, start: usize) {
 }
 
 /// Converts base64 data to the standard alphabet.
-pub fn standard_alphabet(base64: &mut [u8]) {
+pub(crate) fn standard_alphabet(base64: &mut [u8]) {
     for byte in base64 {
         *byte = match *byte {
             b'-' => b'+',

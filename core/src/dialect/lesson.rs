@@ -4,9 +4,9 @@
 //! whole message is a known message of the provider (`config/lessons.toml`), and its decisive words are not
 //! in the request. Pure; must not know who uses the lesson.
 
-use std::borrow::Cow;
 use std::sync::OnceLock;
 
+use super::percent::decoded;
 use serde::{Deserialize, Serialize};
 
 use super::ProviderError;
@@ -64,7 +64,7 @@ pub struct QuotableText<'a> {
     /// The JSON body, decompressed.
     pub body: &'a [u8],
     /// Other texts that the provider was sent: path and query, values of headers, the model.
-    pub words: Vec<&'a str>,
+    pub texts: Vec<&'a str>,
 }
 
 /// The lessons of a refusal, or those that were rejected.
@@ -116,11 +116,11 @@ pub fn taught_in_reply(
 
 fn judged(messages: &[ErrorMessage], status: u16, request: &QuotableText<'_>) -> LessonMatch {
     let mut taught = LessonMatch::default();
-    let mut words = None;
+    let mut quotable = None;
     for (form, message) in messages.iter().filter_map(|message| form(message, status)) {
         // A request is read at most once, and only if something would be learned.
-        let words = words.get_or_insert_with(|| request_words(request));
-        let is_quoted = message.decisive.iter().any(|said| words.contains(&**said));
+        let quotable = quotable.get_or_insert_with(|| request_text(request));
+        let is_quoted = message.decisive.iter().any(|piece| quotable.contains(&**piece));
         let to = if is_quoted { &mut taught.quoted } else { &mut taught.lessons };
         to.extend(form.teaches.iter().filter_map(|kind| kind.lesson(message.limit)));
     }
@@ -292,18 +292,21 @@ fn placeholder(form: &str) -> Option<(&'static str, &str)> {
 /// Most bytes of a name in a message.
 const LONGEST_NAME: usize = 200;
 /// A message with fewer letters cannot be told from ordinary text of a request.
-const TELLING: usize = 12;
+const MIN_DECISIVE: usize = 12;
 
 /// The words that must not be in the request: each sentence with the limit's number, else the whole message.
 /// A final full stop is ignored.
 fn decisive(text: &str, limit: Option<u64>) -> Vec<String> {
-    let sentence = |words: &str| words.trim_end_matches('.').to_owned();
+    let sentence = |passage: &str| passage.trim_end_matches('.').to_owned();
     let Some(limit) = limit else {
-        return vec![sentence(text)].into_iter().filter(|words| words.len() >= TELLING).collect();
+        return vec![sentence(text)]
+            .into_iter()
+            .filter(|passage| passage.len() >= MIN_DECISIVE)
+            .collect();
     };
     let digits = limit.to_string();
-    let has_it = |words: &&str| {
-        let plain: String = words.chars().filter(|sign| !matches!(sign, ',' | '_')).collect();
+    let has_it = |passage: &&str| {
+        let plain: String = passage.chars().filter(|sign| !matches!(sign, ',' | '_')).collect();
         plain.contains(&digits)
     };
     text.split(". ").filter(has_it).map(sentence).collect()
@@ -322,43 +325,43 @@ fn plain(text: &str) -> String {
 }
 
 /// All text that a provider could quote, in the form used for comparison.
-fn request_words(request: &QuotableText<'_>) -> String {
-    let mut words = String::with_capacity(request.body.len());
-    for said in &request.words {
-        words.push_str(said);
-        words.push('\n');
-        words.push_str(&unescaped(said));
-        words.push('\n');
+fn request_text(request: &QuotableText<'_>) -> String {
+    let mut out = String::with_capacity(request.body.len());
+    for text in &request.texts {
+        out.push_str(text);
+        out.push('\n');
+        out.push_str(&url_decoded(text));
+        out.push('\n');
     }
     let document = Document::read(request.body).ok();
     match document.as_ref().and_then(|document| document.root(request.body)) {
-        Some(root) => gather(root, &mut words),
-        None => words.push_str(&String::from_utf8_lossy(request.body)),
+        Some(root) => gather(root, &mut out),
+        None => out.push_str(&String::from_utf8_lossy(request.body)),
     }
-    plain(&words)
+    plain(&out)
 }
 
 /// Collects every name and string of a value; if a string contains JSON (arguments of a call), its content as
 /// well. Without recursion, so that nesting needs no stack.
-fn gather(root: Value<'_>, words: &mut String) {
+fn gather(root: Value<'_>, out: &mut String) {
     let mut waiting = vec![root];
     while let Some(value) = waiting.pop() {
         match value.kind() {
             Kind::Object => {
                 for (key, value) in value.entries() {
-                    words.push_str(&key.text());
-                    words.push('\n');
+                    out.push_str(&key.text());
+                    out.push('\n');
                     waiting.push(value);
                 }
             }
             Kind::Array => waiting.extend(value.items()),
             Kind::String => {
                 let text = value.text().unwrap_or_default();
-                words.push_str(&text);
-                words.push('\n');
+                out.push_str(&text);
+                out.push('\n');
                 if text.contains('\\') {
-                    words.push_str(&text.replace("\\\"", "\"").replace("\\n", " "));
-                    words.push('\n');
+                    out.push_str(&text.replace("\\\"", "\"").replace("\\n", " "));
+                    out.push('\n');
                 }
             }
             _ => {}
@@ -366,28 +369,12 @@ fn gather(root: Value<'_>, words: &mut String) {
     }
 }
 
-/// A path or query with `%xx` and `+` decoded.
-fn unescaped(text: &str) -> Cow<'_, str> {
+/// A path or query with `%xx` and `+` decoded; empty if it has neither.
+fn url_decoded(text: &str) -> String {
     if !text.contains(['%', '+']) {
-        return Cow::Borrowed("");
+        return String::new();
     }
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((first, after)) = rest.split_first() {
-        let pair = after.get(..2).and_then(|pair| std::str::from_utf8(pair).ok());
-        let byte = pair.and_then(|pair| u8::from_str_radix(pair, 16).ok());
-        match (first, byte) {
-            (b'%', Some(byte)) => {
-                bytes.push(byte);
-                rest = &after[2..];
-            }
-            (first, _) => {
-                bytes.push(if *first == b'+' { b' ' } else { *first });
-                rest = after;
-            }
-        }
-    }
-    Cow::Owned(String::from_utf8_lossy(&bytes).into_owned())
+    decoded(&text.replace('+', " ")).into_owned()
 }
 
 #[cfg(test)]

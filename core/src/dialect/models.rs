@@ -97,7 +97,8 @@ pub enum PictureCost {
     /// By tiles with a side of 448 pixels (Grok).
     Tiles,
     /// The same for any size, depending only on its shape (Gemini from 3 on).
-    Shape,
+    #[serde(rename = "shape")]
+    AspectRatio,
 }
 
 fn free() -> ReasoningBinding {
@@ -159,7 +160,7 @@ impl Model {
     }
 
     /// Whether a carriage return before a line feed costs nothing: Gemini from 3 on reads both as one.
-    pub fn folds_line_ends(&self) -> bool {
+    pub(crate) fn folds_line_ends(&self) -> bool {
         self.family == Family::Gemini && self.reads_reasoning
     }
 

@@ -11,7 +11,8 @@ pub enum Note {
     /// The body is not JSON.
     NotJson,
     /// The body is JSON, but not in this dialect's form.
-    UnknownShape,
+    #[serde(rename = "unknown_shape")]
+    UnknownStructure,
     /// A part of an unknown kind, which is opaque.
     UnknownPart,
     /// A stream event of an unknown kind, which was forwarded.

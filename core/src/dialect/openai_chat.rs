@@ -31,7 +31,7 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
         return conversation;
     };
     if root.kind() != Kind::Object {
-        conversation.notes.push(Note::UnknownShape);
+        conversation.notes.push(Note::UnknownStructure);
         return conversation;
     }
     let request = RequestMembers::of(root);
@@ -44,8 +44,8 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
     if conversation.max_output == Some(0) {
         conversation.purpose = Purpose::WarmUp;
     }
-    let asked = request.stream_options.and_then(|options| options.get("include_usage"));
-    conversation.include_usage = asked.and_then(|asked| asked.as_bool());
+    let option = request.stream_options.and_then(|options| options.get("include_usage"));
+    conversation.include_usage = option.and_then(|option| option.as_bool());
     conversation.session = super::identity::session_in_body(&root);
 
     let mut reader = Reader { keyer: Keyer::default(), conversation };
@@ -95,7 +95,7 @@ impl Reader {
 
     fn messages(&mut self, request: &RequestMembers<'_>) {
         let Some(messages) = request.messages.filter(|m| m.kind() == Kind::Array) else {
-            return note_once(&mut self.conversation.notes, Note::UnknownShape);
+            return note_once(&mut self.conversation.notes, Note::UnknownStructure);
         };
         // If there are only system messages, they are the history.
         let leading = messages.items().position(|message| role_of(message) != Role::System);
@@ -113,7 +113,7 @@ impl Reader {
 
     fn message(&mut self, role: Role, message: Value<'_>, parts: &mut Vec<Part>) {
         if message.kind() != Kind::Object {
-            note_once(&mut self.conversation.notes, Note::UnknownShape);
+            note_once(&mut self.conversation.notes, Note::UnknownStructure);
             return parts.push(Part::opaque(role, message, &mut self.keyer));
         }
         if role == Role::Tool {
@@ -126,18 +126,18 @@ impl Reader {
             self.content(role, content, parts);
         }
         if role == Role::Assistant {
-            self.said_otherwise(message, parts);
+            self.other_members(message, parts);
         }
     }
 
     /// Reads content: a string, or a list of blocks.
     fn content(&mut self, role: Role, content: Value<'_>, parts: &mut Vec<Part>) {
         match content.kind() {
-            Kind::String => parts.push(self.words(role, content, content)),
+            Kind::String => parts.push(self.text(role, content, content)),
             Kind::Array => content.items().for_each(|block| self.block(role, block, parts)),
             Kind::Object => self.block(role, content, parts),
             Kind::Null | Kind::Bool | Kind::Number => {
-                note_once(&mut self.conversation.notes, Note::UnknownShape);
+                note_once(&mut self.conversation.notes, Note::UnknownStructure);
                 parts.push(Part::opaque(role, content, &mut self.keyer));
             }
         }
@@ -148,13 +148,13 @@ impl Reader {
         let kind = kind.and_then(|kind| kind.text()).unwrap_or_default();
         let text = first([text, refusal]).filter(|text| text.kind() == Kind::String);
         match (kind.as_ref(), text) {
-            _ if block.kind() == Kind::String => parts.push(self.words(role, block, block)),
+            _ if block.kind() == Kind::String => parts.push(self.text(role, block, block)),
             ("text" | "input_text" | "output_text" | "refusal" | "", Some(text)) => {
-                parts.push(self.words(role, block, text));
+                parts.push(self.text(role, block, text));
             }
             ("thinking" | "reasoning" | "redacted_thinking", _) => {
                 let mut part = Part::at(PartKind::Reasoning, role, block);
-                (part.texts, part.sealed) = thoughts(block);
+                (part.texts, part.signature) = thoughts(block);
                 parts.push(part);
             }
             ("image_url" | "image" | "input_image", _) => {
@@ -174,7 +174,7 @@ impl Reader {
 
     /// A text at `literal`, which is all or part of `block`. Thinking in tags before the text is not part of
     /// the key, because clients drop it.
-    fn words(&mut self, role: Role, block: Value<'_>, literal: Value<'_>) -> Part {
+    fn text(&mut self, role: Role, block: Value<'_>, literal: Value<'_>) -> Part {
         let key = match role {
             Role::Assistant => {
                 self.keyer.text(role, think::split(&literal.text().unwrap_or_default()).1)
@@ -185,13 +185,13 @@ impl Reader {
     }
 
     /// Reads what an assistant message has besides its content.
-    fn said_otherwise(&mut self, message: Value<'_>, parts: &mut Vec<Part>) {
+    fn other_members(&mut self, message: Value<'_>, parts: &mut Vec<Part>) {
         let [refusal, audio, calls, call] =
             message.members(["refusal", "audio", "tool_calls", "function_call"]);
         if let Some(refusal) = refusal
             && refusal.text().is_some_and(|text| !text.is_empty())
         {
-            parts.push(self.words(Role::Assistant, refusal, refusal));
+            parts.push(self.text(Role::Assistant, refusal, refusal));
         }
         if let Some(audio) = audio
             && audio.get_text("id").is_some_and(|id| !id.is_empty())
@@ -217,7 +217,7 @@ impl Reader {
         part.name = name.and_then(|name| name.text()).map(Into::into);
         let arguments = first([arguments, input]);
         part.texts = arguments.iter().map(Value::span).collect();
-        part.sealed = signature(call).map(|signature| signature.span());
+        part.signature = signature(call).map(|signature| signature.span());
         let name = part.name.as_deref().unwrap_or_default();
         let text = arguments.and_then(|arguments| arguments.text());
         let arguments = match (&text, arguments) {
@@ -236,25 +236,25 @@ impl Reader {
         let content = first([content]);
         let is_words = |content: &Value<'_>| matches!(content.kind(), Kind::String | Kind::Array);
         part.content = content.filter(is_words).map(|content| content.span());
-        let mut words = Vec::new();
+        let mut pieces = Vec::new();
         let mut inner = Vec::new();
         match content {
             Some(content) if content.kind() == Kind::Array => {
                 for block in content.items() {
                     match block.get("text").filter(|text| text.kind() == Kind::String) {
-                        Some(text) => words.push(text),
-                        None if block.kind() == Kind::String => words.push(block),
+                        Some(text) => pieces.push(text),
+                        None if block.kind() == Kind::String => pieces.push(block),
                         None => self.block(Role::Tool, block, &mut inner),
                     }
                 }
             }
-            Some(content) if content.kind() == Kind::String => words.push(content),
+            Some(content) if content.kind() == Kind::String => pieces.push(content),
             Some(content) => inner.push(Part::opaque(Role::Tool, content, &mut self.keyer)),
             None => {}
         }
-        part.texts = words.iter().map(Value::span).collect();
+        part.texts = pieces.iter().map(Value::span).collect();
         let answers = part.id.as_deref().or(part.name.as_deref()).unwrap_or_default();
-        part.key = self.keyer.tool_result(answers, words);
+        part.key = self.keyer.tool_result(answers, pieces);
         parts.push(part);
         parts.append(&mut inner);
     }
@@ -340,7 +340,7 @@ fn reasoning_fields(message: Value<'_>, parts: &mut Vec<Part>) {
         let Some(rank) = REASONING.iter().position(|name| key.is(name)) else { continue };
         let mut part = Part::at(PartKind::Reasoning, Role::Assistant, value);
         part.span.start = key.span().start;
-        (part.texts, part.sealed) = match REASONING[rank] {
+        (part.texts, part.signature) = match REASONING[rank] {
             "extra_content" => match value.path(&["google", "thought_signature"]) {
                 Some(signature) => (Vec::new(), Some(signature.span())),
                 None => continue,
@@ -365,27 +365,30 @@ fn reasoning_fields(message: Value<'_>, parts: &mut Vec<Part>) {
 
 /// The texts in a reasoning member or block, in any of its forms, and the last seal in it.
 fn thoughts(value: Value<'_>) -> (Vec<Span>, Option<Span>) {
-    let (mut texts, mut sealed) = (Vec::new(), None);
+    let (mut texts, mut signature) = (Vec::new(), None);
     match value.kind() {
         Kind::String if value.span().len() > 2 => texts.push(value.span()),
         Kind::Array | Kind::Object => {
             let items = value.items().chain((value.kind() == Kind::Object).then_some(value));
             for item in items {
-                let words = item.get_any(&["thinking", "text", "summary", "content"]);
-                match words.or((item.kind() == Kind::String).then_some(item)) {
-                    Some(words) if words.kind() == Kind::String => texts.push(words.span()),
+                let pieces = item.get_any(&["thinking", "text", "summary", "content"]);
+                match pieces.or((item.kind() == Kind::String).then_some(item)) {
+                    Some(pieces) if pieces.kind() == Kind::String => texts.push(pieces.span()),
                     // Mistral: `thinking` is a list of text blocks, not nested.
-                    Some(words) => texts.extend(
-                        words.items().filter_map(|inner| inner.get("text")).map(|text| text.span()),
+                    Some(pieces) => texts.extend(
+                        pieces
+                            .items()
+                            .filter_map(|inner| inner.get("text"))
+                            .map(|text| text.span()),
                     ),
                     None => {}
                 }
-                sealed = item.get_any(&["signature", "data"]).map(|seal| seal.span()).or(sealed);
+                signature = item.get_any(&["signature", "data"]).map(|it| it.span()).or(signature);
             }
         }
         _ => {}
     }
-    (texts, sealed)
+    (texts, signature)
 }
 
 /// Fuzz target: no bytes make the reader panic, and every range is within the body.

@@ -28,7 +28,7 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
         return conversation;
     };
     if root.kind() != Kind::Object {
-        conversation.notes.push(Note::UnknownShape);
+        conversation.notes.push(Note::UnknownStructure);
         return conversation;
     }
     let request = RequestMembers::of(root);
@@ -49,7 +49,7 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
         Some(input) if input.kind() == Kind::String => reader.prompt(input),
         Some(input) if input.kind() == Kind::Array => input.items().for_each(|i| reader.item(i)),
         None if reader.conversation.held.is_some() => {}
-        _ => note_once(&mut reader.conversation.notes, Note::UnknownShape),
+        _ => note_once(&mut reader.conversation.notes, Note::UnknownStructure),
     }
     if let Some(purpose) = purpose(&request, &reader.conversation, body) {
         reader.conversation.purpose = purpose;
@@ -174,7 +174,7 @@ fn purpose(
         return Some(Purpose::WarmUp);
     }
     let codex = request.client_metadata.and_then(|of| of.get("x-codex-turn-metadata"));
-    if codex.is_some_and(says_compaction) {
+    if codex.is_some_and(is_compaction_request) {
         return Some(Purpose::Compaction);
     }
     if !conversation.tools.is_empty() {
@@ -198,7 +198,7 @@ const CODEX_CHECKPOINT: &str = "You are performing a CONTEXT CHECKPOINT COMPACTI
 const OPENCODE_TITLE: &str = "You are a title generator";
 
 /// Whether Codex's metadata, a JSON text in a string, says that it is a compaction.
-fn says_compaction(metadata: Value<'_>) -> bool {
+fn is_compaction_request(metadata: Value<'_>) -> bool {
     let text = metadata.text().unwrap_or_default();
     let document = Document::read(text.as_bytes()).unwrap_or_default();
     let kind = document.root(text.as_bytes()).and_then(|root| root.get_text("request_kind"));
@@ -211,7 +211,7 @@ pub fn fuzz(bytes: &[u8]) {
     let conversation = read(bytes);
     for part in conversation.all_parts() {
         assert!(part.span.end <= bytes.len());
-        assert!(part.texts.iter().chain(&part.sealed).all(|text| text.end <= bytes.len()));
+        assert!(part.texts.iter().chain(&part.signature).all(|text| text.end <= bytes.len()));
     }
     let mut socket = super::reading::SocketReader::new(1 << 20);
     for line in bytes.split(|byte| *byte == b'\n') {

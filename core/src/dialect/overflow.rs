@@ -38,12 +38,12 @@ const REFUSALS: &[u16] = &[400, 413, 422];
 
 /// Whether a response says that the request does not fit.
 pub fn overflow(answer: &ErrorResponse<'_>) -> Option<Overflow> {
-    let text = words(answer.body);
+    let text = lowercase_text(answer.body);
     let file = built_in();
-    if file.except.iter().any(|words| text.contains(&**words)) {
+    if file.except.iter().any(|pattern| text.contains(&**pattern)) {
         return None;
     }
-    let fitting = file.says.iter().filter(|says| {
+    let fitting = file.patterns.iter().filter(|says| {
         let statuses = says.status.as_deref().unwrap_or(REFUSALS);
         statuses.contains(&answer.status)
             && says.host.as_deref().is_none_or(|host| answer.host.ends_with(host))
@@ -62,7 +62,8 @@ pub fn overflow(answer: &ErrorResponse<'_>) -> Option<Overflow> {
 struct OverflowFile {
     /// Words of other messages, in lower case.
     except: Vec<Box<str>>,
-    says: Vec<OverflowPattern>,
+    #[serde(rename = "says")]
+    patterns: Vec<OverflowPattern>,
 }
 
 /// The pattern of a message.
@@ -78,8 +79,8 @@ fn built_in() -> &'static OverflowFile {
     static FILE: OnceLock<OverflowFile> = OnceLock::new();
     FILE.get_or_init(|| {
         let mut file: OverflowFile = toml::from_str(include_str!("../../../config/overflow.toml"))
-            .unwrap_or_else(|_| OverflowFile { except: Vec::new(), says: Vec::new() });
-        file.says.iter_mut().for_each(|says| says.text = says.text.to_lowercase().into());
+            .unwrap_or_else(|_| OverflowFile { except: Vec::new(), patterns: Vec::new() });
+        file.patterns.iter_mut().for_each(|says| says.text = says.text.to_lowercase().into());
         file
     })
 }
@@ -96,28 +97,28 @@ impl OverflowPattern {
     }
 }
 
-/// The numbers in `text`, if it begins with the pattern `words`.
-fn fits(words: &str, text: &str) -> Option<Overflow> {
-    let (mut words, mut text) = (words, text);
-    let mut said = Overflow::default();
-    while let Some(next) = words.chars().next() {
+/// The numbers in `text`, if it begins with `pattern`.
+fn fits(pattern: &str, text: &str) -> Option<Overflow> {
+    let (mut pattern, mut text) = (pattern, text);
+    let mut numbers = Overflow::default();
+    while let Some(next) = pattern.chars().next() {
         if next == '{' {
-            let (name, rest) = words[1..].split_once('}')?;
+            let (name, rest) = pattern[1..].split_once('}')?;
             let (number, after) = number(text)?;
             match name {
-                "window" => said.window = number.filter(|window| WINDOWS.contains(window)),
-                "input" => said.input = number,
+                "window" => numbers.window = number.filter(|window| WINDOWS.contains(window)),
+                "input" => numbers.input = number,
                 _ => {}
             }
-            (words, text) = (rest, after);
+            (pattern, text) = (rest, after);
         } else if next == ' ' {
-            (words, text) = (&words[1..], text.trim_start());
+            (pattern, text) = (&pattern[1..], text.trim_start());
         } else {
             text = text.strip_prefix(next)?;
-            words = &words[next.len_utf8()..];
+            pattern = &pattern[next.len_utf8()..];
         }
     }
-    Some(said)
+    Some(numbers)
 }
 
 /// A number with its separators (`1,048,576`), and the rest of the text.
@@ -136,45 +137,45 @@ pub(super) fn number(text: &str) -> Option<(Option<u64>, &str)> {
 
 /// The text of a body in lower case, with JSON escapes decoded: some servers escape `>`, `'` or all quotes in
 /// an error that they forward.
-pub(super) fn words(body: &[u8]) -> String {
+pub(super) fn lowercase_text(body: &[u8]) -> String {
     unescaped(body).to_lowercase()
 }
 
 /// The same without lowering the case.
 pub(super) fn unescaped(body: &[u8]) -> String {
     let text = String::from_utf8_lossy(body);
-    let mut words = String::with_capacity(text.len());
+    let mut out = String::with_capacity(text.len());
     let mut rest = &*text;
     while let Some(at) = rest.find('\\') {
-        words.push_str(&rest[..at]);
+        out.push_str(&rest[..at]);
         rest = &rest[at + 1..];
         let hex = rest.strip_prefix('u').and_then(|hex| hex.get(..4));
         let escaped = hex.and_then(|hex| u32::from_str_radix(hex, 16).ok());
         if let Some(sign) = escaped {
-            words.push(char::from_u32(sign).unwrap_or(char::REPLACEMENT_CHARACTER));
+            out.push(char::from_u32(sign).unwrap_or(char::REPLACEMENT_CHARACTER));
             rest = &rest[5..];
         } else if let Some(sign) = rest.chars().next() {
-            words.push(if matches!(sign, 'n' | 'r' | 't') { ' ' } else { sign });
+            out.push(if matches!(sign, 'n' | 'r' | 't') { ' ' } else { sign });
             rest = &rest[sign.len_utf8()..];
         }
     }
-    words.push_str(rest);
-    words
+    out.push_str(rest);
+    out
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn said(status: u16, body: &str) -> Option<Overflow> {
+    fn overflow_of(status: u16, body: &str) -> Option<Overflow> {
         overflow(&ErrorResponse { status, host: "api.example.com", body: body.as_bytes() })
     }
 
     #[test]
     fn every_way_to_say_it_is_read_with_its_numbers() {
         let file = built_in();
-        assert!(file.says.len() > 40 && file.except.len() > 10, "the data does not parse");
-        for says in &file.says {
+        assert!(file.patterns.len() > 40 && file.except.len() > 10, "the data does not parse");
+        for says in &file.patterns {
             let text = says.text.replace("{window}", "200,000").replace("{input}", "210001");
             let body = format!(r#"{{"error":{{"message":"Oh: {}!"}}}}"#, text.replace("{}", "77"));
             let body = if text.is_empty() { String::new() } else { body };
@@ -196,11 +197,11 @@ mod tests {
                     output tokens and your prompt contains at least 1537 input tokens, for a total \
                     of at least 2049 tokens. Please reduce the length of the input prompt or the \
                     number of requested output tokens.";
-        assert_eq!(said(400, body), Some(Overflow { window: Some(2048), input: None }));
-        assert_eq!(said(500, body), Some(Overflow { window: Some(2048), input: None }));
+        assert_eq!(overflow_of(400, body), Some(Overflow { window: Some(2048), input: None }));
+        assert_eq!(overflow_of(500, body), Some(Overflow { window: Some(2048), input: None }));
         let about = "This endpoint's maximum context length is 200000 tokens. However, you requested \
                      about 2500021 tokens (2500021 of text input).";
-        assert_eq!(said(400, about), Some(Overflow { window: Some(200_000), input: None }));
+        assert_eq!(overflow_of(400, about), Some(Overflow { window: Some(200_000), input: None }));
     }
 
     #[test]
@@ -211,9 +212,9 @@ mod tests {
             r#"{"metadata":{"raw":"{\"message\":\"prompt is too long: 210000 tokens > 200000 maximum\"}"}}"#,
         ] {
             let seen = Some(Overflow { window: Some(200_000), input: Some(210_000) });
-            assert_eq!(said(400, body), seen, "{body}");
+            assert_eq!(overflow_of(400, body), seen, "{body}");
         }
-        assert!(said(200, r#"{"error":{"code": "1261","message":"x"}}"#).is_some());
+        assert!(overflow_of(200, r#"{"error":{"code": "1261","message":"x"}}"#).is_some());
     }
 
     #[test]
@@ -237,7 +238,7 @@ mod tests {
             (200, r#"{"error":{"code":400,"message":"Token limit reached"}}"#),
             (413, ""),
         ] {
-            assert_eq!(said(status, body), None, "{body}");
+            assert_eq!(overflow_of(status, body), None, "{body}");
         }
     }
 
@@ -252,10 +253,13 @@ mod tests {
             "maximum context length is ",
             "\u{0}",
         ] {
-            let _ = said(400, body);
+            let _ = overflow_of(400, body);
         }
         let long = format!("maximum context length is {} tokens", "9".repeat(40));
-        assert_eq!(said(400, &long), Some(Overflow::default()));
-        assert_eq!(said(400, "maximum context length is 5 tokens"), Some(Overflow::default()));
+        assert_eq!(overflow_of(400, &long), Some(Overflow::default()));
+        assert_eq!(
+            overflow_of(400, "maximum context length is 5 tokens"),
+            Some(Overflow::default())
+        );
     }
 }

@@ -27,7 +27,7 @@ impl PartIndex {
     }
 
     /// The place right after it.
-    pub fn after(self) -> Self {
+    pub(crate) fn after(self) -> Self {
         Self { part: self.part + 1, ..self }
     }
 }
@@ -66,7 +66,7 @@ pub struct Part {
     /// A result that reports a failure.
     pub is_error: bool,
     /// Reasoning's signature, encrypted content or redacted data (Gemini: `thoughtSignature`): a string literal.
-    pub sealed: Option<Span>,
+    pub signature: Option<Span>,
     /// The data of an image or document.
     pub media: Option<Media>,
     /// For system prompt and tools: it was sent as an item of the history (Responses), so a provider that
@@ -83,7 +83,7 @@ pub struct Part {
 
 impl Part {
     /// A part at `value`, with nothing else known yet.
-    pub fn at(kind: PartKind, role: Role, value: Value<'_>) -> Self {
+    pub(crate) fn at(kind: PartKind, role: Role, value: Value<'_>) -> Self {
         Self {
             kind,
             role,
@@ -93,7 +93,7 @@ impl Part {
             id: None,
             name: None,
             is_error: false,
-            sealed: None,
+            signature: None,
             media: None,
             in_history: false,
             is_schema: false,
@@ -104,13 +104,13 @@ impl Part {
 
     /// Sets the key of reasoning that has its own: by its seal, else by its text.
     pub(super) fn hash_reasoning(&mut self, body: &[u8]) {
-        let span = self.sealed.or_else(|| self.texts.first().copied()).unwrap_or(self.span);
+        let span = self.signature.or_else(|| self.texts.first().copied()).unwrap_or(self.span);
         let is_reasoning = self.kind == PartKind::Reasoning;
         self.reasoning_key = is_reasoning.then(|| PartKey::of_literal(span.of(body)).0);
     }
 
     /// A text part: `value` is the string literal, which is also its range.
-    pub fn text(role: Role, value: Value<'_>, keyer: &mut Keyer) -> Self {
+    pub(crate) fn text(role: Role, value: Value<'_>, keyer: &mut Keyer) -> Self {
         Self {
             texts: vec![value.span()],
             key: keyer.text(role, value),
@@ -128,7 +128,7 @@ impl Part {
     }
 
     /// A tool's definition, or another part of the prompt's head.
-    pub fn tool(value: Value<'_>, name: Option<Box<str>>, keyer: &mut Keyer) -> Self {
+    pub(crate) fn tool(value: Value<'_>, name: Option<Box<str>>, keyer: &mut Keyer) -> Self {
         Self {
             texts: vec![value.span()],
             name,
@@ -138,7 +138,7 @@ impl Part {
     }
 
     /// The response format.
-    pub fn schema(value: Value<'_>, name: Option<Box<str>>, keyer: &mut Keyer) -> Self {
+    pub(crate) fn schema(value: Value<'_>, name: Option<Box<str>>, keyer: &mut Keyer) -> Self {
         Self { is_schema: true, ..Self::tool(value, name, keyer) }
     }
 }

@@ -13,7 +13,7 @@ use http::{HeaderMap, header};
 use super::Dialect;
 pub use endpoints::{Endpoint, Transport, endpoint};
 use endpoints::{segments, verb};
-pub use inference::{has_dot_segment, is_inference};
+pub use inference::is_inference;
 pub use known::is_known;
 use known::{ANTHROPIC, GEMINI, OPENAI};
 

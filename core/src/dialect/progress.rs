@@ -16,7 +16,7 @@ pub struct ReplyProgress {
     /// The usage reported so far.
     pub usage: Usage,
     /// Bytes of text, reasoning and arguments.
-    pub said: usize,
+    pub content_bytes: usize,
 }
 
 impl ReplyProgress {
@@ -24,7 +24,7 @@ impl ReplyProgress {
     /// bytes, which is a lower bound.
     pub fn usage_so_far(&self) -> Usage {
         let mut usage = self.usage.clone();
-        let about = self.said as u64 / TOKEN_BYTES;
+        let about = self.content_bytes as u64 / TOKEN_BYTES;
         let is_open = usage.lower_bound || usage.output.is_none();
         if is_open && about > 0 {
             usage.output = usage.output.max(Some(about));

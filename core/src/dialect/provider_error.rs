@@ -17,7 +17,7 @@ pub struct ProviderError {
 
 impl ProviderError {
     /// Kind and message.
-    pub fn words(&self) -> String {
+    pub fn text(&self) -> String {
         [self.kind.as_deref(), self.message.as_deref()].map(Option::unwrap_or_default).join(" ")
     }
 }
@@ -28,14 +28,14 @@ impl ProviderError {
 pub(super) fn error_in(value: Value<'_>) -> ProviderError {
     let value = value.items().next().unwrap_or(value);
     let inner = value.get("error").filter(|error| !error.is_null()).unwrap_or(value);
-    let words = |names: &[&str]| names.iter().find_map(|name| word(inner.get(name)?));
+    let text_of = |names: &[&str]| names.iter().find_map(|name| word(inner.get(name)?));
     let code = inner.get("code").or_else(|| value.get("code")).and_then(|code| code.text());
     ProviderError {
         kind: code
             .filter(|code| is_name(code))
             .map(Into::into)
-            .or_else(|| words(&["type", "status", "code"])),
-        message: inner.text().map(Into::into).or_else(|| words(&["message", "detail"])),
+            .or_else(|| text_of(&["type", "status", "code"])),
+        message: inner.text().map(Into::into).or_else(|| text_of(&["message", "detail"])),
     }
 }
 

@@ -11,7 +11,7 @@ use memchr::memmem::Finder;
 use super::{Conversation, Purpose, Role};
 
 /// Texts near the start of the instructions, or of the first or last message, of such requests.
-const TELLING: &[(&str, Purpose)] = &[
+const PURPOSE_TEXTS: &[(&str, Purpose)] = &[
     // opencode; aider and Open WebUI have their own texts for titles.
     ("You are a title generator", Purpose::Side),
     ("Generate a title for this conversation", Purpose::Side),
@@ -28,16 +28,16 @@ const TELLING: &[(&str, Purpose)] = &[
     ("CONTEXT CHECKPOINT COMPACTION", Purpose::Compaction),
 ];
 
-/// Searchers for [`TELLING`].
+/// Searchers for [`PURPOSE_TEXTS`].
 static FINDERS: LazyLock<Vec<(Finder<'static>, Purpose)>> = LazyLock::new(|| {
-    TELLING.iter().map(|(words, purpose)| (Finder::new(*words), *purpose)).collect()
+    PURPOSE_TEXTS.iter().map(|(text, purpose)| (Finder::new(*text), *purpose)).collect()
 });
 
 /// How many bytes of a text are searched: instructions state their purpose early.
 const NEAR: usize = 4096;
 
 /// The purpose that the text shows, if any.
-pub(super) fn told(conversation: &Conversation, body: &[u8]) -> Option<Purpose> {
+pub(super) fn by_text(conversation: &Conversation, body: &[u8]) -> Option<Purpose> {
     let has_tools = conversation.tools.iter().any(|tool| tool.name.is_some());
     if has_tools {
         return None;
@@ -49,8 +49,8 @@ pub(super) fn told(conversation: &Conversation, body: &[u8]) -> Option<Purpose> 
     let parts = parts.chain(first.into_iter().chain(last).flat_map(|message| &message.parts));
     let texts = parts.flat_map(|part| &part.texts).map(|text| text.of(body));
     texts.map(|text| &text[..text.len().min(NEAR)]).find_map(|text| {
-        let mut fitting = FINDERS.iter().filter(|(words, _)| words.needle().len() <= text.len());
-        let told = fitting.find(|(words, _)| words.find(text).is_some());
-        told.map(|(_, purpose)| *purpose)
+        let mut fitting = FINDERS.iter().filter(|(finder, _)| finder.needle().len() <= text.len());
+        let found = fitting.find(|(finder, _)| finder.find(text).is_some());
+        found.map(|(_, purpose)| *purpose)
     })
 }

@@ -59,7 +59,7 @@ pub struct ResponseReader {
     body: Vec<u8>,
     elements: ArrayElements,
     document: Document,
-    told: ReplyBuilder,
+    builder: ReplyBuilder,
 }
 
 /// The result of the events so far: the dialect's state, and the reply.
@@ -102,7 +102,7 @@ impl ResponseReader {
             body: Vec::new(),
             elements: ArrayElements::default(),
             document: Document::default(),
-            told: ReplyBuilder { stream, reply: Reply::default(), any: false, gave_up: false },
+            builder: ReplyBuilder { stream, reply: Reply::default(), any: false, gave_up: false },
         }
     }
 
@@ -113,7 +113,7 @@ impl ResponseReader {
         }
         match self.framing {
             Framing::Events => {
-                let (told, document) = (&mut self.told, &mut self.document);
+                let (told, document) = (&mut self.builder, &mut self.document);
                 self.framer.push(bytes, |event| told.event(event, document));
                 if self.framer.gave_up() {
                     told.give_up();
@@ -148,14 +148,14 @@ impl ResponseReader {
     /// Reads a message of a transport with its own framing (WebSocket): a JSON event.
     pub fn message(&mut self, data: &[u8]) {
         let event = SseEvent { name: "", data, start: 0, end: 0 };
-        self.told.event(event, &mut self.document);
+        self.builder.event(event, &mut self.document);
     }
 
     /// Its memory, bytes, roughly: unfinished events, a body that is not a stream, and what was kept.
     pub fn holds(&self) -> usize {
         let waiting = self.framer.holds() + self.body.capacity() + self.document.bytes();
         // If parts have little text, they take more memory than the data that they are made from.
-        waiting + 3 * self.told.kept()
+        waiting + 3 * self.builder.kept()
     }
 
     /// Bytes received but not parsed yet, of an unfinished event or body. They are parsed at once at its end.
@@ -171,28 +171,28 @@ impl ResponseReader {
 
     /// Whether the dialect's terminal event was seen, after which a client may leave.
     pub fn is_complete(&self) -> bool {
-        self.told.reply.complete
+        self.builder.reply.complete
     }
 
     /// The progress of the reply.
     pub fn progress(&self) -> ReplyProgress {
-        let reply = &self.told.reply;
-        let usage = match &self.told.stream {
+        let reply = &self.builder.reply;
+        let usage = match &self.builder.stream {
             DialectStream::Anthropic(stream) => stream.usage_so_far(),
             DialectStream::OpenaiChat(stream) => stream.usage_so_far(reply),
             DialectStream::OpenaiResponses(stream) => stream.usage_so_far(reply),
             DialectStream::Gemini(stream) => stream.usage_so_far(),
         };
-        ReplyProgress { id: reply.id.clone(), usage, said: self.said_bytes() }
+        ReplyProgress { id: reply.id.clone(), usage, content_bytes: self.content_bytes() }
     }
 
     /// Bytes of text, reasoning and arguments so far.
-    pub fn said_bytes(&self) -> usize {
-        match &self.told.stream {
-            DialectStream::Anthropic(stream) => stream.said_bytes(),
-            DialectStream::OpenaiChat(stream) => stream.said_bytes(),
-            DialectStream::OpenaiResponses(stream) => stream.said_bytes(),
-            DialectStream::Gemini(stream) => stream.said_bytes(),
+    pub fn content_bytes(&self) -> usize {
+        match &self.builder.stream {
+            DialectStream::Anthropic(stream) => stream.content_bytes(),
+            DialectStream::OpenaiChat(stream) => stream.content_bytes(),
+            DialectStream::OpenaiResponses(stream) => stream.content_bytes(),
+            DialectStream::Gemini(stream) => stream.content_bytes(),
         }
     }
 
@@ -203,7 +203,7 @@ impl ResponseReader {
 
     /// Called at the end of the body; `whole` is false if it broke off. Returns what was understood.
     pub fn finish(mut self, whole: bool) -> Reply {
-        let (told, document) = (&mut self.told, &mut self.document);
+        let (told, document) = (&mut self.builder, &mut self.document);
         let gave_up = told.gave_up;
         if self.framing == Framing::Events && self.settled {
             if whole {
@@ -213,7 +213,7 @@ impl ResponseReader {
                 }
             }
         } else if !self.elements.started {
-            match document.read_again(&self.body).ok().and_then(|()| document.root(&self.body)) {
+            match document.reread(&self.body).ok().and_then(|()| document.root(&self.body)) {
                 Some(value) => told.body(value, self.status),
                 None if whole && !gave_up && !self.body.is_empty() => told.note(Note::NotJson),
                 None => {}
@@ -225,11 +225,11 @@ impl ResponseReader {
         } else {
             told.failed();
         }
-        self.told.reply
+        self.builder.reply
     }
 
     fn push_json(&mut self, bytes: &[u8]) {
-        if self.told.gave_up {
+        if self.builder.gave_up {
             return;
         }
         self.body.extend_from_slice(bytes);
@@ -238,13 +238,13 @@ impl ResponseReader {
 
     /// Reads the complete elements of a streamed array; any other body waits for its end.
     fn take_elements(&mut self) {
-        let (told, document) = (&mut self.told, &mut self.document);
+        let (told, document) = (&mut self.builder, &mut self.document);
         let (limit, status) = (self.limit, self.status);
-        self.elements.take(&mut self.body, |element, taken| {
-            if taken > limit || told.gave_up {
+        self.elements.take(&mut self.body, |element, consumed| {
+            if consumed > limit || told.gave_up {
                 return told.give_up();
             }
-            match document.read_again(element).ok().and_then(|()| document.root(element)) {
+            match document.reread(element).ok().and_then(|()| document.root(element)) {
                 Some(value) if status >= 400 => told.body(value, status),
                 Some(value) => told.value("", value),
                 None => told.note(Note::BrokenEvent),
@@ -275,7 +275,7 @@ impl ReplyBuilder {
         if data == DONE {
             return self.done();
         }
-        match document.read_again(data).ok().and_then(|()| document.root(data)) {
+        match document.reread(data).ok().and_then(|()| document.root(data)) {
             Some(value) => self.value(event.name, value),
             None => self.note(Note::BrokenEvent),
         }
@@ -373,17 +373,20 @@ impl ArrayElements {
                 _ => return,
             }
         }
-        let mut taken = 0;
+        let mut consumed = 0;
         while let Some(&byte) = body.get(self.at) {
             self.at += 1;
             if self.ends_element(byte) {
-                let element = body[taken..self.at].trim_ascii_start();
-                each(element.strip_prefix(b",").unwrap_or(element).trim_ascii(), self.at - taken);
-                taken = self.at;
+                let element = body[consumed..self.at].trim_ascii_start();
+                each(
+                    element.strip_prefix(b",").unwrap_or(element).trim_ascii(),
+                    self.at - consumed,
+                );
+                consumed = self.at;
             }
         }
-        body.drain(..taken);
-        self.at -= taken;
+        body.drain(..consumed);
+        self.at -= consumed;
     }
 
     fn ends_element(&mut self, byte: u8) -> bool {

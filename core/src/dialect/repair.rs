@@ -26,8 +26,11 @@ use super::{Dialect, PartKey};
 use crate::wire::json::{Document, Kind};
 use crate::wire::splice::Edit;
 pub use output::OutputLimit;
-pub use placeholders::{GO_ON, NO_CONTENT, NO_RESULT};
-pub use reading::{Refusal, RefusalDetail, RefusedAnswer, read};
+pub(crate) use placeholders::GO_ON;
+pub(crate) use placeholders::NO_CONTENT;
+pub(crate) use placeholders::NO_RESULT;
+pub(crate) use reading::RefusalDetail;
+pub use reading::{Refusal, RefusedAnswer, read};
 
 /// What a provider refuses that an edit can answer; a metric label.
 #[derive(
@@ -154,7 +157,7 @@ pub enum Repair {
 
 impl Repair {
     /// The cause that it fixes.
-    pub fn cause(&self) -> RepairCause {
+    pub(crate) fn cause(&self) -> RepairCause {
         match self {
             Self::Media { .. } | Self::Picture { .. } => RepairCause::Media,
             Self::Empty { .. } => RepairCause::Empty,
@@ -169,7 +172,7 @@ impl Repair {
     }
 
     /// The text or base64 data that it inserts; empty if none.
-    pub fn words(&self) -> &str {
+    pub fn inserted_text(&self) -> &str {
         match self {
             Self::Media { text, .. }
             | Self::Empty { text }
@@ -186,7 +189,7 @@ impl Repair {
     }
 
     /// The order of edits: first what makes the body readable, last what counts things.
-    pub fn order(&self) -> u8 {
+    pub(crate) fn order(&self) -> u8 {
         match self {
             Self::Unicode => 0,
             Self::Field { .. } => 1,
@@ -204,7 +207,7 @@ impl Repair {
 
     /// The edits of a body in `dialect`; empty if there is nothing to change. Edits of single parts
     /// ([`media`], [`prefill`](Self::Prefill)) are not among these, because they need the conversation.
-    pub fn edits(&self, dialect: Dialect, body: &[u8]) -> Vec<Edit> {
+    pub(crate) fn edits(&self, dialect: Dialect, body: &[u8]) -> Vec<Edit> {
         if *self == Self::Unicode {
             return unicode::edits(body);
         }

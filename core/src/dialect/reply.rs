@@ -50,7 +50,7 @@ pub struct ReplyPart {
     pub name: Option<Box<str>>,
     /// Signature, encrypted content or redacted data. For reasoning without [`Self::raw`], it may be
     /// incomplete.
-    pub sealed: Option<Box<str>>,
+    pub signature: Option<Box<str>>,
     /// The block as a client would have to send it back, raw JSON. Only for reasoning, and only if it arrived
     /// whole. For APIs compatible with Chat Completions: `{"reasoning_content": …}`, the received field.
     pub raw: Option<Box<str>>,
@@ -61,7 +61,15 @@ pub struct ReplyPart {
 impl ReplyPart {
     /// A part with nothing else known yet.
     pub fn of(kind: PartKind) -> Self {
-        Self { kind, text: String::new(), id: None, name: None, sealed: None, raw: None, key: None }
+        Self {
+            kind,
+            text: String::new(),
+            id: None,
+            name: None,
+            signature: None,
+            raw: None,
+            key: None,
+        }
     }
 }
 
@@ -98,13 +106,13 @@ impl Reply {
     /// incomplete, and without a thought that was not sealed yet, if others were.
     #[must_use]
     pub fn delivered(mut self) -> Self {
-        let is_sealed =
-            |part: &ReplyPart| part.sealed.as_deref().is_some_and(|seal| !seal.is_empty());
+        let is_signed =
+            |part: &ReplyPart| part.signature.as_deref().is_some_and(|it| !it.is_empty());
         let is_thought = |part: &&ReplyPart| part.kind == PartKind::Reasoning;
-        let seals = self.parts.iter().filter(is_thought).any(is_sealed);
+        let has_signed_thought = self.parts.iter().filter(is_thought).any(is_signed);
         let is_half = |part: &ReplyPart| match part.kind {
             PartKind::ToolCall => Document::read(part.text.as_bytes()).is_err(),
-            PartKind::Reasoning => seals && !is_sealed(part),
+            PartKind::Reasoning => has_signed_thought && !is_signed(part),
             _ => false,
         };
         if !self.complete && self.parts.last().is_some_and(is_half) {
@@ -115,7 +123,7 @@ impl Reply {
 
     /// Each key with the parts that it stands for: one, or a run of texts that came in pieces, of which the
     /// last has the key (Gemini signs pieces).
-    pub fn runs(&self) -> impl Iterator<Item = (PartKey, Vec<&ReplyPart>)> {
+    pub(crate) fn runs(&self) -> impl Iterator<Item = (PartKey, Vec<&ReplyPart>)> {
         let mut run = Vec::new();
         self.parts.iter().filter_map(move |part| match part.key {
             Some(key) => {

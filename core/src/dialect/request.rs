@@ -30,7 +30,7 @@ pub fn read_in(document: &Document, dialect: Dialect, target: &str, body: &[u8])
         }
     }
     if conversation.purpose == Purpose::Turn {
-        conversation.purpose = purpose::told(&conversation, body).unwrap_or_default();
+        conversation.purpose = purpose::by_text(&conversation, body).unwrap_or_default();
     }
     conversation.model = conversation.model.map(size::name);
     let messages = conversation.messages.iter_mut();

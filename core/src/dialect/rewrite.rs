@@ -10,6 +10,7 @@ mod blocks;
 mod compact;
 mod display;
 mod gemini;
+mod inject;
 #[cfg(any(test, fuzzing))]
 pub mod invariants;
 mod listed;
@@ -17,16 +18,15 @@ mod openai_chat;
 mod openai_responses;
 mod picture;
 mod ranges;
-mod say;
 
-pub use blocks::ReasoningInsert;
+pub(crate) use blocks::ReasoningInsert;
 pub(super) use compact::message;
 pub use compact::{compact, continued, end_before};
 pub use display::show_thinking;
+pub use inject::inject;
 #[cfg(any(test, fuzzing))]
 pub use invariants::fuzz;
 pub use openai_responses::include_encrypted_reasoning;
-pub use say::say;
 
 use super::{Conversation, Dialect, Part, PartIndex, PartKind, Role};
 use crate::wire::json::{Document, Kind};
@@ -34,7 +34,7 @@ use crate::wire::splice::Edit;
 pub(super) use beside::{
     Removal, edit, first_member, insert, literal, room, runs, set, without_member,
 };
-pub(super) use picture::words;
+pub(super) use picture::text_block;
 pub(super) use ranges::within;
 use serde::de::IgnoredAny;
 
@@ -75,7 +75,7 @@ pub fn cut(
 
 /// The edit that replaces an image of the user by text. `at`: message and part. Empty if there is no such
 /// image, or it is inside a tool result.
-pub fn cut_picture(
+pub(crate) fn cut_picture(
     conversation: &Conversation,
     body: &[u8],
     at: PartIndex,
@@ -122,17 +122,17 @@ pub fn put_back(
 
 /// The edit that puts a signature back on a part: in Gemini any part, in Chat Completions a call, for Google
 /// (`docs/protocols.md` 5.4). `None` if there is one, or the part is not an object.
-pub fn seal(
+pub(crate) fn restore_signature(
     conversation: &Conversation,
     body: &[u8],
     at: PartIndex,
     signature: &str,
 ) -> Option<Edit> {
     let message = conversation.messages.get(at.message).filter(|it| it.role == Role::Assistant)?;
-    let part = message.parts.get(at.part).filter(|part| part.sealed.is_none())?;
+    let part = message.parts.get(at.part).filter(|part| part.signature.is_none())?;
     match conversation.dialect {
-        Dialect::Gemini => gemini::seal(part, body, signature),
-        Dialect::OpenaiChat => openai_chat::seal(part, body, signature),
+        Dialect::Gemini => gemini::restore_signature(part, body, signature),
+        Dialect::OpenaiChat => openai_chat::restore_signature(part, body, signature),
         Dialect::Anthropic | Dialect::OpenaiResponses => None,
     }
 }
@@ -142,7 +142,7 @@ pub fn seal(
 /// reasoning. In Anthropic's dialect, a message without anything else is removed as a whole: its neighbours
 /// may have the same role (`docs/protocols.md` 1.2). `None` if a message would become empty or invalid, or a
 /// part is not reasoning.
-pub fn take_out(
+pub(crate) fn take_out(
     conversation: &Conversation,
     body: &[u8],
     message: usize,
@@ -164,7 +164,7 @@ pub fn take_out(
             Removal::Alone(_) => None,
         };
     }
-    if dialect != Dialect::OpenaiResponses && !left.iter().any(|(part, _)| says_something(part)) {
+    if dialect != Dialect::OpenaiResponses && !left.iter().any(|(part, _)| has_content(part)) {
         return None;
     }
     let calls = left.iter().any(|(part, _)| part.kind == PartKind::ToolCall);
@@ -189,7 +189,7 @@ fn is_object(raw: &str) -> bool {
 }
 
 /// Whether a part is more than an empty text.
-fn says_something(part: &Part) -> bool {
+fn has_content(part: &Part) -> bool {
     part.kind != PartKind::Text || part.texts.iter().any(|text| text.len() > 2)
 }
 

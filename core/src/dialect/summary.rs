@@ -23,7 +23,7 @@ use crate::wire::splice::{Edit, splice};
 #[derive(Clone, Copy, Debug)]
 pub struct SummaryQuestion<'a> {
     /// The instruction.
-    pub words: &'a str,
+    pub instruction: &'a str,
     /// Another model than the request's, if the body names one.
     pub model: Option<&'a str>,
     /// Output tokens that a summary needs: smaller limits are raised.
@@ -52,7 +52,7 @@ pub fn ask(
     question: &SummaryQuestion<'_>,
 ) -> Option<Bytes> {
     let conversation = super::read(dialect, target, body);
-    let edit = instruction(&conversation, body, question.words)?;
+    let edit = instruction(&conversation, body, question.instruction)?;
     let mut edits = vec![edit];
     edits.extend(question.marker.and_then(|marker| marked(&conversation, body, marker)));
     let mut body = spliced(body, edits)?;
@@ -150,7 +150,7 @@ pub fn target<'t>(dialect: Dialect, target: &'t str, model: Option<&str>) -> Cow
 ///
 /// # Errors
 /// The reason why the reply is not a summary.
-pub fn words(reply: &Reply, may_be_short: bool) -> Result<String, SummaryRejection> {
+pub fn summary_text(reply: &Reply, may_be_short: bool) -> Result<String, SummaryRejection> {
     if reply.error.is_some() {
         return Err(SummaryRejection::Refused);
     }
@@ -184,7 +184,7 @@ pub enum SummaryRejection {
     /// It has no text.
     Empty,
     /// It is not a response to the question.
-    NotAsked,
+    Unrelated,
 }
 
 fn spliced(body: &Bytes, edits: Vec<Edit>) -> Option<Bytes> {
@@ -194,11 +194,11 @@ fn spliced(body: &Bytes, edits: Vec<Edit>) -> Option<Bytes> {
 
 /// The instruction at the end of the history: in the user's own last message if there is one, so that roles
 /// alternate; else in a message of its own.
-fn instruction(conversation: &Conversation, body: &[u8], words: &str) -> Option<Edit> {
+fn instruction(conversation: &Conversation, body: &[u8], instruction: &str) -> Option<Edit> {
     let last = conversation.messages.last()?;
     let dialect = conversation.dialect;
     let own = || {
-        let message = rewrite::message(dialect, "user", words);
+        let message = rewrite::message(dialect, "user", instruction);
         Some(insert(last.span.end, format!(",{message}")))
     };
     if last.role != Role::User || dialect == Dialect::OpenaiResponses {
@@ -212,8 +212,8 @@ fn instruction(conversation: &Conversation, body: &[u8], words: &str) -> Option<
     let shifted =
         Span::new(last.span.start + content.span().start, last.span.start + content.span().end);
     let block = match dialect {
-        Dialect::Gemini => format!(r#"{{"text":{}}}"#, literal(words)),
-        _ => format!(r#"{{"type":"text","text":{}}}"#, literal(words)),
+        Dialect::Gemini => format!(r#"{{"text":{}}}"#, literal(instruction)),
+        _ => format!(r#"{{"type":"text","text":{}}}"#, literal(instruction)),
     };
     match content.kind() {
         Kind::Array => {
@@ -222,8 +222,11 @@ fn instruction(conversation: &Conversation, body: &[u8], words: &str) -> Option<
         }
         // Appended to the text, so that its beginning stays as the cache has it.
         Kind::String if dialect == Dialect::OpenaiChat => {
-            let words = literal(words);
-            Some(insert(shifted.end - 1, format!("\\n\\n{}", &words[1..words.len() - 1])))
+            let instruction = literal(instruction);
+            Some(insert(
+                shifted.end - 1,
+                format!("\\n\\n{}", &instruction[1..instruction.len() - 1]),
+            ))
         }
         Kind::String => {
             let string = std::str::from_utf8(content.raw()).ok()?;

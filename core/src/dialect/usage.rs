@@ -67,7 +67,7 @@ pub struct LastCall {
 
 impl Usage {
     /// Input plus output, if both are known.
-    pub fn total(&self) -> Option<u64> {
+    pub(crate) fn total(&self) -> Option<u64> {
         Some(self.input?.saturating_add(self.output?))
     }
 

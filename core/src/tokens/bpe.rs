@@ -53,7 +53,7 @@ pub fn is_wanted(family: Family) -> bool {
     let vocabulary = vocabulary(family);
     own(family).is_none()
         && vocabulary.encoding.get().is_none()
-        && !vocabulary.asked.swap(true, Ordering::Relaxed)
+        && !vocabulary.is_requested.swap(true, Ordering::Relaxed)
 }
 
 /// Like [`loaded`], but waits until the vocabulary is loaded (some 30 ms).
@@ -68,7 +68,7 @@ fn own(family: Family) -> Option<&'static Encoding> {
 struct Vocabulary {
     packed: &'static [u8],
     rules: SplitPattern,
-    asked: AtomicBool,
+    is_requested: AtomicBool,
     /// `None` inside if the data is damaged, which cannot happen: it is embedded in the program.
     encoding: OnceLock<Option<Encoding>>,
 }
@@ -76,14 +76,14 @@ struct Vocabulary {
 static O200K: Vocabulary = Vocabulary {
     packed: include_bytes!("data/o200k.bin.zst"),
     rules: SplitPattern::O200k,
-    asked: AtomicBool::new(false),
+    is_requested: AtomicBool::new(false),
     encoding: OnceLock::new(),
 };
 
 static CL100K: Vocabulary = Vocabulary {
     packed: include_bytes!("data/cl100k.bin.zst"),
     rules: SplitPattern::Cl100k,
-    asked: AtomicBool::new(false),
+    is_requested: AtomicBool::new(false),
     encoding: OnceLock::new(),
 };
 
@@ -110,7 +110,7 @@ pub fn fits(file: &[u8]) -> Result<(), VocabularyError> {
 }
 
 /// Whether the tokens of `family` are counted with its own vocabulary.
-pub fn is_exact(family: Family) -> bool {
+pub(crate) fn is_exact(family: Family) -> bool {
     match family {
         Family::O200k | Family::Cl100k => true,
         Family::Gemini => GEMINI.get().is_some(),
@@ -181,7 +181,7 @@ impl Encoding {
     }
 
     /// Counts the tokens of `text`, and adds their classes to `tally`.
-    pub fn tally(&self, text: &str, tally: &mut ClassCounts) -> usize {
+    pub(crate) fn tally(&self, text: &str, tally: &mut ClassCounts) -> usize {
         let mut count = 0;
         self.each(text, |token, rank| {
             count += self.cost(token);

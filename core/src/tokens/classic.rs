@@ -65,7 +65,8 @@ pub struct ClassicRules {
 pub enum CountedContent {
     /// What the model reads of it.
     #[default]
-    Words,
+    #[serde(rename = "words")]
+    Text,
     /// All of it, as JSON.
     Json,
     /// Nothing.
@@ -93,7 +94,7 @@ pub enum SentContent<'s> {
     /// The part as the client sent it.
     Whole,
     /// This text instead of its content.
-    Words(&'s str),
+    Text(&'s str),
     /// Nothing.
     Gone,
 }
@@ -113,9 +114,9 @@ impl Default for ClassicRules {
             image_tokens: 1_000,
             document_tokens: 1_000,
             least_tokens: 0,
-            calls: CountedContent::Words,
-            results: CountedContent::Words,
-            reasoning: CountedContent::Words,
+            calls: CountedContent::Text,
+            results: CountedContent::Text,
+            reasoning: CountedContent::Text,
             result_names: false,
             placeholders: true,
             head: true,
@@ -139,7 +140,7 @@ impl ClassicRules {
     }
 
     /// Like [`Self::messages`], before the factor and the rounding.
-    pub fn weigh<'s>(
+    pub(crate) fn weigh<'s>(
         &self,
         body: &[u8],
         messages: &[Message],
@@ -160,32 +161,32 @@ impl ClassicRules {
     }
 
     /// Tokens of one part by itself.
-    pub fn part(&self, body: &[u8], part: &Part) -> u64 {
+    pub(crate) fn part(&self, body: &[u8], part: &Part) -> u64 {
         self.sum(self.raw(body, part, SentContent::Whole))
     }
 
     /// Tokens of a tool result whose content is replaced by `words`.
-    pub fn stands_for(&self, body: &[u8], part: &Part, words: &str) -> u64 {
-        self.sum(self.raw(body, part, SentContent::Words(words)))
+    pub(crate) fn stands_for(&self, body: &[u8], part: &Part, words: &str) -> u64 {
+        self.sum(self.raw(body, part, SentContent::Text(words)))
     }
 
     /// Weight of a text that is not in the body, before the factor and the rounding.
-    pub fn weigh_words(&self, words: &str) -> f64 {
+    pub(crate) fn weigh_text(&self, words: &str) -> f64 {
         self.text(CharCounts::of(words))
     }
 
     /// Tokens of the system prompt.
-    pub fn system(&self, conversation: &Conversation, body: &[u8]) -> u64 {
+    pub(crate) fn system(&self, conversation: &Conversation, body: &[u8]) -> u64 {
         self.sum(self.raw_system(conversation, body))
     }
 
     /// Tokens of the tool definitions.
-    pub fn tools(&self, conversation: &Conversation, body: &[u8]) -> u64 {
+    pub(crate) fn tools(&self, conversation: &Conversation, body: &[u8]) -> u64 {
         self.sum(self.raw_tools(conversation, body))
     }
 
     /// Weight of system prompt and tools, before the factor and the rounding.
-    pub fn head(&self, conversation: &Conversation, body: &[u8]) -> f64 {
+    pub(crate) fn head(&self, conversation: &Conversation, body: &[u8]) -> f64 {
         self.raw_system(conversation, body) + self.raw_tools(conversation, body)
     }
 
@@ -239,13 +240,13 @@ impl ClassicRules {
         match part.kind {
             PartKind::Image => f64::from(self.image_tokens),
             PartKind::Document => f64::from(self.document_tokens),
-            PartKind::Text => self.words(part, body),
+            PartKind::Text => self.part_text(part, body),
             PartKind::ToolCall => f64::from(self.tool_block_tokens) + self.call(part, body),
             PartKind::ToolResult => {
                 f64::from(self.tool_block_tokens) + self.result(part, body, seen)
             }
             PartKind::Reasoning => match self.reasoning {
-                CountedContent::Words => self.words(part, body),
+                CountedContent::Text => self.part_text(part, body),
                 CountedContent::Json => json(),
                 CountedContent::Nothing => 0.0,
             },
@@ -253,13 +254,13 @@ impl ClassicRules {
         }
     }
 
-    fn words(&self, part: &Part, body: &[u8]) -> f64 {
+    fn part_text(&self, part: &Part, body: &[u8]) -> f64 {
         part.texts.iter().map(|text| self.text(chars(text.of(body)))).sum()
     }
 
     fn call(&self, part: &Part, body: &[u8]) -> f64 {
         match self.calls {
-            CountedContent::Words => {
+            CountedContent::Text => {
                 let name = part.name.as_deref().map_or(0.0, |name| self.text(CharCounts::of(name)));
                 let rate = self.json_tokens_per_char;
                 name + part.texts.iter().map(|text| self.json(*text, body, rate)).sum::<f64>()
@@ -274,13 +275,13 @@ impl ClassicRules {
         let name = part.name.as_deref().filter(|_| self.result_names);
         let name = name.map_or(0.0, |name| self.text(CharCounts::of(name)));
         let words = match (seen, self.results) {
-            (SentContent::Words(_), _) if !self.placeholders => return 0.0,
-            (SentContent::Words(words), _) => self.piece(CharCounts::of(words).all() * rate),
+            (SentContent::Text(_), _) if !self.placeholders => return 0.0,
+            (SentContent::Text(words), _) => self.piece(CharCounts::of(words).all() * rate),
             (_, CountedContent::Nothing) => 0.0,
             (_, CountedContent::Json) if part.content.is_some() => {
                 part.content.map_or(0.0, |content| self.json(content, body, rate))
             }
-            (_, CountedContent::Words | CountedContent::Json) => {
+            (_, CountedContent::Text | CountedContent::Json) => {
                 part.texts.iter().map(|text| self.json(*text, body, rate)).sum::<f64>()
             }
         };
@@ -304,7 +305,7 @@ impl ClassicRules {
     }
 
     /// Tokens of a weight: multiplied by the factor and rounded.
-    pub fn sum(&self, tokens: f64) -> u64 {
+    pub(crate) fn sum(&self, tokens: f64) -> u64 {
         // The cast saturates, and turns NaN into 0.
         self.sum_rounding.round(tokens * self.factor) as u64
     }
@@ -574,7 +575,7 @@ mod tests {
         assert_eq!(count(&rules, |_| SentContent::Whole), 8);
         assert_eq!(count(&rules, |_| SentContent::Gone), 0);
         let cut = |part: &Part| match part.kind {
-            PartKind::ToolResult => SentContent::Words("123456789"),
+            PartKind::ToolResult => SentContent::Text("123456789"),
             _ => SentContent::Whole,
         };
         assert_eq!(count(&rules, cut), 9);
@@ -590,11 +591,11 @@ mod tests {
             ..ClassicRules::default()
         };
         let text = "abcdéé"; // 4 and 2
-        assert_eq!(rules.weigh_words(text), 1.0 + 3.0);
+        assert_eq!(rules.weigh_text(text), 1.0 + 3.0);
         let past = |limit| ClassicRules { plain_past_chars: Some(limit), ..rules.clone() };
-        assert_eq!((past(6).weigh_words(text), past(5).weigh_words(text)), (4.0, 1.5));
+        assert_eq!((past(6).weigh_text(text), past(5).weigh_text(text)), (4.0, 1.5));
         let least = ClassicRules { least_tokens: 7, ..rules };
-        assert_eq!(least.weigh_words(text), 7.0);
+        assert_eq!(least.weigh_text(text), 7.0);
     }
 
     /// Parts and heads by themselves, after the factor and the last rounding.

@@ -69,7 +69,7 @@ impl Tokenizer {
     }
 
     /// A counter for one request to `model`, read from `body`.
-    pub fn counter<'c>(
+    pub(crate) fn counter<'c>(
         self,
         conversation: &'c Conversation,
         body: &'c [u8],
@@ -77,23 +77,23 @@ impl Tokenizer {
     ) -> TokenCounter<'c> {
         let calls = conversation.parts().filter(|part| part.kind == PartKind::ToolCall);
         let names = calls.filter_map(|call| Some((call.id.as_deref()?, call.name.as_deref()?)));
-        let shape = StructureCost::of(model, conversation.dialect);
-        TokenCounter { names: names.collect(), shape, ..self.words(body) }
+        let structure = StructureCost::of(model, conversation.dialect);
+        TokenCounter { names: names.collect(), structure, ..self.counter_of(body) }
     }
 
     /// A counter for the content of a reply.
     pub fn reply(self) -> TokenCounter<'static> {
-        self.words(&[])
+        self.counter_of(&[])
     }
 
-    fn words(self, body: &[u8]) -> TokenCounter<'_> {
+    fn counter_of(self, body: &[u8]) -> TokenCounter<'_> {
         let counting =
             if bpe::is_exact(self.family) { CountingMethod::Exact } else { CountingMethod::Ratio };
         TokenCounter {
             tokenizer: self,
             body,
             names: HashMap::new(),
-            shape: StructureCost::default(),
+            structure: StructureCost::default(),
             left: self.limit,
             counting,
             tally: ClassCounts::default(),
@@ -102,7 +102,7 @@ impl Tokenizer {
             samples: SAMPLES,
             looked: 0,
             read: 0,
-            sealed: false,
+            has_encrypted: false,
         }
     }
 }
@@ -113,7 +113,7 @@ pub struct TokenCounter<'c> {
     body: &'c [u8],
     /// Tool names by call id: some dialects put the name in front of a result.
     names: HashMap<&'c str, &'c str>,
-    shape: StructureCost,
+    structure: StructureCost,
     /// Bytes that may still be tokenised.
     left: usize,
     counting: CountingMethod,
@@ -129,136 +129,137 @@ pub struct TokenCounter<'c> {
     /// Additional tokens of results if they are read as JSON under a tool's name.
     read: u64,
     /// Whether a sealed compaction was counted from its length.
-    sealed: bool,
+    has_encrypted: bool,
 }
 
 impl TokenCounter<'_> {
     /// Counts the tokens of a part of the request, with its share of structure.
-    pub fn part(&mut self, part: &Part) -> u32 {
+    pub(crate) fn part(&mut self, part: &Part) -> u32 {
         if let Some(media) = &part.media {
-            let (family, cost) = (self.tokenizer.family, self.shape.picture_cost);
+            let (family, cost) = (self.tokenizer.family, self.structure.picture_cost);
             let tokens = media::tokens(part, media, self.body, family, cost);
             return tokens.unwrap_or_else(|guess| {
                 self.counting = CountingMethod::Length;
                 guess
             });
         }
-        let mut words: u32 = part.texts.iter().map(|text| self.literal(*text)).sum();
-        if part.kind == PartKind::Reasoning && words == 0 {
+        let mut count: u32 = part.texts.iter().map(|text| self.literal(*text)).sum();
+        if part.kind == PartKind::Reasoning && count == 0 {
             // Sealed reasoning is about as long as the text that it seals.
-            words = part.sealed.map_or(0, |sealed| (sealed.len() / SEALED_BYTES) as u32);
+            count =
+                part.signature.map_or(0, |encrypted| (encrypted.len() / SIGNATURE_BYTES) as u32);
         }
         let is_compaction = part.kind == PartKind::Opaque
             && part.texts.is_empty()
             && part.name.as_deref() == Some("compaction");
-        if let Some(sealed) = part.sealed.filter(|_| is_compaction) {
+        if let Some(encrypted) = part.signature.filter(|_| is_compaction) {
             self.counting = CountingMethod::Length;
-            self.sealed = true;
-            return (sealed.len().saturating_sub(COMPACTION_AROUND) / COMPACTION_BYTES) as u32;
+            self.has_encrypted = true;
+            return (encrypted.len().saturating_sub(COMPACTION_AROUND) / COMPACTION_BYTES) as u32;
         }
         if part.texts.is_empty() && matches!(part.kind, PartKind::Tool | PartKind::Opaque) {
             return 0; // not in the prompt: deferred, or a mere marker
         }
         if part.kind == PartKind::Tool {
-            words = (u64::from(words) * u64::from(self.shape.tool_percent) / 100) as u32;
+            count = (u64::from(count) * u64::from(self.structure.tool_percent) / 100) as u32;
         }
-        words + self.structure(part)
+        count + self.structure(part)
     }
 
     /// Counts the tokens of a part of the request whose content is replaced by `text`.
-    pub fn stands_for(&mut self, part: &Part, text: &str) -> u32 {
-        self.words(text) + self.structure(part)
+    pub(crate) fn stands_for(&mut self, part: &Part, text: &str) -> u32 {
+        self.text(text) + self.structure(part)
     }
 
     /// What the first tool costs in addition to itself: the instructions on how to call tools.
-    pub fn offering(&self) -> u32 {
-        self.shape.offering
+    pub(crate) fn offering(&self) -> u32 {
+        self.structure.offering
     }
 
     /// What the first tool that appears in the history costs in addition to itself: the namespace it is
     /// declared in.
-    pub fn loading(&self) -> u32 {
-        self.shape.loading
+    pub(crate) fn loading(&self) -> u32 {
+        self.structure.loading
     }
 
     /// What a prompt costs in addition to its parts.
-    pub fn opening(&self) -> u64 {
-        self.shape.prompt
+    pub(crate) fn opening(&self) -> u64 {
+        self.structure.prompt
     }
 
     /// Counts the tokens of a part of a reply, without the structure that will surround it when it is sent
     /// back.
-    pub fn said(&mut self, part: &ReplyPart) -> u32 {
-        let name = part.name.as_deref().map_or(0, |name| self.words(name));
-        self.words(&part.text) + name
+    pub fn reply_part(&mut self, part: &ReplyPart) -> u32 {
+        let name = part.name.as_deref().map_or(0, |name| self.text(name));
+        self.text(&part.text) + name
     }
 
     /// What a request that continues another one costs in addition to its parts; `results`: the number of
     /// tool results that it brings.
-    pub fn growing(&self, results: u32) -> i64 {
-        let StructureCost { opening, answered, parallel, .. } = self.shape;
+    pub(crate) fn growing(&self, results: u32) -> i64 {
+        let StructureCost { opening, answered, parallel, .. } = self.structure;
         opening + if results > 0 { answered } else { 0 } + if results > 1 { parallel } else { 0 }
     }
 
     /// Additional tokens of the results so far if reasoning is read, or if no stream is requested (Gemini).
-    pub fn reading(&self) -> u64 {
+    pub(crate) fn reading(&self) -> u64 {
         self.read
     }
 
     /// The name of the tool that produced a result.
-    pub fn tool_of<'p>(&'p self, result: &'p Part) -> Option<&'p str> {
+    pub(crate) fn tool_of<'p>(&'p self, result: &'p Part) -> Option<&'p str> {
         let id = result.id.as_deref().unwrap_or_default();
         result.name.as_deref().or_else(|| self.names.get(id).copied())
     }
 
     /// Whether the parts so far include a compaction that only the provider can read: its tokens are a guess.
-    pub fn guesses_compaction(&self) -> bool {
-        self.sealed
+    pub(crate) fn guesses_compaction(&self) -> bool {
+        self.has_encrypted
     }
 
     /// How the parts so far were counted: the least exact method among them.
-    pub fn counting(&self) -> CountingMethod {
+    pub(crate) fn counting(&self) -> CountingMethod {
         self.counting
     }
 
     /// Whether the tokens of a part follow from its length, because no vocabulary is there.
-    pub fn is_by_length(&self, part: &Part) -> bool {
+    pub(crate) fn is_by_length(&self, part: &Part) -> bool {
         self.tokenizer.encoding.is_none() && part.media.is_none()
     }
 
     /// Tokens of all text so far.
-    pub fn worded(&self) -> u64 {
+    pub(crate) fn worded(&self) -> u64 {
         self.worded
     }
 
     /// Token classes of all text so far.
-    pub fn tally(&self) -> ClassCounts {
+    pub(crate) fn tally(&self) -> ClassCounts {
         self.tally
     }
 
     fn structure(&mut self, part: &Part) -> u32 {
-        let shape = self.shape;
+        let structure = self.structure;
         match part.kind {
             PartKind::ToolResult => {
-                if let Some(more) = shape.result_read {
+                if let Some(more) = structure.result_read {
                     let name = self.tool_of(part).unwrap_or_default().to_owned();
-                    self.read += u64::from(more + self.aside(&name));
+                    self.read += u64::from(more + self.uncounted(&name));
                 }
                 // The result of a client's own tool search holds tools, which then appear in the history.
                 let found = self.tool_of(part) == Some("tool_search");
-                let found = if found { shape.loading } else { 0 };
-                let name = self.tool_of(part).filter(|_| shape.names_results);
+                let found = if found { structure.loading } else { 0 };
+                let name = self.tool_of(part).filter(|_| structure.names_results);
                 let name = name.map(|name| format!("functions.{name}"));
-                let name = name.map_or(0, |name| self.words(&name));
-                shape.result + name + found
+                let name = name.map_or(0, |name| self.text(&name));
+                structure.result + name + found
             }
             PartKind::ToolCall => {
-                shape.call + part.name.as_deref().map_or(0, |name| self.words(name))
+                structure.call + part.name.as_deref().map_or(0, |name| self.text(name))
             }
-            PartKind::Text => shape.text,
-            PartKind::Tool if part.is_schema => shape.tool + shape.schema,
-            PartKind::Tool => shape.tool,
-            PartKind::Reasoning => shape.reasoning,
+            PartKind::Text => structure.text,
+            PartKind::Tool if part.is_schema => structure.tool + structure.schema,
+            PartKind::Tool => structure.tool,
+            PartKind::Reasoning => structure.reasoning,
             PartKind::Image | PartKind::Document | PartKind::Opaque => 0,
         }
     }
@@ -268,22 +269,22 @@ impl TokenCounter<'_> {
     fn literal(&mut self, at: Span) -> u32 {
         let raw = at.of(self.body);
         if raw.first() != Some(&b'"') {
-            return self.words(&String::from_utf8_lossy(raw));
+            return self.text(&String::from_utf8_lossy(raw));
         }
-        self.words(&text_of(raw).unwrap_or_else(|| String::from_utf8_lossy(raw)))
+        self.text(&text_of(raw).unwrap_or_else(|| String::from_utf8_lossy(raw)))
     }
 
     /// Tokens of a text that may not be in the prompt: it is not added to the totals and classes.
-    fn aside(&mut self, text: &str) -> u32 {
+    fn uncounted(&mut self, text: &str) -> u32 {
         let before = (self.tally, self.worded, self.worded_bytes);
-        let tokens = self.words(text);
+        let tokens = self.text(text);
         (self.tally, self.worded, self.worded_bytes) = before;
         tokens
     }
 
     /// Counts the tokens of a text.
-    fn words(&mut self, text: &str) -> u32 {
-        let folded = (self.shape.folds_line_ends && text.contains("\r\n"))
+    fn text(&mut self, text: &str) -> u32 {
+        let folded = (self.structure.folds_line_ends && text.contains("\r\n"))
             .then(|| text.replace("\r\n", "\n"));
         let text = folded.as_deref().unwrap_or(text);
         let tokens = match self.tokenizer.encoding {
@@ -360,7 +361,7 @@ const SAMPLE_BYTES: usize = 4096;
 /// Bytes of text per token of o200k, measured over recorded agent sessions.
 const BYTES_A_TOKEN: f64 = 4.1;
 /// Bytes of base64 per token of sealed reasoning.
-const SEALED_BYTES: usize = 7;
+const SIGNATURE_BYTES: usize = 7;
 /// A sealed compaction of OpenAI's: bytes that do not grow with its text, and bytes per token of the rest.
 /// Six recorded ones took 8.2 bytes more per token that was written; one was recorded as it was read, at 262
 /// tokens for 2,764 bytes (`docs/estimates.md` 1.3).
@@ -415,9 +416,9 @@ struct StructureCost {
 impl StructureCost {
     fn of(model: &Model, dialect: Dialect) -> Self {
         let folds_line_ends = model.folds_line_ends();
-        let shape = Self::around(model, dialect);
-        let offering = model.tool_offering.unwrap_or(shape.offering);
-        Self { offering, picture_cost: model.picture_cost, folds_line_ends, ..shape }
+        let structure = Self::around(model, dialect);
+        let offering = model.tool_offering.unwrap_or(structure.offering);
+        Self { offering, picture_cost: model.picture_cost, folds_line_ends, ..structure }
     }
 
     fn around(model: &Model, dialect: Dialect) -> Self {
@@ -544,7 +545,7 @@ mod tests {
     #[test]
     fn given_costs_hold_for_the_tokenizer_that_has_them_and_no_other() {
         let counted =
-            |tokenizer: Tokenizer| tokenizer.reply().words("So many words of one token each.");
+            |tokenizer: Tokenizer| tokenizer.reply().text("So many words of one token each.");
         let fitted = Tokenizer::whole(Family::ClaudeNew);
         let given =
             |cost| FamilyCosts::new(Family::ClaudeNew, Box::leak(Box::new([cost; CLASSES])));
@@ -598,9 +599,9 @@ mod tests {
     #[test]
     fn a_sealed_compaction_is_counted_from_its_length() {
         let counted = |kind: &str, bytes: usize| {
-            let sealed = "g".repeat(bytes);
+            let encrypted = "g".repeat(bytes);
             let body =
-                format!(r#"{{"input":[{{"type":"{kind}","encrypted_content":"{sealed}"}}]}}"#);
+                format!(r#"{{"input":[{{"type":"{kind}","encrypted_content":"{encrypted}"}}]}}"#);
             let read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", body.as_bytes());
             let whole = Tokenizer::whole(Family::O200k);
             let mut counter = whole.counter(&read, body.as_bytes(), &model(Family::O200k));

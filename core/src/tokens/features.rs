@@ -16,9 +16,9 @@ const BYTES: [f64; LENGTHS] = [1.0, 2.0, 3.0, 5.0, 9.0];
 /// and the rest.
 const RARENESS: usize = 4;
 /// The number of classes that describe a text.
-pub const CLASSES: usize = KINDS * LENGTHS * RARENESS;
+pub(crate) const CLASSES: usize = KINDS * LENGTHS * RARENESS;
 /// The number of features of a text that the regression receives.
-pub const ROUGH: usize = 12;
+pub(crate) const ROUGH: usize = 12;
 
 /// The number of tokens of each class in a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +62,7 @@ impl ClassCounts {
     }
 
     /// The tokens of all classes.
-    pub fn tokens(&self) -> u64 {
+    pub(crate) fn tokens(&self) -> u64 {
         self.0.iter().map(|count| u64::from(*count)).sum()
     }
 
@@ -88,7 +88,7 @@ impl ClassCounts {
     /// The features for the regression: all tokens; blanks; line ends; symbols; letters with symbols;
     /// numbers, and their digits; capitalized ones; letters beyond ASCII, and their bytes; the rarer tokens,
     /// and the rarest. Some tokenizers make one token of each digit, and few know other scripts as well.
-    pub fn rough(&self) -> [f64; ROUGH] {
+    pub(crate) fn rough(&self) -> [f64; ROUGH] {
         let capitals = [TokenKind::Title, TokenKind::SpacedTitle, TokenKind::Capitals];
         [
             self.tokens() as f64,

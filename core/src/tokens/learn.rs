@@ -43,7 +43,7 @@ pub struct NewContent {
     /// Tokens of its parts, as counted.
     pub tokens: u64,
     /// Of those, the tokens of text alone.
-    pub words: u64,
+    pub text_tokens: u64,
     /// The number of tool results.
     pub results: u32,
     /// The number of texts.
@@ -68,7 +68,7 @@ pub struct Observation {
     /// How likely each reasoning retention is for this model and thread.
     pub belief: ByRetention<f32>,
     /// What is new.
-    pub news: NewContent,
+    pub new_content: NewContent,
     /// How it was counted.
     pub counting: CountingMethod,
     /// Whether a stream is requested: Gemini's retention differs then.
@@ -91,7 +91,7 @@ impl Observation {
     /// The index into [`EstimatorState::widths`] for such requests: the error of the count does not grow in
     /// proportion to the text.
     fn size(&self) -> usize {
-        match self.news.tokens {
+        match self.new_content.tokens {
             ..100 => 0,
             100..500 => 1,
             500..3_000 => 2,
@@ -205,7 +205,7 @@ const SURPRISE: f64 = 5.0;
 const SURPRISES: u8 = 3;
 /// After a surprise the range is this many times as wide as that error, and at most `MISSED` times as wide as
 /// the expected error.
-const AGAIN: f32 = 1.25;
+const SURPRISE_MARGIN: f32 = 1.25;
 const MISSED: f32 = 4096.0;
 /// From this many responses on, the width of a state's range says something about other models.
 const TAUGHT: u64 = 32;
@@ -324,7 +324,7 @@ impl EstimatorState {
         let (least, most) = near.fold((tokens, tokens), |(a, b), it| (a.min(it), b.max(it)));
         // A surprise may repeat, until a call comes that is not one.
         let width = self.width * self.widths[seen.size()];
-        let width = f64::from(width.max(self.missed * AGAIN));
+        let width = f64::from(width.max(self.missed * SURPRISE_MARGIN));
         let width = (width * expected(self.family, seen)) as u64;
         let (low, high) = match self.is_cold(seen) {
             true => cold_band(self.family, tokens),
@@ -336,7 +336,7 @@ impl EstimatorState {
     /// Whether no part of the request was ever reported: it does not continue another, and its head is
     /// unknown.
     fn is_cold(&self, seen: &Observation) -> bool {
-        let head = seen.news.head.map(Chain);
+        let head = seen.new_content.head.map(Chain);
         head.is_some_and(|head| !self.bases.iter().any(|base| base.head == head))
     }
 
@@ -355,8 +355,9 @@ impl EstimatorState {
     /// The state after `actual` input tokens were reported for `seen`, which was estimated as `guess`.
     #[must_use]
     pub fn after(mut self, seen: &Observation, guess: &CostPrediction, actual: u64) -> Self {
-        if let Some(head) = seen.news.head {
-            let rest = seen.counted[guess.retention as usize].saturating_sub(seen.news.headed);
+        if let Some(head) = seen.new_content.head {
+            let rest =
+                seen.counted[guess.retention as usize].saturating_sub(seen.new_content.headed);
             self.keep_base(head, difference(actual, rest));
             self.lessons += 1;
             return self;
@@ -375,7 +376,7 @@ impl EstimatorState {
         // New content may cost twice the count if the tokenizer is not the one we assume; an unknown
         // tokenizer may split other scripts into single bytes.
         let times = if self.family == Family::Other { MORE } else { 1.5 };
-        let explainable = (STRANGE * expected).max(times * seen.news.tokens as f64 + 100.0);
+        let explainable = (STRANGE * expected).max(times * seen.new_content.tokens as f64 + 100.0);
         if off.unsigned_abs() as f64 > explainable {
             return self;
         }
@@ -390,11 +391,11 @@ impl EstimatorState {
         }
         self.lessons += 1;
         // The error for an image may be larger than the reasoning itself.
-        if seen.news.media == 0 {
+        if seen.new_content.media == 0 {
             let reading = &mut self.reading[usize::from(seen.streams)];
             *reading = reading.after(&guess.by_retention, actual, expected);
         }
-        if is_telling(&was) {
+        if is_evidence(&was) {
             let shown = &mut self.shown[seen.way()];
             *shown = std::array::from_fn(|at| shown[at] * MODEL + was[at] * (1.0 - MODEL));
         }
@@ -408,8 +409,8 @@ impl EstimatorState {
         self.width = (self.width * (step * (1.0 - SIZE_SHARE)).exp()).clamp(0.05, 64.0);
         let of_size = &mut self.widths[seen.size()];
         *of_size = (*of_size * (step * SIZE_SHARE).exp()).clamp(0.1, 10.0);
-        if let Some(name) = seen.news.tool {
-            self.tools.keep((name, retention.reads()), seen.news.tokens, off);
+        if let Some(name) = seen.new_content.tool {
+            self.tools.keep((name, retention.reads()), seen.new_content.tokens, off);
         }
         self.regression.learn(&features(seen, retention), off as f64, noise(self.family, seen));
         self
@@ -419,7 +420,7 @@ impl EstimatorState {
     /// that had been known before: the rest is an error of counting.
     fn learn_unsent(&mut self, seen: &Observation, estimate: u64, actual: u64) -> u64 {
         let UnsentReasoning { tokens, counted } = seen.unsent;
-        let Some(counts) = seen.unsent.judged(estimate, actual, seen.news.tokens) else {
+        let Some(counts) = seen.unsent.judged(estimate, actual, seen.new_content.tokens) else {
             return actual;
         };
         self.counts_unsent = self.counts_unsent.after(seen.streams, counts);
@@ -439,14 +440,14 @@ impl EstimatorState {
     }
 
     fn expert(&self, seen: &Observation, retention: ReasoningRetention) -> Expert {
-        if seen.news.head.is_some() || seen.counting == CountingMethod::Length {
+        if seen.new_content.head.is_some() || seen.counting == CountingMethod::Length {
             return Expert::Counted;
         }
         let knows =
             |at: &usize| EXPERTS[*at] != Expert::Tool || self.of_tool(seen, retention).is_some();
         let there = (0..3).filter(knows);
         let agrees = |tool| self.tools.agree((tool, retention.reads()));
-        if seen.counting == CountingMethod::Exact && seen.news.tool.is_some_and(agrees) {
+        if seen.counting == CountingMethod::Exact && seen.new_content.tool.is_some_and(agrees) {
             return Expert::Tool;
         }
         // A count with the model's own tokenizer is not corrected for an occasional token.
@@ -458,15 +459,16 @@ impl EstimatorState {
 
     /// The tokens that an expert adds to the count.
     fn correction(&self, expert: Expert, seen: &Observation, retention: ReasoningRetention) -> i64 {
-        if let Some(head) = seen.news.head {
+        if let Some(head) = seen.new_content.head {
             let known = self.bases.iter().find(|base| base.head == Chain(head));
-            return known.map_or(0, |base| difference(base.tokens.max(0) as u64, seen.news.headed));
+            return known
+                .map_or(0, |base| difference(base.tokens.max(0) as u64, seen.new_content.headed));
         }
         match expert {
             Expert::Counted => 0,
             Expert::Tool => self.of_tool(seen, retention).unwrap_or(0),
             Expert::Regression => {
-                let new = seen.news.tokens as f64;
+                let new = seen.new_content.tokens as f64;
                 let (least, most) = (-LESS * new - STRUCTURE, MORE * new + STRUCTURE);
                 // The rate of an unknown tokenizer is all that is known about it.
                 let reach = if self.family == Family::Other { 100.0 } else { REACH };
@@ -478,7 +480,7 @@ impl EstimatorState {
 
     /// The error of the tool's results, if enough is known about them.
     fn of_tool(&self, seen: &Observation, retention: ReasoningRetention) -> Option<i64> {
-        self.tools.offset((seen.news.tool?, retention.reads()), seen.news.tokens)
+        self.tools.offset((seen.new_content.tool?, retention.reads()), seen.new_content.tokens)
     }
 
     fn keep_base(&mut self, head: u128, tokens: i64) {
@@ -494,13 +496,13 @@ impl EstimatorState {
 /// A thread's evidence for each retention: what it had shown `before`, and how an estimate turned out.
 pub fn shown(before: &CostPrediction, actual: u64) -> ByRetention<f32> {
     let was = showed(&before.by_retention, actual);
-    if !is_telling(&was) {
+    if !is_evidence(&was) {
         return before.shown;
     }
     std::array::from_fn(|at| before.shown[at] * THREAD + was[at])
 }
 
-fn is_telling(was: &ByRetention<f32>) -> bool {
+fn is_evidence(was: &ByRetention<f32>) -> bool {
     was.iter().any(|was| *was > SHOWS)
 }
 
@@ -534,21 +536,21 @@ fn spread(family: Family, seen: &Observation) -> f64 {
         (CountingMethod::Ratio, _) => 0.02,
         (CountingMethod::Length, _) => 0.15,
     };
-    1.0 + share * seen.news.tokens as f64
+    1.0 + share * seen.new_content.tokens as f64
 }
 
 /// The error that remains once a regression has learned, in tokens: about two in a hundred if the tokenizer
 /// is not public, whichever it is.
 fn noise(family: Family, seen: &Observation) -> f64 {
     match (seen.counting, family) {
-        (CountingMethod::Ratio, Family::Other) => 1.0 + 0.02 * seen.news.tokens as f64,
+        (CountingMethod::Ratio, Family::Other) => 1.0 + 0.02 * seen.new_content.tokens as f64,
         _ => spread(family, seen),
     }
 }
 
 /// The input of the regression: text in thousands of tokens, structure by the piece.
 fn features(seen: &Observation, retention: ReasoningRetention) -> [f64; FEATURES] {
-    let news = &seen.news;
+    let news = &seen.new_content;
     let words = news.tokens.saturating_sub(u64::from(news.media));
     let reads = f64::from(u8::from(retention.reads()));
     let results = f64::from(news.results);
@@ -574,7 +576,7 @@ mod tests {
     fn grown(before: u64, counted: u64) -> Observation {
         let news = NewContent {
             tokens: counted,
-            words: counted,
+            text_tokens: counted,
             results: 1,
             tool: Some(7),
             ..NewContent::default()
@@ -584,7 +586,7 @@ mod tests {
         Observation {
             counted,
             belief,
-            news,
+            new_content: news,
             counting: CountingMethod::Ratio,
             streams: true,
             began_cached: None,
@@ -654,12 +656,12 @@ mod tests {
                 let (text, mut tally) = (mixed(at), ClassCounts::default());
                 let counted = encoding.tally(&text, &mut tally) as u64;
                 let seen = Observation {
-                    news: NewContent {
+                    new_content: NewContent {
                         tally,
                         results: 0,
                         texts: 1,
                         tool: None,
-                        ..grown(0, counted).news
+                        ..grown(0, counted).new_content
                     },
                     ..grown(5_000, counted)
                 };
@@ -731,8 +733,8 @@ mod tests {
         played(&mut learned, 30, |size| size);
         for size in sizes().take(20) {
             let grown = grown(50_000, size + 4_128);
-            let news = NewContent { media: 4_128, tool: None, ..grown.news };
-            let seen = Observation { news, ..grown };
+            let news = NewContent { media: 4_128, tool: None, ..grown.new_content };
+            let seen = Observation { new_content: news, ..grown };
             let guess = learned.guess(&seen, ByRetention::default());
             learned = learned.after(&seen, &guess, 50_000 + size + 258);
         }
@@ -746,7 +748,7 @@ mod tests {
     fn no_text_costs_less_than_nothing() {
         let mut learned = EstimatorState::new(Family::Gemini);
         let plain = |size| Observation {
-            news: NewContent { tool: None, ..grown(9_000, size).news },
+            new_content: NewContent { tool: None, ..grown(9_000, size).new_content },
             ..grown(9_000, size)
         };
         for size in 90..110 {
@@ -790,7 +792,7 @@ mod tests {
         let mut learned = EstimatorState::new(Family::Claude);
         played(&mut learned, 30, |size| size + 25);
         let other = |size| Observation {
-            news: NewContent { tool: Some(8), ..grown(50_000, size).news },
+            new_content: NewContent { tool: Some(8), ..grown(50_000, size).new_content },
             ..grown(50_000, size)
         };
         let guess = learned.guess(&other(500), ByRetention::default());
@@ -833,13 +835,14 @@ mod tests {
                 text: text.to_owned(),
                 id: None,
                 name: None,
-                sealed: None,
+                signature: None,
                 raw: None,
                 key: None,
             };
-            let tokens = u64::from(counter.said(&part));
-            let news = NewContent { tally: counter.tally(), tool: None, ..grown(0, tokens).news };
-            Observation { news, ..grown(50_000, tokens) }
+            let tokens = u64::from(counter.reply_part(&part));
+            let news =
+                NewContent { tally: counter.tally(), tool: None, ..grown(0, tokens).new_content };
+            Observation { new_content: news, ..grown(50_000, tokens) }
         };
         let log = |from: u64| -> String {
             let line = |at| format!("[{at:05}] \"GET /v1/items/{at}?q=%2F\" 200 {:x}\n", at * 7919);
@@ -868,8 +871,8 @@ mod tests {
     fn an_unknown_tokenizer_keeps_its_rate_in_large_texts() {
         let mut learned = EstimatorState::new(Family::Other);
         played(&mut learned, 30, |size| size * 13 / 10);
-        let news = |size| NewContent { tool: None, ..grown(50_000, size).news };
-        let large = Observation { news: news(20_000), ..grown(50_000, 20_000) };
+        let news = |size| NewContent { tool: None, ..grown(50_000, size).new_content };
+        let large = Observation { new_content: news(20_000), ..grown(50_000, 20_000) };
         let guess = learned.guess(&large, ByRetention::default());
         assert!(guess.tokens.abs_diff(76_000) < 1_500, "{guess:?}");
     }
@@ -925,7 +928,7 @@ mod tests {
     #[test]
     fn the_second_session_of_a_client_starts_exact() {
         let first = |head, headed, counting| Observation {
-            news: NewContent { head: Some(head), headed, ..NewContent::default() },
+            new_content: NewContent { head: Some(head), headed, ..NewContent::default() },
             counting,
             counted: [headed + 1_000; RETENTIONS],
             ..Observation::default()
@@ -948,7 +951,7 @@ mod tests {
         let news = NewContent { tokens: 100, results: 1, ..NewContent::default() };
         let belief = [-4.0, 1.0, 0.5, 0.8];
         let counted = [10_500, 10_500, 10_500, 10_100];
-        let seen = Observation { counted, belief, news, ..grown(0, 0) };
+        let seen = Observation { counted, belief, new_content: news, ..grown(0, 0) };
         let guess = learned.guess(&seen, ByRetention::default());
         assert_eq!((guess.tokens, guess.retention), (10_500, ReasoningRetention::Loops));
         assert!(guess.low <= 10_100, "{guess:?}");
@@ -1058,7 +1061,7 @@ mod tests {
             // What is not clear says too little: much that is new, a picture, a call that neither explains.
             let much = sent_back(belief, read, 3_000);
             let mut pictured = seen.clone();
-            pictured.news.media = 500;
+            pictured.new_content.media = 500;
             for (seen, actual) in [(&much, other), (&pictured, other), (&seen, 1_250)] {
                 let unsure = fresh.clone().after(seen, &fresh.guess(seen, none), actual);
                 assert_eq!(unsure.reading, fresh.reading, "{belief:?}");
@@ -1121,7 +1124,7 @@ mod tests {
             for (counted, actual, tokens) in calls {
                 let seen = Observation {
                     counted: [counted, counted / 2, counted, 0],
-                    news: NewContent { tokens: u64::from(tokens), results: tokens, ..NewContent::default() },
+                    new_content: NewContent { tokens: u64::from(tokens), results: tokens, ..NewContent::default() },
                     ..Observation::default()
                 };
                 let guess = learned.guess(&seen, ByRetention::default());

@@ -19,7 +19,7 @@ const DOCUMENT: u32 = 2_000;
 const READ: usize = 4 << 20;
 /// A page of a PDF with Gemini, and with Gemini from 3 on: what it reports.
 const PAGE: u32 = 258;
-const PAGE_BY_SHAPE: u32 = 520;
+const PAGE_BY_ASPECT_RATIO: u32 = 520;
 /// No provider reads more pages of one document.
 const MOST_PAGES: u64 = 1_000;
 /// An image whose header cannot be true.
@@ -57,7 +57,7 @@ pub(super) fn tokens(
 /// Tokens of a document: those of its pages if they can be counted and a page's cost is known, else a guess.
 fn document(media: &Media, body: &[u8], family: Family, cost: PictureCost) -> u32 {
     let page = match (family, cost) {
-        (Family::Gemini, PictureCost::Shape) => PAGE_BY_SHAPE,
+        (Family::Gemini, PictureCost::AspectRatio) => PAGE_BY_ASPECT_RATIO,
         (Family::Gemini, _) => PAGE,
         _ => return DOCUMENT,
     };
@@ -100,7 +100,7 @@ fn picture(width: u32, height: u32, family: Family, cost: PictureCost) -> u32 {
     match cost {
         PictureCost::Family => {}
         PictureCost::Tiles => return tiles(width, height),
-        PictureCost::Shape => return patches(width, height),
+        PictureCost::AspectRatio => return patches(width, height),
     }
     match family {
         Family::Claude | Family::ClaudeNew => {
@@ -343,7 +343,8 @@ mod tests {
         let grok = |width, height| picture(width, height, Family::Other, PictureCost::Tiles);
         assert_eq!([grok(448, 448), grok(449, 448), grok(448, 897)], [256, 3 * 256, 4 * 256]);
         assert_eq!([grok(896, 1_344), grok(1_344, 1_344)], [7 * 256; 2]);
-        let shape = |width, height| picture(width, height, Family::Gemini, PictureCost::Shape);
+        let shape =
+            |width, height| picture(width, height, Family::Gemini, PictureCost::AspectRatio);
         assert_eq!([shape(1, 1), shape(40, 40), shape(400, 100)], [1_089, 1_089, 66 * 16]);
         assert_eq!([shape(1, 9_000), shape(9_000, 1)], [1_120; 2], "one is enough across");
     }

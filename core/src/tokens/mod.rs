@@ -18,5 +18,5 @@ mod split;
 mod tool_results;
 pub mod unsent;
 
-pub use estimate::{CountingMethod, TokenCounter, Tokenizer};
-pub use sentencepiece::VocabularyError;
+pub(crate) use estimate::TokenCounter;
+pub use estimate::{CountingMethod, Tokenizer};

@@ -26,7 +26,7 @@ pub enum ReasoningRetention {
 
 impl ReasoningRetention {
     /// All of them, in the order of [`ByRetention`].
-    pub const ALL: [Self; RETENTIONS] = [Self::Keeps, Self::Loops, Self::Turns, Self::Drops];
+    pub(crate) const ALL: [Self; RETENTIONS] = [Self::Keeps, Self::Loops, Self::Turns, Self::Drops];
 
     pub(super) fn reads(self) -> bool {
         self != Self::Drops

@@ -229,9 +229,9 @@ impl<'f> ProtoFields<'f> {
     }
 
     fn take(&mut self, length: usize) -> Option<&'f [u8]> {
-        let (taken, rest) = self.0.split_at_checked(length)?;
+        let (used, rest) = self.0.split_at_checked(length)?;
         self.0 = rest;
-        Some(taken)
+        Some(used)
     }
 
     /// Reads a varint: seven bits per byte, the lowest first.

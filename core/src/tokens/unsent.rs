@@ -55,7 +55,7 @@ const LEAST: u64 = 100;
 
 impl UnsentReasoning {
     /// The tokens of it that the estimate includes.
-    pub fn input(self) -> u64 {
+    pub(crate) fn input(self) -> u64 {
         if self.counted { self.tokens } else { 0 }
     }
 

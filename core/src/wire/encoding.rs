@@ -232,10 +232,10 @@ impl BoundedOutput {
     }
 
     fn take(&mut self) -> Vec<u8> {
-        let taken = std::mem::take(&mut self.bytes);
+        let consumed = std::mem::take(&mut self.bytes);
         // Holding less than before is never refused.
         let _ = self.holds(0);
-        taken
+        consumed
     }
 
     /// Requests memory for `capacity` bytes of output and for what the decoder holds.

@@ -10,7 +10,7 @@ mod strings;
 use std::borrow::Cow;
 
 pub use most::most_values;
-pub use strings::text_of;
+pub(crate) use strings::text_of;
 use strings::{append_unescaped, closing_quote, meaning};
 
 /// A byte range of a body, `start..end`.
@@ -82,7 +82,7 @@ pub enum JsonError {
 }
 
 /// The deepest nesting that is read; a deeper body is opaque. Real requests stay below 30.
-pub const MAX_DEPTH: usize = 512;
+pub(crate) const MAX_DEPTH: usize = 512;
 
 /// One value, in 16 bytes: its range, and where its subtree ends.
 #[derive(Clone, Copy, Debug)]
@@ -124,7 +124,7 @@ impl Document {
     ///
     /// # Errors
     /// As [`Document::read`]; the document is then empty.
-    pub fn read_again(&mut self, bytes: &[u8]) -> Result<(), JsonError> {
+    pub fn reread(&mut self, bytes: &[u8]) -> Result<(), JsonError> {
         self.fill(bytes, most_values(bytes.len()))
     }
 
@@ -151,7 +151,7 @@ impl Document {
     }
 
     /// The number of its values.
-    pub fn values(&self) -> usize {
+    pub(crate) fn values(&self) -> usize {
         self.nodes.len()
     }
 
@@ -186,7 +186,7 @@ impl<'d> Value<'d> {
     }
 
     /// Its bytes as written.
-    pub fn raw(&self) -> &'d [u8] {
+    pub(crate) fn raw(&self) -> &'d [u8] {
         self.span().of(self.bytes)
     }
 
@@ -196,7 +196,7 @@ impl<'d> Value<'d> {
     }
 
     /// The text of a string, with escapes resolved, and with broken UTF-8 and lone surrogates as U+FFFD.
-    pub fn text(&self) -> Option<Cow<'d, str>> {
+    pub(crate) fn text(&self) -> Option<Cow<'d, str>> {
         let node = self.node();
         if node.kind != Kind::String {
             return None;
@@ -207,7 +207,7 @@ impl<'d> Value<'d> {
 
     /// Appends the text of a string to `out`, with escapes resolved and broken UTF-8 unchanged: for hashing
     /// without an allocation. Returns whether the value is a string.
-    pub fn append_text(&self, out: &mut Vec<u8>) -> bool {
+    pub(crate) fn append_text(&self, out: &mut Vec<u8>) -> bool {
         let node = self.node();
         if node.kind != Kind::String {
             return false;
@@ -231,7 +231,7 @@ impl<'d> Value<'d> {
     }
 
     /// A number as a float.
-    pub fn as_f64(&self) -> Option<f64> {
+    pub(crate) fn as_f64(&self) -> Option<f64> {
         self.number()?.parse().ok()
     }
 
@@ -255,7 +255,7 @@ impl<'d> Value<'d> {
 
     /// Like [`Value::get`], for several names in one pass over the members. See [`members!`] for many.
     #[inline]
-    pub fn members<const N: usize>(&self, names: [&str; N]) -> [Option<Value<'d>>; N] {
+    pub(crate) fn members<const N: usize>(&self, names: [&str; N]) -> [Option<Value<'d>>; N] {
         let node = self.node();
         let end = if node.kind == Kind::Object { node.next as usize } else { 0 };
         let (mut at, mut found) = (self.index + 1, [None; N]);
@@ -274,7 +274,7 @@ impl<'d> Value<'d> {
     }
 
     /// Like [`Value::get`], along a path of names.
-    pub fn path(&self, names: &[&str]) -> Option<Value<'d>> {
+    pub(crate) fn path(&self, names: &[&str]) -> Option<Value<'d>> {
         names.iter().try_fold(*self, |value, name| value.get(name))
     }
 
@@ -284,7 +284,7 @@ impl<'d> Value<'d> {
     }
 
     /// The text of the string member called `name`.
-    pub fn get_text(&self, name: &str) -> Option<Cow<'d, str>> {
+    pub(crate) fn get_text(&self, name: &str) -> Option<Cow<'d, str>> {
         self.get(name)?.text()
     }
 
@@ -354,7 +354,7 @@ impl<'d> ObjectKey<'d> {
     }
 
     /// The key, escapes resolved.
-    pub fn text(&self) -> Cow<'d, str> {
+    pub(crate) fn text(&self) -> Cow<'d, str> {
         self.0.text().unwrap_or_default()
     }
 
@@ -364,7 +364,7 @@ impl<'d> ObjectKey<'d> {
     }
 
     /// Appends the key to `out`, with escapes resolved.
-    pub fn append_text(&self, out: &mut Vec<u8>) {
+    pub(crate) fn append_text(&self, out: &mut Vec<u8>) {
         self.0.append_text(out);
     }
 
@@ -565,7 +565,7 @@ fn closer(kind: Kind) -> u8 {
 #[cfg(any(test, fuzzing))]
 pub fn fuzz(bytes: &[u8]) {
     let mut document = Document::default();
-    if document.read_again(bytes).is_err() {
+    if document.reread(bytes).is_err() {
         return assert!(document.root(bytes).is_none());
     }
     let Some(root) = document.root(bytes) else { return assert!(document.nodes.is_empty()) };

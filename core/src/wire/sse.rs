@@ -69,7 +69,7 @@ impl Framer {
     }
 
     /// Whether an event was longer than the limit; no event is framed after that.
-    pub fn gave_up(&self) -> bool {
+    pub(crate) fn gave_up(&self) -> bool {
         self.gave_up
     }
 
@@ -79,7 +79,7 @@ impl Framer {
     }
 
     /// Whether the bytes so far end inside an event.
-    pub fn is_inside(&self) -> bool {
+    pub(crate) fn is_inside(&self) -> bool {
         self.begun || !self.line.is_empty()
     }
 
@@ -267,8 +267,8 @@ pub fn fuzz(bytes: &[u8]) {
                 assert!(before <= *start || has_error);
                 let own = &bytes[*start as usize..*end as usize];
                 let lead: &[u8] = if *start == 0 { b"" } else { b"\n" }; // a BOM counts only at offset 0
-                let again = framed_in([lead, own].into_iter(), 1 << 20);
-                assert!(again.last().is_some_and(|own| (&own.0, &own.1) == (name, data)));
+                let retry = framed_in([lead, own].into_iter(), 1 << 20);
+                assert!(retry.last().is_some_and(|own| (&own.0, &own.1) == (name, data)));
             }
         }
     }

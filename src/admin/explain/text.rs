@@ -97,13 +97,13 @@ impl Explanation {
             return "Nothing was changed.".to_owned();
         }
         let less = grouped(self.tokens_removed.saturating_add(self.tokens_compacted));
-        format!("Changes: {}; {less} tokens less", self.made.words(self.new))
+        format!("Changes: {}; {less} tokens less", self.made.description(self.new))
     }
 }
 
 impl fmt::Display for ExplainedChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "  {}", self.change.words())?;
+        write!(f, "  {}", self.change.description())?;
         if let (Some(message), Some(part)) = (self.message, self.part) {
             write!(f, " at message {message}, part {part}")?;
         }

@@ -155,7 +155,7 @@ impl SessionContent {
             if content.follows == ContentLink::Reply {
                 parts.extend_from_slice(answer);
             }
-            parts.extend_from_slice(&content.said);
+            parts.extend_from_slice(&content.messages);
             answer = &content.reply;
         }
         parts.iter_mut().for_each(|part| part.reply = false);
@@ -172,5 +172,5 @@ impl LineContent {
 
 /// The content that one turn added itself.
 fn own(content: &ExchangeContent) -> Vec<TranscriptPart> {
-    content.head.iter().chain(&content.said).cloned().collect()
+    content.head.iter().chain(&content.messages).cloned().collect()
 }

@@ -236,7 +236,7 @@ impl SummaryJob {
 
     fn why(&self) -> DecisionReason {
         match self.due {
-            _ if self.claim.is_some() => DecisionReason::Asked,
+            _ if self.claim.is_some() => DecisionReason::Requested,
             CompactionNeed::Must => DecisionReason::Window,
             CompactionNeed::No | CompactionNeed::Prepare | CompactionNeed::Swap => {
                 DecisionReason::Threshold
@@ -365,7 +365,7 @@ impl SummaryJob {
 
     fn count(&self, words: &str) -> u64 {
         let part = ReplyPart { text: words.to_owned(), ..ReplyPart::of(PartKind::Text) };
-        u64::from(Tokenizer::now(self.prepared.model.family).reply().said(&part)) + STRUCTURE
+        u64::from(Tokenizer::now(self.prepared.model.family).reply().reply_part(&part)) + STRUCTURE
     }
 
     /// The body that requests a summary of a chunk, after the summary `before` of the chunks before it.
@@ -388,7 +388,8 @@ impl SummaryJob {
             let marker =
                 marks.then(|| summary::marker(conversation, &prepared.body, ends)).flatten();
             let marker = marker.as_deref();
-            let question = SummaryQuestion { words: &words, model, output, usage: true, marker };
+            let question =
+                SummaryQuestion { instruction: &words, model, output, usage: true, marker };
             summary::ask(conversation.dialect, &target, &body, &question)
         });
         made.await.ok().flatten()

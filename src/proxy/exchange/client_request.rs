@@ -343,7 +343,7 @@ impl ClientRequest {
         let id = self.dialect.and_then(|_| provider_request_id(answered))?;
         let own = upstream.credential.as_ref().map(|(_, secret)| secret.0.as_bytes());
         let is_told = own.is_some_and(|own| gives_away(id, own))
-            || proxy.credentials.are_told_by(id, &self.headers, self.target());
+            || proxy.credentials.appear_in(id, &self.headers, self.target());
         (!is_told).then(|| id.into())
     }
 

@@ -48,7 +48,8 @@ pub(super) async fn read(
     let host = pending.prepared().upstream.host();
     let shown =
         overflow::shown(&seen, purpose, &OverflowEvidence { host, ..OverflowEvidence::default() });
-    let said = shown.filter(|shown| shown.sign == OverflowSign::InReply).map(|shown| shown.said);
+    let said =
+        shown.filter(|shown| shown.sign == OverflowSign::InReply).map(|shown| shown.reported);
     let (Some(said), Some(error)) = (said, &seen.error) else { return (begun, None) };
     let error = lessons::RefusalResponse::InReply { status: StatusCode::OK.as_u16(), error };
     let prepared = pending.prepared();

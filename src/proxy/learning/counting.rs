@@ -233,7 +233,7 @@ impl CountRequest {
         let begun = StartedResponse::read(response, ANSWER_BYTES, &proxy.memory.share()).await;
         if status != StatusCode::OK {
             let refusal = RefusalBody { status: status.as_u16(), body: &begun.start };
-            let request = QuotableText { body: &asked, words: vec![&model] };
+            let request = QuotableText { body: &asked, texts: vec![&model] };
             if taught(&refusal, &request).holds(Lesson::CountMissing) {
                 let _ = found.missing.set(());
                 return Err(CountOutcome::Missing);

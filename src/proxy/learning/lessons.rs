@@ -34,7 +34,7 @@ pub(crate) async fn taught(
     let words = words(model, head);
     let read = |error: RefusalResponse<'_>, body: &[u8], words: &[String]| {
         let words = words.iter().map(String::as_str).collect();
-        let request = QuotableText { body, words };
+        let request = QuotableText { body, texts: words };
         match error {
             RefusalResponse::Refused { status, body } => {
                 lesson::taught(&RefusalBody { status, body }, &request)

@@ -69,7 +69,7 @@ impl RequestInfo {
         if !matches!(status, 400 | 413 | 422) {
             return None;
         }
-        let words = error.map(ProviderError::words).unwrap_or_default();
+        let words = error.map(ProviderError::text).unwrap_or_default();
         let refusal = repair::read(&repair::RefusedAnswer { status, body: words.as_bytes() });
         Some(match refusal {
             Some(refusal) => {

@@ -18,7 +18,7 @@ use crate::config::Mode;
 use crate::context::budget::{Anchor, CarryOutlook, ContextView, MeasuredEstimate, WindowLimits};
 use crate::context::overflow::PartSums;
 use crate::context::plan::{
-    self, MOST_TOLD, Overlay, Plan, PlanStep, RecordedDecisions, RewriteSummary,
+    self, MOST_STORED_STEPS, Overlay, Plan, PlanStep, RecordedDecisions, RewriteSummary,
 };
 use crate::context::policy::SummaryAuthor;
 use crate::context::{Estimate, ExchangeId, Fact, Millis, inject, prune, reasoning, repair};
@@ -159,7 +159,7 @@ pub(crate) async fn plan(
             is_spared = false;
             Vec::new()
         });
-        taken = inject::taken(&saved, &prepared.exchange);
+        taken = inject::injected_ids(&saved, &prepared.exchange);
         Arc::make_mut(&mut known).add(saved);
         let with_taken = UndeliveredMessage::of(proxy, opened, &known, &prepared.exchange);
         std::mem::replace(&mut undelivered, with_taken)
@@ -345,7 +345,7 @@ impl PlannedRequest {
 
     /// Records a step that was decided against.
     pub(crate) fn refuses(&mut self, step: PlanStep) {
-        if self.done.steps.len() < MOST_TOLD {
+        if self.done.steps.len() < MOST_STORED_STEPS {
             self.done.steps.push(step.clone());
         }
         self.refused.push(step);

@@ -30,7 +30,7 @@ impl UndeliveredMessage {
         known: &RecordedDecisions,
         exchange: &ExchangeId,
     ) -> Option<Self> {
-        let facts = inject::again(known, exchange, now(), false);
+        let facts = inject::requeue(known, exchange, now(), false);
         let guard = |facts| Self { proxy: proxy.clone(), room: opened.room(), facts };
         (!facts.is_empty()).then(|| guard(facts))
     }

@@ -145,7 +145,7 @@ impl ResponseObserver {
                         if let Some(latest) = &self.latest {
                             latest.note(reading);
                         }
-                        if reading.said_bytes() > 0
+                        if reading.content_bytes() > 0
                             && let Some(request) = self.request.take()
                         {
                             request.release();

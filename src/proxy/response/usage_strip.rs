@@ -117,7 +117,7 @@ impl UsageStrip {
         }
         let data = only_data(event)?;
         let text = data.of(event);
-        self.document.read_again(text).ok()?;
+        self.document.reread(text).ok()?;
         let root = self.document.root(text)?;
         let usage = root.get("usage")?;
         if usage.is_null() {

@@ -116,8 +116,9 @@ impl PendingExchange {
     fn content(&self, most: usize) -> impl Future<Output = ExchangeContent> + Send + 'static {
         let (prepared, placed) = (self.prepared.clone(), self.opened.placed.clone());
         let is_large = prepared.body.len() > OFF_THREAD;
-        let read =
-            move || ExchangeContent::asked(&prepared.conversation, &prepared.body, &placed, most);
+        let read = move || {
+            ExchangeContent::of_request(&prepared.conversation, &prepared.body, &placed, most)
+        };
         async move {
             match is_large {
                 // A panic is passed on, as on this thread.
@@ -151,7 +152,7 @@ impl OpenTurn {
                 record.turn = TurnRecord {
                     refusal: self.info.refusal(self.head.status.as_u16(), reply.error.as_ref()),
                     overflow,
-                    window: overflow.and_then(|overflow| overflow.said.window),
+                    window: overflow.and_then(|overflow| overflow.reported.window),
                     ..TurnRecord::default()
                 };
                 return Box::pin(self.refused(proxy, reply, turn.estimate, overflow.is_some()));
@@ -284,12 +285,12 @@ impl OpenTurn {
         if self.may_make_room || turn.done.overflow.is_some() || !may_not_fit(status) {
             return None;
         }
-        let error = reply.error.as_ref().map(ProviderError::words);
+        let error = reply.error.as_ref().map(ProviderError::text);
         let message = error.or((!has_body).then(String::new))?;
         let (status, host) = (status.as_u16(), self.info.upstream.host());
         let response = ErrorResponse { status, host, body: message.as_bytes() };
         let said = crate::dialect::overflow::overflow(&response)?;
-        Some(OverflowReport { sign: OverflowSign::Refused, said, saved: false })
+        Some(OverflowReport { sign: OverflowSign::Refused, reported: said, saved: false })
     }
 
     /// The savings of this exchange.

@@ -162,7 +162,7 @@ impl PendingExchange {
         taught: &LessonMatch,
         recorder: &mut ExchangeRecorder,
     ) {
-        let overflowed = OverflowReport { sign, said: overflow, saved: false };
+        let overflowed = OverflowReport { sign, reported: overflow, saved: false };
         recorder.event.done.overflow = Some(overflowed);
         self.planned.done.overflow = Some(overflowed);
         let Some(window) = overflow.window else { return };
@@ -358,7 +358,7 @@ impl PendingExchange {
     pub(crate) fn may_unbind(&self) -> bool {
         let made = &self.planned.done.made;
         let known = &self.planned.known;
-        made.count() > made.repaired + made.taken_out || known.takes_out_unrefused()
+        made.count() > made.repaired + made.removed || known.takes_out_unrefused()
     }
 
     /// The request in the form of the branch's last accepted one, if its own decisions may have caused a
@@ -383,7 +383,7 @@ impl PendingExchange {
     ) -> Vec<PartKey> {
         let void = self.planned.decided_beyond(Some(&before.planned), &self.prepared.exchange);
         self.planned = before.planned;
-        self.planned.done.taken_back = Some(cause);
+        self.planned.done.revoked = Some(cause);
         self.update_event(recorder);
         void
     }
@@ -410,7 +410,7 @@ impl PendingExchange {
         position.suspended = Some(at);
         let (thread, parent) = (position.thread.clone(), position.parent.clone());
         let suspended = Suspension { exchange: self.prepared.exchange.clone(), thread, parent, at };
-        (self.opened.room(), Fact::Aside(Box::new(suspended)))
+        (self.opened.room(), Fact::Suspension(Box::new(suspended)))
     }
 
     /// Revokes its decisions with these keys, if there are any; returns the fact for that.
@@ -423,7 +423,7 @@ impl PendingExchange {
         let position = &self.opened.placed.position;
         let (thread, parent) = (position.thread.clone(), position.parent.clone());
         let taken = Revocation { exchange, thread, parent, at, about, retry };
-        (!taken.about.is_empty()).then(|| (self.opened.room(), Fact::TakenBack(Box::new(taken))))
+        (!taken.about.is_empty()).then(|| (self.opened.room(), Fact::Revocation(Box::new(taken))))
     }
 
     /// What is added to the usage that its client gets, if policy says so and there is any.
@@ -439,7 +439,7 @@ impl PendingExchange {
     /// Messages injected at the end of the request, to be queued again if they were not delivered.
     pub(super) fn unsent_messages(&self) -> Vec<Fact> {
         let is_in_vain = self.planned.done.resent.is_some();
-        inject::again(&self.planned.known, &self.prepared.exchange, now(), is_in_vain)
+        inject::requeue(&self.planned.known, &self.prepared.exchange, now(), is_in_vain)
     }
 
     /// Queues the messages of a request without a response again. The client waits for our response, so the

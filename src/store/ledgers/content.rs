@@ -79,7 +79,7 @@ mod tests {
         assert_eq!((said.role, said.kind), (TranscriptSpeaker::User, TranscriptKind::Text));
         ExchangeContent {
             follows: ContentLink::Nothing,
-            said: vec![said],
+            messages: vec![said],
             ..ExchangeContent::default()
         }
     }

@@ -88,7 +88,7 @@ impl DraftProgress {
 
     /// Records another piece of the reply. Of most pieces, only the length is recorded.
     pub(crate) fn note(&self, reading: &ResponseReader) {
-        self.reply_bytes.store(reading.said_bytes(), Ordering::Relaxed);
+        self.reply_bytes.store(reading.content_bytes(), Ordering::Relaxed);
         let wanted = self.wanted.load(Ordering::Relaxed);
         if wanted > 0 {
             self.wanted.store(wanted - 1, Ordering::Relaxed);
@@ -272,11 +272,11 @@ impl DueDraft {
         let newer = lock(&latest.progress).take();
         let turn = {
             let DraftContent { turn, progress } = &mut *lock(known);
-            if newer.is_none() && reply_bytes == progress.said && !self.is_first {
+            if newer.is_none() && reply_bytes == progress.content_bytes && !self.is_first {
                 return None;
             }
             let newer = newer.unwrap_or_else(|| progress.clone());
-            *progress = ReplyProgress { said: reply_bytes, ..newer };
+            *progress = ReplyProgress { content_bytes: reply_bytes, ..newer };
             turn.ended = now.max(turn.at);
             turn.usage = progress.usage_so_far();
             turn.response.clone_from(&progress.id);

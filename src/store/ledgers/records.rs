@@ -18,7 +18,7 @@ pub(super) fn record(fact: &Fact) -> Option<Record> {
         Fact::Cut(cut) => {
             (RecordKind::Cut, decision_address(cut.about.0, cut.shadow, cut.after), cut.at)
         }
-        Fact::Echo(echo) => (
+        Fact::ReasoningDecision(echo) => (
             RecordKind::ReasoningDecision,
             decision_address(echo.about.0, echo.shadow, echo.after),
             echo.at,
@@ -27,10 +27,10 @@ pub(super) fn record(fact: &Fact) -> Option<Record> {
         Fact::Repair(repair) => {
             (RecordKind::Cut, decision_address(repair.about.0, false, repair.after), repair.at)
         }
-        Fact::Aside(suspended) => {
+        Fact::Suspension(suspended) => {
             (RecordKind::Suspension, xxh3_128(suspended.exchange.as_str().as_bytes()), suspended.at)
         }
-        Fact::TakenBack(revoked) => (RecordKind::Suspension, revoked.key(), revoked.at),
+        Fact::Revocation(revoked) => (RecordKind::Suspension, revoked.key(), revoked.at),
         Fact::Summary(one) => {
             (RecordKind::Summary, decision_address(one.address().0, one.shadow, one.after), one.at)
         }
@@ -38,7 +38,7 @@ pub(super) fn record(fact: &Fact) -> Option<Record> {
             (RecordKind::Compact, decision_address(one.address().0, one.shadow, one.after), one.at)
         }
         Fact::Queued(queued) => (RecordKind::Queued, xxh3_128(queued.id.as_bytes()), queued.at),
-        Fact::Said(message) => {
+        Fact::InjectedMessage(message) => {
             (RecordKind::InjectedMessage, xxh3_128(message.id.as_bytes()), message.at)
         }
     };

@@ -578,7 +578,7 @@ async fn of_a_session_the_newest_facts_are_read_and_its_decisions_whole() {
             model: "m".into(),
             upstream: "u".into(),
             blocks: Vec::new(),
-            seals: Vec::new(),
+            signatures: Vec::new(),
             parts: Vec::new(),
             anchor_keys: Vec::new(),
         };

@@ -79,7 +79,7 @@ async fn decided(
 
 /// Queues messages again that a request took but did not send.
 async fn requeue(store: Arc<dyn Store>, room: SessionRoom, won: Vec<Fact>) {
-    let facts = inject::untaken(&won, &room.exchange);
+    let facts = inject::requeue_unsent(&won, &room.exchange);
     let records: Vec<Record> = facts.iter().filter_map(record).collect();
     if records.is_empty() {
         return;
@@ -114,7 +114,7 @@ impl Ledgers {
     ) -> Result<Vec<Fact>, DecisionError> {
         if opened.cache.look(Ledger::decision_bytes) >= session_cache::DECISIONS {
             // Injected messages are not counted as decisions.
-            facts.retain(|fact| matches!(fact, Fact::Said(_)));
+            facts.retain(|fact| matches!(fact, Fact::InjectedMessage(_)));
             if facts.is_empty() {
                 return Err(DecisionError::TooMany);
             }

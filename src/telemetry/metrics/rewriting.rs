@@ -178,9 +178,9 @@ impl RewriteMetrics {
         let kinds = [
             Change::Cut,
             Change::PutBack,
-            Change::TakenOut,
+            Change::Removed,
             Change::Compacted,
-            Change::Said,
+            Change::Injected,
             Change::Repaired,
         ];
         for kind in kinds {

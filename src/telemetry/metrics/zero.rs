@@ -20,7 +20,7 @@ use crate::telemetry::{
 
 /// The reasons for which summaries are requested.
 const TRIGGERS: [DecisionReason; 3] =
-    [DecisionReason::Threshold, DecisionReason::Window, DecisionReason::Asked];
+    [DecisionReason::Threshold, DecisionReason::Window, DecisionReason::Requested];
 
 impl Metrics {
     /// Creates the series of this upstream.

@@ -367,7 +367,7 @@ impl Play {
         let history = |judged: &Judged| speak::history(self.dialect, &judged.call.body);
         // What was refused before, or refused now and sent again otherwise, is not what stays.
         let accepted = |judged: &&Judged| matches!(judged.verdict, Verdict::Accepted(_));
-        let as_before = told.done.taken_back.is_some();
+        let as_before = told.done.revoked.is_some();
         if told.refused.is_none() || as_before {
             // A client that drops reasoning when its loop closes need not repeat what was another model's.
             let is_kept = |judged: &&Judged| {

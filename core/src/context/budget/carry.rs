@@ -92,7 +92,7 @@ impl CarryOutlook {
             puts_back: rewrites && reasoning::is_put_back_next(request, false),
             puts_back_loop: rewrites && reasoning::is_put_back_next(request, true),
             drops: has_dropped(parts, anchor),
-            thoughts: TokenSums { words: 0, ..TokenSums::of(parts) },
+            thoughts: TokenSums { content: 0, ..TokenSums::of(parts) },
             newest: parts.iter().rfind(|part| is_reasoning(part.place)).copied(),
             limits,
             contents: measured.contents.clone().with_few_tools(),
@@ -126,7 +126,8 @@ impl CarryOutlook {
     fn comes_back(&self, reply: &Reply) -> ReplyCarry {
         let is_block = |kind| kind == PartKind::Reasoning;
         let blocks = reply.parts.iter().any(|part| is_block(part.kind));
-        let seals = reply.parts.iter().any(|part| !is_block(part.kind) && part.sealed.is_some());
+        let signs_parts =
+            reply.parts.iter().any(|part| !is_block(part.kind) && part.signature.is_some());
         let goes_on = reply.parts.iter().any(|part| part.kind == PartKind::ToolCall);
         let (may_strip, put_back) = match goes_on {
             true => (self.may_strip_loop, self.puts_back_loop),
@@ -135,8 +136,8 @@ impl CarryOutlook {
         let stripped = self.strip == StripPolicy::All && may_strip;
         let blocks = blocks && !stripped && (!self.drops || put_back);
         // Gemini's thoughts themselves are not read; their signature is.
-        let signs = self.dialect == Dialect::Gemini && seals;
-        let returns = self.held || blocks || signs || seals && (!self.drops || put_back);
+        let signs = self.dialect == Dialect::Gemini && signs_parts;
+        let returns = self.held || blocks || signs || signs_parts && (!self.drops || put_back);
         ReplyCarry {
             returns,
             unsent: match self.dialect {
@@ -145,7 +146,7 @@ impl CarryOutlook {
             },
             returns_by_rules: self.held
                 || blocks
-                || seals && !stripped && self.strip != StripPolicy::All,
+                || signs_parts && !stripped && self.strip != StripPolicy::All,
             goes_on,
         }
     }
@@ -165,7 +166,7 @@ impl CarryOutlook {
         let stay = self.stay(back);
         let reads = |sums: &TokenSums| sums.by_retention()[retention as usize].1;
         let reasoning = reads(&next(stay, own, back.goes_on)).saturating_add(unsent);
-        let told = CarryOver {
+        let carried_over = CarryOver {
             ruled: self.ruled,
             reasoning,
             returns: back.returns,
@@ -176,7 +177,7 @@ impl CarryOutlook {
         let Some(context) = turn.context() else {
             let tokens = turn.estimate.as_ref().map_or(0, |estimate| estimate.tokens);
             let tokens = tokens.saturating_add(reply);
-            return CarryOver { tokens, by_rules: tokens, ..told };
+            return CarryOver { tokens, by_rules: tokens, ..carried_over };
         };
         let kept = context.input.saturating_add(reply).saturating_add(reasoning);
         let kept = kept.saturating_sub(reads(&self.thoughts));
@@ -185,7 +186,7 @@ impl CarryOutlook {
         let lost = if back.returns_by_rules { 0 } else { reasoning_of(turn) };
         let whole = context.input.saturating_add(context.output);
         let by_rules = whole.saturating_sub(lost).saturating_sub(stripped);
-        CarryOver { tokens, by_rules, ..told }
+        CarryOver { tokens, by_rules, ..carried_over }
     }
 
     /// The share of the sent reasoning that policy leaves in the next request.
@@ -248,7 +249,7 @@ fn is_reasoning(place: PromptSection) -> bool {
 impl Turn {
     /// Input and output that measure its context. If the reply broke off after its input was reported, the
     /// output is the larger of the reported number and our count of what was received.
-    pub fn context(&self) -> Option<LastCall> {
+    pub(crate) fn context(&self) -> Option<LastCall> {
         let usage = &self.usage;
         let cut = || {
             let is_cut = usage.lower_bound && !usage.hosted_tools && usage.last_call.is_none();

@@ -37,13 +37,15 @@ pub fn estimate(
     let added = added(rules, request, sent, known, is_whole);
     let cuts = known.cuts_here().filter_map(|(at, _, cut)| {
         let part = request.part(at)?;
-        Some((part.span.start, cut.content.words(part, body)?))
+        Some((part.span.start, cut.content.text(part, body)?))
     });
     let cuts: HashMap<usize, Cow<'_, str>> = cuts.collect();
     let seen = |part: &dialect::Part| match part.span {
         span if sent.is_gone(span) => SentContent::Gone,
         span if sent.replaced(span).is_none() => SentContent::Whole,
-        span => cuts.get(&span.start).map_or(SentContent::Whole, |words| SentContent::Words(words)),
+        span => cuts
+            .get(&span.start)
+            .map_or(SentContent::Whole, |replaced_by| SentContent::Text(replaced_by)),
     };
     measured.classic = Some(classic(rules, conversation, body, anchor, added, seen));
     if policy.deciding().is_some() {
@@ -85,12 +87,13 @@ fn added(
     let summary = summary.map_or(0.0, |(_, compact)| {
         summary_weight(rules, request.conversation.dialect, &compact.raw)
     });
-    let said = known.said_here().flat_map(|(at, said)| {
-        let is_sent = request.part(at).is_some_and(|part| !sent.said_after(part.span).is_empty());
-        said.into_iter().filter_map(|said| said.taken()).filter(move |_| is_sent)
+    let injected = known.injections().flat_map(|(at, injected)| {
+        let is_sent =
+            request.part(at).is_some_and(|part| !sent.injected_after(part.span).is_empty());
+        injected.into_iter().filter_map(|injected| injected.place()).filter(move |_| is_sent)
     });
-    let new = said.filter(|taken| is_whole || taken.exchange == *request.exchange);
-    summary + new.map(|taken| rules.weigh_words(&taken.text)).sum::<f64>()
+    let new = injected.filter(|place| is_whole || place.exchange == *request.exchange);
+    summary + new.map(|place| rules.weigh_text(&place.text)).sum::<f64>()
 }
 
 /// The weight of a summary's messages.

@@ -36,7 +36,7 @@ impl HiddenInput {
     }
 
     /// The reason as text.
-    pub(super) fn words(self) -> &'static str {
+    pub(super) fn description(self) -> &'static str {
         match self {
             Self::HostedTools => "tools ran at the provider",
             Self::ProviderEdit => "the provider edited the history",

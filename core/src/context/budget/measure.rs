@@ -16,8 +16,8 @@ use super::sums::{
     FEW, TokenSums, fit, floored, grown, moved, places, reasoning_of, reported_reasoning, rescaled,
     thoughts, went,
 };
-use crate::context::begins::{is_users, spoke, turn_began};
 use crate::context::plan::Overlay;
+use crate::context::turn_start::{is_users, last_user_text, turn_start};
 use crate::context::{
     Breakdown, Estimate, EstimateMethod, PromptSection, Sketch, SketchPart, Turn,
 };
@@ -92,8 +92,16 @@ pub fn measure(
     let streams = conversation.stream;
     let began_cached = anchor.and_then(|anchor| began_cached(anchor.turn));
     let belief = ReasoningRetention::of(model, streams, began_cached);
-    let news = scale.news(anchor);
-    let seen = Observation { counted, belief, news, counting, streams, began_cached, unsent };
+    let fresh = scale.new_content(anchor);
+    let seen = Observation {
+        counted,
+        belief,
+        new_content: fresh,
+        counting,
+        streams,
+        began_cached,
+        unsent,
+    };
     let shown = same.map(|anchor| shown(anchor.turn)).unwrap_or_default();
     let guess = learned.guess(&seen, shown);
     let guess = match (method, same) {
@@ -142,9 +150,9 @@ struct PartScale<'a> {
     /// Tokens of the last reply's reasoning as reported, if none of it is sent back.
     unsent: u64,
     /// The message that begins the user's last turn: reasoning before it is old.
-    turn_began: usize,
+    turn_start: usize,
     /// The message with the user's last text: reasoning before it, but in the same turn, is steered.
-    spoke: usize,
+    last_user_text: usize,
     sums: TokenSums,
     /// The sections that can be told apart within tools and messages.
     sections: SectionTokens,
@@ -154,7 +162,7 @@ struct PartScale<'a> {
     is_poor: bool,
     /// The history begins with a summary that the anchor's history did not have.
     compacts: bool,
-    news: NewContent,
+    new_content: NewContent,
     /// The last new tool result.
     last_result: Option<&'a Part>,
 }
@@ -178,14 +186,14 @@ impl<'a> PartScale<'a> {
             grows: anchor.is_some(),
             reasoning_left: None,
             unsent: 0,
-            turn_began: turn_began(conversation),
-            spoke: spoke(conversation),
+            turn_start: turn_start(conversation),
+            last_user_text: last_user_text(conversation),
             sums: TokenSums::default(),
             sections: SectionTokens::default(),
             contents: MessageTokens::default(),
             is_poor: false,
             compacts: false,
-            news: NewContent::default(),
+            new_content: NewContent::default(),
             last_result: None,
         };
         if let Some(anchor) = anchor {
@@ -194,9 +202,9 @@ impl<'a> PartScale<'a> {
             let sent = conversation.parts().filter(|part| !now.is_gone(part.span));
             let all = sent.filter_map(|part| scale.thoughts(part)).chain(now.all_back());
             let mut known = KnownCosts::of(anchor.sketch);
-            let news = all.filter(|key| known.take(*key).is_none()).count() as u64;
-            scale.reasoning_left = Some((reasoning_of(anchor.turn), news));
-            if news == 0 && conversation.held.is_none() {
+            let fresh = all.filter(|key| known.take(*key).is_none()).count() as u64;
+            scale.reasoning_left = Some((reasoning_of(anchor.turn), fresh));
+            if fresh == 0 && conversation.held.is_none() {
                 scale.unsent = reported_reasoning(anchor.turn);
             }
         }
@@ -207,7 +215,7 @@ impl<'a> PartScale<'a> {
     fn weigh(&mut self) -> Vec<SketchPart> {
         let mut parts = Vec::with_capacity(self.conversation.parts().count() + 16);
         self.head(&mut parts);
-        self.news.headed = sum(&parts);
+        self.new_content.headed = sum(&parts);
         self.history(&mut parts);
         self.tail(&mut parts);
         parts
@@ -287,8 +295,8 @@ impl<'a> PartScale<'a> {
         parts.extend(self.now.summary().map(|(key, counted)| self.summary(key, counted)));
         for (index, message) in conversation.messages.iter().enumerate() {
             let place = match index {
-                _ if index >= self.spoke => PromptSection::Reasoning,
-                _ if index >= self.turn_began => PromptSection::SteeredReasoning,
+                _ if index >= self.last_user_text => PromptSection::Reasoning,
+                _ if index >= self.turn_start => PromptSection::SteeredReasoning,
                 _ => PromptSection::OldReasoning,
             };
             for part in &message.parts {
@@ -302,7 +310,7 @@ impl<'a> PartScale<'a> {
                 if let Some(key) = self.thoughts(part) {
                     parts.push(self.reasoning(Some(part), key, place));
                 }
-                self.said(part.span, parts);
+                self.injected(part.span, parts);
             }
             self.put_back(message.span.end, place, parts);
         }
@@ -315,7 +323,7 @@ impl<'a> PartScale<'a> {
             parts.push(self.part(part, PromptSection::System));
         }
         if self.grows {
-            let around = self.counter.growing(self.news.results);
+            let around = self.counter.growing(self.new_content.results);
             let read = self.counter.reading();
             // In non-streamed Gemini requests, results are read as JSON whatever the reasoning retention. In
             // streamed ones, they are only if reasoning is read.
@@ -330,19 +338,19 @@ impl<'a> PartScale<'a> {
     }
 
     /// Describes the new parts by number, kind and tokens.
-    fn news(&self, anchor: Option<Anchor<'_>>) -> NewContent {
-        let mut news = self.news.clone();
-        news.tally = self.counter.tally();
-        news.tokens = self.sums.new;
-        news.words = self.counter.worded();
-        let alone = (news.results, news.texts, news.calls, news.media) == (1, 0, 0, 0);
+    fn new_content(&self, anchor: Option<Anchor<'_>>) -> NewContent {
+        let mut fresh = self.new_content.clone();
+        fresh.tally = self.counter.tally();
+        fresh.tokens = self.sums.new;
+        fresh.text_tokens = self.counter.worded();
+        let alone = (fresh.results, fresh.texts, fresh.calls, fresh.media) == (1, 0, 0, 0);
         let result = self.last_result.filter(|_| alone);
         let tool = result.and_then(|result| self.counter.tool_of(result));
-        news.tool = tool.map(|name| xxh3_64(name.as_bytes()));
+        fresh.tool = tool.map(|name| xxh3_64(name.as_bytes()));
         if anchor.is_none() {
-            news.head = Some(head_of(self.conversation, self.body));
+            fresh.head = Some(head_of(self.conversation, self.body));
         }
-        news
+        fresh
     }
 
     fn part(&mut self, part: &'a Part, place: PromptSection) -> SketchPart {
@@ -393,16 +401,16 @@ impl<'a> PartScale<'a> {
     /// Records a part that is new.
     fn came(&mut self, part: &'a Part, tokens: u32) {
         self.is_poor |= self.grows && part.role == Role::Assistant;
-        let news = &mut self.news;
+        let fresh = &mut self.new_content;
         match part.kind {
             PartKind::ToolResult => {
-                news.results += 1;
+                fresh.results += 1;
                 self.last_result = Some(part);
             }
-            PartKind::Text => news.texts += 1,
-            PartKind::ToolCall => news.calls += 1,
+            PartKind::Text => fresh.texts += 1,
+            PartKind::ToolCall => fresh.calls += 1,
             PartKind::Image | PartKind::Document => {
-                news.media = news.media.saturating_add(tokens);
+                fresh.media = fresh.media.saturating_add(tokens);
             }
             PartKind::Tool | PartKind::Reasoning | PartKind::Opaque => {}
         }
@@ -427,13 +435,13 @@ impl<'a> PartScale<'a> {
     }
 
     /// Adds the messages injected after a part.
-    fn said(&mut self, span: Span, parts: &mut Vec<SketchPart>) {
-        for &(key, counted) in self.now.said_after(span) {
+    fn injected(&mut self, span: Span, parts: &mut Vec<SketchPart>) {
+        for &(key, counted) in self.now.injected_after(span) {
             let known = self.sent.take(key);
             let tokens = known.unwrap_or(counted);
             if known.is_none() {
                 self.sums.new += u64::from(tokens);
-                self.news.texts += 1;
+                self.new_content.texts += 1;
             }
             self.contents.user += u64::from(tokens);
             let sketched =
@@ -471,7 +479,7 @@ impl<'a> PartScale<'a> {
     fn thoughts(&self, part: &Part) -> Option<PartKey> {
         match part.kind {
             PartKind::Reasoning => part.reasoning_key.map(PartKey),
-            _ => part.sealed.map(|sealed| PartKey::of_bytes(sealed.of(self.body))),
+            _ => part.signature.map(|sealed| PartKey::of_bytes(sealed.of(self.body))),
         }
     }
 }

@@ -43,11 +43,11 @@ pub(super) fn recounted(
     for part in conversation.system.iter().chain(messages) {
         count(part, 0, &mut counter);
     }
-    let again = |part: &SketchPart| match counted.get(&part.key) {
+    let recount = |part: &SketchPart| match counted.get(&part.key) {
         Some(&tokens) if part.by_length => SketchPart { tokens, by_length: false, ..*part },
         _ => *part,
     };
-    Some(sketch.iter().map(again).collect())
+    Some(sketch.iter().map(recount).collect())
 }
 
 /// The key of a part in a sketch.

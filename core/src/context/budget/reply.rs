@@ -20,8 +20,8 @@ pub fn reply(reply: &Reply, tokenizer: Tokenizer) -> Vec<SketchPart> {
     let is_told = reply.usage.reasoning.is_some() || !reasoned;
     let counts = runs.len() > 1 || !is_told || reply.usage.context().is_none();
     let keyed = runs.into_iter().map(|(key, run)| {
-        let said = run.into_iter().filter(|_| counts);
-        let tokens = said.fold(0, |sum: u32, part| sum.saturating_add(counter.said(part)));
+        let texts = run.into_iter().filter(|_| counts);
+        let tokens = texts.fold(0, |sum: u32, part| sum.saturating_add(counter.reply_part(part)));
         SketchPart { key, tokens, place: PromptSection::History, by_length: false }
     });
     let mut parts: Vec<SketchPart> = keyed.collect();
@@ -37,19 +37,19 @@ pub fn reply(reply: &Reply, tokenizer: Tokenizer) -> Vec<SketchPart> {
             None if reasoned => sum(&parts).min(context.output),
             None => context.output,
         };
-        let said = sum(&parts);
+        let texts = sum(&parts);
         // For parallel calls in a stream, some providers report only the first; all of them were sent, so our
         // count is used. Not if hosted tools ran, whose content is no output.
-        let is_short = said > visible.saturating_mul(3) / 2 + SHORT && is_spoken(reply);
-        share(&mut parts, if is_short { said } else { visible });
+        let is_short = texts > visible.saturating_mul(3) / 2 + SHORT && is_written_by_model(reply);
+        share(&mut parts, if is_short { texts } else { visible });
     }
     parts
 }
 
 /// Whether the model itself wrote all of it.
-fn is_spoken(reply: &Reply) -> bool {
-    let spoken = [PartKind::Text, PartKind::ToolCall, PartKind::Reasoning];
-    reply.parts.iter().all(|part| spoken.contains(&part.kind))
+fn is_written_by_model(reply: &Reply) -> bool {
+    let own_kinds = [PartKind::Text, PartKind::ToolCall, PartKind::Reasoning];
+    reply.parts.iter().all(|part| own_kinds.contains(&part.kind))
 }
 
 /// Our count may exceed one and a half times the reported number by this many tokens before the report is

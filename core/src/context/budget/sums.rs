@@ -12,7 +12,7 @@ use crate::tokens::retention::{ByRetention, ReasoningRetention};
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct TokenSums {
     /// Everything but reasoning, without the structure around new parts.
-    pub(super) words: u64,
+    pub(super) content: u64,
     /// Reasoning after the user's last text.
     pub(super) reasoning: u64,
     /// Reasoning before it, in the open turn.
@@ -23,7 +23,7 @@ pub(super) struct TokenSums {
     pub(super) around: i64,
     /// The additional structure if reasoning is read.
     pub(super) around_read: u64,
-    /// The share of `words` that is in neither the anchor's request nor its reply, including the structure
+    /// The share of `content` that is in neither the anchor's request nor its reply, including the structure
     /// around it.
     pub(super) new: u64,
 }
@@ -45,7 +45,7 @@ impl TokenSums {
             | PromptSection::Tools
             | PromptSection::SystemItem
             | PromptSection::ToolsItem
-            | PromptSection::History => &mut self.words,
+            | PromptSection::History => &mut self.content,
         };
         *sum += u64::from(part.tokens);
     }
@@ -64,7 +64,7 @@ impl TokenSums {
                 ReasoningRetention::Turns => (self.reasoning, self.around_read),
                 ReasoningRetention::Drops => (0, 0),
             };
-            let words = self.words.saturating_add_signed(self.around);
+            let words = self.content.saturating_add_signed(self.around);
             (retention, words.saturating_add(thoughts).saturating_add(around))
         })
     }

@@ -316,7 +316,7 @@ impl fmt::Display for ContextView {
             }
         }
         if let Some(hidden) = self.hidden_input {
-            writeln!(f, "Last estimate: not comparable, {}", hidden.words())?;
+            writeln!(f, "Last estimate: not comparable, {}", hidden.description())?;
         }
         if let Some(tokens) = self.tool_use_prompt {
             let what = "for tools at the provider; they do not stay";
@@ -361,7 +361,7 @@ impl RewriteView {
     fn of(done: &RewriteSummary) -> Self {
         let RewriteSummary { mode, held_out, overflow, made, new, .. } = *done;
         let RewriteSummary { tokens_removed, tokens_pruned, tokens_compacted, .. } = *done;
-        let (resent, taken_back) = (done.resent.is_some(), done.taken_back.is_some());
+        let (resent, taken_back) = (done.resent.is_some(), done.revoked.is_some());
         Self {
             mode,
             held_out,
@@ -390,7 +390,7 @@ impl fmt::Display for RewriteView {
         if self.made.is_nothing() {
             return write!(f, "nothing");
         }
-        write!(f, "{}", self.made.words(ChangeCounts::default()))?;
+        write!(f, "{}", self.made.description(ChangeCounts::default()))?;
         let less = self.tokens_removed.saturating_add(self.tokens_compacted);
         if self.made.cut > 0 || self.made.compacted > 0 {
             write!(f, ", {} tokens less", grouped(less))?;

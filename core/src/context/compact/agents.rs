@@ -3,7 +3,7 @@
 //!
 //! Pure: nothing is summarised or changed here.
 
-use crate::context::begins::holds;
+use crate::context::turn_start::holds;
 use crate::dialect::{Conversation, Message, PartKind, Role, Usage};
 use crate::tokens::classic;
 
@@ -16,14 +16,14 @@ pub fn read(usage: &Usage) -> Option<u64> {
 /// The first message to keep if the last share `keep` of the history, by length, is to stay (Gemini CLI:
 /// 0.3). Everything before it is summarised; 0: nothing can be. The cut is before a user's text, so that
 /// calls and their results stay together. It is after the last message only if the model has finished.
-pub fn cut_point(conversation: &Conversation, body: &[u8], keep: f64) -> usize {
+pub(crate) fn cut_point(conversation: &Conversation, body: &[u8], keep: f64) -> usize {
     let messages = &conversation.messages;
     let lengths: Vec<u64> =
         messages.iter().map(|message| classic::length(message.span, body)).collect();
     let target = lengths.iter().sum::<u64>() as f64 * (1.0 - keep.clamp(0.0, 1.0));
     let (mut before, mut last) = (0u64, 0);
     for (index, message) in messages.iter().enumerate() {
-        if is_asked(message) {
+        if is_users_own(message) {
             if before as f64 >= target {
                 return index;
             }
@@ -40,7 +40,7 @@ pub fn is_worth_it(before: u64, after: u64) -> bool {
 }
 
 /// Whether a message is the user's own and not a tool result.
-fn is_asked(message: &Message) -> bool {
+fn is_users_own(message: &Message) -> bool {
     message.role == Role::User && !holds(message, PartKind::ToolResult)
 }
 

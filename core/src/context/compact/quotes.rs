@@ -7,7 +7,7 @@
 
 use crate::context::InjectionState;
 use crate::context::plan::{PlanRequest, RecordedDecisions};
-use crate::context::trim::words_at;
+use crate::context::trim::text_at;
 use crate::dialect::summary::frame::{CONTINUED, Quote, Speaker};
 use crate::dialect::{Message, PartKind, ReplyPart, Role};
 
@@ -35,15 +35,15 @@ pub fn most_quoted(request: &PlanRequest<'_>) -> u64 {
 /// newest as far as the tokens allow, and the operator's last messages.
 pub(super) fn quotes(request: &PlanRequest<'_>, known: &RecordedDecisions, cut: usize) -> Quotes {
     let policy = &request.policy.compact;
-    let said = said(request, known, cut);
+    let quoted = quotable(request, known, cut);
     let is_pinned = |quote: &Quote| {
         policy.pinned.iter().any(|pin| !pin.is_empty() && quote.text.contains(pin.as_str()))
     };
-    let operators = said.iter().enumerate().rev();
+    let operators = quoted.iter().enumerate().rev();
     let operators = operators.filter(|(_, quote)| quote.speaker == Speaker::Operator);
     let operators: Vec<usize> = operators.take(OPERATORS).map(|(at, _)| at).collect();
-    let first = said.iter().position(|quote| quote.speaker == Speaker::User);
-    let mut stays: Vec<bool> = said
+    let first = quoted.iter().position(|quote| quote.speaker == Speaker::User);
+    let mut stays: Vec<bool> = quoted
         .iter()
         .enumerate()
         .map(|(at, quote)| {
@@ -51,10 +51,10 @@ pub(super) fn quotes(request: &PlanRequest<'_>, known: &RecordedDecisions, cut: 
             is_pinned(quote) || is_first || operators.contains(&at)
         })
         .collect();
-    let shortened: Vec<Quote> = said.iter().map(shorten).collect();
+    let shortened: Vec<Quote> = quoted.iter().map(shorten).collect();
     let tokens = |quote: &Quote| {
         let part = ReplyPart { text: quote.text.clone(), ..ReplyPart::of(PartKind::Text) };
-        u64::from(request.tokenizer.reply().said(&part))
+        u64::from(request.tokenizer.reply().reply_part(&part))
     };
     let most = most_quoted(request);
     let kept = shortened.iter().zip(&stays).filter(|(_, stays)| **stays);
@@ -66,27 +66,27 @@ pub(super) fn quotes(request: &PlanRequest<'_>, known: &RecordedDecisions, cut: 
         }
         *stays = true;
     }
-    let messages = said.iter().filter(|quote| quote.speaker == Speaker::User).count();
+    let messages = quoted.iter().filter(|quote| quote.speaker == Speaker::User).count();
     let quotes = shortened.into_iter().zip(stays).filter(|(_, stays)| *stays);
     Quotes { quotes: quotes.map(|(quote, _)| quote).collect(), messages }
 }
 
 /// Everything the user and the operator said before a cut, in full.
-fn said(request: &PlanRequest<'_>, known: &RecordedDecisions, cut: usize) -> Vec<Quote> {
-    let (mut said, mut number) = (Vec::new(), 0);
+fn quotable(request: &PlanRequest<'_>, known: &RecordedDecisions, cut: usize) -> Vec<Quote> {
+    let (mut quoted, mut number) = (Vec::new(), 0);
     let messages = request.conversation.messages.iter().enumerate();
     for (index, message) in messages.take(cut) {
-        if let Some((text, is_whole)) = own_words(message, request.body) {
+        if let Some((text, is_whole)) = own_text(message, request.body) {
             number += 1;
-            said.push(Quote { number, text, is_whole, speaker: Speaker::User });
+            quoted.push(Quote { number, text, is_whole, speaker: Speaker::User });
         }
-        for words in known.said_in(index) {
-            let InjectionState::Taken(taken) = &words.fate else { continue };
-            let text = taken.text.to_string();
-            said.push(Quote { number: 0, text, is_whole: true, speaker: Speaker::Operator });
+        for message in known.injected_in(index) {
+            let InjectionState::Injected(place) = &message.state else { continue };
+            let text = place.text.to_string();
+            quoted.push(Quote { number: 0, text, is_whole: true, speaker: Speaker::Operator });
         }
     }
-    said
+    quoted
 }
 
 /// Shortens a quote to the most that is quoted of one message.
@@ -97,12 +97,12 @@ fn shorten(quote: &Quote) -> Quote {
 }
 
 /// The user's own text in a message, and whether the message contains nothing else.
-fn own_words(message: &Message, body: &[u8]) -> Option<(String, bool)> {
+fn own_text(message: &Message, body: &[u8]) -> Option<(String, bool)> {
     if message.role != Role::User {
         return None;
     }
     let mut results = 0;
-    let mut words: Vec<String> = Vec::new();
+    let mut texts: Vec<String> = Vec::new();
     let mut is_whole = true;
     for part in &message.parts {
         match part.kind {
@@ -110,17 +110,17 @@ fn own_words(message: &Message, body: &[u8]) -> Option<(String, bool)> {
             // Text inside a tool result starts before the result's end, and is skipped.
             PartKind::Text if part.role == Role::User && part.span.start >= results => {
                 for text in &part.texts {
-                    let text = words_at(*text, body);
+                    let text = text_at(*text, body);
                     let own = without_blocks(&text);
                     is_whole &= own.len() == text.len();
-                    words.push(own);
+                    texts.push(own);
                 }
             }
             _ => {}
         }
     }
-    words.retain(|words| !words.trim().is_empty());
-    (!words.is_empty()).then(|| (words.join("\n"), is_whole))
+    texts.retain(|text| !text.trim().is_empty());
+    (!texts.is_empty()).then(|| (texts.join("\n"), is_whole))
 }
 
 /// Tags of blocks that clients insert into user messages, by the start of their names.

@@ -157,7 +157,8 @@ impl ScheduleState {
         let overflows = self.overflows && may(request);
         let need = if overflows { CompactionNeed::Must } else { measured };
         let need = need.min(at_most(request));
-        let of_request = known.summaries.iter().any(|(_, one)| one.why == DecisionReason::Asked);
+        let of_request =
+            known.summaries.iter().any(|(_, one)| one.why == DecisionReason::Requested);
         match can(request) {
             true if of_request => need.max(CompactionNeed::Swap),
             true if is_requested && !known.summaries.is_empty() => need.max(CompactionNeed::Swap),

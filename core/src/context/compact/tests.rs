@@ -304,10 +304,10 @@ fn a_summary_that_saves_nothing_or_leaves_too_much_is_not_accepted() {
     assert!(!accepted(9_000, 2_000, 1_001, DecisionReason::Threshold), "over the threshold");
     assert!(accepted(12_000, 4_000, 2_000, DecisionReason::Window), "in the window");
     assert!(!accepted(12_000, 4_000, 2_001, DecisionReason::Window));
-    assert!(accepted(90_000, 4_000, 3_999, DecisionReason::Asked), "anywhere");
+    assert!(accepted(90_000, 4_000, 3_999, DecisionReason::Requested), "anywhere");
     for tokens in [0, 4_000, 4_001] {
         assert!(
-            !accepted(5_000, 4_000, tokens, DecisionReason::Asked),
+            !accepted(5_000, 4_000, tokens, DecisionReason::Requested),
             "{tokens} instead of 4,000"
         );
     }
@@ -597,12 +597,12 @@ fn a_summary_is_taken_into_use_with_what_it_makes_void() {
         Ok((one.why, voided.len()))
     };
     use CompactionNeed::{Must, Swap};
-    use DecisionReason::{Asked, OpenLoop, Threshold, Window};
+    use DecisionReason::{OpenLoop, Requested, Threshold, Window};
     let (free, bound) = ("claude-opus-4-6", "claude-opus-5-5");
     let plain: fn(&mut CompactionRecord) = |_| {};
     assert_eq!(of(free, "uautrau", Swap, plain), Ok((Threshold, 0)));
     assert_eq!(of(free, "uautrau", Must, plain), Ok((Window, 0)));
-    assert_eq!(of(free, "uautrau", Swap, |one| one.why = Asked), Ok((Asked, 0)));
+    assert_eq!(of(free, "uautrau", Swap, |one| one.why = Requested), Ok((Requested, 0)));
     assert_eq!(of(bound, "uautrau", Swap, plain), Ok((Threshold, 1)));
     assert_eq!(of(bound, "uautr", Swap, plain), Err(OpenLoop));
     assert_eq!(of(bound, "uautr", Must, plain), Ok((Window, 1)));

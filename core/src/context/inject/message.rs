@@ -18,8 +18,8 @@ pub struct QueuedMessage {
     /// The text.
     pub text: Box<str>,
     /// The message that this one repeats, because the request that contained it was not answered.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub again: Option<Box<str>>,
+    #[serde(rename = "again", default, skip_serializing_if = "Option::is_none")]
+    pub repeats: Option<Box<str>>,
 }
 
 /// What happened to a queued message; the first write decides.
@@ -30,12 +30,13 @@ pub struct InjectedMessage {
     /// When it was decided.
     pub at: Millis,
     /// How it ended.
-    pub fate: InjectionState,
+    #[serde(rename = "fate")]
+    pub state: InjectionState,
 }
 
 impl InjectedMessage {
     /// Its key among the parts of a request.
-    pub fn key(&self) -> PartKey {
+    pub(crate) fn key(&self) -> PartKey {
         PartKey::of_bytes(self.id.as_bytes())
     }
 }
@@ -47,7 +48,8 @@ pub enum InjectionState {
     /// It was removed before a request took it.
     Removed,
     /// A request took it; it stays in all requests that continue that one.
-    Taken(Box<InjectionPlace>),
+    #[serde(rename = "taken")]
+    Injected(Box<InjectionPlace>),
 }
 
 /// The place of an injected message.

@@ -18,8 +18,8 @@ use crate::dialect::PartKey;
 
 impl Ledger {
     /// Whether any decision is stored, of shadow mode or of the real one.
-    pub fn has_decided(&self, shadow: bool) -> bool {
-        self.cuts.any(shadow) || self.echoes.any(shadow) || self.repairs.any(shadow)
+    pub(crate) fn has_decided(&self, shadow: bool) -> bool {
+        self.cuts.any(shadow) || self.reasoning_decisions.any(shadow) || self.repairs.any(shadow)
     }
 
     /// The summaries in use, in no order.
@@ -42,7 +42,7 @@ impl Ledger {
     }
 
     /// The written summaries that a branch last suspended at this time can use.
-    pub fn summaries_holding(
+    pub(crate) fn summaries_holding(
         &self,
         shadow: bool,
         suspended: Option<Millis>,
@@ -65,35 +65,39 @@ impl Ledger {
     }
 
     /// The decision about reasoning that applies in a branch last suspended at this time.
-    pub fn echo(
+    pub(crate) fn reasoning_decision(
         &self,
         about: u128,
         shadow: bool,
         suspended: Option<Millis>,
     ) -> Option<&Arc<ReasoningDecision>> {
-        self.holding(&self.echoes, about, shadow, suspended)
+        self.holding(&self.reasoning_decisions, about, shadow, suspended)
     }
 
     /// Decisions to remove the client's reasoning that apply in a branch last suspended at this time.
-    pub fn taken_out(
+    pub(crate) fn reasoning_removals(
         &self,
         shadow: bool,
         suspended: Option<Millis>,
     ) -> impl Iterator<Item = &Arc<ReasoningDecision>> {
-        let holding = self.all_that_hold(&self.echoes, shadow, suspended);
-        holding.filter(|echo| echo.does == ReasoningAction::Out)
+        let holding = self.all_that_hold(&self.reasoning_decisions, shadow, suspended);
+        holding.filter(|decision| decision.does == ReasoningAction::Out)
     }
 
     /// The changes that answer refusals and apply, in no order.
     ///
     /// Suspensions do not affect them: they answer refusals of the client's own content.
-    pub fn repairs(&self) -> impl Iterator<Item = &Arc<RepairDecision>> {
+    pub(crate) fn repairs(&self) -> impl Iterator<Item = &Arc<RepairDecision>> {
         self.all_that_hold(&self.repairs, false, None)
     }
 
     /// When a rewrite was last refused that affects a request of `thread` with this parent: a rewrite of one
     /// of its ancestors, or of another request with the same thread and parent.
-    pub fn suspended_since(&self, thread: &ThreadId, parent: Option<&Turn>) -> Option<Millis> {
+    pub(crate) fn suspended_since(
+        &self,
+        thread: &ThreadId,
+        parent: Option<&Turn>,
+    ) -> Option<Millis> {
         let from = parent.map(|turn| &turn.exchange);
         let beside = |suspended: &&Suspension| {
             suspended.thread == *thread && suspended.parent.as_ref() == from
@@ -103,19 +107,19 @@ impl Ledger {
     }
 
     /// The revocation of a decision.
-    fn taker(&self, one: &impl Decidable) -> Option<&Revocation> {
+    fn revocation_of(&self, one: &impl Decidable) -> Option<&Revocation> {
         let about = PartKey(one.place().0);
-        let taken = self.taken_back.get(one.exchange())?;
-        taken.iter().find(|taken| taken.about.contains(&about))
+        let revoked = self.revocations.get(one.exchange())?;
+        revoked.iter().find(|revoked| revoked.about.contains(&about))
     }
 
     /// All revocations, in no order.
-    pub fn all_taken_back(&self) -> impl Iterator<Item = &Revocation> {
-        self.taken_back.values().flatten()
+    pub(crate) fn revocations(&self) -> impl Iterator<Item = &Revocation> {
+        self.revocations.values().flatten()
     }
 
     fn is_void(&self, one: &impl Decidable) -> bool {
-        self.taker(one).is_some()
+        self.revocation_of(one).is_some()
     }
 
     /// The last decision with a key, void or not, and the marker of the refusal that it came after. A revoked
@@ -128,7 +132,7 @@ impl Ledger {
         suspended: Option<Millis>,
     ) -> (Option<Millis>, Option<&'l Arc<T>>) {
         let first = all.get(about, shadow, suspended);
-        match first.and_then(|first| self.taker(&**first)).and_then(Revocation::epoch) {
+        match first.and_then(|first| self.revocation_of(&**first)).and_then(Revocation::epoch) {
             Some(epoch) => (Some(epoch), all.get(about, shadow, Some(epoch))),
             None => (suspended, first),
         }
@@ -160,7 +164,10 @@ impl Ledger {
     pub fn after_suspension(&self, fact: Fact, suspended: Option<Millis>) -> Fact {
         let after = match &fact {
             Fact::Cut(cut) => self.last(&self.cuts, cut.place().0, cut.shadow, suspended).0,
-            Fact::Echo(echo) => self.last(&self.echoes, echo.place().0, echo.shadow, suspended).0,
+            Fact::ReasoningDecision(decision) => {
+                self.last(&self.reasoning_decisions, decision.place().0, decision.shadow, suspended)
+                    .0
+            }
             Fact::Repair(one) => self.last(&self.repairs, one.place().0, false, None).0,
             Fact::Compact(one) => self.last(&self.compacts, one.place().0, one.shadow, suspended).0,
             _ => suspended,
@@ -172,7 +179,7 @@ impl Ledger {
     pub fn voids(&self, fact: &Fact) -> bool {
         match fact {
             Fact::Cut(cut) => self.is_void(&**cut),
-            Fact::Echo(echo) => self.is_void(&**echo),
+            Fact::ReasoningDecision(decision) => self.is_void(&**decision),
             Fact::Repair(repair) => self.is_void(&**repair),
             Fact::Compact(compact) => self.is_void(&**compact),
             _ => false,
@@ -180,13 +187,13 @@ impl Ledger {
     }
 
     /// The keys of decisions that were revoked for good in a branch last suspended at this time.
-    pub fn given_up(&self, shadow: bool, suspended: Option<Millis>) -> HashSet<u128> {
-        if self.taken_back.is_empty() {
+    pub(crate) fn given_up(&self, shadow: bool, suspended: Option<Millis>) -> HashSet<u128> {
+        if self.revocations.is_empty() {
             return HashSet::default();
         }
         let cuts = self.void(&self.cuts, shadow, suspended);
-        let echoes = self.void(&self.echoes, shadow, suspended);
-        cuts.chain(echoes).chain(self.void(&self.repairs, shadow, None)).collect()
+        let decisions = self.void(&self.reasoning_decisions, shadow, suspended);
+        cuts.chain(decisions).chain(self.void(&self.repairs, shadow, None)).collect()
     }
 
     fn void<'l, T: Decidable>(
@@ -205,10 +212,10 @@ impl Ledger {
     /// Whether a request of `thread` with this parent gets no new decisions until its cache is cold. That is
     /// so if decisions were refused for one of its ancestors, or for another request with the same thread and
     /// parent, and nothing was learned that would prevent the next refusal.
-    pub fn rests(&self, thread: &ThreadId, parent: Option<&Turn>) -> bool {
+    pub(crate) fn rests(&self, thread: &ThreadId, parent: Option<&Turn>) -> bool {
         let from = parent.map(|turn| &turn.exchange);
         let mut resting =
-            self.all_taken_back().filter(|taken| taken.retry == RevocationRetry::Cold).peekable();
+            self.revocations().filter(|revoked| revoked.retry == RevocationRetry::Cold).peekable();
         if resting.peek().is_none() {
             return false;
         }
@@ -216,9 +223,9 @@ impl Ledger {
         // No branch is longer than the number of turns.
         let line = std::iter::successors(parent, before).take(self.turns.len());
         let line: HashSet<&ExchangeId> = line.map(|turn| &turn.exchange).collect();
-        resting.any(|taken| {
-            let beside = taken.thread == *thread && taken.parent.as_ref() == from;
-            beside || line.contains(&taken.exchange)
+        resting.any(|revoked| {
+            let beside = revoked.thread == *thread && revoked.parent.as_ref() == from;
+            beside || line.contains(&revoked.exchange)
         })
     }
 }
@@ -257,11 +264,11 @@ mod tests {
         assert!(!given_up(&ledger), "it holds");
         let first = taken_back("first", RevocationRetry::Next);
         let epoch = first.epoch();
-        ledger.add(Fact::TakenBack(Box::new(first)));
+        ledger.add(Fact::Revocation(Box::new(first)));
         assert!(!given_up(&ledger), "it may be tried once more");
         ledger.add(cut("second", epoch));
         assert!(!given_up(&ledger), "it holds again");
-        ledger.add(Fact::TakenBack(Box::new(taken_back("second", RevocationRetry::Never))));
+        ledger.add(Fact::Revocation(Box::new(taken_back("second", RevocationRetry::Never))));
         assert!(given_up(&ledger));
         assert!(!ledger.given_up(true, None).contains(&1), "shadow mode's are others");
     }
@@ -276,7 +283,7 @@ mod tests {
         let why = DecisionReason::Always;
         [
             cut(request, None),
-            Fact::Echo(Box::new(ReasoningDecision {
+            Fact::ReasoningDecision(Box::new(ReasoningDecision {
                 about,
                 at: 1,
                 exchange: request.into(),
@@ -319,7 +326,7 @@ mod tests {
     fn after(fact: Fact) -> Option<Millis> {
         match fact {
             Fact::Cut(it) => it.after,
-            Fact::Echo(it) => it.after,
+            Fact::ReasoningDecision(it) => it.after,
             Fact::Repair(it) => it.after,
             Fact::Compact(it) | Fact::Summary(it) => it.after,
             other => panic!("{other:?}"),
@@ -339,7 +346,7 @@ mod tests {
             assert_eq!(plain, if is_repair { None } else { Some(9) }, "{at}");
             ledger.add(fact.clone());
             assert!(!ledger.voids(&fact), "{at}");
-            ledger.add(Fact::TakenBack(Box::new(back.clone())));
+            ledger.add(Fact::Revocation(Box::new(back.clone())));
             assert!(ledger.voids(&fact), "{at}");
             let anew = decisions("second").into_iter().nth(at).unwrap();
             assert!(!ledger.voids(&anew), "{at}");
@@ -350,7 +357,7 @@ mod tests {
         let [.., compact] = decisions("first");
         let Fact::Compact(compact) = compact else { panic!() };
         let mut ledger = Ledger::default();
-        ledger.add(Fact::TakenBack(Box::new(back)));
+        ledger.add(Fact::Revocation(Box::new(back)));
         let summary = Fact::Summary(compact);
         assert!(!ledger.voids(&summary), "nothing was sent of it");
         assert_eq!(after(ledger.after_suspension(summary, Some(9))), Some(9));
@@ -363,7 +370,7 @@ mod tests {
         for (thread, parent, at) in
             [("t", None, 5), ("t", None, 7), ("u", None, 9), ("t", Some("p"), 11)]
         {
-            ledger.add(Fact::Aside(Box::new(Suspension {
+            ledger.add(Fact::Suspension(Box::new(Suspension {
                 exchange: format!("r{at}").into(),
                 thread: thread.into(),
                 parent: parent.map(Into::into),
@@ -379,14 +386,14 @@ mod tests {
     #[test]
     fn a_thread_rests_where_it_was_refused() {
         let mut ledger = Ledger::default();
-        ledger.add(Fact::TakenBack(Box::new(taken_back("first", RevocationRetry::Next))));
+        ledger.add(Fact::Revocation(Box::new(taken_back("first", RevocationRetry::Next))));
         assert!(!ledger.rests(&"thread".into(), None), "the next request may try again");
-        ledger.add(Fact::TakenBack(Box::new(taken_back("second", RevocationRetry::Cold))));
+        ledger.add(Fact::Revocation(Box::new(taken_back("second", RevocationRetry::Cold))));
         assert!(ledger.rests(&"thread".into(), None) && !ledger.rests(&"other".into(), None));
         let parent = Some("p".into());
         let elsewhere = Revocation { parent, ..taken_back("third", RevocationRetry::Cold) };
         let mut ledger = Ledger::default();
-        ledger.add(Fact::TakenBack(Box::new(elsewhere)));
+        ledger.add(Fact::Revocation(Box::new(elsewhere)));
         assert!(!ledger.rests(&"thread".into(), None), "it grew from another turn");
     }
 }

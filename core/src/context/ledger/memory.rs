@@ -83,7 +83,7 @@ fn a_turn_counts_for_what_it_holds() {
 }
 
 fn queued(id: &str, number: u32, at: Millis) -> QueuedMessage {
-    QueuedMessage { id: id.into(), number, at, text: "Mind.".into(), again: None }
+    QueuedMessage { id: id.into(), number, at, text: "Mind.".into(), repeats: None }
 }
 
 fn said(id: &str, number: u32) -> InjectedMessage {
@@ -98,7 +98,7 @@ fn said(id: &str, number: u32) -> InjectedMessage {
         queued: 1,
         suspended: None,
     };
-    InjectedMessage { id: id.into(), at: 1, fate: InjectionState::Taken(Box::new(place)) }
+    InjectedMessage { id: id.into(), at: 1, state: InjectionState::Injected(Box::new(place)) }
 }
 
 #[test]
@@ -109,22 +109,22 @@ fn queued_words_count_for_what_they_hold() {
     assert!((own..2 * own + 300).contains(&base), "{base}");
     check(of(QueuedMessage { id: long(), ..queued("q", 1, 1) }) - base, 2);
     check(of(QueuedMessage { text: long(), ..queued("q", 1, 1) }) - base, 1);
-    check(of(QueuedMessage { again: Some(long()), ..queued("q", 1, 1) }) - base, 1);
-    let of = |said| grown(Fact::Said(Box::new(said)));
+    check(of(QueuedMessage { repeats: Some(long()), ..queued("q", 1, 1) }) - base, 1);
+    let of = |said| grown(Fact::InjectedMessage(Box::new(said)));
     let base = of(said("q", 1));
     let own = size_of::<InjectedMessage>() + size_of::<InjectionPlace>();
     assert!((own..2 * own + 300).contains(&base), "{base}");
     check(of(InjectedMessage { id: long(), ..said("q", 1) }) - base, 2);
     let with = |change: fn(&mut InjectionPlace)| {
         let mut one = said("q", 1);
-        let InjectionState::Taken(place) = &mut one.fate else { unreachable!() };
+        let InjectionState::Injected(place) = &mut one.state else { unreachable!() };
         change(place);
         check(of(one) - base, 1);
     };
     with(|place| place.text = long());
     with(|place| place.exchange = long());
     with(|place| place.thread = long());
-    let removed = InjectedMessage { fate: InjectionState::Removed, ..said("q", 1) };
+    let removed = InjectedMessage { state: InjectionState::Removed, ..said("q", 1) };
     assert!(of(removed) < base);
 }
 
@@ -138,15 +138,15 @@ fn words_are_told_in_the_order_in_which_they_were_queued() {
     let ids =
         |ledger: &Ledger| ledger.waiting().iter().map(|it| it.id.to_string()).collect::<Vec<_>>();
     assert_eq!(ids(&ledger), ["a", "b", "c", "d"]);
-    ledger.add(Fact::Said(Box::new(said("c", 2))));
-    ledger.add(Fact::Said(Box::new(said("b", 1))));
-    let removed = InjectedMessage { fate: InjectionState::Removed, ..said("d", 2) };
-    ledger.add(Fact::Said(Box::new(removed)));
+    ledger.add(Fact::InjectedMessage(Box::new(said("c", 2))));
+    ledger.add(Fact::InjectedMessage(Box::new(said("b", 1))));
+    let removed = InjectedMessage { state: InjectionState::Removed, ..said("d", 2) };
+    ledger.add(Fact::InjectedMessage(Box::new(removed)));
     assert_eq!(ids(&ledger), ["a"]);
-    let taken: Vec<_> = ledger.taken().iter().map(|(said, _)| said.id.to_string()).collect();
+    let taken: Vec<_> = ledger.injections().iter().map(|(said, _)| said.id.to_string()).collect();
     assert_eq!((taken, ledger.queued().count()), (vec!["b".into(), "c".to_owned()], 4));
-    assert!(ledger.said("d").is_some_and(|said| said.taken().is_none()));
-    assert!(ledger.said("a").is_none());
+    assert!(ledger.injected("d").is_some_and(|said| said.place().is_none()));
+    assert!(ledger.injected("a").is_none());
 }
 
 /// What decisions take is a part of the whole.
@@ -208,7 +208,7 @@ fn decisions_are_counted_apart() {
     for fact in [
         Fact::Repair(Box::new(repair)),
         Fact::Cut(Box::new(cut)),
-        Fact::Echo(Box::new(echo)),
+        Fact::ReasoningDecision(Box::new(echo)),
         Fact::Summary(Box::new(compact.clone())),
         Fact::Compact(Box::new(compact)),
     ] {

@@ -32,14 +32,14 @@ pub struct OverflowReport {
     pub sign: OverflowSign,
     /// What the provider's message says about it.
     #[serde(flatten)]
-    pub said: Overflow,
+    pub reported: Overflow,
     /// Room was made, and the provider accepted the request.
     pub saved: bool,
 }
 
 impl OverflowSign {
     /// The sign as text.
-    pub fn words(self) -> &'static str {
+    pub(crate) fn description(self) -> &'static str {
         match self {
             OverflowSign::Refused => "the provider refused the request: it does not fit the window",
             OverflowSign::InReply => "the provider broke off: the request does not fit the window",
@@ -56,8 +56,8 @@ impl OverflowSign {
 
 impl fmt::Display for OverflowReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.sign.words())?;
-        match (self.said.input, self.said.window) {
+        f.write_str(self.sign.description())?;
+        match (self.reported.input, self.reported.window) {
             (Some(input), Some(window)) => {
                 write!(f, " ({} tokens, window {})", grouped(input), grouped(window))?;
             }

@@ -37,7 +37,7 @@ fn what_a_reply_shows_is_seen() {
     let long = error("invalid_request_error", "prompt is too long: 210 tokens > 200 maximum");
     let said = Overflow { window: Some(200), input: Some(210) };
     let seen = shown(&long, Purpose::Turn, &OverflowEvidence::default()).unwrap();
-    assert_eq!((seen.sign, seen.said), (OverflowSign::InReply, said));
+    assert_eq!((seen.sign, seen.reported), (OverflowSign::InReply, said));
     assert_eq!(sign(&error("rate_limit_exceeded", "Rate limit reached"), &small), None);
     let stopped = |stop| Reply { stop: Some(stop), ..Reply::default() };
     assert_eq!(sign(&stopped(StopReason::WindowFull), &small), Some(OverflowSign::WindowFull));
@@ -222,7 +222,7 @@ fn a_message_without_numbers_is_not_believed_of_what_any_window_holds() {
 #[test]
 fn a_report_says_what_is_known_and_what_was_done() {
     let told = |sign, input, window, saved| {
-        OverflowReport { sign, said: Overflow { window, input }, saved }.to_string()
+        OverflowReport { sign, reported: Overflow { window, input }, saved }.to_string()
     };
     let refused = told(OverflowSign::Refused, Some(2_100), Some(2_000), false);
     assert!(refused.ends_with("(2,100 tokens, window 2,000); no room could be made"), "{refused}");
@@ -231,7 +231,7 @@ fn a_report_says_what_is_known_and_what_was_done() {
     let late = told(OverflowSign::Truncated, None, Some(2_000), false);
     assert!(late.ends_with("cut the history (window 2,000)"), "{late}");
     use OverflowSign::{Empty, InReply, Refused, Truncated, WindowFull};
-    let words = [Refused, InReply, WindowFull, Empty, Truncated].map(OverflowSign::words);
+    let words = [Refused, InReply, WindowFull, Empty, Truncated].map(OverflowSign::description);
     let different: std::collections::BTreeSet<_> = words.iter().collect();
     assert!(different.len() == 5 && words.iter().all(|it| it.contains(' ')), "{words:?}");
 }

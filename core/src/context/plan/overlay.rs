@@ -18,7 +18,7 @@ pub struct Overlay {
     /// Reasoning inserted before a part, in order. The end of a message as key means after its last part.
     back: HashMap<usize, Vec<PartKey>>,
     /// Messages injected after a part, in order: key and tokens.
-    said: HashMap<usize, Vec<(PartKey, u32)>>,
+    injected: HashMap<usize, Vec<(PartKey, u32)>>,
     /// The newest reasoning that is sent.
     pub(super) thought: Option<PartKey>,
     /// The chain of what is forwarded, before each keyed part of the history and after the last.
@@ -41,55 +41,55 @@ impl Overlay {
     }
 
     /// Input tokens past which the provider was asked to clear old tool results.
-    pub fn clears_past(&self) -> Option<u64> {
+    pub(crate) fn clears_past(&self) -> Option<u64> {
         self.clears_past
     }
 
     /// The chain of what is forwarded before the keyed part with this number.
-    pub fn before(&self, index: usize) -> Chain {
+    pub(crate) fn before(&self, index: usize) -> Chain {
         self.chains.get(index).copied().unwrap_or(Chain::START)
     }
 
     /// Whether nothing differs from what the client sent.
     pub fn is_as_it_came(&self) -> bool {
-        let adds_nothing = self.back.is_empty() && self.said.is_empty();
+        let adds_nothing = self.back.is_empty() && self.injected.is_empty();
         self.replaced.is_empty() && self.gone.is_empty() && adds_nothing
     }
 
     /// The summary that replaces the beginning of the history: key and tokens.
-    pub fn summary(&self) -> Option<(PartKey, u32)> {
+    pub(crate) fn summary(&self) -> Option<(PartKey, u32)> {
         self.summary
     }
 
     /// Puts a summary in place of these messages.
-    pub(super) fn begins_with(&mut self, summary: &CompactionRecord, gone: &[Message]) {
+    pub(super) fn summarize(&mut self, summary: &CompactionRecord, gone: &[Message]) {
         self.summary = Some((summary.key(), summary.tokens));
         self.gone.extend(gone.iter().flat_map(|it| &it.parts).map(|part| part.span.start));
     }
 
     /// The new key and tokens of a part whose content was replaced.
-    pub fn replaced(&self, span: Span) -> Option<(PartKey, u32)> {
+    pub(crate) fn replaced(&self, span: Span) -> Option<(PartKey, u32)> {
         self.replaced.get(&span.start).copied()
     }
 
     /// Whether a part is not sent.
-    pub fn is_gone(&self, span: Span) -> bool {
+    pub(crate) fn is_gone(&self, span: Span) -> bool {
         self.gone.contains(&span.start)
     }
 
     /// Reasoning put back at a place: before a part, or at the end of a message.
-    pub fn back(&self, at: usize) -> &[PartKey] {
+    pub(crate) fn back(&self, at: usize) -> &[PartKey] {
         self.back.get(&at).map(Vec::as_slice).unwrap_or_default()
     }
 
     /// All reasoning that was put back.
-    pub fn all_back(&self) -> impl Iterator<Item = PartKey> + '_ {
+    pub(crate) fn all_back(&self) -> impl Iterator<Item = PartKey> + '_ {
         self.back.values().flatten().copied()
     }
 
     /// Messages injected after a part: keys and tokens.
-    pub fn said_after(&self, span: Span) -> &[(PartKey, u32)] {
-        self.said.get(&span.start).map(Vec::as_slice).unwrap_or_default()
+    pub(crate) fn injected_after(&self, span: Span) -> &[(PartKey, u32)] {
+        self.injected.get(&span.start).map(Vec::as_slice).unwrap_or_default()
     }
 
     /// The newest reasoning that is sent: the model's next reasoning comes after it.
@@ -106,8 +106,8 @@ impl Overlay {
         self.replaced.insert(span.start, (key, tokens));
     }
 
-    pub(super) fn say(&mut self, span: Span, key: PartKey, tokens: u32) {
-        self.said.entry(span.start).or_default().push((key, tokens));
+    pub(super) fn inject(&mut self, span: Span, key: PartKey, tokens: u32) {
+        self.injected.entry(span.start).or_default().push((key, tokens));
     }
 
     pub(super) fn remove(&mut self, span: Span) {

@@ -29,7 +29,8 @@ use crate::dialect::{Chain, Conversation, Part, PartIndex, PartKey, PartKind, Ro
 use branch::{Branch, CutCount};
 use keyed::{KeyedPart, head, keyed_parts};
 
-pub use reply::{ForeignReasoning, ReturnedReply};
+pub(crate) use reply::ForeignReasoning;
+pub(crate) use reply::ReturnedReply;
 
 /// The range of the history in which a cut makes reasoning void.
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +50,7 @@ pub struct RecordedDecisions {
     cuts: HashMap<u128, Arc<Cut>>,
     /// For each cut, by its decision key: the range of the history in which it makes reasoning void.
     reaches: HashMap<u128, CutReach>,
-    echoes: HashMap<u128, Arc<ReasoningDecision>>,
+    reasoning_decisions: HashMap<u128, Arc<ReasoningDecision>>,
     /// The keys of the decisions about parts, and to remove reasoning, that were made for the requested model.
     of_its_model: HashSet<PartKey>,
     /// Keys of decisions that were refused and are never made again.
@@ -57,7 +58,7 @@ pub struct RecordedDecisions {
     /// Changes that answer refusals by this upstream and model, in the order in which they are made.
     pub(in crate::context) repairs: Vec<Arc<RepairDecision>>,
     /// Keys of decisions of other branches that this request adopted.
-    taken_over: HashSet<u128>,
+    adopted: HashSet<u128>,
     /// The id of its exchange.
     exchange: ExchangeId,
     /// The keys of the reasoning that the parent turn sent.
@@ -127,9 +128,10 @@ impl RecordedDecisions {
         }
         if !shadow {
             known.find_repairs(ledger, &branch);
-            ledger.taken().into_iter().for_each(|(injected, _)| known.find_said(injected));
+            ledger.injections().into_iter().for_each(|(injected, _)| known.find_injected(injected));
             let Self { injected, keyed_parts, .. } = &mut known;
-            injected.retain(|(place, injected)| branch.has_said(injected, keyed_parts[*place].key));
+            injected
+                .retain(|(place, injected)| branch.has_injected(injected, keyed_parts[*place].key));
         }
         known
     }
@@ -140,16 +142,16 @@ impl RecordedDecisions {
     }
 
     /// Finds the place of an injected message in this request, if it has one.
-    fn find_said(&mut self, injected: &Arc<InjectedMessage>) {
-        let Some(taken) = injected.taken() else { return };
-        if taken.suspended != self.suspended {
+    fn find_injected(&mut self, injected: &Arc<InjectedMessage>) {
+        let Some(injection) = injected.place() else { return };
+        if injection.suspended != self.suspended {
             return;
         }
-        let place = self.keyed_parts.iter().rposition(|keyed| keyed.about == taken.after.0);
-        let Some(place) = place.or_else(|| self.joined(taken.boundary?)) else { return };
+        let place = self.keyed_parts.iter().rposition(|keyed| keyed.about == injection.after.0);
+        let Some(place) = place.or_else(|| self.joined(injection.boundary?)) else { return };
         self.injected.push((place, injected.clone()));
         // Ordered by the part that they follow, then by when they were queued.
-        let order = |of: &InjectedMessage| of.taken().map(|taken| taken.number);
+        let order = |of: &InjectedMessage| of.place().map(|injection| injection.number);
         self.injected.sort_by_key(|(place, injected)| (*place, order(injected)));
     }
 
@@ -177,12 +179,12 @@ impl RecordedDecisions {
     }
 
     /// Whether an injected message is in this request.
-    pub(in crate::context) fn is_said(&self, id: &str) -> bool {
+    pub(in crate::context) fn is_injected(&self, id: &str) -> bool {
         self.injected.iter().any(|(_, injected)| *injected.id == *id)
     }
 
     /// Messages injected after the part at a place.
-    pub(in crate::context) fn said_at(
+    pub(in crate::context) fn injected_at(
         &self,
         at: PartIndex,
     ) -> impl Iterator<Item = &InjectedMessage> {
@@ -191,7 +193,7 @@ impl RecordedDecisions {
     }
 
     /// Messages injected after any part of a message, in order.
-    pub(in crate::context) fn said_in(
+    pub(in crate::context) fn injected_in(
         &self,
         message: usize,
     ) -> impl Iterator<Item = &InjectedMessage> {
@@ -203,7 +205,7 @@ impl RecordedDecisions {
     }
 
     /// Messages injected in this request: the place that they follow, and all that follow it, in order.
-    pub(in crate::context) fn said_here(
+    pub(in crate::context) fn injections(
         &self,
     ) -> impl Iterator<Item = (PartIndex, Vec<&InjectedMessage>)> {
         let from = self.kept_from();
@@ -230,16 +232,18 @@ impl RecordedDecisions {
         let suspended = self.suspended;
         let mut cuts = Vec::new();
         for (index, keyed) in self.keyed_parts.iter().enumerate() {
-            let nth = [(keyed.about, CutCount::Once), (again(keyed.about), CutCount::Twice)];
+            let nth = [(keyed.about, CutCount::Once), (clearing_key(keyed.about), CutCount::Twice)];
             for (about, nth) in nth {
                 let Some(cut) = ledger.cut(about, shadow, suspended) else { break };
                 cuts.push((index, nth, cut));
             }
-            let Some(echo) = ledger.echo(keyed.about, shadow, suspended) else { continue };
-            if branch.is_of_model(echo, model) {
-                self.of_its_model.insert(echo.about);
+            let Some(decision) = ledger.reasoning_decision(keyed.about, shadow, suspended) else {
+                continue;
+            };
+            if branch.is_of_model(decision, model) {
+                self.of_its_model.insert(decision.about);
             }
-            self.echoes.insert(keyed.about, echo.clone());
+            self.reasoning_decisions.insert(keyed.about, decision.clone());
         }
         let keys = cuts.iter().map(|(index, ..)| self.keyed_parts[*index].key).collect();
         let forms = branch.forms(&self.keyed_parts, &keys);
@@ -251,20 +255,22 @@ impl RecordedDecisions {
         self.cuts.extend(held.map(|(_, _, cut)| (cut.about.0, cut.clone())));
         for returned in &self.replies {
             let about = returned.reasoning.after.0;
-            let echo = ledger.echo(about, shadow, suspended);
-            let echo = echo.filter(|echo| branch.has_back(echo, &returned.reasoning));
-            self.echoes.extend(echo.map(|echo| (about, echo.clone())));
+            let decision = ledger.reasoning_decision(about, shadow, suspended);
+            let decision =
+                decision.filter(|decision| branch.has_back(decision, &returned.reasoning));
+            self.reasoning_decisions.extend(decision.map(|decision| (about, decision.clone())));
         }
         // The bytes of what the client sends are not at hand here, so all decisions to remove are taken.
         let replies = self.replies.iter().map(|returned| &*returned.reasoning);
-        let elsewhere = branch.not_out(ledger.taken_out(shadow, suspended), replies);
-        let out =
-            ledger.taken_out(shadow, suspended).filter(|echo| !elsewhere.contains(&echo.about));
-        for echo in out {
-            if branch.is_of_model(echo, model) {
-                self.of_its_model.insert(echo.about);
+        let elsewhere = branch.not_out(ledger.reasoning_removals(shadow, suspended), replies);
+        let out = ledger
+            .reasoning_removals(shadow, suspended)
+            .filter(|decision| !elsewhere.contains(&decision.about));
+        for decision in out {
+            if branch.is_of_model(decision, model) {
+                self.of_its_model.insert(decision.about);
             }
-            self.echoes.insert(echo.about.0, echo.clone());
+            self.reasoning_decisions.insert(decision.about.0, decision.clone());
         }
         forms
     }
@@ -272,19 +278,19 @@ impl RecordedDecisions {
     /// Records that a decision for this request was made first by another branch and adopted as it is.
     fn takes_over(&mut self, about: u128, by: &ExchangeId) {
         if *by != self.exchange {
-            self.taken_over.insert(about);
+            self.adopted.insert(about);
         }
     }
 
     /// Keeps the decisions that this request adopted from other branches. `before`: what was known about the
     /// request earlier.
     pub fn keeps_what_was_taken_over(&mut self, before: &Self) {
-        for about in &before.taken_over {
+        for about in &before.adopted {
             let cut = before.cuts.get(about).map(|cut| (*about, cut.clone()));
             self.cuts.extend(cut);
-            if let Some(echo) = before.echoes.get(about) {
-                self.of_its_model.insert(echo.about);
-                self.echoes.insert(*about, echo.clone());
+            if let Some(decision) = before.reasoning_decisions.get(about) {
+                self.of_its_model.insert(decision.about);
+                self.reasoning_decisions.insert(*about, decision.clone());
             }
             let compact = before.compact.as_ref().filter(|(_, one)| one.address().0 == *about);
             if let Some((cut, one)) = compact.filter(|(cut, _)| *cut > self.kept_from()) {
@@ -292,7 +298,7 @@ impl RecordedDecisions {
                 self.summaries.retain(|(other, _)| other > cut);
                 self.only_kept();
             }
-            self.taken_over.insert(*about);
+            self.adopted.insert(*about);
         }
     }
 
@@ -304,26 +310,28 @@ impl RecordedDecisions {
                     self.takes_over(cut.about.0, &cut.exchange);
                     self.cuts.entry(cut.about.0).or_insert_with(|| Arc::new(*cut));
                 }
-                Fact::Echo(echo) => {
-                    self.takes_over(echo.about.0, &echo.exchange);
+                Fact::ReasoningDecision(decision) => {
+                    self.takes_over(decision.about.0, &decision.exchange);
                     // It was proposed for this request, whoever was the first to decide it.
-                    self.of_its_model.insert(echo.about);
-                    self.echoes.entry(echo.about.0).or_insert_with(|| Arc::new(*echo));
+                    self.of_its_model.insert(decision.about);
+                    self.reasoning_decisions
+                        .entry(decision.about.0)
+                        .or_insert_with(|| Arc::new(*decision));
                 }
                 Fact::Repair(repair) => {
                     self.takes_over(repair.about.0, &repair.exchange);
                     self.add_repair(Arc::new(*repair));
                 }
                 Fact::Compact(compact) => self.uses(*compact),
-                Fact::Said(injected) => {
+                Fact::InjectedMessage(injected) => {
                     if self.injected.iter().all(|(_, known)| known.id != injected.id) {
-                        self.find_said(&Arc::new(*injected));
+                        self.find_injected(&Arc::new(*injected));
                     }
                 }
                 Fact::Turn(_)
                 | Fact::Reasoning(_)
-                | Fact::Aside(_)
-                | Fact::TakenBack(_)
+                | Fact::Suspension(_)
+                | Fact::Revocation(_)
                 | Fact::Summary(_)
                 | Fact::Queued(_) => {}
             }
@@ -333,10 +341,11 @@ impl RecordedDecisions {
     /// The keys of the decisions that an exchange made.
     pub fn decided_by(&self, exchange: &ExchangeId) -> HashSet<PartKey> {
         let cuts = self.cuts.values().map(|cut| (&cut.exchange, cut.about));
-        let echoes = self.echoes.values().map(|echo| (&echo.exchange, echo.about));
+        let decisions =
+            self.reasoning_decisions.values().map(|decision| (&decision.exchange, decision.about));
         let compact = self.compact().map(|(_, one)| (&one.exchange, PartKey(one.address().0)));
         let repairs = self.repairs.iter().map(|one| (&one.exchange, one.about));
-        let all = cuts.chain(echoes).chain(compact).chain(repairs);
+        let all = cuts.chain(decisions).chain(compact).chain(repairs);
         let is_its =
             |by: &ExchangeId, about: PartKey| self.decision(about.0, by, exchange) == Decision::New;
         all.filter(|(by, about)| is_its(by, *about)).map(|(_, about)| about).collect()
@@ -358,7 +367,7 @@ impl RecordedDecisions {
     pub fn may_decide(&self, fact: &Fact) -> bool {
         match fact {
             Fact::Cut(cut) => !self.given_up.contains(&cut.about.0),
-            Fact::Echo(echo) => !self.given_up.contains(&echo.about.0),
+            Fact::ReasoningDecision(decision) => !self.given_up.contains(&decision.about.0),
             Fact::Repair(repair) => !self.given_up.contains(&repair.about.0),
             _ => true,
         }
@@ -373,49 +382,55 @@ impl RecordedDecisions {
         };
         let cuts = of.cuts.iter().filter(|(about, cut)| is_birth(**about, &cut.exchange, cut.why));
         self.cuts.extend(cuts.map(|(about, cut)| (*about, cut.clone())));
-        let echoes = of.echoes.iter();
-        let echoes = echoes.filter(|(about, echo)| is_birth(**about, &echo.exchange, echo.why));
-        self.echoes.extend(echoes.map(|(about, echo)| (*about, echo.clone())));
+        let decisions = of.reasoning_decisions.iter();
+        let decisions = decisions
+            .filter(|(about, decision)| is_birth(**about, &decision.exchange, decision.why));
+        self.reasoning_decisions
+            .extend(decisions.map(|(about, decision)| (*about, decision.clone())));
     }
 
     /// Whether no decision could change the request.
     pub fn decides_nothing(&self) -> bool {
-        let is_empty = self.cuts.is_empty() && self.echoes.is_empty() && self.injected.is_empty();
+        let is_empty =
+            self.cuts.is_empty() && self.reasoning_decisions.is_empty() && self.injected.is_empty();
         is_empty && self.compact.is_none() && self.repairs.is_empty()
     }
 
     /// Whether reasoning that the client sends is to be removed.
     pub(super) fn takes_out(&self) -> bool {
-        self.echoes.values().any(|echo| echo.does == ReasoningAction::Out)
+        self.reasoning_decisions.values().any(|decision| decision.does == ReasoningAction::Out)
     }
 
     /// Whether any reasoning is removed for another reason than that the provider refused it.
     pub fn takes_out_unrefused(&self) -> bool {
-        let mut out = self.echoes.values().filter(|echo| echo.does == ReasoningAction::Out);
-        out.any(|echo| echo.why != DecisionReason::Refusal)
+        let mut out = self
+            .reasoning_decisions
+            .values()
+            .filter(|decision| decision.does == ReasoningAction::Out);
+        out.any(|decision| decision.why != DecisionReason::Refusal)
     }
 
     /// Whether the parent turn sent the reasoning of a reply, or a part of it.
-    pub fn was_sent(&self, returned: &ReturnedReply) -> bool {
+    pub(crate) fn was_sent(&self, returned: &ReturnedReply) -> bool {
         !self.thoughts.is_empty()
             && branch::names(&returned.reasoning).any(|key| self.thoughts.contains(&key))
     }
 
     /// The decision about reasoning with this key.
-    pub fn echo(&self, about: u128) -> Option<&ReasoningDecision> {
-        self.echoes.get(&about).map(|echo| &**echo)
+    pub(crate) fn reasoning_decision(&self, about: u128) -> Option<&ReasoningDecision> {
+        self.reasoning_decisions.get(&about).map(|decision| &**decision)
     }
 
     /// The cut with this key; if that only trimmed the result, the later cut that cleared it.
-    pub fn cut(&self, about: u128) -> Option<&Cut> {
-        let again = || self.cuts.get(&again(about));
+    pub(crate) fn cut(&self, about: u128) -> Option<&Cut> {
+        let cleared = || self.cuts.get(&clearing_key(about));
         let first = self.cuts.get(&about)?;
-        Some(if first.why == DecisionReason::TooLarge { again().unwrap_or(first) } else { first })
+        Some(if first.why == DecisionReason::TooLarge { cleared().unwrap_or(first) } else { first })
     }
 
     /// The cut of the result at a place. Second, the same cut if it only trimmed the result, which may then
     /// be cleared.
-    pub fn cut_at(&self, part: &Part, at: PartIndex) -> (Option<&Cut>, Option<&Cut>) {
+    pub(crate) fn cut_at(&self, part: &Part, at: PartIndex) -> (Option<&Cut>, Option<&Cut>) {
         let is_kind = matches!(part.kind, PartKind::ToolResult | PartKind::Image);
         let may_be = is_kind && !self.cuts.is_empty();
         let about = if may_be { self.about(at) } else { None };
@@ -441,32 +456,33 @@ impl RecordedDecisions {
     }
 
     /// The key of decisions about the part at a place; `None` for parts without a key.
-    pub fn about(&self, at: PartIndex) -> Option<u128> {
+    pub(crate) fn about(&self, at: PartIndex) -> Option<u128> {
         let found = self.keyed_parts.binary_search_by_key(&at, |keyed| keyed.at).ok()?;
         Some(self.keyed_parts[found].about)
     }
 
     /// Whether a decision to remove reasoning applies. If this model demands reasoning, what policy removed for
     /// another model is sent, unless the parent turn left it out for this model as well.
-    pub(super) fn removes(&self, request: &PlanRequest<'_>, echo: &ReasoningDecision) -> bool {
+    pub(super) fn removes(&self, request: &PlanRequest<'_>, decision: &ReasoningDecision) -> bool {
         let was_left_out = || {
             let is_its = |parent: &&Arc<Turn>| *parent.model == *request.name;
-            self.parent.as_ref().filter(is_its).is_some() && !self.thoughts.contains(&echo.about)
+            self.parent.as_ref().filter(is_its).is_some()
+                && !self.thoughts.contains(&decision.about)
         };
         request.echo != EchoRule::Demanded
-            || echo.why == DecisionReason::Refusal
-            || self.is_of_its_model(echo)
+            || decision.why == DecisionReason::Refusal
+            || self.is_of_its_model(decision)
             || was_left_out()
     }
 
     /// Whether a decision about a part, or to remove reasoning, was made for the model that this request asks
     /// for.
-    pub(super) fn is_of_its_model(&self, echo: &ReasoningDecision) -> bool {
-        self.of_its_model.contains(&echo.about)
+    pub(super) fn is_of_its_model(&self, decision: &ReasoningDecision) -> bool {
+        self.of_its_model.contains(&decision.about)
     }
 
     /// The cuts in this request: place, key of the cut part, cut.
-    pub fn cuts_here(&self) -> impl Iterator<Item = (PartIndex, PartKey, &Cut)> {
+    pub(crate) fn cuts_here(&self) -> impl Iterator<Item = (PartIndex, PartKey, &Cut)> {
         let (none, from) = (self.cuts.is_empty(), self.kept_from());
         let keyed_parts =
             self.keyed_parts.iter().filter(move |keyed| !none && keyed.at.message >= from);
@@ -475,15 +491,16 @@ impl RecordedDecisions {
     }
 
     pub(super) fn stand_ins(&self) -> impl Iterator<Item = (PartIndex, &ReasoningDecision)> {
-        let (none, from) = (self.echoes.is_empty(), self.kept_from());
+        let (none, from) = (self.reasoning_decisions.is_empty(), self.kept_from());
         let keyed_parts =
             self.keyed_parts.iter().filter(move |keyed| !none && keyed.at.message >= from);
-        keyed_parts.filter_map(|keyed| Some((keyed.at, &**self.echoes.get(&keyed.about)?)))
+        keyed_parts
+            .filter_map(|keyed| Some((keyed.at, &**self.reasoning_decisions.get(&keyed.about)?)))
     }
 
     /// Whether a decision with key `about`, made by the exchange `of`, is new to the exchange `here`.
     pub(super) fn decision(&self, about: u128, of: &ExchangeId, here: &ExchangeId) -> Decision {
-        let is_new = of == here || *here == self.exchange && self.taken_over.contains(&about);
+        let is_new = of == here || *here == self.exchange && self.adopted.contains(&about);
         if is_new { Decision::New } else { Decision::Replayed }
     }
 
@@ -512,6 +529,6 @@ impl RecordedDecisions {
 }
 
 /// The decision key for clearing a part that was trimmed before.
-pub(in crate::context) fn again(about: u128) -> u128 {
+pub(in crate::context) fn clearing_key(about: u128) -> u128 {
     PartKey(about).cut().0
 }

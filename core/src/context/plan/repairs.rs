@@ -20,7 +20,7 @@ pub(super) fn of_parts(request: &PlanRequest<'_>, known: &RecordedDecisions, pla
                     let key = PartKey::of_bytes(text.as_bytes());
                     let tokens = (text.len() / 4) as u32;
                     plan.sent.replace(found.span, key, tokens);
-                    told(request, known, plan, one, at, std::slice::from_ref(&edit));
+                    add_step(request, known, plan, one, at, std::slice::from_ref(&edit));
                     plan.edits.push(edit);
                 }
             }
@@ -31,7 +31,7 @@ pub(super) fn of_parts(request: &PlanRequest<'_>, known: &RecordedDecisions, pla
                     let Some(edit) = edit.filter(|edit| is_free(plan, edit)) else { continue };
                     let key = PartKey::of_bytes(data.as_bytes());
                     plan.sent.replace(found.span, key, base64_tokens(data, request.model));
-                    told(request, known, plan, one, at, std::slice::from_ref(&edit));
+                    add_step(request, known, plan, one, at, std::slice::from_ref(&edit));
                     plan.edits.push(edit);
                 }
             }
@@ -43,7 +43,7 @@ pub(super) fn of_parts(request: &PlanRequest<'_>, known: &RecordedDecisions, pla
                 let Some(message) = messages.iter().rposition(ends) else { continue };
                 let edit = prefill::edits(request.conversation, message, text);
                 let Some(edit) = edit.filter(|edit| is_free(plan, edit)) else { continue };
-                told(
+                add_step(
                     request,
                     known,
                     plan,
@@ -76,7 +76,7 @@ pub(super) fn of_text(request: &PlanRequest<'_>, known: &RecordedDecisions, plan
         }
         let next = splice::applied(body, &edits);
         let Some(composed) = splice::compose(&plan.edits, body, edits.clone()) else { continue };
-        told(request, known, plan, one, PartIndex::default(), &edits);
+        add_step(request, known, plan, one, PartIndex::default(), &edits);
         plan.edits = composed;
         sent = Some(next);
     }
@@ -97,7 +97,7 @@ fn is_free(plan: &Plan, edit: &Edit) -> bool {
     plan.edits.iter().all(|other| other.at.end < start || end < other.at.start)
 }
 
-fn told(
+fn add_step(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
     plan: &mut Plan,

@@ -31,7 +31,7 @@ pub fn replay(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Plan {
     let mut plan = Plan { sent, ..Plan::default() };
     compact(request, known, &mut plan);
     cuts(request, known, &mut plan);
-    said(request, known, &mut plan);
+    inject(request, known, &mut plan);
     reasoning_of(request, known, &mut plan);
     repairs::of_parts(request, known, &mut plan);
     match splice::check(&plan.edits, request.body.len()) {
@@ -58,7 +58,7 @@ fn compact(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan
         plan.conflict = true;
         return;
     };
-    plan.sent.begins_with(compact, &conversation.messages[..cut]);
+    plan.sent.summarize(compact, &conversation.messages[..cut]);
     plan.steps.push(PlanStep {
         change: Change::Compacted,
         decision: known.decision(compact.address().0, &compact.exchange, request.exchange),
@@ -78,12 +78,12 @@ fn cuts(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
     for (at, key, cut) in known.cuts_here() {
         let was = known.tokens_before(at, cut);
         let Some(part) = request.part(at) else { continue };
-        let words = cut.content.words(part, request.body);
-        let edits = words.map_or_else(Vec::new, |words| {
+        let replacement = cut.content.text(part, request.body);
+        let edits = replacement.map_or_else(Vec::new, |replacement| {
             if part.kind == PartKind::Image {
-                return rewrite::cut_picture(request.conversation, request.body, at, &words);
+                return rewrite::cut_picture(request.conversation, request.body, at, &replacement);
             }
-            let change = rewrite::CutContent { text: &words, keep_media: cut.keep_media };
+            let change = rewrite::CutContent { text: &replacement, keep_media: cut.keep_media };
             rewrite::cut(request.conversation, request.body, at, &change)
         });
         if edits.is_empty() {
@@ -91,7 +91,7 @@ fn cuts(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
             let tokens = u64::from(cut.was);
             plan.steps.push(PlanStep::refused(
                 Change::Cut,
-                DecisionReason::Shape,
+                DecisionReason::Structure,
                 at,
                 part.span,
                 tokens,
@@ -122,28 +122,35 @@ fn cuts(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
 }
 
 /// Injected messages, at their places.
-fn said(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
-    for (at, said) in known.said_here() {
+fn inject(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
+    for (at, injected) in known.injections() {
         let Some(part) = request.part(at) else { continue };
-        let taken: Vec<_> =
-            said.iter().filter_map(|said| Some((said.key(), said.taken()?))).collect();
-        let texts: Vec<&str> = taken.iter().map(|(_, taken)| &*taken.text).collect();
-        let edits = rewrite::say(request.conversation, request.body, at, &texts);
-        for (key, taken) in taken {
-            let tokens = u64::from(taken.tokens);
-            let refused =
-                PlanStep::refused(Change::Said, DecisionReason::Shape, at, part.span, tokens);
+        let places: Vec<_> = injected
+            .iter()
+            .filter_map(|injected| Some((injected.key(), injected.place()?)))
+            .collect();
+        let texts: Vec<&str> = places.iter().map(|(_, place)| &*place.text).collect();
+        let edits = rewrite::inject(request.conversation, request.body, at, &texts);
+        for (key, place) in places {
+            let tokens = u64::from(place.tokens);
+            let refused = PlanStep::refused(
+                Change::Injected,
+                DecisionReason::Structure,
+                at,
+                part.span,
+                tokens,
+            );
             if edits.is_empty() {
                 plan.steps.push(refused);
                 continue;
             }
-            plan.sent.say(part.span, key, taken.tokens);
+            plan.sent.inject(part.span, key, place.tokens);
             plan.steps.push(PlanStep {
-                decision: known.decision(key.0, &taken.exchange, request.exchange),
+                decision: known.decision(key.0, &place.exchange, request.exchange),
                 why: DecisionReason::Queued,
                 byte: part.span.end as u64,
                 bytes_before: 0,
-                bytes_after: taken.text.len() as u64,
+                bytes_after: place.text.len() as u64,
                 tokens_before: 0,
                 tokens_after: tokens,
                 ..refused
@@ -158,8 +165,10 @@ fn reasoning_of(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut
     let is_back = |returned: &ReturnedReply| reasoning::is_back(request, known, sent, returned);
     let chosen = reasoning::chosen(request, known, is_back);
     for (returned, chosen) in known.replies.iter().zip(chosen) {
-        if let Some(echo) = known.echo(returned.reasoning.after.0).filter(|_| chosen) {
-            put_back(request, known, returned, echo, plan);
+        if let Some(decision) =
+            known.reasoning_decision(returned.reasoning.after.0).filter(|_| chosen)
+        {
+            put_back(request, known, returned, decision, plan);
         }
     }
     // Another model than the one that required a stand-in may refuse it. The same model gets it again, even
@@ -170,13 +179,13 @@ fn reasoning_of(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut
     let put_back = plan.steps.iter().filter(|step| step.change == Change::PutBack);
     let put_back: HashSet<_> = put_back.map(|step| place(step.at)).collect();
     // What stands in for another model is not needed where this model's own reasoning is back.
-    let stands_in = |at: PartIndex, echo: &ReasoningDecision| {
-        (is_demanded || known.is_of_its_model(echo)) && !put_back.contains(&place(at))
+    let stands_in = |at: PartIndex, decision: &ReasoningDecision| {
+        (is_demanded || known.is_of_its_model(decision)) && !put_back.contains(&place(at))
     };
-    for (at, echo) in known.stand_ins().filter(|(at, echo)| stands_in(*at, echo)) {
-        let ReasoningAction::StandIn(raw) = &echo.does else { continue };
+    for (at, decision) in known.stand_ins().filter(|(at, decision)| stands_in(*at, decision)) {
+        let ReasoningAction::StandIn(raw) = &decision.does else { continue };
         let edits = stand_in(request, at, raw);
-        let step = step_of(request, known, Change::StandIn, at, echo, &edits);
+        let step = step_of(request, known, Change::StandIn, at, decision, &edits);
         if !edits.is_empty() {
             plan.steps.push(step);
             plan.edits.extend(edits);
@@ -189,7 +198,9 @@ fn reasoning_of(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut
 fn stand_in(request: &PlanRequest<'_>, at: PartIndex, raw: &str) -> Vec<Edit> {
     let conversation = request.conversation;
     match conversation.dialect {
-        Dialect::Gemini => rewrite::seal(conversation, request.body, at, raw).into_iter().collect(),
+        Dialect::Gemini => {
+            rewrite::restore_signature(conversation, request.body, at, raw).into_iter().collect()
+        }
         Dialect::Anthropic | Dialect::OpenaiChat | Dialect::OpenaiResponses => {
             let block = ReasoningInsert { before: at.part, raw };
             rewrite::put_back(conversation, request.body, at.message, &[block])
@@ -202,7 +213,7 @@ fn put_back(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
     returned: &ReturnedReply,
-    echo: &ReasoningDecision,
+    decision: &ReasoningDecision,
     plan: &mut Plan,
 ) {
     let conversation = request.conversation;
@@ -218,22 +229,25 @@ fn put_back(
         let group: Vec<ReasoningInsert<'_>> = rest[..run].iter().map(|(_, block)| *block).collect();
         let edits = rewrite::put_back(conversation, request.body, *message, &group);
         let at = PartIndex::new(*message, group[0].before);
-        plan.steps.push(step_of(request, known, Change::PutBack, at, echo, &edits));
+        plan.steps.push(step_of(request, known, Change::PutBack, at, decision, &edits));
         if !edits.is_empty() {
             for block in &group {
-                let seal = reasoning::seal(block.raw);
-                let key = seal.unwrap_or_else(|| PartKey::of_bytes(block.raw.as_bytes()));
+                let signature = reasoning::signature_key(block.raw);
+                let key = signature.unwrap_or_else(|| PartKey::of_bytes(block.raw.as_bytes()));
                 plan.sent.put_back(conversation, PartIndex::new(*message, block.before), key);
             }
         }
         plan.edits.extend(edits);
         rest = &rest[run..];
     }
-    for &(at, seal) in &missing.seals {
-        let Some(edit) = rewrite::seal(conversation, request.body, at, seal) else { continue };
-        plan.sent.put_back(conversation, at, PartKey::of_bytes(seal.as_bytes()));
+    for &(at, signature) in &missing.signatures {
+        let Some(edit) = rewrite::restore_signature(conversation, request.body, at, signature)
+        else {
+            continue;
+        };
+        plan.sent.put_back(conversation, at, PartKey::of_bytes(signature.as_bytes()));
         let edits = vec![edit];
-        plan.steps.push(step_of(request, known, Change::PutBack, at, echo, &edits));
+        plan.steps.push(step_of(request, known, Change::PutBack, at, decision, &edits));
         plan.edits.extend(edits);
     }
 }
@@ -245,8 +259,9 @@ fn take_out(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Pla
     let messages = request.conversation.messages.iter().enumerate();
     for (index, message) in messages.skip(known.kept_from()) {
         let is_out = |part: &Part| {
-            let echo = known.echo(part.reasoning_key?)?;
-            (echo.does == ReasoningAction::Out && known.removes(request, echo)).then_some(echo)
+            let decision = known.reasoning_decision(part.reasoning_key?)?;
+            (decision.does == ReasoningAction::Out && known.removes(request, decision))
+                .then_some(decision)
         };
         let out: Vec<(usize, &ReasoningDecision)> = message
             .parts
@@ -255,20 +270,20 @@ fn take_out(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Pla
             .filter(|(_, part)| part.kind == PartKind::Reasoning)
             .filter_map(|(at, part)| Some((at, is_out(part)?)))
             .collect();
-        let Some((first, echo)) = out.first().copied() else { continue };
+        let Some((first, decision)) = out.first().copied() else { continue };
         let parts: Vec<usize> = out.iter().map(|(at, _)| *at).collect();
-        let taken = rewrite::take_out(request.conversation, request.body, index, &parts);
+        let removal = rewrite::take_out(request.conversation, request.body, index, &parts);
         // A message that is removed whole cannot have other edits.
         let within =
             |other: &Edit| message.span.start < other.at.end && other.at.start < message.span.end;
         let is_changed = || plan.edits.iter().any(within);
         let goes_whole = |edits: &[Edit]| edits.iter().any(|it| it.at.len() >= message.span.len());
-        let Some(edits) = taken.filter(|edits| !(goes_whole(edits) && is_changed())) else {
+        let Some(edits) = removal.filter(|edits| !(goes_whole(edits) && is_changed())) else {
             continue;
         };
         parts.iter().for_each(|part| plan.sent.remove(message.parts[*part].span));
         let at = PartIndex::new(index, first);
-        plan.steps.push(step_of(request, known, Change::TakenOut, at, echo, &edits));
+        plan.steps.push(step_of(request, known, Change::Removed, at, decision, &edits));
         plan.edits.extend(edits);
     }
 }
@@ -279,17 +294,17 @@ fn step_of(
     known: &RecordedDecisions,
     change: Change,
     at: PartIndex,
-    echo: &ReasoningDecision,
+    decision: &ReasoningDecision,
     edits: &[Edit],
 ) -> PlanStep {
     let Some(first) = edits.first() else {
         let span = request.part(at).map_or(Span::new(0, 0), |part| part.span);
-        return PlanStep::refused(change, DecisionReason::Shape, at, span, 0);
+        return PlanStep::refused(change, DecisionReason::Structure, at, span, 0);
     };
     PlanStep {
         change,
-        decision: known.decision(echo.about.0, &echo.exchange, request.exchange),
-        why: echo.why,
+        decision: known.decision(decision.about.0, &decision.exchange, request.exchange),
+        why: decision.why,
         at,
         byte: first.at.start as u64,
         bytes_before: edits.iter().map(|edit| edit.at.len() as u64).sum(),

@@ -13,7 +13,7 @@ use crate::dialect::repair::RepairCause;
 /// What was done to a request; stored with its turn.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RewriteSummary {
-    /// The steps that are new or refused, at most [`MOST_TOLD`].
+    /// The steps that are new or refused, at most [`MOST_STORED_STEPS`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub steps: Vec<PlanStep>,
     /// How many changes were made, replayed and new.
@@ -52,8 +52,8 @@ pub struct RewriteSummary {
     pub resent: Option<RefusalCause>,
     /// The provider refused the new decisions of this request for this cause. They were revoked, and the
     /// request was sent with the earlier decisions only.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub taken_back: Option<RefusalCause>,
+    #[serde(rename = "taken_back", default, skip_serializing_if = "Option::is_none")]
+    pub revoked: Option<RefusalCause>,
     /// The provider refused the request for these causes, and accepted it with them repaired.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub healed: Vec<RepairCause>,
@@ -65,7 +65,7 @@ pub struct RewriteSummary {
     pub overflow: Option<OverflowReport>,
 }
 
-/// What the new steps of a request took away, in estimated tokens. Of all of them: only [`MOST_TOLD`] steps
+/// What the new steps of a request took away, in estimated tokens. Of all of them: only [`MOST_STORED_STEPS`] steps
 /// are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewTokens {
@@ -110,14 +110,14 @@ pub struct ChangeCounts {
     #[serde(default)]
     pub put_back: u32,
     /// Pieces of reasoning that were removed.
-    #[serde(default)]
-    pub taken_out: u32,
+    #[serde(rename = "taken_out", default)]
+    pub removed: u32,
     /// 1 if a summary replaces the beginning of the history, else 0.
     #[serde(default)]
     pub compacted: u32,
     /// Queued messages that were injected.
-    #[serde(default)]
-    pub said: u32,
+    #[serde(rename = "said", default)]
+    pub injected: u32,
     /// Changes that answer a refusal.
     #[serde(default, skip_serializing_if = "is_default")]
     pub repaired: u32,
@@ -131,27 +131,27 @@ impl ChangeCounts {
 
     /// The sum of all kinds.
     pub fn count(&self) -> u32 {
-        let parts = [self.put_back, self.taken_out, self.compacted, self.said, self.repaired];
+        let parts = [self.put_back, self.removed, self.compacted, self.injected, self.repaired];
         parts.into_iter().fold(self.cut, u32::saturating_add)
     }
 
     /// In words, with the new ones of each kind: `3 tool results cut (2 new), 1 piece of reasoning put back`.
-    pub fn words(&self, new: ChangeCounts) -> String {
+    pub fn description(&self, new: ChangeCounts) -> String {
         let kinds = [
             (self.cut, new.cut, "tool result", "cut"),
             (self.put_back, new.put_back, "piece", "of reasoning put back"),
-            (self.taken_out, new.taken_out, "piece", "of reasoning removed"),
+            (self.removed, new.removed, "piece", "of reasoning removed"),
             (self.compacted, new.compacted, "history", "compacted"),
-            (self.said, new.said, "queued message", "sent"),
+            (self.injected, new.injected, "queued message", "sent"),
             (self.repaired, new.repaired, "refused part", "repaired"),
         ];
-        let told = kinds.into_iter().filter(|(made, ..)| *made > 0);
-        let told = told.map(|(made, new, what, done)| {
+        let listed = kinds.into_iter().filter(|(made, ..)| *made > 0);
+        let listed = listed.map(|(made, new, what, done)| {
             let many = if made == 1 { "" } else { "s" };
             let new = if new > 0 { format!(" ({new} new)") } else { String::new() };
             format!("{made} {what}{many} {done}{new}")
         });
-        told.collect::<Vec<_>>().join(", ")
+        listed.collect::<Vec<_>>().join(", ")
     }
 
     /// The counter of a kind; stand-ins count as put back.
@@ -159,16 +159,16 @@ impl ChangeCounts {
         match change {
             Change::Cut => &mut self.cut,
             Change::PutBack | Change::StandIn => &mut self.put_back,
-            Change::TakenOut => &mut self.taken_out,
+            Change::Removed => &mut self.removed,
             Change::Compacted => &mut self.compacted,
-            Change::Said => &mut self.said,
+            Change::Injected => &mut self.injected,
             Change::Repaired => &mut self.repaired,
         }
     }
 }
 
 /// At most this many steps are stored with a turn.
-pub const MOST_TOLD: usize = 64;
+pub const MOST_STORED_STEPS: usize = 64;
 
 impl RewriteSummary {
     /// Whether there is nothing to keep.
@@ -195,7 +195,7 @@ impl RewriteSummary {
     pub fn of(steps: &[PlanStep], mode: Mode) -> Self {
         let mut done = Self { mode, new_tokens: NewTokens::of(steps), ..Self::default() };
         for step in steps {
-            if step.decision != Decision::Replayed && done.steps.len() < MOST_TOLD {
+            if step.decision != Decision::Replayed && done.steps.len() < MOST_STORED_STEPS {
                 done.steps.push(step.clone());
             }
             if step.decision == Decision::Refused {
@@ -291,7 +291,7 @@ impl DecisionReason {
                 "the broken cache would cost more than is saved within prune.horizon_turns",
                 OLD_RESULTS,
             ),
-            Self::Aside => (
+            Self::Suspended => (
                 "the provider refused a rewrite: nothing new is changed in this branch for now",
                 ALWAYS,
             ),
@@ -300,11 +300,11 @@ impl DecisionReason {
             }
             Self::Held => ("the provider stores the history", ALLOWED),
             Self::Purpose => ("it is the client's own compaction, or another side call", ALWAYS),
-            Self::Shape => ("the structure of the request does not allow this edit", FAILING),
+            Self::Structure => ("the structure of the request does not allow this edit", FAILING),
             Self::NotKept => ("the store did not save the decision", FAILING),
             Self::Threshold => ("the context fills past compact.threshold", COMPACTION),
             Self::Window => ("it would not fit the window otherwise", COMPACTION),
-            Self::Asked => ("it was requested", COMPACTION),
+            Self::Requested => ("it was requested", COMPACTION),
             Self::NothingToCut => ("nothing can be summarised", COMPACTION),
             Self::Shadow => ("shadow mode asks for no summary", ALLOWED),
             Self::NotReady => ("its summary is not written yet", COMPACTION),
@@ -315,14 +315,14 @@ impl DecisionReason {
 
 impl Change {
     /// What was done, in words.
-    pub fn words(self) -> &'static str {
+    pub fn description(self) -> &'static str {
         match self {
             Change::Cut => "cut a tool result",
             Change::PutBack => "put reasoning back",
             Change::StandIn => "put a stand-in for lost reasoning",
-            Change::TakenOut => "removed reasoning",
+            Change::Removed => "removed reasoning",
             Change::Compacted => "compacted the history",
-            Change::Said => "sent a queued message",
+            Change::Injected => "sent a queued message",
             Change::Repaired => "changed what the provider refused",
         }
     }
@@ -350,7 +350,7 @@ mod tests {
             step(Change::Cut, Decision::Replayed, 900, 10),
             step(Change::Cut, Decision::New, 500, 10),
             step(Change::StandIn, Decision::New, 0, 0),
-            step(Change::TakenOut, Decision::Refused, 70, 70),
+            step(Change::Removed, Decision::Refused, 70, 70),
         ];
         let done = RewriteSummary::of(&steps, Mode::Active);
         assert_eq!(done.steps, steps[1..]);
@@ -364,9 +364,12 @@ mod tests {
 
     #[test]
     fn only_so_many_steps_are_told_and_all_are_counted() {
-        let steps = vec![step(Change::Cut, Decision::New, 10, 1); MOST_TOLD + 5];
+        let steps = vec![step(Change::Cut, Decision::New, 10, 1); MOST_STORED_STEPS + 5];
         let done = RewriteSummary::of(&steps, Mode::Active);
-        assert_eq!((done.steps.len(), done.new.cut as usize), (MOST_TOLD, MOST_TOLD + 5));
+        assert_eq!(
+            (done.steps.len(), done.new.cut as usize),
+            (MOST_STORED_STEPS, MOST_STORED_STEPS + 5)
+        );
     }
 
     /// Of what is new all is summed, told or not, and by what became of the cache.
@@ -374,14 +377,14 @@ mod tests {
     fn what_is_new_is_summed_beyond_what_is_told() {
         let of = |why, change, decision| PlanStep { why, ..step(change, decision, 1_010, 10) };
         let cold = of(DecisionReason::ColdCache, Change::Cut, Decision::New);
-        let mut steps = vec![cold; MOST_TOLD + 6];
+        let mut steps = vec![cold; MOST_STORED_STEPS + 6];
         let sums = |steps: &[PlanStep]| RewriteSummary::of(steps, Mode::Active).tokens_of_new();
         let all = NewTokens { late: 70_000, stand_ins: 700, ..NewTokens::default() };
         assert_eq!(sums(&steps), all);
         steps.push(of(DecisionReason::TooLarge, Change::Cut, Decision::New));
         steps.push(of(DecisionReason::Pressure, Change::Cut, Decision::Replayed));
         steps.push(of(DecisionReason::Pressure, Change::Cut, Decision::Refused));
-        steps.push(of(DecisionReason::Queued, Change::Said, Decision::New));
+        steps.push(of(DecisionReason::Queued, Change::Injected, Decision::New));
         assert_eq!(sums(&steps), NewTokens { at_birth: 1_000, ..all });
         steps.push(of(DecisionReason::Pressure, Change::Cut, Decision::New));
         let warm = NewTokens { late: 71_000, stand_ins: 710, in_warm_cache: true, at_birth: 1_000 };
@@ -402,27 +405,33 @@ mod tests {
     /// What is shown of each change: its number, and how many are new; of one thing in the singular.
     #[test]
     fn changes_are_told_by_kind() {
-        let made =
-            ChangeCounts { cut: 1, put_back: 2, taken_out: 3, compacted: 1, said: 5, repaired: 6 };
+        let made = ChangeCounts {
+            cut: 1,
+            put_back: 2,
+            removed: 3,
+            compacted: 1,
+            injected: 5,
+            repaired: 6,
+        };
         assert_eq!(made.count(), 18);
         let new = ChangeCounts { put_back: 1, ..ChangeCounts::default() };
         let words = "1 tool result cut, 2 pieces of reasoning put back (1 new), 3 pieces of \
                      reasoning removed, 1 history compacted, 5 queued messages sent, 6 refused \
                      parts repaired";
-        assert_eq!(made.words(new), words);
+        assert_eq!(made.description(new), words);
         let mut counted = ChangeCounts::default();
         let changes = [
             (Change::Cut, 1, "cut a tool result"),
             (Change::PutBack, 1, "put reasoning back"),
             (Change::StandIn, 1, "put a stand-in for lost reasoning"),
-            (Change::TakenOut, 3, "removed reasoning"),
+            (Change::Removed, 3, "removed reasoning"),
             (Change::Compacted, 1, "compacted the history"),
-            (Change::Said, 5, "sent a queued message"),
+            (Change::Injected, 5, "sent a queued message"),
             (Change::Repaired, 6, "changed what the provider refused"),
         ];
         for (change, times, words) in changes {
             *counted.of(change) += times;
-            assert_eq!(change.words(), words);
+            assert_eq!(change.description(), words);
         }
         assert_eq!(counted, made);
     }
@@ -436,16 +445,16 @@ mod tests {
             step(Change::Cut, Decision::New, 900, 10),
             step(Change::Cut, Decision::New, 70, 10),
             step(Change::Cut, Decision::Replayed, 60, 10),
-            step(Change::Said, Decision::New, 0, 12),
-            step(Change::Said, Decision::Replayed, 0, 30),
+            step(Change::Injected, Decision::New, 0, 12),
+            step(Change::Injected, Decision::Replayed, 0, 30),
         ];
         let done = RewriteSummary::of(&steps, Mode::Active);
         let new: Vec<PlanStep> =
             steps.iter().filter(|step| step.decision == Decision::New).cloned().collect();
         let expected = RewriteSummary {
             steps: new,
-            made: ChangeCounts { cut: 3, compacted: 2, said: 2, ..ChangeCounts::default() },
-            new: ChangeCounts { cut: 2, compacted: 1, said: 1, ..ChangeCounts::default() },
+            made: ChangeCounts { cut: 3, compacted: 2, injected: 2, ..ChangeCounts::default() },
+            new: ChangeCounts { cut: 2, compacted: 1, injected: 1, ..ChangeCounts::default() },
             tokens_removed: 890 + 60 + 50,
             tokens_pruned: 890 + 60,
             new_tokens: NewTokens {

@@ -3,7 +3,7 @@
 //! What was decided about its conversation before is in `recorded`; nothing is decided here.
 
 use crate::context::policy::{EchoRule, Mode, Policy};
-use crate::context::{ExchangeId, Millis, begins};
+use crate::context::{ExchangeId, Millis, turn_start};
 use crate::dialect::models::{Model, ReasoningBinding};
 use crate::dialect::{Conversation, Dialect, Part, PartIndex, PartKind, Role};
 use crate::tokens::Tokenizer;
@@ -68,27 +68,27 @@ impl PlanRequest<'_> {
     }
 
     /// Whether a message is from the model.
-    pub fn is_models(&self, message: usize) -> bool {
+    pub(crate) fn is_models(&self, message: usize) -> bool {
         self.conversation.messages.get(message).is_some_and(|it| it.role == Role::Assistant)
     }
 
     /// The part at a place in the history.
-    pub fn part(&self, at: PartIndex) -> Option<&Part> {
+    pub(crate) fn part(&self, at: PartIndex) -> Option<&Part> {
         self.conversation.part(at)
     }
 
     /// The message that begins the unfinished turn: the user's newest text. Reasoning after it belongs to the
     /// open tool loop.
-    pub fn turn_begins(&self) -> usize {
-        self.conversation.messages.iter().rposition(begins::is_users).unwrap_or(0)
+    pub(crate) fn turn_start(&self) -> usize {
+        self.conversation.messages.iter().rposition(turn_start::is_users).unwrap_or(0)
     }
 
     /// Whether the model is in the middle of a tool loop: the last parts are calls or their results. Images
     /// are skipped, because they come with results as well as with text.
-    pub fn is_in_loop(&self) -> bool {
+    pub(crate) fn is_in_loop(&self) -> bool {
         let beside = [PartKind::Reasoning, PartKind::Image, PartKind::Document];
-        let said = |part: &&Part| !beside.contains(&part.kind) && part.key.is_some();
-        let last = self.conversation.parts().rev().find(said);
+        let counts = |part: &&Part| !beside.contains(&part.kind) && part.key.is_some();
+        let last = self.conversation.parts().rev().find(counts);
         last.is_some_and(|part| matches!(part.kind, PartKind::ToolResult | PartKind::ToolCall))
     }
 }

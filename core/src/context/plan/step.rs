@@ -60,7 +60,8 @@ pub enum DecisionReason {
     /// Not done: the broken cache would cost more than is saved.
     NoGain,
     /// Not done: the branch is suspended, because a rewrite of it was refused.
-    Aside,
+    #[serde(rename = "aside")]
+    Suspended,
     /// Not done: the session is held out for comparison.
     HeldOut,
     /// Not done: the provider holds the history.
@@ -68,7 +69,8 @@ pub enum DecisionReason {
     /// Not done: the request is the client's own compaction, or a call beside the conversation.
     Purpose,
     /// Not done: the structure of the body does not allow it.
-    Shape,
+    #[serde(rename = "shape")]
+    Structure,
     /// Not done: the store could not save it.
     NotKept,
     /// The context is past the share of the window at which policy compacts.
@@ -76,7 +78,8 @@ pub enum DecisionReason {
     /// It would not fit the window otherwise.
     Window,
     /// Somebody asked for it.
-    Asked,
+    #[serde(rename = "asked")]
+    Requested,
     /// Not done: there is nothing to summarise.
     NothingToCut,
     /// Not done: shadow mode asks for no summary.
@@ -98,11 +101,13 @@ pub enum Change {
     /// A replacement for lost reasoning was inserted.
     StandIn,
     /// Reasoning was removed.
-    TakenOut,
+    #[serde(rename = "taken_out")]
+    Removed,
     /// A summary replaced the beginning of the history.
     Compacted,
     /// A queued message was injected.
-    Said,
+    #[serde(rename = "said")]
+    Injected,
     /// Something that the provider refused was changed.
     Repaired,
 }
@@ -165,7 +170,7 @@ impl PlanStep {
     }
 
     /// Tokens that it takes away.
-    pub fn removed(&self) -> u64 {
+    pub(crate) fn removed(&self) -> u64 {
         self.tokens_before.saturating_sub(self.tokens_after)
     }
 }

@@ -153,7 +153,7 @@ fn a_refused_decision_is_void() {
     scene.ledger.add(decided.clone());
     let about = vec![PartKey(scene.about(2))];
     let revoked = |scene: &SessionFixture, retry| {
-        Fact::TakenBack(Box::new(Revocation {
+        Fact::Revocation(Box::new(Revocation {
             exchange: scene.request().exchange.clone(),
             thread: scene.placed().position.thread,
             parent: scene.placed().position.parent,
@@ -181,7 +181,7 @@ fn a_refused_decision_is_void() {
     let mut suspended = plain("ucrau");
     suspended.ledger.add(cut(&suspended, 2, PRESSURE));
     let position = suspended.placed().position;
-    suspended.ledger.add(Fact::Aside(Box::new(Suspension {
+    suspended.ledger.add(Fact::Suspension(Box::new(Suspension {
         exchange: "refused".into(),
         thread: position.thread,
         parent: position.parent,
@@ -196,7 +196,7 @@ fn a_refused_decision_is_void() {
 fn a_trimmed_result_is_cleared_by_its_second_cut() {
     let mut scene = with_cut("ucrau", 3, 2, DecisionReason::TooLarge);
     let Fact::Cut(first) = cut(&scene, 2, PRESSURE) else { unreachable!() };
-    let again = PartKey(again(first.about.0));
+    let again = PartKey(clearing_key(first.about.0));
     let second = Cut { about: again, content: Replacement::Text("Cleared.".into()), ..*first };
     scene.ledger.add(Fact::Cut(Box::new(Cut { was: 20, tokens: 9, ..second })));
     assert!(sent(&scene).to_string().contains("Cleared."));
@@ -414,7 +414,7 @@ fn reasoning_is_put_back_again_in_its_branch() {
     scene.answered(&with(1));
     scene.send(&upto(3));
     let decided = reasoning::propose(&scene.request(), &scene.known()).0;
-    let [Fact::Echo(echo)] = &decided[..] else { panic!("{decided:?}") };
+    let [Fact::ReasoningDecision(echo)] = &decided[..] else { panic!("{decided:?}") };
     assert_eq!(echo.does, ReasoningAction::Back);
     decided.iter().for_each(|fact| scene.ledger.add(fact.clone()));
     let thinks = |scene: &SessionFixture| {
@@ -424,7 +424,7 @@ fn reasoning_is_put_back_again_in_its_branch() {
         all.filter(|(_, one)| thinks(one)).map(|(at, _)| at).collect::<Vec<_>>()
     };
     assert_eq!(thinks(&scene), [1]);
-    let first = reasoning::seal(&thinking(1).to_string());
+    let first = reasoning::signature_key(&thinking(1).to_string());
     assert_eq!(scene.plan().sent.thought(), first);
     assert_eq!(scene.plan().sent.all_back().collect::<Vec<_>>(), [first.unwrap()]);
     scene.answered(&with(3));
@@ -463,13 +463,13 @@ fn reasoning_that_was_taken_out_stays_out() {
     assert_eq!((content(1), content(3)), (1, 2));
     let plan = scene.plan();
     let [step] = &plan.steps[..] else { panic!("{:?}", plan.steps) };
-    assert_eq!((step.change, step.at), (Change::TakenOut, PartIndex::new(1, 0)));
+    assert_eq!((step.change, step.at), (Change::Removed, PartIndex::new(1, 0)));
     let span = |at| scene.request().part(at).unwrap().span;
     assert!(
         plan.sent.is_gone(span(PartIndex::new(1, 0)))
             && !plan.sent.is_gone(span(PartIndex::new(3, 0)))
     );
-    assert_eq!(plan.sent.thought(), reasoning::seal(&thinking(3).to_string()));
+    assert_eq!(plan.sent.thought(), reasoning::signature_key(&thinking(3).to_string()));
 }
 
 /// Words that wait are said at the end of the next request, and stay where they were said.
@@ -481,7 +481,7 @@ fn queued_words_are_said_once_and_stay() {
         number,
         at: 1,
         text: format!("Mind {number}.").into(),
-        again: None,
+        repeats: None,
     };
     for number in [1, 2] {
         scene.ledger.add(Fact::Queued(Box::new(queued(number))));
@@ -490,9 +490,9 @@ fn queued_words_are_said_once_and_stay() {
     let said = proposed(&scene);
     assert_eq!(said.len(), 2);
     said.iter().for_each(|fact| scene.ledger.add(fact.clone()));
-    assert_eq!(inject::taken(&said, scene.request().exchange), ["q1".into(), "q2".into()]);
-    assert_eq!(inject::taken(&said, &"other".into()), [] as [Box<str>; 0]);
-    assert_eq!(inject::untaken(&said, scene.request().exchange).len(), 2);
+    assert_eq!(inject::injected_ids(&said, scene.request().exchange), ["q1".into(), "q2".into()]);
+    assert_eq!(inject::injected_ids(&said, &"other".into()), [] as [Box<str>; 0]);
+    assert_eq!(inject::requeue_unsent(&said, scene.request().exchange).len(), 2);
     assert!(proposed(&scene).is_empty(), "nothing waits any more");
     let words = |scene: &SessionFixture| {
         let sent = sent(scene).to_string();
@@ -500,24 +500,29 @@ fn queued_words_are_said_once_and_stay() {
     };
     assert_eq!(words(&scene), [1, 1]);
     let known = scene.known();
-    assert!(known.is_said("q1") && !known.is_said("q3"));
-    assert_eq!(known.said_at(PartIndex::new(2, 0)).count(), 2);
-    assert_eq!((known.said_at(PartIndex::new(0, 0)).count(), known.said_in(2).count()), (0, 2));
-    let ids: Vec<_> = known.said_here().map(|(at, said)| (at, said.len())).collect();
+    assert!(known.is_injected("q1") && !known.is_injected("q3"));
+    assert_eq!(known.injected_at(PartIndex::new(2, 0)).count(), 2);
+    assert_eq!(
+        (known.injected_at(PartIndex::new(0, 0)).count(), known.injected_in(2).count()),
+        (0, 2)
+    );
+    let ids: Vec<_> = known.injections().map(|(at, said)| (at, said.len())).collect();
     assert_eq!(ids, [(PartIndex::new(2, 0), 2)]);
     let plan = scene.plan();
     let span = scene.request().part(PartIndex::new(2, 0)).unwrap().span;
-    assert_eq!(plan.sent.said_after(span).len(), 2);
-    assert!(plan.steps.iter().all(|it| (it.change, it.decision) == (Change::Said, Decision::New)));
+    assert_eq!(plan.sent.injected_after(span).len(), 2);
+    assert!(
+        plan.steps.iter().all(|it| (it.change, it.decision) == (Change::Injected, Decision::New))
+    );
     scene.answered(&json!([{"type": "text", "text": "Said 3."}]));
     scene.send(&messages("uauau"));
     assert_eq!(words(&scene), [1, 1]);
-    assert_eq!(scene.known().said_at(PartIndex::new(2, 0)).count(), 2);
+    assert_eq!(scene.known().injected_at(PartIndex::new(2, 0)).count(), 2);
     let steps = scene.plan().steps;
     assert!(steps.iter().all(|step| step.decision == Decision::Replayed), "{steps:?}");
     // Of a request that nobody answered they wait again.
     let waits = |scene: &SessionFixture, in_vain| {
-        inject::again(&scene.known(), &"r9".into(), 5, in_vain).len()
+        inject::requeue(&scene.known(), &"r9".into(), 5, in_vain).len()
     };
     assert_eq!(waits(&scene, false), 0, "they stand further up");
     scene.send(&messages("uau"));
@@ -529,8 +534,8 @@ fn queued_words_are_said_once_and_stay() {
     scene.mode = Mode::Shadow;
     assert!(proposed(&scene).is_empty());
     let removed =
-        InjectedMessage { id: "q3".into(), at: 1, fate: crate::context::InjectionState::Removed };
-    scene.ledger.add(Fact::Said(Box::new(removed)));
+        InjectedMessage { id: "q3".into(), at: 1, state: crate::context::InjectionState::Removed };
+    scene.ledger.add(Fact::InjectedMessage(Box::new(removed)));
     scene.mode = Mode::Active;
     assert!(proposed(&scene).is_empty());
 }
@@ -551,7 +556,7 @@ fn a_loop_is_open_while_calls_wait_for_the_model() {
     let of = |letters: &str| {
         let scene = SessionFixture::of(FREE, &messages(letters));
         let request = scene.request();
-        (request.turn_begins(), request.is_in_loop())
+        (request.turn_start(), request.is_in_loop())
     };
     assert_eq!(of("ucr"), (0, true));
     assert_eq!(of("uc"), (0, true));
@@ -583,10 +588,10 @@ fn a_stand_in_goes_where_it_is_demanded() {
     assert!(proposed(&scene).is_empty());
     scene.echo = EchoRule::Demanded;
     let facts = proposed(&scene);
-    let [Fact::Echo(echo)] = &facts[..] else { panic!("{facts:?}") };
+    let [Fact::ReasoningDecision(echo)] = &facts[..] else { panic!("{facts:?}") };
     let ReasoningAction::StandIn(raw) = &echo.does else { panic!("{echo:?}") };
     assert_eq!(&**raw, r#"{"reasoning_content":" "}"#);
-    scene.ledger.add(Fact::Echo(Box::new(ReasoningDecision {
+    scene.ledger.add(Fact::ReasoningDecision(Box::new(ReasoningDecision {
         exchange: "unknown".into(),
         ..*echo.clone()
     })));
@@ -617,7 +622,7 @@ fn with_words(letters: &str) -> SessionFixture {
         number: 1,
         at: 1,
         text: "Mind the tide.".into(),
-        again: None,
+        repeats: None,
     })));
     let said = inject::propose(&scene.request(), &scene.known());
     assert_eq!(said.len(), 1);
@@ -650,11 +655,11 @@ fn words_are_found_by_what_they_stood_between() {
 fn words_are_told_and_forwarded_where_they_stand() {
     let scene = with_words("uau");
     let (plan, known) = (scene.plan(), scene.known());
-    let said = known.said_at(PartIndex::new(2, 0)).next().unwrap();
-    let tokens = u64::from(said.taken().unwrap().tokens);
+    let said = known.injected_at(PartIndex::new(2, 0)).next().unwrap();
+    let tokens = u64::from(said.place().unwrap().tokens);
     let span = scene.request().part(PartIndex::new(2, 0)).unwrap().span;
     let expected = PlanStep {
-        change: Change::Said,
+        change: Change::Injected,
         decision: Decision::New,
         why: DecisionReason::Queued,
         at: PartIndex::new(2, 0),
@@ -665,7 +670,7 @@ fn words_are_told_and_forwarded_where_they_stand() {
         tokens_after: tokens,
     };
     assert_eq!(plan.steps, [expected]);
-    assert_eq!(plan.sent.said_after(span), [(said.key(), tokens as u32)]);
+    assert_eq!(plan.sent.injected_after(span), [(said.key(), tokens as u32)]);
     let keys: Vec<PartKey> = scene.conversation.parts().filter_map(|part| part.key).collect();
     let mut chain = Chain::START;
     for (at, key) in keys.iter().enumerate() {
@@ -684,7 +689,7 @@ fn a_summary_stands_in_the_chain_of_what_is_forwarded() {
     scene.send(&messages("uauau"));
     let step =
         |scene: &SessionFixture| scene.plan().steps.iter().map(|it| it.change).collect::<Vec<_>>();
-    assert_eq!(step(&scene), [Change::Said]);
+    assert_eq!(step(&scene), [Change::Injected]);
     let one = scene.summary(3);
     let chain = Chain::START.then(one.key());
     scene.ledger.add(Fact::Compact(Box::new(one)));
@@ -719,7 +724,7 @@ fn what_is_given_up_is_not_decided_again() {
     let mut scene = plain("ucrau");
     let about = PartKey(scene.about(2));
     let echo = |why, does| {
-        Fact::Echo(Box::new(ReasoningDecision {
+        Fact::ReasoningDecision(Box::new(ReasoningDecision {
             about,
             at: 1,
             exchange: "r".into(),
@@ -734,7 +739,7 @@ fn what_is_given_up_is_not_decided_again() {
     let known = scene.known();
     assert!(known.may_decide(&cut) && known.may_decide(&out));
     scene.ledger.add(cut.clone());
-    scene.ledger.add(Fact::TakenBack(Box::new(Revocation {
+    scene.ledger.add(Fact::Revocation(Box::new(Revocation {
         exchange: scene.request().exchange.clone(),
         thread: scene.placed().position.thread,
         parent: scene.placed().position.parent,

@@ -178,7 +178,7 @@ pub enum SummaryAuthor {
 
 impl SummaryAuthor {
     /// The author as text.
-    pub fn words(self) -> &'static str {
+    pub fn description(self) -> &'static str {
         match self {
             SummaryAuthor::Summary => "written by the model at Plimsoll's request",
             SummaryAuthor::Provider => "written by the provider",
@@ -266,12 +266,12 @@ impl CompactPolicy {
     }
 
     /// Tokens above which its summary is prepared.
-    pub fn mark(&self, usable: u64) -> u64 {
+    pub(crate) fn mark(&self, usable: u64) -> u64 {
         (self.prepare * self.threshold(usable) as f64) as u64
     }
 
     /// The model's reply to a summary of this many messages.
-    pub fn boundary(&self, messages: usize, is_asked: bool) -> Option<String> {
+    pub(crate) fn boundary(&self, messages: usize, is_asked: bool) -> Option<String> {
         let kind = if is_asked { "manual" } else { "auto" };
         let words = self.boundary.replace("{type}", kind);
         let words = words.replace("{messages}", &messages.to_string());
@@ -280,7 +280,7 @@ impl CompactPolicy {
     }
 
     /// Most tokens that are kept as they are.
-    pub fn tail(&self, usable: u64) -> u64 {
+    pub(crate) fn tail(&self, usable: u64) -> u64 {
         self.keep_tokens.min((self.keep_share * usable as f64) as u64)
     }
 }

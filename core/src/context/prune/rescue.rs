@@ -105,8 +105,8 @@ fn eased(request: &PlanRequest<'_>, goal: u64) -> Policy {
 /// the lowered output limit, if prompt and output were refused together.
 fn goal(request: &PlanRequest<'_>, ours: u64, overflow: Overflow, lowered: Option<u64>) -> u64 {
     let window = request.model.window;
-    let asked = request.conversation.max_output.unwrap_or(0).max(request.reserve);
-    let output = lowered.unwrap_or(asked);
+    let needed = request.conversation.max_output.unwrap_or(0).max(request.reserve);
+    let output = lowered.unwrap_or(needed);
     let usable = window.saturating_sub(output.min(window / 2));
     let counted = |input: u64| u128::from(usable) * u128::from(ours) / u128::from(input.max(1));
     let usable =

@@ -159,7 +159,7 @@ fn nothing_is_cut_before_a_summary_of_the_providers() {
 
 fn trim_of(scene: &SessionFixture, message: usize) -> Replacement {
     let part = &scene.conversation.messages[message].parts[0];
-    let words = trim::words(part, &scene.body);
+    let words = trim::text(part, &scene.body);
     Replacement::Trim(TrimRange::new(&words, 1000, 300).unwrap())
 }
 
@@ -206,7 +206,7 @@ fn a_result_is_cut_once_and_one_that_was_trimmed_can_be_cleared() {
     let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
     let abouts = PruneCandidates::of(&request, &known, cost).old;
     let abouts: Vec<u128> = abouts.iter().map(|result| result.about).collect();
-    assert_eq!(abouts, [plan::again(scene.about(4)), scene.about(2)]);
+    assert_eq!(abouts, [plan::clearing_key(scene.about(4)), scene.about(2)]);
 }
 
 #[test]
@@ -409,7 +409,7 @@ fn a_thread_that_rests_is_cut_when_its_cache_is_cold() {
     let mut scene = scene("ucra", eased());
     let mut known = scene.grown_from(|_| {});
     known.rests = true;
-    assert_eq!(gate(&scene, &known, 0), Err(DecisionReason::Aside));
+    assert_eq!(gate(&scene, &known, 0), Err(DecisionReason::Suspended));
     scene.now += 48 * 3_600_000;
     assert_eq!(gate(&scene, &known, 0), Ok(Some(DecisionReason::Always)));
 }
@@ -512,7 +512,7 @@ fn reasoning_that_a_cut_makes_void_goes_with_it() {
         assert!(refused.is_empty(), "{refused:?}");
         facts.iter().fold((0, 0), |(cuts, out), fact| match fact {
             Fact::Cut(_) => (cuts + 1, out),
-            Fact::Echo(echo) if echo.why == DecisionReason::Bound => (cuts, out + 1),
+            Fact::ReasoningDecision(echo) if echo.why == DecisionReason::Bound => (cuts, out + 1),
             other => panic!("{other:?}"),
         })
     };
@@ -596,7 +596,10 @@ fn results_of_a_thread_that_rests_are_not_trimmed() {
     known.rests = true;
     let (facts, refused) = propose(&scene.request(), &known, cost);
     assert!(facts.is_empty());
-    assert_eq!(refused.iter().map(|step| step.why).collect::<Vec<_>>(), [DecisionReason::Aside]);
+    assert_eq!(
+        refused.iter().map(|step| step.why).collect::<Vec<_>>(),
+        [DecisionReason::Suspended]
+    );
 }
 
 /// What the old ones make room for is not trimmed as well.

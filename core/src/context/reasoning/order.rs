@@ -6,7 +6,7 @@
 use crate::context::plan::{
     ForeignReasoning, Overlay, PlanRequest, RecordedDecisions, ReturnedReply,
 };
-use crate::context::seal::seal;
+use crate::context::signature::signature_key;
 use crate::dialect::PartKey;
 
 /// Which reasoning may come before the oldest piece that stays.
@@ -33,7 +33,7 @@ pub fn chosen(
     let mut foreign = &known.foreign[..];
     let mut need = OrderConstraint::Free;
     for (index, returned) in known.replies.iter().enumerate().rev() {
-        let begins = returned.begins();
+        let begins = returned.start();
         let is_before = |other: &ForeignReasoning| other.at > begins || returned.spans(other.at);
         while let Some((last, rest)) = foreign.split_last().filter(|(last, _)| is_before(last)) {
             foreign = rest;
@@ -57,7 +57,7 @@ pub fn chosen(
             // is worth.
             (chosen[index], need) = (false, OrderConstraint::Unknown);
         } else if chosen[index] {
-            let last = returned.reasoning.blocks.last().and_then(|block| seal(&block.raw));
+            let last = returned.reasoning.blocks.last().and_then(|block| signature_key(&block.raw));
             let leads_on = match need {
                 OrderConstraint::Free => true,
                 OrderConstraint::Exactly(before) => before.is_some() && before == last,
@@ -71,7 +71,7 @@ pub fn chosen(
 
 /// Whether the reasoning at the place of a reply without text or calls belongs to another known reply.
 fn is_elsewhere(known: &RecordedDecisions, returned: &ReturnedReply) -> bool {
-    let at = returned.begins();
+    let at = returned.start();
     known.replies.iter().any(|other| other.number != returned.number && other.spans(at))
 }
 

@@ -13,7 +13,7 @@ use crate::context::scene::{SessionFixture, messages, thinking};
 #[test]
 fn signatures_of_earlier_versions_are_read() {
     let read: Signature = serde_json::from_str(r#"[2,"sig"]"#).unwrap();
-    assert_eq!(read, Signature { part: 2, seal: "sig".into(), piece: None });
+    assert_eq!(read, Signature { part: 2, value: "sig".into(), piece: None });
     let now = Signature { piece: Some((0, 4)), ..read };
     let again = serde_json::from_str::<Signature>(&serde_json::to_string(&now).unwrap());
     assert_eq!(again.unwrap(), now);
@@ -89,7 +89,7 @@ fn of(
 ) -> (Vec<(ReasoningAction, DecisionReason)>, Vec<DecisionReason>) {
     let (facts, refused) = propose(&scene.request(), known);
     let decided = facts.into_iter().map(|fact| match fact {
-        Fact::Echo(echo) => (echo.does, echo.why),
+        Fact::ReasoningDecision(echo) => (echo.does, echo.why),
         other => panic!("{other:?}"),
     });
     (decided.collect(), refused.into_iter().map(|step| step.why).collect())
@@ -290,7 +290,7 @@ fn reasoning_that_is_decided_to_go_goes_at_once() {
         assert!(known.was_sent(&known.replies[0]), "with the request before");
         known.add(propose(&scene.request(), &known).0);
         let steps = replay(&scene.request(), &known).steps;
-        let gone = steps.iter().filter(|step| step.change == Change::TakenOut);
+        let gone = steps.iter().filter(|step| step.change == Change::Removed);
         let gone: Vec<usize> = gone.map(|step| step.at.message).collect();
         assert_eq!(gone, [3, 5], "{echo:?}");
     }
@@ -356,7 +356,7 @@ fn what_an_upstream_does_with_reasoning_goes_by_its_host_and_model() {
 /// A part of a reply: its words, its seal, and its number where it has a key.
 fn piece(kind: PartKind, text: &str, seal: Option<&str>, key: Option<u128>) -> ReplyPart {
     let (sealed, key) = (seal.map(Into::into), key.map(PartKey));
-    ReplyPart { text: text.into(), sealed, key, ..ReplyPart::of(kind) }
+    ReplyPart { text: text.into(), signature: sealed, key, ..ReplyPart::of(kind) }
 }
 
 fn raw(seal: Option<&str>) -> ReplyPart {
@@ -388,7 +388,7 @@ fn blocks_are_kept_with_their_places() {
         places.collect::<Vec<_>>(),
         [(0, 0, false, false), (1, 1, true, false), (1, 2, false, false), (2, 0, false, false)]
     );
-    assert_eq!((kept.parts, kept.seals), (vec![PartKey(1), PartKey(2)], vec![]));
+    assert_eq!((kept.parts, kept.signatures), (vec![PartKey(1), PartKey(2)], vec![]));
     assert_eq!((kept.after, kept.prefix, kept.at), (Chain(1), Chain(2), 3));
     assert!(recorded(Dialect::Anthropic, vec![text(1)]).is_none(), "there is none");
 }
@@ -416,7 +416,7 @@ fn geminis_signatures_are_kept_with_their_parts() {
     let text = |text, seal, key| piece(PartKind::Text, text, seal, key);
     let seals = |parts| {
         let kept = of(parts).unwrap();
-        let seals = kept.seals.iter().map(|it| (it.part, it.seal.to_string(), it.piece));
+        let seals = kept.signatures.iter().map(|it| (it.part, it.value.to_string(), it.piece));
         seals.collect::<Vec<_>>()
     };
     let all = vec![
@@ -464,7 +464,7 @@ fn a_call_of_geminis_without_a_signature_gets_a_stand_in() {
     scene.echo = EchoRule::Demanded;
     let known = scene.known();
     let facts = propose(&scene.request(), &known).0;
-    let [Fact::Echo(echo)] = &facts[..] else { panic!("{facts:?}") };
+    let [Fact::ReasoningDecision(echo)] = &facts[..] else { panic!("{facts:?}") };
     assert_eq!(Some(echo.about.0), known.about(PartIndex::new(5, 0)));
     assert_eq!(echo.does, ReasoningAction::StandIn(SKIP.into()));
     scene.echo = EchoRule::Wanted;
@@ -489,7 +489,7 @@ fn a_message_with_calls_gets_a_stand_in_where_nothing_is_known() {
         let known = scene.known();
         let facts = propose(&scene.request(), &known).0;
         let about = |fact: &Fact| match fact {
-            Fact::Echo(echo) => {
+            Fact::ReasoningDecision(echo) => {
                 (0..7).find(|at| known.about(PartIndex::new(*at, 0)) == Some(echo.about.0))
             }
             other => panic!("{other:?}"),

@@ -48,7 +48,7 @@ impl RepairDecision {
     }
 
     /// Whether it was decided for this request's model and upstream.
-    pub fn is_for(&self, request: &PlanRequest<'_>) -> bool {
+    pub(crate) fn is_for(&self, request: &PlanRequest<'_>) -> bool {
         *self.model == *request.name && *self.upstream == *request.upstream
     }
 }

@@ -20,7 +20,7 @@ const MARGIN: (u64, u64) = (50, 64);
 pub(super) fn propose(request: &PlanRequest<'_>, refusal: &Refusal) -> Option<Fact> {
     let limit = refusal.limit.filter(|limit| BELIEVED.contains(limit))?;
     let document = Document::read(request.body).ok()?;
-    let OutputLimit(asked) =
+    let OutputLimit(requested) =
         OutputLimit::of(request.conversation.dialect, document.root(request.body)?)?;
     let repair = match refusal.detail? {
         RefusalDetail::ModelLimit => Repair::MaxTokens { most: limit },
@@ -29,8 +29,8 @@ pub(super) fn propose(request: &PlanRequest<'_>, refusal: &Refusal) -> Option<Fa
         _ => return None,
     };
     let lowers = match repair {
-        Repair::MaxTokens { most } => asked > most,
-        _ => asked > request.policy.heal.min_output,
+        Repair::MaxTokens { most } => requested > most,
+        _ => requested > request.policy.heal.min_output,
     };
     lowers.then(|| decided(request, repair))
 }
@@ -43,16 +43,17 @@ pub fn spare(request: &PlanRequest<'_>, known: &RecordedDecisions, most: u64) ->
         && conversation.held.is_none()
         && conversation.purpose != Purpose::Count
         && BELIEVED.contains(&most)
-        && conversation.max_output.is_none_or(|asked| asked > most);
+        && conversation.max_output.is_none_or(|requested| requested > most);
     let is_lowered =
         |repair: &Repair| matches!(repair, Repair::MaxTokens { most: other } if *other <= most);
     if !may || known.repairs_of(request).any(|one| is_lowered(&one.repair)) {
         return None;
     }
     let document = Document::read(request.body).ok()?;
-    let OutputLimit(asked) = OutputLimit::of(conversation.dialect, document.root(request.body)?)?;
+    let OutputLimit(requested) =
+        OutputLimit::of(conversation.dialect, document.root(request.body)?)?;
     let fact = decided(request, Repair::MaxTokens { most });
-    (asked > most && known.may_decide(&fact)).then_some(fact)
+    (requested > most && known.may_decide(&fact)).then_some(fact)
 }
 
 /// Lowers the output limit in a plan to the room that the window has beside `input` tokens, if a request was
@@ -76,10 +77,10 @@ pub fn fit_output(
 }
 
 /// The output limit after prompt and output were refused together: the least that policy allows.
-pub fn lowered_output(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Option<u64> {
-    let asked = request.conversation.max_output;
+pub(crate) fn lowered_output(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Option<u64> {
+    let requested = request.conversation.max_output;
     let least = request.policy.heal.min_output;
-    window(request, known).map(|_| asked.map_or(least, |asked| asked.min(least)))
+    window(request, known).map(|_| requested.map_or(least, |requested| requested.min(least)))
 }
 
 /// The window that a refusal of prompt and output together named.

@@ -22,7 +22,7 @@ const SHARE: usize = 4;
 pub(super) fn propose(refused: &RefusedRequest<'_>, place: Option<&PathTarget>) -> Vec<Fact> {
     let request = refused.request;
     let known = refused.known;
-    let is_left = |part: &&Part| part.key.is_some_and(|key| !known.has_words_for(request, key));
+    let is_left = |part: &&Part| part.key.is_some_and(|key| !known.has_text_for(request, key));
     let is_media = |part: &&Part| {
         matches!(part.kind, PartKind::Image | PartKind::Document) && part.media.is_some()
     };
@@ -41,7 +41,7 @@ pub(super) fn propose(refused: &RefusedRequest<'_>, place: Option<&PathTarget>) 
     for part in chosen {
         let Some(key) = part.key.filter(|key| !keys.contains(key)) else { continue };
         keys.push(key);
-        let text = words(request, part, refused.refusal.detail).into();
+        let text = description(request, part, refused.refusal.detail).into();
         facts.push(decided(request, Repair::Media { part: key, text }));
     }
     facts
@@ -116,12 +116,12 @@ fn breaking<'p>(
             };
             all.iter().take_while(goes).copied().collect()
         }
-        (Some(RefusalDetail::Format), _) => all_that(&|part| !is_what_it_says(part, body)),
+        (Some(RefusalDetail::Format), _) => all_that(&|part| !has_declared_type(part, body)),
         // The refusal is of a document, so no picture is replaced. If none is named: the invalid ones, or else
         // the newest.
         (Some(RefusalDetail::Document), _) => {
             let documents = all.iter().filter(|part| part.kind == PartKind::Document);
-            let invalid = documents.clone().filter(|part| !is_what_it_says(part, body));
+            let invalid = documents.clone().filter(|part| !has_declared_type(part, body));
             let invalid: Vec<&Part> = invalid.copied().collect();
             let newest = || documents.copied().last().into_iter().collect();
             if invalid.is_empty() && named.is_none() { newest() } else { invalid }
@@ -132,7 +132,7 @@ fn breaking<'p>(
 }
 
 /// How the base64 data of each type begins.
-const BEGINS: [(&str, &str); 5] = [
+const MAGIC_PREFIXES: [(&str, &str); 5] = [
     ("image/png", "iVBORw0KGgo"),
     ("image/jpeg", "/9j/"),
     ("image/gif", "R0lGOD"),
@@ -141,15 +141,17 @@ const BEGINS: [(&str, &str); 5] = [
 ];
 
 /// Whether media have the type that they declare, as far as that can be checked.
-fn is_what_it_says(part: &Part, body: &[u8]) -> bool {
+fn has_declared_type(part: &Part, body: &[u8]) -> bool {
     let data = base64_of(part, body);
-    let said = part.media.as_ref().and_then(|media| media.mime.as_deref());
-    let said = said.map(|said| if said == "image/jpg" { "image/jpeg" } else { said });
-    match BEGINS.iter().find(|(mime, _)| Some(*mime) == said) {
+    let declared = part.media.as_ref().and_then(|media| media.mime.as_deref());
+    let declared =
+        declared.map(|declared| if declared == "image/jpg" { "image/jpeg" } else { declared });
+    match MAGIC_PREFIXES.iter().find(|(mime, _)| Some(*mime) == declared) {
         Some((_, begins)) => data.is_empty() || data.starts_with(begins.as_bytes()),
         // An unknown type is taken as wrong; without a declared type, any known format is fine.
-        None if said.is_none() => {
-            data.is_empty() || BEGINS.iter().any(|(_, begins)| data.starts_with(begins.as_bytes()))
+        None if declared.is_none() => {
+            data.is_empty()
+                || MAGIC_PREFIXES.iter().any(|(_, begins)| data.starts_with(begins.as_bytes()))
         }
         None => false,
     }
@@ -161,7 +163,7 @@ pub(super) fn base64_of<'b>(part: &Part, body: &'b [u8]) -> &'b [u8] {
 }
 
 /// A description of the replaced media.
-fn words(request: &PlanRequest<'_>, part: &Part, detail: Option<RefusalDetail>) -> String {
+fn description(request: &PlanRequest<'_>, part: &Part, detail: Option<RefusalDetail>) -> String {
     let what = if part.kind == PartKind::Image { "An image" } else { "A document" };
     let mut about = Vec::new();
     let media = part.media.as_ref();

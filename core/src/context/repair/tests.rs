@@ -296,7 +296,7 @@ fn decisions_are_named_by_what_they_are_kept_by() {
     let Some(Fact::Repair(repair)) = facts.first() else { panic!("{facts:?}") };
     assert_eq!(keys(&facts), [repair.about]);
     assert_eq!(
-        keys(&[Fact::Aside(Box::new(crate::context::Suspension {
+        keys(&[Fact::Suspension(Box::new(crate::context::Suspension {
             exchange: "r".into(),
             thread: "t".into(),
             parent: None,
@@ -314,8 +314,7 @@ fn decisions_are_named_by_what_they_are_kept_by() {
 fn taken_out(scene: &mut SessionFixture, refusal: &Refusal) -> Vec<u128> {
     let facts = proposed(scene, refusal);
     let keys = keys(&facts).into_iter().map(|key| key.0).collect();
-    let is_out =
-        |fact: &Fact| matches!(fact, Fact::Echo(echo) if echo.does == ReasoningAction::Out);
+    let is_out = |fact: &Fact| matches!(fact, Fact::ReasoningDecision(echo) if echo.does == ReasoningAction::Out);
     assert!(facts.iter().all(is_out), "{facts:?}");
     facts.into_iter().for_each(|fact| scene.ledger.add(fact));
     keys

@@ -13,14 +13,14 @@ pub(super) fn propose(refused: &RefusedRequest<'_>, place: Option<&PathTarget>) 
     let request = refused.request;
     let conversation = request.conversation;
     let is_out = |about: u128| {
-        let echo = refused.known.echo(about);
+        let echo = refused.known.reasoning_decision(about);
         echo.is_some_and(|echo| echo.does == ReasoningAction::Out)
     };
     let own = conversation.parts().filter(|part| part.kind == PartKind::Reasoning);
     let own: Vec<(u128, &Part)> =
         own.filter_map(|part| Some((part.reasoning_key?, part))).collect();
     let tried = own.iter().any(|(about, _)| {
-        let echo = refused.known.echo(*about);
+        let echo = refused.known.reasoning_decision(*about);
         echo.is_some_and(|echo| {
             echo.exchange == *request.exchange && echo.why == DecisionReason::Refusal
         })
@@ -77,7 +77,7 @@ pub(super) fn meets(one: Span, two: Span) -> bool {
 }
 
 fn out(refused: &RefusedRequest<'_>, about: u128) -> Fact {
-    Fact::Echo(Box::new(ReasoningDecision {
+    Fact::ReasoningDecision(Box::new(ReasoningDecision {
         about: PartKey(about),
         at: refused.request.now,
         exchange: refused.request.exchange.clone(),

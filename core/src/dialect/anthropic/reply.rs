@@ -60,7 +60,7 @@ struct UsageFields {
 
 impl ReplyStream {
     /// Reads the next event. Its `type` in the data decides; the `event:` line only repeats it.
-    pub fn event(&mut self, _name: &str, value: Value<'_>, reply: &mut Reply) {
+    pub(crate) fn event(&mut self, _name: &str, value: Value<'_>, reply: &mut Reply) {
         let [kind, index, delta] = value.members(["type", "index", "delta"]);
         match kind.and_then(|kind| kind.text()).as_deref() {
             Some("content_block_delta") => self.delta(index, delta, reply),
@@ -80,7 +80,7 @@ impl ReplyStream {
     }
 
     /// Reads a whole body: a message, or the response of the count endpoint.
-    pub fn body(&mut self, value: Value<'_>, reply: &mut Reply) {
+    pub(crate) fn body(&mut self, value: Value<'_>, reply: &mut Reply) {
         let message = MessageMembers::of(value);
         if message.kind.and_then(|kind| kind.text()).as_deref() == Some("error") {
             reply.error = Some(error_in(value));
@@ -93,12 +93,12 @@ impl ReplyStream {
             reply.counted = Some(count);
             reply.complete = true;
         } else {
-            note_once(&mut reply.notes, Note::UnknownShape);
+            note_once(&mut reply.notes, Note::UnknownStructure);
         }
     }
 
     /// Called at the end of the stream or body.
-    pub fn finish(&mut self, _whole: bool, reply: &mut Reply) {
+    pub(crate) fn finish(&mut self, _whole: bool, reply: &mut Reply) {
         for block in self.blocks.drain(..) {
             let is_open = block.grown && !block.ended && !self.stopped;
             let mut part = finished(block, &mut self.keyer);
@@ -123,7 +123,7 @@ impl ReplyStream {
     }
 
     /// Bytes of text so far.
-    pub fn said_bytes(&self) -> usize {
+    pub fn content_bytes(&self) -> usize {
         self.blocks.iter().map(|block| block.part.text.len()).sum()
     }
 
@@ -202,21 +202,22 @@ impl ReplyStream {
         };
         let pieces =
             [delta.text, delta.partial_json, delta.thinking, delta.signature, delta.content];
-        block.grown = block.grown || pieces.into_iter().any(says_something);
+        block.grown = block.grown || pieces.into_iter().any(is_nonempty_text);
         match delta.kind.and_then(|kind| kind.text()).as_deref() {
             Some("text_delta") => append(&mut block.part.text, delta.text),
             Some("input_json_delta") => append(&mut block.part.text, delta.partial_json),
             Some("thinking_delta") => append(&mut block.part.text, delta.thinking),
             Some("signature_delta") => {
-                let mut signature = block.part.sealed.take().map(String::from).unwrap_or_default();
+                let mut signature =
+                    block.part.signature.take().map(String::from).unwrap_or_default();
                 append(&mut signature, delta.signature);
-                block.part.sealed = Some(signature.into());
+                block.part.signature = Some(signature.into());
             }
             Some("compaction_delta") => {
                 append(&mut block.part.text, delta.content);
-                let sealed = delta.encrypted_content.and_then(|sealed| sealed.text());
-                let sealed = sealed.map(Into::into);
-                block.part.sealed = sealed.or(block.part.sealed.take());
+                let signature = delta.encrypted_content.and_then(|signature| signature.text());
+                let signature = signature.map(Into::into);
+                block.part.signature = signature.or(block.part.signature.take());
             }
             Some("citations_delta") => {}
             _ => note_once(&mut reply.notes, Note::UnknownEvent),
@@ -391,8 +392,8 @@ fn block_of(index: u64, block: Value<'_>) -> StreamBlock {
     let id = first([shown.id, shown.tool_use_id]);
     part.id = id.and_then(|id| id.text()).map(Into::into);
     part.name = shown.name.and_then(|name| name.text()).map(Into::into);
-    let sealed = first([shown.signature, shown.data, shown.encrypted_content]);
-    part.sealed = sealed.and_then(|sealed| sealed.text()).map(Into::into);
+    let signature = first([shown.signature, shown.data, shown.encrypted_content]);
+    part.signature = signature.and_then(|signature| signature.text()).map(Into::into);
     let whole = match part.kind {
         PartKind::Text | PartKind::ToolCall => Box::default(),
         _ => String::from_utf8_lossy(block.raw()).into(),
@@ -418,11 +419,11 @@ fn finished(block: StreamBlock, keyer: &mut Keyer) -> (ReplyPart, bool) {
     };
     // A thinking block without its signature is incomplete, and cannot be sent back.
     if part.kind == PartKind::Reasoning
-        && let Some(sealed) = part.sealed.as_deref().filter(|sealed| !sealed.is_empty())
+        && let Some(signature) = part.signature.as_deref().filter(|signature| !signature.is_empty())
     {
         part.raw = Some(if grown {
-            let (text, sealed) = (part.text.as_str(), sealed);
-            serde_json::json!({"type": "thinking", "thinking": text, "signature": sealed})
+            let (text, signature) = (part.text.as_str(), signature);
+            serde_json::json!({"type": "thinking", "thinking": text, "signature": signature})
                 .to_string()
                 .into()
         } else {
@@ -435,11 +436,11 @@ fn finished(block: StreamBlock, keyer: &mut Keyer) -> (ReplyPart, bool) {
 /// Whether deltas now write a tool call that began with its whole input.
 fn is_rewritten(block: &StreamBlock, delta: &DeltaMembers<'_>) -> bool {
     let begun = !block.grown && block.part.kind == PartKind::ToolCall;
-    begun && says_something(delta.partial_json)
+    begun && is_nonempty_text(delta.partial_json)
 }
 
 /// Whether a value is a non-empty string.
-fn says_something(piece: Option<Value<'_>>) -> bool {
+fn is_nonempty_text(piece: Option<Value<'_>>) -> bool {
     piece.is_some_and(|piece| piece.kind() == Kind::String && piece.span().len() > 2)
 }
 

@@ -42,8 +42,8 @@ fn a_request_is_read_with_its_ranges() {
     assert_eq!(read.notes, [Note::UnknownPart]);
     let parts: Vec<&Part> = read.parts().collect();
     assert_eq!(parts[0].texts[0].of(body), br#""look""#);
-    assert_eq!(parts[1].sealed.unwrap().of(body), br#""c2ln""#);
-    assert_eq!(parts[2].sealed.unwrap().of(body), br#""eHg=""#);
+    assert_eq!(parts[1].signature.unwrap().of(body), br#""c2ln""#);
+    assert_eq!(parts[2].signature.unwrap().of(body), br#""eHg=""#);
     assert_eq!(parts[4].texts[0].of(body), br#"{"path":"a","n":1}"#);
     assert!(parts[5].is_error && parts[5].texts.len() == 2);
     let media = parts[6].media.as_ref().unwrap();
@@ -125,7 +125,7 @@ fn purposes_sessions_and_models() {
 
 #[test]
 fn broken_requests_are_read_as_nothing() {
-    for (body, note) in [("<html>", Note::NotJson), ("[]", Note::UnknownShape)] {
+    for (body, note) in [("<html>", Note::NotJson), ("[]", Note::UnknownStructure)] {
         let read = read(body.as_bytes());
         assert_eq!(read.notes, [note]);
         assert_eq!(read.parts().count(), 0);
@@ -313,7 +313,7 @@ fn a_summary_by_the_provider_is_found_again() {
     let sent = r#"{"messages":[{"role":"assistant","content":[{"type":"compaction","content":"so far","encrypted_content":"ZQ==","cache_control":{}}]}]}"#;
     let key = read(sent.as_bytes()).parts().next().unwrap().key;
     assert!(key.is_some() && reply.parts[0].key == key);
-    assert_eq!(reply.parts[0].sealed.as_deref(), Some("ZQ=="));
+    assert_eq!(reply.parts[0].signature.as_deref(), Some("ZQ=="));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use serde_json::{Value as Json, json};
 
 use super::usage::UsageFields;
 use super::{
-    PartData, arguments, data, file_media, hosted_key, hosted_words, inline_media, signature,
+    PartData, arguments, data, file_media, hosted_key, hosted_text, inline_media, signature,
 };
 use crate::dialect::key::{Keyer, ToolArguments};
 use crate::dialect::note::note_once;
@@ -35,7 +35,7 @@ pub struct ReplyStream {
 
 impl ReplyStream {
     /// Reads the next frame or array element; Code Assist wraps it in `response`.
-    pub fn event(&mut self, _name: &str, value: Value<'_>, reply: &mut Reply) {
+    pub(crate) fn event(&mut self, _name: &str, value: Value<'_>, reply: &mut Reply) {
         let value = unwrapped(value);
         let answer = ResponseMembers::of(value);
         if first([answer.error]).is_some() {
@@ -47,7 +47,7 @@ impl ReplyStream {
     }
 
     /// Reads a whole body: a reply, or the response of the count endpoint.
-    pub fn body(&mut self, value: Value<'_>, reply: &mut Reply) {
+    pub(crate) fn body(&mut self, value: Value<'_>, reply: &mut Reply) {
         let value = unwrapped(value);
         let answer = ResponseMembers::of(value);
         let counted = value.get_any(&["totalTokens", "total_tokens"]);
@@ -58,14 +58,14 @@ impl ReplyStream {
         } else if answer.is_known() {
             self.answer(&answer, reply);
         } else {
-            return note_once(&mut reply.notes, Note::UnknownShape);
+            return note_once(&mut reply.notes, Note::UnknownStructure);
         }
         self.finished |= first([answer.candidates]).is_some();
         reply.complete = true;
     }
 
     /// Called at the end of the stream or body.
-    pub fn finish(&mut self, whole: bool, reply: &mut Reply) {
+    pub(crate) fn finish(&mut self, whole: bool, reply: &mut Reply) {
         self.close();
         reply.complete |= whole && self.finished && reply.error.is_none();
         // Makes the same runs of texts as the request reader.
@@ -107,14 +107,14 @@ impl ReplyStream {
     }
 
     /// Bytes of text so far.
-    pub fn said_bytes(&self) -> usize {
+    pub fn content_bytes(&self) -> usize {
         self.parts.iter().map(|part| part.text.len()).sum()
     }
 
     /// Gives a run of texts its key, at its last piece.
-    fn end_run(&mut self, words: &str, last: Option<usize>) {
+    fn end_run(&mut self, output_text: &str, last: Option<usize>) {
         if let Some(part) = last.and_then(|at| self.parts.get_mut(at)) {
-            part.key = self.keyer.text(Role::Assistant, words);
+            part.key = self.keyer.text(Role::Assistant, output_text);
         }
     }
 
@@ -164,19 +164,19 @@ impl ReplyStream {
     }
 
     fn part(&mut self, value: Value<'_>, reply: &mut Reply) {
-        let sealed = signature(value).and_then(|s| s.text()).filter(|seal| !seal.is_empty());
+        let signature = signature(value).and_then(|s| s.text()).filter(|it| !it.is_empty());
         let mut part = match data(value) {
             PartData::Text(text) => {
-                return self.words(PartKind::Text, text, sealed.as_deref(), value);
+                return self.text(PartKind::Text, text, signature.as_deref(), value);
             }
             PartData::Thought(Some(text)) => {
-                return self.words(PartKind::Reasoning, text, sealed.as_deref(), value);
+                return self.text(PartKind::Reasoning, text, signature.as_deref(), value);
             }
             PartData::Thought(None) => ReplyPart {
                 raw: Some(String::from_utf8_lossy(value.raw()).into()),
                 ..ReplyPart::of(PartKind::Reasoning)
             },
-            PartData::Call(call) => return self.call(call, sealed.as_deref(), reply),
+            PartData::Call(call) => return self.call(call, signature.as_deref(), reply),
             PartData::Inline(inline) => {
                 let (kind, _, key) = inline_media(&mut self.keyer, Role::Assistant, inline);
                 ReplyPart { key, ..ReplyPart::of(kind) }
@@ -186,8 +186,8 @@ impl ReplyStream {
                 ReplyPart { key, ..ReplyPart::of(kind) }
             }
             PartData::Hosted(hosted) => {
-                let words = hosted_words(hosted);
-                let text = words.and_then(|words| words.text());
+                let output_text = hosted_text(hosted);
+                let text = output_text.and_then(|output_text| output_text.text());
                 let raw = || String::from_utf8_lossy(hosted.raw());
                 let text = text.unwrap_or_else(raw).into_owned();
                 let key = hosted_key(&mut self.keyer, hosted);
@@ -201,34 +201,34 @@ impl ReplyStream {
             }
         };
         self.close();
-        part.sealed = sealed.map(Into::into);
+        part.signature = signature.map(Into::into);
         self.parts.push(part);
     }
 
     /// Reads a text or thought. It is joined with the part before, unless one of them is signed.
-    fn words(&mut self, kind: PartKind, text: Value<'_>, sealed: Option<&str>, value: Value<'_>) {
+    fn text(&mut self, kind: PartKind, text: Value<'_>, signature: Option<&str>, value: Value<'_>) {
         let text = text.text().unwrap_or_default();
-        if text.is_empty() && sealed.is_none() {
+        if text.is_empty() && signature.is_none() {
             return;
         }
         self.close();
-        if let (None, Some(last)) = (sealed, self.parts.last_mut())
+        if let (None, Some(last)) = (signature, self.parts.last_mut())
             && last.kind == kind
-            && last.sealed.is_none()
+            && last.signature.is_none()
         {
             return last.text.push_str(&text);
         }
-        let is_signed_thought = sealed.is_some() && kind == PartKind::Reasoning;
+        let is_signed_thought = signature.is_some() && kind == PartKind::Reasoning;
         self.parts.push(ReplyPart {
             text: text.into_owned(),
-            sealed: sealed.map(Into::into),
+            signature: signature.map(Into::into),
             raw: is_signed_thought.then(|| String::from_utf8_lossy(value.raw()).into()),
             ..ReplyPart::of(kind)
         });
     }
 
     /// Reads a call, or a piece of the open one: pieces have no name, and an empty one ends it.
-    fn call(&mut self, call: Value<'_>, sealed: Option<&str>, reply: &mut Reply) {
+    fn call(&mut self, call: Value<'_>, signature: Option<&str>, reply: &mut Reply) {
         let name = super::known(call, "name");
         let id = super::known(call, "id");
         let goes_on =
@@ -237,7 +237,7 @@ impl ReplyStream {
         if name.is_some() || self.open.is_none() {
             self.close();
             let is_empty = call.kind() == Kind::Object && call.entries().next().is_none();
-            if is_empty && sealed.is_none() {
+            if is_empty && signature.is_none() {
                 return;
             }
             let arguments = call.get_any(&["args"]);
@@ -248,7 +248,7 @@ impl ReplyStream {
         }
         if let Some(part) = self.parts.last_mut() {
             part.id = id.or(part.id.take());
-            part.sealed = sealed.map(Into::into).or(part.sealed.take());
+            part.signature = signature.map(Into::into).or(part.signature.take());
         }
         if let Some(open) = &mut self.open {
             for piece in pieces.iter().flat_map(Value::items) {

@@ -45,7 +45,7 @@ fn replied(all: &[&str]) -> Reply {
 }
 
 fn said(reply: &Reply) -> Vec<(PartKind, &str, Option<&str>)> {
-    reply.parts.iter().map(|p| (p.kind, p.text.as_str(), p.sealed.as_deref())).collect()
+    reply.parts.iter().map(|p| (p.kind, p.text.as_str(), p.signature.as_deref())).collect()
 }
 
 fn usage_of(usages: &[&str]) -> (Usage, Vec<Note>) {
@@ -102,7 +102,7 @@ fn a_request_is_read_with_its_ranges() {
     );
     let model = &read.messages[1].parts;
     assert!(model[0].key.is_none() && model[6].key.is_none() && model[6].texts.is_empty());
-    assert_eq!(model[2].sealed.unwrap().of(bytes), br#""c2ln""#);
+    assert_eq!(model[2].signature.unwrap().of(bytes), br#""c2ln""#);
     assert_eq!(model[2].texts[0].of(bytes), br#"{"a":1}"#);
     assert_eq!(model[4].texts[0].of(bytes), br#""print(1)""#);
     let results = &read.messages[2].parts;
@@ -197,9 +197,9 @@ fn loose_shapes_are_tolerated() {
     assert_eq!((last(&bare), bare.system.len()), (last(&one), 1));
     for (bytes, note) in [
         ("<html>", Note::NotJson),
-        ("[1]", Note::UnknownShape),
-        (r#"{"messages":[]}"#, Note::UnknownShape),
-        (r#"{"contents":[{"role":"user"}]}"#, Note::UnknownShape),
+        ("[1]", Note::UnknownStructure),
+        (r#"{"messages":[]}"#, Note::UnknownStructure),
+        (r#"{"contents":[{"role":"user"}]}"#, Note::UnknownStructure),
         (r#"{"contents":[{"parts":[7]}]}"#, Note::UnknownPart),
     ] {
         assert_eq!(read("", bytes.as_bytes()).notes, [note], "{bytes}");

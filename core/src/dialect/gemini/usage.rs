@@ -44,16 +44,16 @@ impl UsageFields {
 
     /// Merges a `usageMetadata` object.
     pub(super) fn merge(&mut self, usage: Value<'_>) {
-        let said = UsageMembers::of(usage);
+        let reported = UsageMembers::of(usage);
         let keep = |to: &mut Option<u64>, spellings: [Option<Value<'_>>; 2]| {
             *to = first(spellings).and_then(|number| number.as_u64()).or(*to);
         };
-        keep(&mut self.prompt, [said.prompt, said.snake_prompt]);
-        keep(&mut self.tool_use, [said.tool_use, said.snake_tool_use]);
-        keep(&mut self.candidates, [said.candidates, said.snake_candidates]);
-        keep(&mut self.thoughts, [said.thoughts, said.snake_thoughts]);
-        keep(&mut self.cached, [said.cached, said.snake_cached]);
-        keep(&mut self.total, [said.total, said.snake_total]);
+        keep(&mut self.prompt, [reported.prompt, reported.snake_prompt]);
+        keep(&mut self.tool_use, [reported.tool_use, reported.snake_tool_use]);
+        keep(&mut self.candidates, [reported.candidates, reported.snake_candidates]);
+        keep(&mut self.thoughts, [reported.thoughts, reported.snake_thoughts]);
+        keep(&mut self.cached, [reported.cached, reported.snake_cached]);
+        keep(&mut self.total, [reported.total, reported.snake_total]);
     }
 
     /// The normalised usage. Prompts of the provider's own tools are input that does not stay in the context:
@@ -61,17 +61,17 @@ impl UsageFields {
     pub(super) fn normalised(&self, notes: &mut Vec<Note>) -> Usage {
         let tool_use = self.tool_use.unwrap_or(0);
         let input = self.prompt.map(|prompt| prompt.saturating_add(tool_use));
-        let said = match (self.candidates, self.thoughts) {
+        let reported = match (self.candidates, self.thoughts) {
             (None, None) => None,
             (candidates, thoughts) => {
                 Some(candidates.unwrap_or(0).saturating_add(thoughts.unwrap_or(0)))
             }
         };
         let rest = input.zip(self.total).map(|(input, total)| total.saturating_sub(input));
-        if said.is_some() && rest.is_some() && said != rest {
+        if reported.is_some() && rest.is_some() && reported != rest {
             note_once(notes, Note::UsageMismatch);
         }
-        let output = said.max(rest);
+        let output = reported.max(rest);
         let last_call = self.prompt.zip(output).filter(|_| tool_use > 0);
         Usage {
             input,

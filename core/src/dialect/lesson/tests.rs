@@ -4,7 +4,7 @@ use super::*;
 
 fn read(status: u16, body: &str, request: &str) -> LessonMatch {
     let refusal = RefusalBody { status, body: body.as_bytes() };
-    taught(&refusal, &QuotableText { body: request.as_bytes(), words: Vec::new() })
+    taught(&refusal, &QuotableText { body: request.as_bytes(), texts: Vec::new() })
 }
 
 fn anthropic(message: &str) -> String {
@@ -44,7 +44,7 @@ fn every_form_teaches_what_it_says_and_only_from_end_to_end() {
                 assert_eq!(taught, LessonMatch::default(), "{around}");
             }
             assert_eq!(read(429, &wrapped(&message), "{}"), LessonMatch::default(), "{message}");
-            if message.len() >= TELLING {
+            if message.len() >= MIN_DECISIVE {
                 let asks = serde_json::json!({"tools": [{ message.as_str(): 1 }]}).to_string();
                 let taught = read(status, &wrapped(&message), &asks);
                 assert!(taught.lessons.is_empty() && !taught.quoted.is_empty(), "{message}");
@@ -81,7 +81,7 @@ fn words_that_stand_in_the_request_teach_nothing_wherever_they_stand() {
         [SAID, "/v1beta/models/prompt%20is%20too%20long:%2010000+tokens%20%3E%209000%20maximum:x"]
     {
         let refusal = RefusalBody { status: 400, body: refusal.as_bytes() };
-        let request = QuotableText { body: b"{}", words: vec![word] };
+        let request = QuotableText { body: b"{}", texts: vec![word] };
         assert_eq!(taught(&refusal, &request).window(), None, "{word}");
     }
 }

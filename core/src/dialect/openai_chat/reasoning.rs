@@ -14,14 +14,15 @@ use crate::wire::json::{Kind, Value};
 const PLAIN: [&str; 3] = ["reasoning_content", "reasoning", "reasoning_text"];
 
 /// Members with a seal and no text.
-const SEALS: [&str; 3] = ["reasoning_opaque", "reasoning_signature", "reasoning_encrypted"];
+const SIGNATURE_MEMBERS: [&str; 3] =
+    ["reasoning_opaque", "reasoning_signature", "reasoning_encrypted"];
 
 /// The reasoning of a reply so far.
 #[derive(Default)]
 pub(super) struct ReplyReasoning {
     /// In the order of [`PLAIN`]; an empty text counts as received.
     plain: [Option<String>; 3],
-    seals: Vec<(&'static str, String)>,
+    signatures: Vec<(&'static str, String)>,
     /// `reasoning_details` (OpenRouter, MiniMax), with pieces joined.
     details: Vec<Map<String, Json>>,
     /// The texts of Mistral's `thinking` blocks, joined.
@@ -38,31 +39,33 @@ impl ReplyReasoning {
     }
 
     /// Adds what a delta or message has.
-    pub(super) fn take<'d>(&mut self, said: Value<'d>) {
+    pub(super) fn take<'d>(&mut self, message: Value<'d>) {
         let text = |value: Option<Value<'d>>| value.and_then(|value| value.text());
-        for (said, plain) in said.members(PLAIN).map(text).into_iter().zip(&mut self.plain) {
-            if let Some(more) = said {
+        for (piece, plain) in message.members(PLAIN).map(text).into_iter().zip(&mut self.plain) {
+            if let Some(more) = piece {
                 plain.get_or_insert_default().push_str(&more);
             }
         }
-        for (name, said) in SEALS.into_iter().zip(said.members(SEALS).map(text)) {
-            let Some(more) = said else { continue };
-            match self.seals.iter_mut().find(|(other, _)| *other == name) {
-                Some((_, seal)) => seal.push_str(&more),
-                None => self.seals.push((name, more.into_owned())),
+        for (name, piece) in
+            SIGNATURE_MEMBERS.into_iter().zip(message.members(SIGNATURE_MEMBERS).map(text))
+        {
+            let Some(more) = piece else { continue };
+            match self.signatures.iter_mut().find(|(other, _)| *other == name) {
+                Some((_, signature)) => signature.push_str(&more),
+                None => self.signatures.push((name, more.into_owned())),
             }
         }
-        let [details, extra] = said.members(["reasoning_details", "extra_content"]);
+        let [details, extra] = message.members(["reasoning_details", "extra_content"]);
         for detail in details.iter().flat_map(Value::items) {
             if let Ok(Json::Object(detail)) = serde_json::from_slice(detail.raw()) {
                 self.detail(detail);
             }
         }
         if let Some(extra) = extra
-            && let Some(seal) = signature(said)
+            && let Some(signature) = signature(message)
         {
             let raw = String::from_utf8_lossy(extra.raw()).into();
-            self.extra = Some((raw, seal.text().unwrap_or_default().into()));
+            self.extra = Some((raw, signature.text().unwrap_or_default().into()));
         }
     }
 
@@ -103,57 +106,57 @@ impl ReplyReasoning {
         }
     }
 
-    /// The reasoning parts. `tagged`: the thinking in tags inside `words`. `whole`: nothing is missing, so it
+    /// The reasoning parts. `tagged`: the thinking in tags inside `content`. `whole`: nothing is missing, so it
     /// can be sent back. `calls`: there are tool calls, with which even an empty member must be sent back
     /// (DeepSeek).
     pub(super) fn parts(
         self,
         tagged: Option<&str>,
-        words: &str,
+        content: &str,
         whole: bool,
         calls: bool,
     ) -> Vec<ReplyPart> {
-        let part = |text: String, sealed: Option<&str>, raw: Json| ReplyPart {
+        let part = |text: String, signature: Option<&str>, raw: Json| ReplyPart {
             text,
-            sealed: sealed.map(Into::into),
+            signature: signature.map(Into::into),
             raw: Some(raw).filter(|raw| whole && !raw.is_null()).map(|raw| raw.to_string().into()),
             ..ReplyPart::of(PartKind::Reasoning)
         };
         let mut parts = Vec::new();
         let plain = PLAIN.iter().zip(&self.plain);
         let plain = plain.filter_map(|(name, text)| Some((*name, text.as_deref()?)));
-        let said = plain.clone().find(|(_, text)| !text.is_empty());
-        let field = said.or_else(|| plain.clone().next().filter(|_| calls));
-        let seal = self.seals.last().map(|(_, seal)| seal.as_str());
+        let nonempty = plain.clone().find(|(_, text)| !text.is_empty());
+        let field = nonempty.or_else(|| plain.clone().next().filter(|_| calls));
+        let signature = self.signatures.last().map(|(_, signature)| signature.as_str());
         let is_repeated = self.plain[0].as_deref().is_some_and(|text| !text.is_empty())
-            && !self.details.iter().any(is_more_than_words);
+            && !self.details.iter().any(is_more_than_text);
         if !self.details.is_empty() && !is_repeated {
-            let text = self.details.iter().filter_map(words_of).collect();
-            let sealed = self.details.iter().rev().find_map(seal_of);
+            let text = self.details.iter().filter_map(text_of).collect();
+            let signature = self.details.iter().rev().find_map(signature_of);
             let back: Vec<_> = self.details.iter().filter(|detail| is_welcome(detail)).collect();
             let raw =
                 if back.is_empty() { Json::Null } else { json!({ "reasoning_details": back }) };
-            parts.push(part(text, sealed, raw));
-        } else if field.is_some() || seal.is_some() {
+            parts.push(part(text, signature, raw));
+        } else if field.is_some() || signature.is_some() {
             let mut raw = Map::new();
             let text = field.map(|(name, text)| {
                 raw.insert(name.into(), text.into());
                 text.to_owned()
             });
-            for (name, seal) in &self.seals {
-                raw.insert((*name).into(), seal.as_str().into());
+            for (name, signature) in &self.signatures {
+                raw.insert((*name).into(), signature.as_str().into());
             }
-            parts.push(part(text.unwrap_or_default(), seal, Json::Object(raw)));
+            parts.push(part(text.unwrap_or_default(), signature, Json::Object(raw)));
         } else if !self.blocks.is_empty() {
             let thinking = json!([{ "type": "text", "text": self.blocks }]);
             let raw = json!({ "content": [{ "type": "thinking", "thinking": thinking }] });
             parts.push(part(self.blocks, None, raw));
         } else if let Some(tagged) = tagged {
-            parts.push(part(tagged.to_owned(), None, json!({ "content": words })));
+            parts.push(part(tagged.to_owned(), None, json!({ "content": content })));
         }
-        if let Some((raw, seal)) = self.extra {
+        if let Some((raw, signature)) = self.extra {
             parts.push(ReplyPart {
-                sealed: Some(seal),
+                signature: Some(signature),
                 raw: whole.then(|| format!("{{\"extra_content\":{raw}}}").into()),
                 ..ReplyPart::of(PartKind::Reasoning)
             });
@@ -164,16 +167,17 @@ impl ReplyReasoning {
 
 /// Whether a detail has more than `reasoning_content` also has, which is the member that models require if
 /// they require reasoning: it has a seal, or its host reads details.
-fn is_more_than_words(detail: &Map<String, Json>) -> bool {
+fn is_more_than_text(detail: &Map<String, Json>) -> bool {
     let format = detail.get("format").and_then(Json::as_str).unwrap_or_default();
-    seal_of(detail).is_some_and(|seal| !seal.is_empty()) || format.starts_with("MiniMax")
+    signature_of(detail).is_some_and(|signature| !signature.is_empty())
+        || format.starts_with("MiniMax")
 }
 
 /// Whether a detail may be sent back: one from Claude or Gemini only with its seal.
 fn is_welcome(detail: &Map<String, Json>) -> bool {
     let format = detail.get("format").and_then(Json::as_str);
-    let needs_seal = matches!(format, Some("anthropic-claude-v1" | "google-gemini-v1"));
-    !needs_seal || seal_of(detail).is_some_and(|seal| !seal.is_empty())
+    let needs_signature = matches!(format, Some("anthropic-claude-v1" | "google-gemini-v1"));
+    !needs_signature || signature_of(detail).is_some_and(|signature| !signature.is_empty())
 }
 
 /// Members of a detail that come in pieces.
@@ -181,10 +185,10 @@ fn is_joined(name: &str) -> bool {
     matches!(name, "text" | "summary" | "signature")
 }
 
-fn words_of(detail: &Map<String, Json>) -> Option<&str> {
+fn text_of(detail: &Map<String, Json>) -> Option<&str> {
     detail.get("text").or_else(|| detail.get("summary"))?.as_str()
 }
 
-fn seal_of(detail: &Map<String, Json>) -> Option<&str> {
+fn signature_of(detail: &Map<String, Json>) -> Option<&str> {
     detail.get("signature").or_else(|| detail.get("data"))?.as_str()
 }

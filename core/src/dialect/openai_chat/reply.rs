@@ -19,7 +19,7 @@ use crate::wire::json::{Document, Kind, Value, first, members};
 pub struct ReplyStream {
     /// The choice that is read if there are several: the first one seen.
     choice: Option<u64>,
-    words: String,
+    text: String,
     refusal: String,
     /// Id and transcript of audio.
     audio: Option<(Box<str>, String)>,
@@ -39,12 +39,12 @@ struct StreamCall {
     id: Option<Box<str>>,
     name: Option<Box<str>>,
     arguments: String,
-    sealed: Option<Box<str>>,
+    signature: Option<Box<str>>,
 }
 
 impl ReplyStream {
     /// Reads the next chunk. `name` is `error` for a bare `error:` line and for `event: error`.
-    pub fn event(&mut self, name: &str, value: Value<'_>, reply: &mut Reply) {
+    pub(crate) fn event(&mut self, name: &str, value: Value<'_>, reply: &mut Reply) {
         let answer = ResponseMembers::of(value);
         if !answer.has_choices() && (name == "error" || is_error(value)) {
             reply.error = Some(error_in(value));
@@ -68,29 +68,29 @@ impl ReplyStream {
     }
 
     /// Reads a whole body.
-    pub fn body(&mut self, value: Value<'_>, reply: &mut Reply) {
+    pub(crate) fn body(&mut self, value: Value<'_>, reply: &mut Reply) {
         let answer = ResponseMembers::of(value);
         if answer.has_choices() {
             self.answer(&answer, value, reply);
         } else if is_error(value) {
             reply.error = Some(error_in(value));
         } else if !refused(value, reply) {
-            return note_once(&mut reply.notes, Note::UnknownShape);
+            return note_once(&mut reply.notes, Note::UnknownStructure);
         }
         reply.complete = true;
     }
 
     /// Called at the end of the stream or body.
-    pub fn finish(&mut self, whole: bool, reply: &mut Reply) {
+    pub(crate) fn finish(&mut self, whole: bool, reply: &mut Reply) {
         let ended = self.finished || reply.complete;
         reply.complete |= whole && self.finished && reply.error.is_none();
-        let (thought, _) = think::split(&self.words);
+        let (thought, _) = think::split(&self.text);
         // Incomplete reasoning cannot be sent back.
         let calls = !self.calls.is_empty();
         let thoughts = std::mem::take(&mut self.thoughts);
-        let reasoning = thoughts.parts(thought, &self.words, ended, calls);
+        let reasoning = thoughts.parts(thought, &self.text, ended, calls);
         reply.parts.extend(reasoning);
-        self.say(reply);
+        self.finish_content(reply);
         for call in self.calls.drain(..) {
             reply.parts.push(finished(call, &mut self.keyer));
         }
@@ -115,15 +115,15 @@ impl ReplyStream {
     }
 
     /// Bytes of text so far.
-    pub fn said_bytes(&self) -> usize {
+    pub fn content_bytes(&self) -> usize {
         let calls: usize = self.calls.iter().map(|call| call.arguments.len()).sum();
-        self.words.len() + self.refusal.len() + self.thoughts.bytes() + calls
+        self.text.len() + self.refusal.len() + self.thoughts.bytes() + calls
     }
 
     /// Reads a chunk or a body at `value`: both have the same members.
     fn answer(&mut self, answer: &ResponseMembers<'_>, value: Value<'_>, reply: &mut Reply) {
         if self.finished && known(answer.id).is_some_and(|id| reply.id.as_deref() != Some(&id)) {
-            self.start_again(answer.choices, reply);
+            self.restart(answer.choices, reply);
         }
         reply.id = reply.id.take().or_else(|| known(answer.id));
         reply.model = reply.model.take().or_else(|| known(answer.model));
@@ -144,11 +144,11 @@ impl ReplyStream {
 
     /// Starts again if content with another id follows a finished reply: recordings splice replies, and the
     /// last one counts. A new id by itself means nothing: some servers give the chunk with usage its own.
-    fn start_again(&mut self, choices: Option<Value<'_>>, reply: &mut Reply) {
-        let speaks = |said: Value<'_>| {
-            let words = ["content", "reasoning", "reasoning_content", "tool_calls"];
+    fn restart(&mut self, choices: Option<Value<'_>>, reply: &mut Reply) {
+        let speaks = |message: Value<'_>| {
+            let content = ["content", "reasoning", "reasoning_content", "tool_calls"];
             let is_empty = |value: Value<'_>| value.span().len() <= 2;
-            said.members(words).into_iter().flatten().any(|it| !it.is_null() && !is_empty(it))
+            message.members(content).into_iter().flatten().any(|it| !it.is_null() && !is_empty(it))
         };
         let mut choices = choices.iter().flat_map(Value::items);
         if choices.any(|choice| choice.get("delta").is_some_and(speaks)) {
@@ -166,10 +166,10 @@ impl ReplyStream {
             return;
         }
         // Perplexity repeats the whole message beside each delta.
-        if let Some(said) = first([delta, message]) {
-            self.kept = self.kept.saturating_add(said.span().len());
+        if let Some(message) = first([delta, message]) {
+            self.kept = self.kept.saturating_add(message.span().len());
             if self.kept <= MOST_KEPT {
-                self.said(said);
+                self.message(message);
             } else {
                 note_once(&mut reply.notes, Note::TooLong);
             }
@@ -187,21 +187,21 @@ impl ReplyStream {
         }
     }
 
-    fn said(&mut self, said: Value<'_>) {
+    fn message(&mut self, message: Value<'_>) {
         let MessageMembers { content, refusal, audio, tool_calls, function_call, executed_tools } =
-            MessageMembers::of(said);
+            MessageMembers::of(message);
         match content {
             Some(content) if content.kind() == Kind::Array => {
                 content.items().for_each(|block| self.block(block));
             }
-            Some(content) => self.words.push_str(&content.text().unwrap_or_default()),
+            Some(content) => self.text.push_str(&content.text().unwrap_or_default()),
             None => {}
         }
         let refusal = refusal.and_then(|refusal| refusal.text());
         self.refusal.push_str(&refusal.unwrap_or_default());
-        self.thoughts.take(said);
+        self.thoughts.take(message);
         if let Some(audio) = first([audio]) {
-            self.spoke(audio);
+            self.audio(audio);
         }
         for call in tool_calls.iter().flat_map(Value::items) {
             self.call(call);
@@ -220,17 +220,17 @@ impl ReplyStream {
             Some("thinking") => self.thoughts.block(block),
             _ => {
                 let text = block.get("text").and_then(|text| text.text()).or_else(|| block.text());
-                self.words.push_str(&text.unwrap_or_default());
+                self.text.push_str(&text.unwrap_or_default());
             }
         }
     }
 
-    fn spoke(&mut self, audio: Value<'_>) {
+    fn audio(&mut self, audio: Value<'_>) {
         if let Some(id) = audio.get_text("id").filter(|id| !id.is_empty()) {
             self.audio.get_or_insert_with(|| (id.into(), String::new()));
         }
-        if let (Some((_, words)), Some(more)) = (&mut self.audio, audio.get_text("transcript")) {
-            words.push_str(&more);
+        if let (Some((_, content)), Some(more)) = (&mut self.audio, audio.get_text("transcript")) {
+            content.push_str(&more);
         }
     }
 
@@ -258,7 +258,7 @@ impl ReplyStream {
                     id: None,
                     name: None,
                     arguments,
-                    sealed: None,
+                    signature: None,
                 });
                 self.calls.len() - 1
             }
@@ -267,8 +267,8 @@ impl ReplyStream {
         call.id = call.id.take().or(id);
         call.name = call.name.take().or(name);
         call.arguments.push_str(&arguments);
-        let sealed = signature(piece).and_then(|signature| signature.text());
-        call.sealed = sealed.map(Into::into).or(call.sealed.take());
+        let signature = signature(piece).and_then(|signature| signature.text());
+        call.signature = signature.map(Into::into).or(call.signature.take());
     }
 
     /// The call that a piece continues, if it is not a new one (`docs/protocols.md` 2.3). A new id with a
@@ -289,8 +289,8 @@ impl ReplyStream {
         let at = self.calls.iter().rposition(same)?;
         let call = &self.calls[at];
         let other_id = id.is_some() && call.id.is_some() && id != call.id.as_deref();
-        let again = name.is_some() && call.name.is_some();
-        let is_new = match (other_id, again) {
+        let is_named_twice = name.is_some() && call.name.is_some();
+        let is_new = match (other_id, is_named_twice) {
             (true, true) => true,
             (false, true) if id.is_none() || call.id.is_none() => {
                 name != call.name.as_deref() || (!arguments.is_empty() && is_json(&call.arguments))
@@ -301,9 +301,9 @@ impl ReplyStream {
     }
 
     /// Makes parts of text, refusal and audio.
-    fn say(&mut self, reply: &mut Reply) {
-        let words = think::split(&self.words).1.to_owned();
-        for text in [words, self.refusal.clone()] {
+    fn finish_content(&mut self, reply: &mut Reply) {
+        let content = think::split(&self.text).1.to_owned();
+        for text in [content, self.refusal.clone()] {
             if !text.is_empty() {
                 let key = self.keyer.text(Role::Assistant, &text);
                 reply.parts.push(ReplyPart { text, key, ..ReplyPart::of(PartKind::Text) });
@@ -345,7 +345,7 @@ fn finished(call: StreamCall, keyer: &mut Keyer) -> ReplyPart {
         text: call.arguments,
         id: call.id,
         name: call.name,
-        sealed: call.sealed,
+        signature: call.signature,
         key,
         ..ReplyPart::of(PartKind::ToolCall)
     }

@@ -137,7 +137,7 @@ fn a_request_is_read_with_its_ranges() {
     assert_eq!(assistant[0].span.of(bytes), field, "from the key on, the surest field first");
     assert_eq!(assistant[0].texts[0].of(bytes), br#""hm""#);
     assert!(assistant[1].texts.is_empty(), "the same thought is not read twice");
-    assert_eq!(assistant[3].sealed.unwrap().of(bytes), br#""c2ln""#);
+    assert_eq!(assistant[3].signature.unwrap().of(bytes), br#""c2ln""#);
     assert_eq!(assistant[4].texts[0].of(bytes), br#"{"b":2}"#);
     assert_eq!((assistant[4].id.as_deref(), assistant[5].id.as_deref()), (None, Some("c3")));
     assert_eq!(texts(&read.messages[2].parts), [r#""a""#, r#""b""#]);
@@ -193,7 +193,7 @@ fn reasoning_of_every_provider_is_found() {
         let parts: Vec<_> = read.parts().collect();
         assert!(parts.iter().all(|p| p.kind == PartKind::Reasoning && p.key.is_none()), "{field}");
         assert_eq!(parts.iter().map(|part| part.texts.len()).sum::<usize>(), words, "{field}");
-        assert_eq!(parts.iter().filter(|part| part.sealed.is_some()).count(), seals, "{field}");
+        assert_eq!(parts.iter().filter(|part| part.signature.is_some()).count(), seals, "{field}");
         assert!(!parts.is_empty(), "even an empty field is there: {field}");
     }
     let null = request(r#"{"role":"assistant","reasoning_content":null,"content":"x"}"#);
@@ -211,10 +211,10 @@ fn what_is_no_request_is_said_so() {
     for (bytes, note) in [
         ("", Note::NotJson),
         ("<html>", Note::NotJson),
-        ("[1]", Note::UnknownShape),
-        (r#"{"prompt":"x"}"#, Note::UnknownShape),
-        (r#"{"messages":[7]}"#, Note::UnknownShape),
-        (r#"{"messages":[{"role":"user","content":7}]}"#, Note::UnknownShape),
+        ("[1]", Note::UnknownStructure),
+        (r#"{"prompt":"x"}"#, Note::UnknownStructure),
+        (r#"{"messages":[7]}"#, Note::UnknownStructure),
+        (r#"{"messages":[{"role":"user","content":7}]}"#, Note::UnknownStructure),
     ] {
         assert_eq!(read("", bytes.as_bytes()).notes, [note], "{bytes}");
     }
@@ -444,7 +444,7 @@ fn legacy_calls_and_signatures_on_calls_are_read() {
     let reply = deltas(&[
         r#"{"tool_calls":[{"id":"a","function":{"name":"f","arguments":"{}"},"extra_content":{"google":{"thought_signature":"c2ln"}}}]}"#,
     ]);
-    assert_eq!(reply.parts[0].sealed.as_deref(), Some("c2ln"));
+    assert_eq!(reply.parts[0].signature.as_deref(), Some("c2ln"));
 }
 
 #[test]
@@ -651,7 +651,7 @@ fn errors_come_in_many_places() {
         assert_eq!((&*message(&reply), reply.complete), (expected, true), "{text}");
     }
     let shape = body(r#"{"hello":1}"#);
-    assert_eq!((shape.notes, shape.complete), (vec![Note::UnknownShape], false));
+    assert_eq!((shape.notes, shape.complete), (vec![Note::UnknownStructure], false));
 }
 
 #[test]

@@ -153,25 +153,25 @@ impl UsageFields {
     pub(super) fn normalised(&self, notes: &mut Vec<Note>) -> Usage {
         let (mut input, mut output) = (self.prompt, self.completion);
         if let (Some(prompt), Some(total)) = (self.prompt, self.total) {
-            let said = self.completion.unwrap_or(0);
+            let visible = self.completion.unwrap_or(0);
             let rest = total.saturating_sub(prompt);
-            let missing = rest.saturating_sub(said);
-            if self.completion.is_some() && rest != said {
+            let missing = rest.saturating_sub(visible);
+            if self.completion.is_some() && rest != visible {
                 note_once(notes, Note::UsageMismatch);
             }
             match self.audio {
                 Some(audio) if missing > 0 && audio == missing && audio > prompt => {
                     input = Some(prompt.saturating_add(audio));
                 }
-                _ => output = Some(rest.max(said)),
+                _ => output = Some(rest.max(visible)),
             }
         }
         // Much more reasoning than output means that it is not part of the output, as a bill confirmed.
-        if let (Some(said), Some(thought)) = (output, self.reasoning)
-            && thought > said.saturating_add(said / 20).saturating_add(FEW)
+        if let (Some(visible), Some(thought)) = (output, self.reasoning)
+            && thought > visible.saturating_add(visible / 20).saturating_add(FEW)
         {
             note_once(notes, Note::UsageMismatch);
-            output = Some(said.saturating_add(thought));
+            output = Some(visible.saturating_add(thought));
         }
         // Azure's Grok counts a hidden prefix as cached but not in the prompt, and some servers count a few
         // more tokens of reasoning than of output. The numbers are kept as reported.

@@ -172,7 +172,7 @@ fn reasoning(item: Value<'_>) -> Part {
     if part.texts.is_empty() {
         part.texts = texts("summary");
     }
-    part.sealed = item.get_any(&["encrypted_content"]).map(|sealed| sealed.span());
+    part.signature = item.get_any(&["encrypted_content"]).map(|encrypted| encrypted.span());
     part
 }
 
@@ -210,9 +210,9 @@ fn result(item: Value<'_>, keyer: &mut Keyer) -> ResponseItem {
     part.id = item.get_any(&["call_id", "id"]).and_then(|id| id.text()).map(Into::into);
     part.is_error = item.get_text("status").is_some_and(|status| status == "failed");
     let output = item.get_any(&["output"]);
-    let words = |output: &Value<'_>| matches!(output.kind(), Kind::String | Kind::Array);
+    let is_text = |output: &Value<'_>| matches!(output.kind(), Kind::String | Kind::Array);
     let plain = item.get_text("type").is_some_and(|kind| PLAIN.contains(&&*kind));
-    part.content = output.filter(words).filter(|_| plain).map(|output| output.span());
+    part.content = output.filter(is_text).filter(|_| plain).map(|output| output.span());
     let mut texts = Vec::new();
     let mut parts = Vec::new();
     if let Some(output) = item.get_any(&["output", "tools", "result"]) {
@@ -263,11 +263,11 @@ const COMPACTION: &str = "compaction";
 /// A summary of earlier history that only the provider can read.
 fn compaction(item: Value<'_>, keyer: &mut Keyer) -> Part {
     let mut part = Part::at(PartKind::Opaque, Role::Assistant, item);
-    let sealed = item.get_any(&["encrypted_content"]);
+    let encrypted = item.get_any(&["encrypted_content"]);
     part.name = Some(COMPACTION.into());
-    part.sealed = sealed.map(|sealed| sealed.span());
-    part.key = match sealed {
-        Some(sealed) => keyer.value(PartKind::Opaque, Role::Assistant, sealed),
+    part.signature = encrypted.map(|encrypted| encrypted.span());
+    part.key = match encrypted {
+        Some(encrypted) => keyer.value(PartKind::Opaque, Role::Assistant, encrypted),
         None => lasting(item, keyer),
     };
     part

@@ -64,7 +64,7 @@ enum DeltaTarget {
 
 impl ReplyStream {
     /// Reads the next event. Its `type` in the data decides; some servers send it only in the `event:` line.
-    pub fn event(&mut self, name: &str, value: Value<'_>, reply: &mut Reply) {
+    pub(crate) fn event(&mut self, name: &str, value: Value<'_>, reply: &mut Reply) {
         let kind = value.get_text("type");
         let kind = kind.as_deref().unwrap_or(name);
         if let Some((target, whole)) = target_of(kind) {
@@ -73,7 +73,7 @@ impl ReplyStream {
         match kind {
             "response.created" => {
                 if std::mem::replace(&mut self.created, true) {
-                    self.begin_again(reply);
+                    self.restart(reply);
                 }
                 self.introduce(value, reply);
             }
@@ -102,7 +102,7 @@ impl ReplyStream {
     }
 
     /// Reads a whole body: a response, a compaction, a count, or an error with a status of success.
-    pub fn body(&mut self, value: Value<'_>, reply: &mut Reply) {
+    pub(crate) fn body(&mut self, value: Value<'_>, reply: &mut Reply) {
         if let Some(count) = value.get("input_tokens").and_then(|count| count.as_u64()) {
             reply.counted = Some(count);
             reply.complete = true;
@@ -114,12 +114,12 @@ impl ReplyStream {
             reply.stop = Some(StopReason::Failed);
             reply.complete = true;
         } else {
-            note_once(&mut reply.notes, Note::UnknownShape);
+            note_once(&mut reply.notes, Note::UnknownStructure);
         }
     }
 
     /// Called at the end of the stream or body.
-    pub fn finish(&mut self, _whole: bool, reply: &mut Reply) {
+    pub(crate) fn finish(&mut self, _whole: bool, reply: &mut Reply) {
         let mut slots = std::mem::take(&mut self.slots);
         slots.sort_by_key(|slot| slot.index.unwrap_or(u64::MAX));
         for slot in slots {
@@ -138,16 +138,16 @@ impl ReplyStream {
     }
 
     /// The usage if the reply ended here.
-    pub fn usage_so_far(&self, reply: &Reply) -> Usage {
+    pub(crate) fn usage_so_far(&self, reply: &Reply) -> Usage {
         Usage { hosted_tools: self.hosted, compacted: self.compacted, ..reply.usage.clone() }
     }
 
     /// Bytes of text so far.
-    pub fn said_bytes(&self) -> usize {
+    pub fn content_bytes(&self) -> usize {
         self.slots.iter().map(OutputItem::bytes).sum()
     }
 
-    fn begin_again(&mut self, reply: &mut Reply) {
+    fn restart(&mut self, reply: &mut Reply) {
         note_once(&mut reply.notes, Note::SeveralReplies);
         let notes = std::mem::take(&mut reply.notes);
         *reply = Reply { notes, ..Reply::default() };
@@ -194,13 +194,13 @@ impl ReplyStream {
         slot.shown = read.parts.into_iter().map(|part| reply_part(part, item)).collect();
         let size = |part: &ReplyPart| {
             part.text.len()
-                + part.sealed.as_ref().map_or(0, |s| s.len())
+                + part.signature.as_ref().map_or(0, |s| s.len())
                 + part.raw.as_ref().map_or(0, |r| r.len())
         };
         self.kept = self.kept.saturating_add(slot.shown.iter().map(size).sum());
         if self.kept > MOST_KEPT {
             for part in &mut slot.shown {
-                (part.text, part.sealed, part.raw) = (String::new(), None, None);
+                (part.text, part.signature, part.raw) = (String::new(), None, None);
             }
         }
         slot.done |= done;
@@ -441,7 +441,7 @@ impl DeltaTarget {
 /// Removes what only a complete item has: one that only opened cannot be sent back.
 fn forget_wholeness(part: &mut ReplyPart) {
     part.raw = None;
-    part.sealed = None;
+    part.signature = None;
     part.key = None;
 }
 
@@ -498,7 +498,7 @@ fn identify(id: Option<Value<'_>>, model: Option<Value<'_>>, reply: &mut Reply) 
 
 /// A part of a reply's item, with its own text.
 fn reply_part(part: Part, item: Value<'_>) -> ReplyPart {
-    let words = |span: &Span| {
+    let text_at = |span: &Span| {
         let start = item.span().start;
         let raw = Span::new(span.start.wrapping_sub(start), span.end.wrapping_sub(start));
         let raw = raw.of(item.raw());
@@ -507,10 +507,10 @@ fn reply_part(part: Part, item: Value<'_>) -> ReplyPart {
     let whole = || String::from_utf8_lossy(item.raw()).into();
     ReplyPart {
         kind: part.kind,
-        text: part.texts.iter().map(words).collect(),
+        text: part.texts.iter().map(text_at).collect(),
         id: part.id,
         name: part.name,
-        sealed: part.sealed.as_ref().map(|sealed| words(sealed).into()),
+        signature: part.signature.as_ref().map(|encrypted| text_at(encrypted).into()),
         raw: (part.kind == PartKind::Reasoning).then(whole),
         key: part.key,
     }

@@ -68,7 +68,7 @@ fn a_request_is_read_with_its_ranges() {
     assert_eq!(names, ["shell", "web_search", "answer"]);
     let parts: Vec<&Part> = read.parts().collect();
     assert_eq!(parts[1].role, Role::System, "instructions in mid-history stay where they are");
-    assert_eq!(parts[2].sealed.unwrap().of(bytes), br#""gAAA""#);
+    assert_eq!(parts[2].signature.unwrap().of(bytes), br#""gAAA""#);
     assert_eq!(parts[3].texts[0].of(bytes), br#""{\"cmd\":\"ls\",\"n\":1}""#);
     assert_eq!(parts[4].id.as_deref(), Some("call_1"));
     let image = parts[8].media.as_ref().unwrap();
@@ -261,9 +261,9 @@ fn odd_inputs_are_no_errors() {
         (r#"{"input":[]}"#, &[], 0),
         (r#"{"input":["x",7,null,{}]}"#, &[Note::UnknownPart], 4),
         (r#"{"previous_response_id":"r"}"#, &[], 0),
-        (r#"{"model":"m"}"#, &[Note::UnknownShape], 0),
-        (r#"{"input":{"a":1}}"#, &[Note::UnknownShape], 0),
-        ("[]", &[Note::UnknownShape], 0),
+        (r#"{"model":"m"}"#, &[Note::UnknownStructure], 0),
+        (r#"{"input":{"a":1}}"#, &[Note::UnknownStructure], 0),
+        ("[]", &[Note::UnknownStructure], 0),
         ("<html>", &[Note::NotJson], 0),
         ("", &[Note::NotJson], 0),
     ] {
@@ -383,7 +383,7 @@ fn items_come_from_done_events() {
         let kinds: Vec<_> = reply.parts.iter().map(|part| part.kind).collect();
         assert_eq!(kinds, [PartKind::Reasoning, PartKind::Text, PartKind::ToolCall]);
         let reasoning = &reply.parts[0];
-        assert_eq!((reasoning.text.as_str(), reasoning.sealed.as_deref()), ("hm", Some("gAAA")));
+        assert_eq!((reasoning.text.as_str(), reasoning.signature.as_deref()), ("hm", Some("gAAA")));
         assert!(reasoning.raw.as_deref().unwrap().starts_with(r#"{"id":"rs_b","#));
         assert_eq!(reply.parts[2].text, r#"{"cmd":"ls"}"#);
         assert_eq!(
@@ -441,7 +441,10 @@ fn a_stream_that_was_cut_leaves_what_was_said() {
     );
     assert_eq!((call.parts[2].id.as_deref(), call.parts[2].key), (Some("call_1"), None));
     let opened = reply_of(2);
-    assert!(opened.parts[0].raw.is_none() && opened.parts[0].sealed.is_none(), "may be incomplete");
+    assert!(
+        opened.parts[0].raw.is_none() && opened.parts[0].signature.is_none(),
+        "may be incomplete"
+    );
 }
 
 #[test]
@@ -617,7 +620,7 @@ fn bodies() {
         (error.kind.as_deref(), error.message.as_deref()),
         (Some("invalid-argument"), Some("Incorrect API key"))
     );
-    assert_eq!(body(r#"{"choices":[]}"#).notes, [Note::UnknownShape]);
+    assert_eq!(body(r#"{"choices":[]}"#).notes, [Note::UnknownStructure]);
 }
 
 #[test]

@@ -50,7 +50,7 @@ fn asks(segments: &[&str]) -> bool {
 
 /// Whether a path has a `.` or `..` in any spelling: escaped once or more, with `\` for `/`, or with
 /// parameters after it. A server that resolves it would reach another path than the one judged here.
-pub fn has_dot_segment(target: &str) -> bool {
+pub(crate) fn has_dot_segment(target: &str) -> bool {
     let mut path = target.split_once('?').map_or(target, |(path, _)| path).to_owned();
     for _ in 0..=ESCAPES {
         let dots = |segment: &str| {
@@ -60,11 +60,11 @@ pub fn has_dot_segment(target: &str) -> bool {
         if path.split(['/', '\\']).any(dots) {
             return true;
         }
-        let again = decoded(&path).into_owned();
-        if again == path {
+        let twice = decoded(&path).into_owned();
+        if twice == path {
             return false;
         }
-        path = again;
+        path = twice;
     }
     true
 }

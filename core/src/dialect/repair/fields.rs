@@ -23,7 +23,7 @@ const NEEDED: [&str; 12] = [
 ];
 
 /// Whether a member at a path may be removed: it is in the history, and no message needs it.
-pub fn may_go(place: &str) -> bool {
+pub(crate) fn may_go(place: &str) -> bool {
     let mut names = place.split('.');
     let root = names.next().unwrap_or_default();
     let last = names.next_back().unwrap_or_default();

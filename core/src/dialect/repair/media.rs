@@ -8,7 +8,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
 use crate::dialect::key::standard_alphabet;
-use crate::dialect::rewrite::{Removal, edit, room, within, words};
+use crate::dialect::rewrite::{Removal, edit, room, text_block, within};
 use crate::dialect::{Conversation, Dialect, Part, PartKind, Span};
 use crate::wire::json::{Document, Kind};
 use crate::wire::splice::Edit;
@@ -38,7 +38,7 @@ pub fn edits(conversation: &Conversation, body: &[u8], part: &Part, text: &str) 
             Removal::Alone(at) => edit(at, "[]"),
         });
     }
-    Some(edit(part.span, words(conversation.dialect, block, text)))
+    Some(edit(part.span, text_block(conversation.dialect, block, text)))
 }
 
 /// The edit that replaces the base64 data of an image, and nothing else of its block. `None` if it has none.
@@ -48,7 +48,7 @@ pub fn replaced(body: &[u8], part: &Part, base64: &str) -> Option<Edit> {
 }
 
 /// The range of the base64 data of media, without a `data:` prefix; `None` if they are only linked.
-pub fn base64_span(part: &Part, body: &[u8]) -> Option<Span> {
+pub(crate) fn base64_span(part: &Part, body: &[u8]) -> Option<Span> {
     let at = part.media.as_ref()?.data?;
     let text = at.of(body).strip_prefix(b"\"")?.strip_suffix(b"\"")?;
     let begin = match text.strip_prefix(b"data:") {

@@ -120,9 +120,10 @@ fn put(message: &MessageBlocks<'_>, results: Vec<String>) -> Option<Edit> {
     let content = message.content?;
     let text = |value: Value<'_>| String::from_utf8_lossy(value.raw()).into_owned();
     if content.kind() == Kind::String {
-        let words = format!("{{\"type\":\"text\",\"text\":{}}}", text(content));
+        let replacement = format!("{{\"type\":\"text\",\"text\":{}}}", text(content));
         let all = results.join(",");
-        return (!results.is_empty()).then(|| edit(content.span(), format!("[{all},{words}]")));
+        return (!results.is_empty())
+            .then(|| edit(content.span(), format!("[{all},{replacement}]")));
     }
     if content.kind() != Kind::Array {
         return None;

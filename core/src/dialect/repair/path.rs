@@ -21,11 +21,11 @@ pub struct JsonPath(pub Vec<JsonPathStep>);
 
 /// A place that was found in a body.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PathTarget {
+pub(crate) struct PathTarget {
     /// The deepest value on the path.
     pub span: Span,
     /// Its names, with `*` for indexes.
-    pub shape: String,
+    pub pattern: String,
     /// Whether the last step of the path is the name of this value.
     pub is_whole: bool,
 }
@@ -37,7 +37,7 @@ const MOST_STEPS: usize = 24;
 
 impl JsonPath {
     /// The first path in a text.
-    pub fn first_in(text: &str) -> Option<Self> {
+    pub(crate) fn first_in(text: &str) -> Option<Self> {
         let mut best: Option<(usize, Self)> = None;
         for root in ROOTS {
             for (at, _) in text.match_indices(root) {
@@ -83,7 +83,7 @@ impl JsonPath {
     }
 
     /// The path from the steps of a `loc` list.
-    pub fn of_list(list: Value<'_>) -> Option<Self> {
+    pub(crate) fn of_list(list: Value<'_>) -> Option<Self> {
         let step = |value: Value<'_>| match value.as_u64() {
             Some(number) => Some(JsonPathStep::Number(usize::try_from(number).ok()?)),
             None => Some(JsonPathStep::Name(value.text()?.into())),
@@ -96,7 +96,7 @@ impl JsonPath {
     }
 
     /// The value at this path in a body; `None` if there is none.
-    pub fn find(&self, root: Value<'_>) -> Option<PathTarget> {
+    pub(crate) fn find(&self, root: Value<'_>) -> Option<PathTarget> {
         let (mut value, mut shape, mut is_whole) = (root, Vec::new(), true);
         for (at, step) in self.0.iter().enumerate() {
             let next = match step {
@@ -119,7 +119,7 @@ impl JsonPath {
             value = next;
         }
         let is_found = shape.len() > 1;
-        is_found.then(|| PathTarget { span: value.span(), shape: shape.join("."), is_whole })
+        is_found.then(|| PathTarget { span: value.span(), pattern: shape.join("."), is_whole })
     }
 }
 
@@ -144,7 +144,7 @@ mod tests {
         let document = Document::read(BODY.as_bytes()).unwrap();
         let place = JsonPath::first_in(text)?.find(document.root(BODY.as_bytes()).unwrap())?;
         let bytes = place.span.of(BODY.as_bytes()).to_vec();
-        Some((place.shape, String::from_utf8(bytes).unwrap(), place.is_whole))
+        Some((place.pattern, String::from_utf8(bytes).unwrap(), place.is_whole))
     }
 
     #[test]

@@ -3,8 +3,8 @@
 //! They are stored with their edit, so that replaying it gives the same bytes.
 
 /// The text in place of missing content.
-pub const NO_CONTENT: &str = "(no content)";
+pub(crate) const NO_CONTENT: &str = "(no content)";
 /// The text in place of a missing result.
-pub const NO_RESULT: &str = "(The tool was interrupted: there is no result.)";
+pub(crate) const NO_RESULT: &str = "(The tool was interrupted: there is no result.)";
 /// The text of the user message after a model's message that the model does not continue.
-pub const GO_ON: &str = "Continue.";
+pub(crate) const GO_ON: &str = "Continue.";

@@ -79,19 +79,19 @@ pub fn read(answer: &RefusedAnswer<'_>) -> Option<Refusal> {
     let text = unescaped(unescaped(answer.body).as_bytes());
     let lower = text.to_ascii_lowercase();
     let file = built_in();
-    if file.except.iter().any(|words| lower.contains(&**words)) {
+    if file.except.iter().any(|pattern| lower.contains(&**pattern)) {
         return None;
     }
     let fits = |known: &&RefusalPattern| {
         known.status.as_deref().unwrap_or(REFUSALS).contains(&answer.status)
     };
-    let (known, said) = file
+    let (known, captured) = file
         .refusal
         .iter()
         .filter(fits)
-        .find_map(|known| Some((known, known.said(&lower, &text)?)))?;
+        .find_map(|known| Some((known, known.captures(&lower, &text)?)))?;
     let place = listed_place(answer.body).or_else(|| JsonPath::first_in(&text));
-    let RefusalCaptures { limit, count, name } = said;
+    let RefusalCaptures { limit, count, name } = captured;
     Some(Refusal { cause: known.cause, detail: known.detail, place, limit, count, name })
 }
 
@@ -139,43 +139,44 @@ fn built_in() -> &'static RefusalFile {
 
 impl RefusalPattern {
     /// The values at the first match of the pattern. `lower`: `text` in lower case.
-    fn said(&self, lower: &str, text: &str) -> Option<RefusalCaptures> {
+    fn captures(&self, lower: &str, text: &str) -> Option<RefusalCaptures> {
         let first = self.text.split([' ', '{']).next().unwrap_or_default();
         let starts = memchr::memmem::find_iter(lower.as_bytes(), first.as_bytes());
         starts.filter_map(|start| fits(&self.text, lower.get(start..)?, text.get(start..)?)).next()
     }
 }
 
-/// The values in a text that begins with the pattern `words`.
-fn fits(words: &str, lower: &str, text: &str) -> Option<RefusalCaptures> {
-    let (mut words, mut rest) = (words, lower);
-    let mut said = RefusalCaptures::default();
-    while let Some(next) = words.chars().next() {
+/// The values in a text that begins with `pattern`.
+fn fits(pattern: &str, lower: &str, text: &str) -> Option<RefusalCaptures> {
+    let (mut pattern, mut rest) = (pattern, lower);
+    let mut captured = RefusalCaptures::default();
+    while let Some(next) = pattern.chars().next() {
         if next == '{' {
-            let (name, after) = words[1..].split_once('}')?;
-            words = after;
+            let (name, after) = pattern[1..].split_once('}')?;
+            pattern = after;
             if name == "name" {
                 let end = rest.bytes().take_while(is_of_name).take(LONGEST_NAME).count();
                 let begin = lower.len() - rest.len();
-                said.name = Some(text.get(begin..begin + end).filter(|it| !it.is_empty())?.into());
+                captured.name =
+                    Some(text.get(begin..begin + end).filter(|it| !it.is_empty())?.into());
                 rest = &rest[end..];
                 continue;
             }
             let (number, left) = number(rest)?;
             match name {
-                "limit" => said.limit = number,
-                "count" => said.count = number,
+                "limit" => captured.limit = number,
+                "count" => captured.count = number,
                 _ => {}
             }
             rest = left;
         } else if next == ' ' {
-            (words, rest) = (&words[1..], rest.trim_start());
+            (pattern, rest) = (&pattern[1..], rest.trim_start());
         } else {
             rest = rest.strip_prefix(next)?;
-            words = &words[next.len_utf8()..];
+            pattern = &pattern[next.len_utf8()..];
         }
     }
-    Some(said)
+    Some(captured)
 }
 
 /// Of an id, a media type, a place, or abbreviated base64.
@@ -187,7 +188,7 @@ fn is_of_name(byte: &u8) -> bool {
 mod tests {
     use super::*;
 
-    fn said(status: u16, body: &str) -> Option<Refusal> {
+    fn captured(status: u16, body: &str) -> Option<Refusal> {
         read(&RefusedAnswer { status, body: body.as_bytes() })
     }
 
@@ -196,22 +197,22 @@ mod tests {
         let file = built_in();
         assert!(file.refusal.len() > 60 && file.except.len() > 8, "the data does not parse");
         for known in &file.refusal {
-            let words = known.text.replace("{limit}", "100").replace("{count}", "200");
-            let words = words.replace("{name}", "rs_1").replace("{}", "7");
+            let pattern = known.text.replace("{limit}", "100").replace("{count}", "200");
+            let pattern = pattern.replace("{name}", "rs_1").replace("{}", "7");
             assert_eq!(known.text, known.text.to_ascii_lowercase().into(), "in lower case");
-            let body = serde_json::json!({"error": {"message": format!("Oh: {words}.")}});
+            let body = serde_json::json!({"error": {"message": format!("Oh: {pattern}.")}});
             let status = known.status.as_ref().map_or(400, |all| all[0]);
-            let seen = said(status, &body.to_string()).unwrap_or_else(|| panic!("{body}"));
+            let seen = captured(status, &body.to_string()).unwrap_or_else(|| panic!("{body}"));
             assert_eq!(seen.cause, known.cause, "{body}");
             for status in [200, 401, 429, 500, 529] {
-                assert_eq!(said(status, &body.to_string()), None, "{status} {body}");
+                assert_eq!(captured(status, &body.to_string()), None, "{status} {body}");
             }
         }
     }
 
     #[test]
     fn numbers_places_and_names_are_read() {
-        let image = said(
+        let image = captured(
             400,
             r#"{"error":{"message":"messages.16.content.2.image.source.base64: image exceeds 5 MB maximum: 6521204 bytes > 5242880 bytes"}}"#,
         )
@@ -219,17 +220,17 @@ mod tests {
         assert_eq!((image.limit, image.count), (Some(5_242_880), Some(6_521_204)));
         assert_eq!(image.detail, Some(RefusalDetail::Bytes));
         assert!(image.place.is_some());
-        let item = said(
+        let item = captured(
             400,
             r#"{"error":{"message":"The encrypted content for item rs_Ab1 could not be verified."}}"#,
         );
         assert_eq!(item.unwrap().name.as_deref(), Some("rs_Ab1"));
-        let content = said(
+        let content = captured(
             400,
             r#"{"error":{"message":"The encrypted content gAAA...DQ== could not be verified.","code":"invalid_encrypted_content"}}"#,
         );
         assert_eq!(content.unwrap().name.as_deref(), Some("gAAA...DQ=="));
-        let field = said(
+        let field = captured(
             422,
             r#"{"detail":[{"loc":["body","messages",1,"assistant","reasoning_content"],"msg":"Extra inputs are not permitted"}]}"#,
         );
@@ -242,11 +243,13 @@ mod tests {
     fn what_providers_answered_is_read() {
         use RefusalDetail::{Bytes, Count, Document, Format, ModelLimit, Request};
         use RepairCause::{Empty, MaxTokens, Media, Prefill, ToolPairs};
-        let gemini = |words: &str| {
-            format!(r#"{{"error":{{"code":400,"message":"{words}","status":"INVALID_ARGUMENT"}}}}"#)
+        let gemini = |pattern: &str| {
+            format!(
+                r#"{{"error":{{"code":400,"message":"{pattern}","status":"INVALID_ARGUMENT"}}}}"#
+            )
         };
-        let plain = |words: &str| {
-            format!(r#"{{"object":"error","message":"{words}","type":"BadRequestError"}}"#)
+        let plain = |pattern: &str| {
+            format!(r#"{{"object":"error","message":"{pattern}","type":"BadRequestError"}}"#)
         };
         for (status, body, cause, detail, limit) in [
             (400, gemini("Request payload size exceeds the limit: 20971520 bytes."), Media, Some(Request), Some(20_971_520)),
@@ -280,23 +283,24 @@ mod tests {
             (400, r#"{"message":"The maximum tokens you requested exceeds the model limit of 4096. Try again with a maximum tokens value that is lower than 4096."}"#.into(), MaxTokens, Some(ModelLimit), Some(4_096)),
             (400, r#"{"error":{"message":"max_tokens must be less than or equal to 16384, the maximum value for max_tokens is less than the context_window for this model"}}"#.into(), MaxTokens, Some(ModelLimit), Some(16_384)),
         ] {
-            let seen = said(status, &body).unwrap_or_else(|| panic!("{body}"));
+            let seen = captured(status, &body).unwrap_or_else(|| panic!("{body}"));
             assert_eq!((seen.cause, seen.detail, seen.limit), (cause, detail, limit), "{body}");
         }
         let order = r#"{"object":"error","message":"Unexpected role 'user' after role 'tool'","type":"invalid_request_message_order"}"#;
-        assert_eq!(said(400, order), None, "nothing that an edit can answer");
+        assert_eq!(captured(400, order), None, "nothing that an edit can answer");
     }
 
     #[test]
     fn what_a_router_passes_on_is_read() {
         let raw = r#"{"error":{"message":"Provider returned error","code":400,"metadata":{"raw":"{\"type\":\"error\",\"error\":{\"message\":\"messages.1: `tool_use` ids were found without `tool_result` blocks immediately after: t1\"}}"}}}"#;
-        assert_eq!(said(400, raw).unwrap().cause, RepairCause::ToolPairs);
+        assert_eq!(captured(400, raw).unwrap().cause, RepairCause::ToolPairs);
     }
 
     /// It is void after this history alone: taken out, it would be missing where it belongs.
     #[test]
     fn reasoning_that_is_bound_elsewhere_is_left_alone() {
-        let said_of = |why| said(400, &format!("Invalid `signature` in `thinking` block.{why}"));
+        let said_of =
+            |why| captured(400, &format!("Invalid `signature` in `thinking` block.{why}"));
         assert_eq!(said_of("").unwrap().cause, RepairCause::Reasoning);
         assert_eq!(said_of(" The block is bound to a different conversation."), None);
     }
@@ -305,7 +309,7 @@ mod tests {
     fn words_that_nobody_knows_are_none() {
         for body in ["", "{}", "temperature must be below 2", "Rate limit: image exceeds", "\\u12"]
         {
-            assert_eq!(said(400, body), None, "{body}");
+            assert_eq!(captured(400, body), None, "{body}");
         }
     }
 }

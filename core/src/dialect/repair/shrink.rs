@@ -67,8 +67,8 @@ fn format(file: &[u8], mime: Option<&str>) -> Option<ImageFormat> {
     let (is, format) = FORMATS
         .into_iter()
         .find(|(_, format)| image::guess_format(file).is_ok_and(|guessed| guessed == *format))?;
-    let said = mime.map(|mime| if mime == "image/jpg" { "image/jpeg" } else { mime });
-    said.is_none_or(|said| said == is).then_some(format)
+    let declared = mime.map(|mime| if mime == "image/jpg" { "image/jpeg" } else { mime });
+    declared.is_none_or(|declared| declared == is).then_some(format)
 }
 
 /// Decodes to eight bits per sample. Of an animation, the first frame.

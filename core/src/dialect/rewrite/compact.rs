@@ -48,22 +48,22 @@ pub fn compact(
     let mut runs = beside::runs(body, gone.iter().map(|message| message.span).collect());
     let first = runs.remove(0);
     let mut edits = vec![edit(first, raw.to_owned())];
-    edits.extend(taken(body, runs)?);
+    edits.extend(removals(body, runs)?);
     Some(edits)
 }
 
 /// Edits that end the history before message `from`. `None` if nothing would be left.
 pub fn end_before(conversation: &Conversation, body: &[u8], from: usize) -> Option<Vec<Edit>> {
     let gone = conversation.messages.get(from..).filter(|_| from > 0)?;
-    taken(body, beside::runs(body, gone.iter().map(|message| message.span).collect()))
+    removals(body, beside::runs(body, gone.iter().map(|message| message.span).collect()))
 }
 
-fn taken(body: &[u8], runs: Vec<Span>) -> Option<Vec<Edit>> {
-    let taken = runs.into_iter().map(|run| match beside::room(body, run)? {
+fn removals(body: &[u8], runs: Vec<Span>) -> Option<Vec<Edit>> {
+    let removed = runs.into_iter().map(|run| match beside::room(body, run)? {
         Removal::Shared(at) => Some(edit(at, "")),
         Removal::Alone(_) => None,
     });
-    taken.collect()
+    removed.collect()
 }
 
 /// Whether a text is JSON objects separated by commas, for a strict parser.

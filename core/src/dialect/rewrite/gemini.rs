@@ -54,7 +54,7 @@ pub(super) fn put_back(
 }
 
 /// Puts a signature on a part. Not on an unknown part, because the provider would take it for a thought.
-pub(super) fn seal(part: &Part, body: &[u8], signature: &str) -> Option<Edit> {
+pub(super) fn restore_signature(part: &Part, body: &[u8], signature: &str) -> Option<Edit> {
     if part.kind == PartKind::Opaque && part.texts.first() == Some(&part.span) {
         return None;
     }

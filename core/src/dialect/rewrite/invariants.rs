@@ -7,8 +7,8 @@
 mod seen;
 
 use super::{
-    CutContent, ReasoningInsert, cut, cut_picture, is_object, put_back, says_something, seal,
-    take_out, within,
+    CutContent, ReasoningInsert, cut, cut_picture, has_content, is_object, put_back,
+    restore_signature, take_out, within,
 };
 use crate::dialect::{Dialect, Part, PartIndex, PartKind, Role, Span};
 use crate::wire::json::{Document, Kind, Value};
@@ -22,7 +22,7 @@ pub struct InvariantCounts {
     /// Pieces of reasoning that were put back.
     pub put_back: usize,
     /// Signatures that were put on parts.
-    pub sealed: usize,
+    pub signatures_restored: usize,
     /// Pieces of reasoning that were taken out.
     pub taken_out: usize,
 }
@@ -31,7 +31,7 @@ impl std::ops::AddAssign for InvariantCounts {
     fn add_assign(&mut self, other: Self) {
         self.cut += other.cut;
         self.put_back += other.put_back;
-        self.sealed += other.sealed;
+        self.signatures_restored += other.signatures_restored;
         self.taken_out += other.taken_out;
     }
 }
@@ -48,14 +48,14 @@ pub fn fuzz(bytes: &[u8]) {
 }
 
 /// Makes every change at every place of a request, each alone.
-pub fn one_by_one(dialect: Dialect, target: &str, body: &[u8]) -> InvariantCounts {
+pub(crate) fn one_by_one(dialect: Dialect, target: &str, body: &[u8]) -> InvariantCounts {
     let request = RequestSnapshot::read(dialect, target, body);
     let mut tried = InvariantCounts::default();
     for (message, of) in request.read.messages.iter().enumerate() {
         for at in (0..of.parts.len()).map(|part| PartIndex::new(message, part)) {
             tried.cut += usize::from(request.cut(at, false)) + usize::from(request.cut(at, true));
             request.cut_picture(at);
-            tried.sealed += usize::from(request.seal(at));
+            tried.signatures_restored += usize::from(request.restores_signature(at));
         }
         tried.put_back += request.put_back_everywhere(message);
         let reasoning = request.reasoning(message);
@@ -153,7 +153,7 @@ fn samples(dialect: Dialect) -> &'static [&'static str] {
 }
 
 /// The seal in samples.
-const SEAL: &str = "dGhlIGxhdw==";
+const SIGNATURE: &str = "dGhlIGxhdw==";
 
 impl RequestSnapshot<'_> {
     /// Whether a part is a sample.
@@ -226,13 +226,18 @@ impl RequestSnapshot<'_> {
         agree(&without(after.snapshots(), &[number]), &without(self.snapshots(), &[number]));
     }
 
-    fn seal(&self, at: PartIndex) -> bool {
-        let Some(edit) = seal(&self.read, &self.body, at, SEAL) else { return false };
+    fn restores_signature(&self, at: PartIndex) -> bool {
+        let Some(edit) = restore_signature(&self.read, &self.body, at, SIGNATURE) else {
+            return false;
+        };
         let after = self.after(vec![edit]);
-        assert_eq!(after.part(at).sealed.map(|sealed| after.words_at(sealed)), Some(SEAL.into()));
+        assert_eq!(
+            after.part(at).signature.map(|signature| after.words_at(signature)),
+            Some(SIGNATURE.into())
+        );
         assert!(self.read.chains().eq(after.read.chains()));
         // Empty words under a seal are a thought, and no end of a run of words.
-        if says_something(self.part(at)) {
+        if has_content(self.part(at)) {
             let (mut snapshots, mut expected) = (after.snapshots(), self.snapshots());
             assert_ne!(snapshots[self.number(at)].bytes, expected[self.number(at)].bytes);
             snapshots[self.number(at)].bytes = None;
@@ -279,7 +284,7 @@ impl RequestSnapshot<'_> {
             return blocks.len(); // ours cannot be told from its own
         }
         assert_eq!(new.len(), blocks.len());
-        let all_say = self.read.messages[message].parts.iter().all(says_something);
+        let all_say = self.read.messages[message].parts.iter().all(has_content);
         if !self.is(Dialect::OpenaiChat) && all_say {
             let first =
                 self.number(PartIndex::new(message, self.outermost(message, blocks[0].before)));
@@ -357,7 +362,7 @@ impl RequestSnapshot<'_> {
     /// A message that says something, in a list that is not empty.
     fn is_whole(&self, message: usize) {
         let of = &self.read.messages[message];
-        assert!(of.parts.iter().any(says_something), "an empty message");
+        assert!(of.parts.iter().any(has_content), "an empty message");
         let raw = of.span.of(&self.body);
         let document = Document::read(raw).unwrap_or_default();
         let root = document.root(raw);
@@ -401,7 +406,7 @@ impl RequestSnapshot<'_> {
         let raw = match self.dialect() {
             Dialect::OpenaiChat if raw.starts_with('"') => format!("{{{raw}}}"),
             Dialect::OpenaiChat => format!("{{\"content\":[{raw}]}}"),
-            Dialect::OpenaiResponses if part.sealed.is_none() => return None,
+            Dialect::OpenaiResponses if part.signature.is_none() => return None,
             Dialect::Anthropic | Dialect::OpenaiResponses | Dialect::Gemini => raw.to_owned(),
         };
         is_object(&raw).then_some(raw)

@@ -28,11 +28,11 @@ pub(super) struct ToolAnswer<'a> {
 pub(super) fn cut(answer: &ToolAnswer<'_>, body: &[u8], text: &str) -> Vec<Edit> {
     let raw = answer.content.of(body);
     let keeps = !answer.kept.is_empty();
-    let words = || vec![edit(answer.content, literal(text))];
+    let piece = || vec![edit(answer.content, literal(text))];
     let may_be_marked =
         || CACHE_MARKERS.iter().any(|name| memmem::find(raw, name.as_bytes()).is_some());
     if raw.first() != Some(&b'[') || !(keeps || may_be_marked()) {
-        return words();
+        return piece();
     }
     let document = Document::read(raw).unwrap_or_default();
     let Some(root) = document.root(raw) else { return Vec::new() };
@@ -45,7 +45,7 @@ pub(super) fn cut(answer: &ToolAnswer<'_>, body: &[u8], text: &str) -> Vec<Edit>
         Some(marker) => {
             vec![edit(answer.content, format!("[{}]", block(answer.kind, text, Some(marker))))]
         }
-        None => words(),
+        None => piece(),
     }
 }
 
@@ -69,7 +69,7 @@ enum ItemContent {
     /// Text in a single string literal, at this range of the body.
     Literal(Span),
     /// Text in several pieces, or in another form.
-    Words,
+    Texts,
 }
 
 impl<'b> ListItem<'b> {
@@ -84,7 +84,7 @@ impl<'b> ListItem<'b> {
             (None, _) if answer.kept.get(kept).is_some_and(is_media) => ItemContent::Media,
             (None, _) => ItemContent::Other,
             (Some(one), None) if one.of(body).first() == Some(&b'"') => ItemContent::Literal(*one),
-            (Some(_), _) => ItemContent::Words,
+            (Some(_), _) => ItemContent::Texts,
         };
         let is_marker = |name: &&str| item.get_any(&[name]).is_some();
         let marker = CACHE_MARKERS.iter().find(|name| is_marker(name)).and_then(|name| {
@@ -95,22 +95,22 @@ impl<'b> ListItem<'b> {
         Self { span, is_object: item.kind() == Kind::Object, holds, marker }
     }
 
-    fn has_words(&self) -> bool {
-        matches!(self.holds, ItemContent::Literal(_) | ItemContent::Words)
+    fn has_text(&self) -> bool {
+        matches!(self.holds, ItemContent::Literal(_) | ItemContent::Texts)
     }
 }
 
 /// Puts the new text in the place of the first text, or first if there is none. Other texts are removed, and
 /// their markers move to the nearest text or image before them.
 fn among(items: &[ListItem<'_>], answer: &ToolAnswer<'_>, body: &[u8], text: &str) -> Vec<Edit> {
-    let Some(first) = items.iter().position(ListItem::has_words) else {
-        let words = format!("{},", block(answer.kind, text, None));
-        return vec![insert(answer.content.start + 1, words)];
+    let Some(first) = items.iter().position(ListItem::has_text) else {
+        let piece = format!("{},", block(answer.kind, text, None));
+        return vec![insert(answer.content.start + 1, piece)];
     };
     let mut markers: Vec<Option<&str>> = vec![None; items.len()];
     let (mut carrier, mut gone) = (first, Vec::new());
     for (at, item) in items.iter().enumerate().skip(first + 1) {
-        if item.has_words() {
+        if item.has_text() {
             markers[carrier] = item.marker.or(markers[carrier]);
             gone.push(item.span);
         } else if item.holds == ItemContent::Media {
@@ -123,8 +123,8 @@ fn among(items: &[ListItem<'_>], answer: &ToolAnswer<'_>, body: &[u8], text: &st
         let marked = || marker.and_then(|marker| first_member(body, item.span.start, marker));
         match item.holds {
             _ if at != first => edits.extend(marked()),
-            ItemContent::Literal(words) if item.is_object || marker.is_none() => {
-                edits.push(edit(words, literal(text)));
+            ItemContent::Literal(piece) if item.is_object || marker.is_none() => {
+                edits.push(edit(piece, literal(text)));
                 edits.extend(marked());
             }
             _ => edits.push(edit(item.span, block(answer.kind, text, item.marker.or(marker)))),

@@ -133,7 +133,7 @@ fn is_tagged(literal: &[u8]) -> bool {
 }
 
 /// Puts Google's signature on a call.
-pub(super) fn seal(part: &Part, body: &[u8], signature: &str) -> Option<Edit> {
+pub(super) fn restore_signature(part: &Part, body: &[u8], signature: &str) -> Option<Edit> {
     const PLACE: [&str; 3] = ["extra_content", "google", "thought_signature"];
     (part.kind == PartKind::ToolCall)
         .then(|| set(body, part.span, &PLACE, &literal(signature)))

@@ -21,7 +21,7 @@ pub(super) fn cut(
     let part = &message.parts[at];
     let overlaps = |it: &Part| within(it.span, part.span) || within(part.span, it.span);
     let is_shared = message.parts.iter().filter(|it| overlaps(it)).count() > 1;
-    if message.role != Role::User || is_shared || part.sealed.is_some() {
+    if message.role != Role::User || is_shared || part.signature.is_some() {
         return Vec::new();
     }
     let raw = part.span.of(body);
@@ -29,22 +29,22 @@ pub(super) fn cut(
     let Some(root) = document.root(raw).filter(|root| root.kind() == Kind::Object) else {
         return Vec::new();
     };
-    vec![edit(part.span, words(dialect, root, text))]
+    vec![edit(part.span, text_block(dialect, root, text))]
 }
 
 /// A text block in place of another block, with its cache marker.
-pub(in crate::dialect) fn words(dialect: Dialect, block: Value<'_>, text: &str) -> String {
+pub(in crate::dialect) fn text_block(dialect: Dialect, block: Value<'_>, text: &str) -> String {
     let kind = match dialect {
         Dialect::Anthropic | Dialect::OpenaiChat => "\"type\":\"text\",",
         Dialect::OpenaiResponses => "\"type\":\"input_text\",",
         Dialect::Gemini => "",
     };
-    let mut words = format!("{{{kind}\"text\":{}", literal(text));
+    let mut out = format!("{{{kind}\"text\":{}", literal(text));
     for marker in CACHE_MARKERS {
         if let Some(value) = block.get(marker).filter(|value| !value.is_null()) {
-            words.push_str(&format!(",\"{marker}\":{}", String::from_utf8_lossy(value.raw())));
+            out.push_str(&format!(",\"{marker}\":{}", String::from_utf8_lossy(value.raw())));
         }
     }
-    words.push('}');
-    words
+    out.push('}');
+    out
 }

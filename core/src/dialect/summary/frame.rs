@@ -9,7 +9,7 @@ use super::defuse::defuse;
 
 /// A literal quote.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Quote {
+pub(crate) struct Quote {
     /// The number of the message, from 1.
     pub number: usize,
     /// The text.
@@ -22,7 +22,7 @@ pub struct Quote {
 
 /// The speaker of a quote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Speaker {
+pub(crate) enum Speaker {
     /// The user, in a message of the history.
     User,
     /// The operator, in a message that Plimsoll added (`plimsoll say`).
@@ -31,7 +31,7 @@ pub enum Speaker {
 
 /// A summary, with the quotes beside it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SummaryFrame<'a> {
+pub(crate) struct SummaryFrame<'a> {
     /// The summary, as it was written.
     pub summary: &'a str,
     /// The quotes, in order.
@@ -42,12 +42,12 @@ pub struct SummaryFrame<'a> {
 
 impl SummaryFrame<'_> {
     /// The text of the message. `seed` is drawn at random once the summary is written.
-    pub fn words(&self, seed: u32) -> String {
+    pub(crate) fn text(&self, seed: u32) -> String {
         let summary = defuse(self.summary.trim());
         let mark = self.delimiter(&summary, seed);
-        let mut words =
+        let mut framed =
             format!("{CONTINUED} {CAUTION}\n\n<summary-{mark}>\n{summary}\n</summary-{mark}>\n\n");
-        words.push_str(if self.quotes.is_empty() { NONE_QUOTED } else { QUOTED });
+        framed.push_str(if self.quotes.is_empty() { NONE_QUOTED } else { QUOTED });
         for quote in self.quotes {
             let tag = match quote.speaker {
                 Speaker::User => format!("user-words-{mark}"),
@@ -59,16 +59,16 @@ impl SummaryFrame<'_> {
                 Speaker::User => format!(" message=\"{number}\""),
                 Speaker::Operator => String::new(),
             };
-            words.push_str(&format!("\n\n<{tag}{number}{part}>\n{text}\n</{tag}>"));
+            framed.push_str(&format!("\n\n<{tag}{number}{part}>\n{text}\n</{tag}>"));
         }
         let quoted = self.quotes.iter().filter(|quote| quote.speaker == Speaker::User).count();
         if let others @ 1.. = self.messages.saturating_sub(quoted) {
             let messages = if others == 1 { "message" } else { "messages" };
-            words.push_str(&format!("\n\n[{others} more {messages} of the user not quoted.]"));
+            framed.push_str(&format!("\n\n[{others} more {messages} of the user not quoted.]"));
         }
-        words.push_str("\n\n");
-        words.push_str(BOUNDARY);
-        words
+        framed.push_str("\n\n");
+        framed.push_str(BOUNDARY);
+        framed
     }
 
     /// The delimiter: 8 hex digits that do not occur inside the frame.
@@ -115,8 +115,8 @@ mod tests {
         quotes: Vec<(String, String)>,
     }
 
-    fn read(words: &str) -> Read {
-        let (before, rest) = words.split_once("<summary-").unwrap();
+    fn read(framed: &str) -> Read {
+        let (before, rest) = framed.split_once("<summary-").unwrap();
         assert!(before.starts_with(CONTINUED));
         let mark = &rest[..8];
         assert!(mark.bytes().all(|it| it.is_ascii_hexdigit()));
@@ -126,7 +126,7 @@ mod tests {
             (inner.to_owned(), rest.to_owned())
         };
         let (open, close) = (format!("\n<summary-{mark}>\n"), format!("\n</summary-{mark}>\n"));
-        let (summary, rest) = between(words, &open, &close);
+        let (summary, rest) = between(framed, &open, &close);
         let mut quotes = Vec::new();
         let ends = format!("-words-{mark}>");
         for one in rest.split_inclusive(&ends).filter(|one| one.ends_with(&ends)) {
@@ -164,10 +164,10 @@ mod tests {
             <operator-words-000000ff>\nHurry.\n</operator-words-000000ff>\n\n\
             [2 more messages of the user not quoted.]\n\n\
             [The earlier part ends here.";
-        let words = frame.words(255);
-        assert!(words.contains(expected), "{words}");
-        assert_eq!(words, frame.words(255), "the same arguments, the same bytes");
-        let none = SummaryFrame { summary: "It was so.", quotes: &[], messages: 0 }.words(1);
+        let framed = frame.text(255);
+        assert!(framed.contains(expected), "{framed}");
+        assert_eq!(framed, frame.text(255), "the same arguments, the same bytes");
+        let none = SummaryFrame { summary: "It was so.", quotes: &[], messages: 0 }.text(1);
         assert!(none.contains(NONE_QUOTED) && !none.contains("more message"), "{none}");
     }
 
@@ -176,9 +176,9 @@ mod tests {
     fn a_delimiter_stands_nowhere_in_the_frame() {
         let summary = "</summary-000000FE> </summary-000000ff>";
         let frame = SummaryFrame { summary, quotes: &[quote(1, "00000100")], messages: 1 };
-        let words = frame.words(254);
-        assert!(words.contains("\n</summary-00000101>\n"), "{words}");
-        assert_eq!(frame.words(u32::MAX), SummaryFrame { ..frame.clone() }.words(u32::MAX));
+        let framed = frame.text(254);
+        assert!(framed.contains("\n</summary-00000101>\n"), "{framed}");
+        assert_eq!(frame.text(u32::MAX), SummaryFrame { ..frame.clone() }.text(u32::MAX));
     }
 
     fn texts() -> impl Strategy<Value = String> {
@@ -209,8 +209,8 @@ mod tests {
         ) {
             let quotes: Vec<Quote> =
                 said.iter().enumerate().map(|(at, text)| quote(at + 1, text)).collect();
-            let words = SummaryFrame { summary: &summary, quotes: &quotes, messages: said.len() }.words(seed);
-            let read = read(&words);
+            let framed = SummaryFrame { summary: &summary, quotes: &quotes, messages: said.len() }.text(seed);
+            let read = read(&framed);
             prop_assert_eq!(defuse::restore(&read.summary), summary.trim());
             prop_assert!(!defuse::has_live_marker(&read.summary));
             let said = said.into_iter().map(|text| ("user".to_owned(), text));

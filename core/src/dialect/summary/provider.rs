@@ -22,9 +22,9 @@ pub struct ProviderSummary {
     /// The messages that replace those that it read, as JSON for the body.
     pub raw: String,
     /// Its readable text.
-    pub words: String,
+    pub text: String,
     /// Whether another part of it is readable only for the provider.
-    pub is_sealed: bool,
+    pub is_encrypted: bool,
     /// Its usage.
     pub usage: Usage,
 }
@@ -32,7 +32,7 @@ pub struct ProviderSummary {
 /// Whether a provider of this dialect can be asked to compact this request: the dialect supports it, the
 /// request does not already leave compaction to the provider, and it is not for a platform that lists betas
 /// elsewhere (Bedrock, Vertex).
-pub fn is_possible(dialect: Dialect, body: &[u8]) -> bool {
+pub(crate) fn is_possible(dialect: Dialect, body: &[u8]) -> bool {
     let named = |name: &str| memmem::find(body, name.as_bytes()).is_some();
     let document = || Document::read(body).unwrap_or_default();
     let manages =
@@ -54,7 +54,7 @@ pub fn is_possible(dialect: Dialect, body: &[u8]) -> bool {
 }
 
 /// Whether its provider accepts a focus.
-pub fn takes_instructions(dialect: Dialect) -> bool {
+pub(crate) fn takes_instructions(dialect: Dialect) -> bool {
     dialect == Dialect::Anthropic
 }
 
@@ -120,7 +120,7 @@ fn block(body: &Bytes, instructions: Option<&str>, output: u64) -> Option<Bytes>
         })?;
     }
     changed(&body, |root, body| rewrite::set(body, root.span(), &["compaction"], &asks.to_string()))
-        .filter(|asked| asked.len() > body.len())
+        .filter(|request| request.len() > body.len())
 }
 
 /// The body with this edit, or unchanged if there is none.
@@ -151,17 +151,17 @@ fn items(body: &Bytes) -> Option<Bytes> {
     let document = Document::read(body).ok()?;
     let root = document.root(body)?;
     root.get("input")?;
-    let mut asked = Vec::with_capacity(body.len());
+    let mut request = Vec::with_capacity(body.len());
     for (name, value) in root.entries() {
         if COMPACTED.iter().any(|kept| name.is(kept)) {
-            asked.extend_from_slice(if asked.is_empty() { b"{\"" } else { b",\"" });
-            asked.extend_from_slice(name.text().as_bytes());
-            asked.extend_from_slice(b"\":");
-            asked.extend_from_slice(value.raw());
+            request.extend_from_slice(if request.is_empty() { b"{\"" } else { b",\"" });
+            request.extend_from_slice(name.text().as_bytes());
+            request.extend_from_slice(b"\":");
+            request.extend_from_slice(value.raw());
         }
     }
-    asked.push(b'}');
-    Some(asked.into())
+    request.push(b'}');
+    Some(request.into())
 }
 
 /// Reads a provider's successful response to [`ask`].
@@ -170,25 +170,26 @@ fn items(body: &Bytes) -> Option<Bytes> {
 /// The reason why it is not a compaction; [`SummaryRejection::NotAsked`] if it is a response to something
 /// else.
 pub fn read(dialect: Dialect, body: &[u8]) -> Result<ProviderSummary, SummaryRejection> {
-    let document = Document::read(body).map_err(|_| SummaryRejection::NotAsked)?;
-    let root = document.root(body).ok_or(SummaryRejection::NotAsked)?;
+    let document = Document::read(body).map_err(|_| SummaryRejection::Unrelated)?;
+    let root = document.root(body).ok_or(SummaryRejection::Unrelated)?;
     if root.get_any(&["error"]).is_some() {
         return Err(SummaryRejection::Refused);
     }
     let is_one = |item: &Value<'_>| item.get_text("type").as_deref() == Some("compaction");
     let name = if dialect == Dialect::Anthropic { "content" } else { "output" };
-    let list = root.get(name).ok_or(SummaryRejection::NotAsked)?;
-    let one = list.items().find(is_one).ok_or(SummaryRejection::NotAsked)?;
-    let said = |name: &str| one.get_text(name).filter(|words| !words.trim().is_empty());
+    let list = root.get(name).ok_or(SummaryRejection::Unrelated)?;
+    let one = list.items().find(is_one).ok_or(SummaryRejection::Unrelated)?;
+    let text_of =
+        |name: &str| one.get_text(name).filter(|summary_text| !summary_text.trim().is_empty());
     let text = |value: Value<'_>| std::str::from_utf8(value.raw()).unwrap_or_default().to_owned();
-    let (raw, words) = match dialect {
+    let (raw, summary_text) = match dialect {
         Dialect::Anthropic => {
             // With `content: null`, the compaction failed.
-            let words = said("content").ok_or(SummaryRejection::Empty)?.into_owned();
-            (format!(r#"{{"role":"assistant","content":[{}]}}"#, text(one)), words)
+            let summary_text = text_of("content").ok_or(SummaryRejection::Empty)?.into_owned();
+            (format!(r#"{{"role":"assistant","content":[{}]}}"#, text(one)), summary_text)
         }
         _ => {
-            said("encrypted_content").ok_or(SummaryRejection::Empty)?;
+            text_of("encrypted_content").ok_or(SummaryRejection::Empty)?;
             let all: Vec<String> = list.items().map(text).collect();
             let parts = list.items().filter_map(|item| item.get("content"));
             let parts = parts.flat_map(|content| content.items());
@@ -196,13 +197,13 @@ pub fn read(dialect: Dialect, body: &[u8]) -> Result<ProviderSummary, SummaryRej
             (all.join(","), texts.join("\n"))
         }
     };
-    let is_sealed = dialect != Dialect::Anthropic;
+    let is_encrypted = dialect != Dialect::Anthropic;
     let mut reading = ResponseReader::new(dialect, 200, Framing::Json, body.len() + 1);
     reading.push(body);
     let mut usage = reading.finish(true).usage;
     usage.aside = None;
     iterations(root, &mut usage);
-    Ok(ProviderSummary { raw, words, is_sealed, usage })
+    Ok(ProviderSummary { raw, text: summary_text, is_encrypted, usage })
 }
 
 /// Adds the usage of a compaction, which is not in the top level (`docs/protocols.md` 1.4).
@@ -229,7 +230,7 @@ fn iterations(root: Value<'_>, usage: &mut Usage) {
 mod tests {
     use super::*;
 
-    fn asked(dialect: Dialect, body: &str, instructions: Option<&str>) -> serde_json::Value {
+    fn request(dialect: Dialect, body: &str, instructions: Option<&str>) -> serde_json::Value {
         let body = ask(dialect, &Bytes::from(body.to_owned()), instructions, 8192).unwrap();
         serde_json::from_slice(&body).unwrap()
     }
@@ -241,14 +242,14 @@ mod tests {
             "output_config":{"effort":"low","format":{"type":"json_schema"}},
             "messages":[{"role":"user","content":"a"}]}"#;
         assert_eq!(
-            asked(Dialect::Anthropic, body, None),
+            request(Dialect::Anthropic, body, None),
             json!({"model": "claude-opus-5-5", "max_tokens": 8192, "system": "s",
                 "output_config": {"effort": "low"}, "compaction": {"type": "summarize"},
                 "messages": [{"role": "user", "content": "a"}]})
         );
         // A choice that forces nothing is part of what the cache holds.
         let auto = r#"{"max_tokens":9000,"tool_choice":{"type":"auto"},"messages":[{"role":"user","content":[{"type":"text","text":"a","cache_control":{"type":"ephemeral"}}]}]}"#;
-        let body = asked(Dialect::Anthropic, auto, Some("Look at \"it\"."));
+        let body = request(Dialect::Anthropic, auto, Some("Look at \"it\"."));
         assert_eq!(body["tool_choice"]["type"], "auto");
         assert_eq!(body["compaction"]["instructions"], "Look at \"it\".");
         assert_eq!(body["cache_control"]["type"], "ephemeral");
@@ -262,7 +263,7 @@ mod tests {
         let body = r#"{"model":"gpt-5.6-sol","stream":true,"store":false,"tools":[],"instructions":"s",
             "input":[ {"role":"user","content":"a"} ],"prompt_cache_key":"k"}"#;
         assert_eq!(
-            asked(Dialect::OpenaiResponses, body, None),
+            request(Dialect::OpenaiResponses, body, None),
             json!({"model": "gpt-5.6-sol", "instructions": "s", "prompt_cache_key": "k",
                 "input": [{"role": "user", "content": "a"}]})
         );
@@ -284,7 +285,7 @@ mod tests {
         );
         let written = read(Dialect::Anthropic, body.as_bytes()).unwrap();
         assert_eq!(written.raw, format!(r#"{{"role":"assistant","content":[{block}]}}"#));
-        assert_eq!((&*written.words, written.is_sealed), ("So far.", false));
+        assert_eq!((&*written.text, written.is_encrypted), ("So far.", false));
         let usage = &written.usage;
         assert_eq!((usage.input, usage.output), (Some(98), Some(3)));
         assert_eq!((usage.cache_read, usage.cache_write), (Some(90), Some(1)));
@@ -298,8 +299,8 @@ mod tests {
         );
         let written = read(Dialect::OpenaiResponses, body.as_bytes()).unwrap();
         assert_eq!(written.raw, format!("{one},{two}"));
-        assert_eq!((written.usage.input, &*written.words), (Some(50), "u"));
-        assert!(written.is_sealed);
+        assert_eq!((written.usage.input, &*written.text), (Some(50), "u"));
+        assert!(written.is_encrypted);
     }
 
     #[test]
@@ -308,7 +309,7 @@ mod tests {
         let anthropic = |body: &str| why(Dialect::Anthropic, body);
         assert_eq!(
             anthropic(r#"{"content":[{"type":"text","text":"I go on."}]}"#),
-            SummaryRejection::NotAsked
+            SummaryRejection::Unrelated
         );
         assert_eq!(
             anthropic(r#"{"content":[{"type":"compaction","content":null}]}"#),
@@ -319,10 +320,10 @@ mod tests {
             SummaryRejection::Refused
         );
         for nothing in ["", "<html>", "[]", "{}", "data: {}"] {
-            assert_eq!(anthropic(nothing), SummaryRejection::NotAsked, "{nothing}");
+            assert_eq!(anthropic(nothing), SummaryRejection::Unrelated, "{nothing}");
             assert_eq!(
                 why(Dialect::OpenaiResponses, nothing),
-                SummaryRejection::NotAsked,
+                SummaryRejection::Unrelated,
                 "{nothing}"
             );
         }

@@ -7,7 +7,7 @@ use crate::dialect::{ProviderError, ReplyPart};
 
 fn asked(dialect: Dialect, target: &str, body: &str) -> Json {
     let question = SummaryQuestion {
-        words: "Say \"it\".",
+        instruction: "Say \"it\".",
         model: None,
         output: 4096,
         usage: true,
@@ -44,7 +44,7 @@ fn the_cache_marker_stands_where_an_answered_request_ended() {
     let ended = r#"{"model":"m","messages":[{"role":"user","content":"Hm."},{"role":"assistant","content":"So."}]}"#;
     let blocks = ended.replace(r#""Hm.""#, r#"[{"type":"text","text":"Hm."}]"#);
     let question = SummaryQuestion {
-        words: "Say it.",
+        instruction: "Say it.",
         model: None,
         output: 9,
         usage: true,
@@ -117,7 +117,7 @@ fn the_summary_is_taken_from_behind_its_analysis() {
         stop: Some(StopReason::End),
         ..Reply::default()
     };
-    assert_eq!(words(&reply, false), Ok("She is deep.".into()));
+    assert_eq!(summary_text(&reply, false), Ok("She is deep.".into()));
 }
 
 #[test]
@@ -130,28 +130,34 @@ fn only_words_are_a_summary() {
         ..Reply::default()
     };
     assert_eq!(
-        words(&reply(vec![text("Hm. <summary> All"), text(" of it. </summary> Bye.")]), false),
+        summary_text(
+            &reply(vec![text("Hm. <summary> All"), text(" of it. </summary> Bye.")]),
+            false
+        ),
         Ok("All of it.".into())
     );
-    assert_eq!(words(&reply(vec![text(" Plain. ")]), false), Ok("Plain.".into()));
+    assert_eq!(summary_text(&reply(vec![text(" Plain. ")]), false), Ok("Plain.".into()));
     assert_eq!(
-        words(&reply(vec![text("<summary> </summary>")]), false),
+        summary_text(&reply(vec![text("<summary> </summary>")]), false),
         Err(SummaryRejection::Empty)
     );
     assert_eq!(
-        words(&reply(vec![text("x"), ReplyPart::of(PartKind::ToolCall)]), false),
+        summary_text(&reply(vec![text("x"), ReplyPart::of(PartKind::ToolCall)]), false),
         Err(SummaryRejection::ToolCall)
     );
     assert_eq!(
-        words(&Reply { complete: false, ..reply(vec![text("x")]) }, false),
+        summary_text(&Reply { complete: false, ..reply(vec![text("x")]) }, false),
         Err(SummaryRejection::Incomplete)
     );
     let cut = Reply { stop: Some(StopReason::MaxTokens), ..reply(vec![text("x")]) };
-    assert_eq!(words(&cut, false), Err(SummaryRejection::Incomplete));
-    assert_eq!(words(&cut, true), Ok("x".into()));
-    assert_eq!(words(&Reply { complete: false, ..cut }, true), Err(SummaryRejection::Incomplete));
+    assert_eq!(summary_text(&cut, false), Err(SummaryRejection::Incomplete));
+    assert_eq!(summary_text(&cut, true), Ok("x".into()));
+    assert_eq!(
+        summary_text(&Reply { complete: false, ..cut }, true),
+        Err(SummaryRejection::Incomplete)
+    );
     let failed = Reply { error: Some(ProviderError::default()), ..reply(Vec::new()) };
-    assert_eq!(words(&failed, false), Err(SummaryRejection::Refused));
+    assert_eq!(summary_text(&failed, false), Err(SummaryRejection::Refused));
 }
 
 /// A piece of a history that begins with a summary of what came before it.

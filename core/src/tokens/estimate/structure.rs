@@ -38,7 +38,7 @@ fn around(name: &str, dialect: Dialect) -> Around {
     read.dialect = dialect;
     let model = Catalogue::default().model(name, "");
     let whole = Tokenizer::whole(model.family);
-    let words = |text: &str| whole.reply().words(text);
+    let words = |text: &str| whole.reply().text(text);
     let counter = || whole.counter(&read, BODY.as_bytes(), &model);
     let part = |at: usize| read.parts().nth(at).unwrap();
     let result = words("Three metres and a half.");
@@ -52,7 +52,7 @@ fn around(name: &str, dialect: Dialect) -> Around {
     let schema = Part { is_schema: true, ..tool.clone() };
     // A tool of no words at all costs what stands around it.
     let blank = Part { texts: vec![part(2).texts[0]], ..tool.clone() };
-    let kept = counter().shape.tool_percent;
+    let kept = counter().structure.tool_percent;
     let rest = u64::from(words("{}")) * u64::from(kept) / 100;
     let tool_around = counter().part(&blank) - rest as u32;
     let left = (u64::from(tool_words) * u64::from(kept) / 100) as u32;
@@ -171,7 +171,7 @@ fn what_is_not_in_the_prompt_costs_nothing() {
     assert_eq!(counter.part(&bare(PartKind::Text)), 4, "other parts cost what stands around them");
     let opaque = Part { kind: PartKind::Opaque, role: Role::User, ..read.tools[0].clone() };
     let text = String::from_utf8_lossy(opaque.span.of(BODY.as_bytes()));
-    assert_eq!(counter.part(&opaque), Tokenizer::whole(model.family).reply().words(&text));
+    assert_eq!(counter.part(&opaque), Tokenizer::whole(model.family).reply().text(&text));
     // What a client's own search found are tools that come in the history.
     let result = read.parts().nth(4).unwrap();
     let found = Part { name: Some("tool_search".into()), ..result.clone() };
@@ -194,20 +194,20 @@ fn what_is_not_counted_costs_by_its_length() {
         (Family::Other, 56),
     ];
     for (family, tokens) in by_length {
-        assert_eq!(limited(family, 0).reply().words(&text), tokens, "{family:?}");
+        assert_eq!(limited(family, 0).reply().text(&text), tokens, "{family:?}");
         let unloaded = Tokenizer { encoding: None, ..Tokenizer::whole(family) };
-        assert_eq!(unloaded.reply().words(&text), tokens, "{family:?}");
+        assert_eq!(unloaded.reply().text(&text), tokens, "{family:?}");
     }
     let mut counter = limited(Family::O200k, 20).reply();
-    let counted = counter.words("0 1 2 3 4 5 6 7 8 9 "); // 20 bytes
+    let counted = counter.text("0 1 2 3 4 5 6 7 8 9 "); // 20 bytes
     assert_eq!((counted, counter.counting()), (counter.worded() as u32, CountingMethod::Exact));
-    let short = counter.words(&text);
+    let short = counter.text(&text);
     assert_eq!(short, (210.0 * f64::from(counted) / 20.0).round() as u32);
     assert_eq!(counter.counting(), CountingMethod::Length);
     assert_eq!(counter.worded(), u64::from(counted + short));
     // Of a tokenizer that nobody knows each token is a little more.
-    let plain = Tokenizer::whole(Family::O200k).reply().words(&text);
-    let unknown = Tokenizer::whole(Family::Other).reply().words(&text);
+    let plain = Tokenizer::whole(Family::O200k).reply().text(&text);
+    let unknown = Tokenizer::whole(Family::Other).reply().text(&text);
     assert_eq!(unknown, (f64::from(plain) * 1.1).round() as u32);
 }
 
@@ -220,14 +220,14 @@ fn samples_are_spread_evenly() {
     assert!(samples(&text, 4).all(|sample| sample.len() == SAMPLE_BYTES));
     let mut counter = Tokenizer { limit: 0, ..Tokenizer::whole(Family::Claude) }.reply();
     let whole =
-        Tokenizer { limit: usize::MAX, ..Tokenizer::whole(Family::Claude) }.reply().words(&text);
-    let sampled = counter.words(&text);
+        Tokenizer { limit: usize::MAX, ..Tokenizer::whole(Family::Claude) }.reply().text(&text);
+    let sampled = counter.text(&text);
     assert!(sampled.abs_diff(whole) < whole / 50, "{sampled} for {whole}");
     assert_eq!(counter.looked, 120_000 / (2 * SAMPLE_BYTES) * SAMPLE_BYTES);
     assert_eq!(counter.samples, SAMPLES - 14);
     // The looks of the samples are those of all of it.
     let mut all = Tokenizer { limit: usize::MAX, ..Tokenizer::whole(Family::Claude) }.reply();
-    all.words(&text);
+    all.text(&text);
     let [told, is] = [counter.tally().tokens(), all.tally().tokens()];
     assert!(told.abs_diff(is) < is / 50, "{told} for {is}");
 }
@@ -242,7 +242,7 @@ fn a_name_that_may_not_be_read_is_counted_aside() {
     let mut counter = whole.counter(&read, BODY.as_bytes(), &model);
     counter.part(read.parts().nth(3).unwrap());
     let mut words = whole.reply();
-    words.words("Three metres and a half.");
+    words.text("Three metres and a half.");
     assert_eq!((counter.worded(), counter.tally()), (words.worded(), words.tally()));
     let once = counter.reading();
     counter.part(read.parts().nth(3).unwrap());
@@ -259,7 +259,7 @@ fn reasoning_costs_its_words_where_it_has_some() {
     let model = Catalogue::default().model("gpt-5", "");
     let whole = Tokenizer::whole(model.family);
     let part = read.parts().next().unwrap();
-    let words = whole.reply().words("Three metres and a half.");
+    let words = whole.reply().text("Three metres and a half.");
     assert_eq!(whole.counter(&read, body.as_bytes(), &model).part(part), words + 2);
     let text = Part { kind: PartKind::Text, texts: Vec::new(), ..part.clone() };
     assert_eq!(whole.counter(&read, body.as_bytes(), &model).part(&text), 4, "of reasoning alone");

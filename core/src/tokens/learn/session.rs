@@ -30,7 +30,7 @@ fn call(n: u64, counting: CountingMethod) -> Observation {
     let news = NewContent {
         tally,
         tokens: size + u64::from(media),
-        words: size,
+        text_tokens: size,
         results: u32::from(!is_text) * (1 + u32::from(n % 13 == 5)),
         texts: u32::from(is_text) * 2,
         calls: 0,
@@ -44,7 +44,7 @@ fn call(n: u64, counting: CountingMethod) -> Observation {
     Observation {
         counted: [base + thoughts, base + thoughts, base + thoughts / 2, base],
         belief: [[0.0, 4.0, 3.8, 0.0], [-2.0, 1.0, 0.5, 0.8]][(n % 3 == 1) as usize],
-        news,
+        new_content: news,
         counting,
         streams: n % 2 == 1,
         began_cached: [None, None, Some(true), Some(false), None][(n % 5) as usize],
@@ -73,13 +73,17 @@ fn played(family: Family, counting: CountingMethod) -> Outcome {
         let guess = learned.guess(&seen, thread);
         // Reasoning is dropped where a stream is asked for; text is dearer by a share, one tool's results by twelve.
         let read = seen.counted[if seen.streams { 3 } else { 1 }];
-        let dearer = match seen.news.tool {
+        let dearer = match seen.new_content.tool {
             Some(7) => 12,
-            _ => seen.news.words * 6 / 100 + 9 * (n % 2) + u64::from(seen.news.texts) * 5,
+            _ => {
+                seen.new_content.text_tokens * 6 / 100
+                    + 9 * (n % 2)
+                    + u64::from(seen.new_content.texts) * 5
+            }
         };
         let actual = match n {
-            40..44 => read + 2 * seen.news.tokens, // a surprise, and more of it
-            60 => 900_000,                         // nothing explains it
+            40..44 => read + 2 * seen.new_content.tokens, // a surprise, and more of it
+            60 => 900_000,                                // nothing explains it
             _ if n % 8 == 6 && n > 48 => read + dearer + seen.unsent.tokens,
             _ => read + dearer,
         };
@@ -196,7 +200,7 @@ fn a_new_model_starts_at_the_width_of_a_sibling() {
 #[test]
 fn heads_are_remembered_as_far_as_there_is_room() {
     let first = |head: u128| Observation {
-        news: NewContent { head: Some(head), headed: 100, ..NewContent::default() },
+        new_content: NewContent { head: Some(head), headed: 100, ..NewContent::default() },
         counted: [400; RETENTIONS],
         ..Observation::default()
     };

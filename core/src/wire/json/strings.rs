@@ -6,7 +6,7 @@ use std::borrow::Cow;
 
 /// The text of a string literal by itself, like [`super::Value::text`]; `None` if `raw` is not a string
 /// literal.
-pub fn text_of(raw: &[u8]) -> Option<Cow<'_, str>> {
+pub(crate) fn text_of(raw: &[u8]) -> Option<Cow<'_, str>> {
     let inner = raw.strip_prefix(b"\"")?;
     let (quote, escaped) = closing_quote(inner, 0)?;
     (quote + 1 == inner.len()).then(|| meaning(&inner[..quote], escaped))

@@ -44,7 +44,7 @@ impl SummaryJob {
         let dialect = self.prepared.conversation.dialect;
         let written = match provider::read(dialect, &answer) {
             Ok(written) => written,
-            Err(SummaryRejection::NotAsked) => return self.offers_none().await,
+            Err(SummaryRejection::Unrelated) => return self.offers_none().await,
             Err(_) => return Err(SummaryError::Rejected),
         };
         add(spent, &written.usage);
@@ -54,8 +54,8 @@ impl SummaryJob {
             return Err(SummaryError::Rejected);
         }
         // A sealed summary cannot be counted, so it is taken to cost its output tokens.
-        let sealed = written.usage.output.filter(|_| written.is_sealed);
-        let tokens = self.count(&written.words).saturating_add(sealed.unwrap_or(0));
+        let sealed = written.usage.output.filter(|_| written.is_encrypted);
+        let tokens = self.count(&written.text).saturating_add(sealed.unwrap_or(0));
         let written = SummaryMessage { raw: written.raw, by: SummaryAuthor::Provider };
         self.judged(choice, written, tokens, Some(self.known.carried(choice.cut)))
     }

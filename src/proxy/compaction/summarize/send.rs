@@ -61,7 +61,7 @@ impl SummaryJob {
         }
         let reply = reading.finish(true).reply.ok_or(SummaryError::Rejected)?;
         // If the request would not fit otherwise, even an incomplete summary is accepted.
-        match summary::words(&reply, self.due == CompactionNeed::Must) {
+        match summary::summary_text(&reply, self.due == CompactionNeed::Must) {
             Ok(words) if words.len() <= most => Ok(SummaryResponse { words, usage: reply.usage }),
             Err(SummaryRejection::Refused) => Err(SummaryError::Upstream),
             Ok(_) | Err(_) => Err(SummaryError::Rejected),

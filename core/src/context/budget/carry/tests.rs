@@ -38,7 +38,7 @@ fn reply(letters: &str) -> Reply {
             _ => PartKind::ToolCall,
         };
         let sealed = letter.is_ascii_uppercase().then(|| "c2ln".into());
-        ReplyPart { sealed, ..ReplyPart::of(kind) }
+        ReplyPart { signature: sealed, ..ReplyPart::of(kind) }
     };
     Reply { parts: letters.chars().map(part).collect(), ..Reply::default() }
 }

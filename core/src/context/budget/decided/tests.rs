@@ -111,7 +111,7 @@ fn words_of_others_count_where_they_are_new() {
         number: 1,
         at: 1,
         text: "Mind the tide.".into(),
-        again: None,
+        repeats: None,
     })));
     assert_eq!(counted(&scene).0, 1_002, "they are not said yet");
     let said = inject::propose(&scene.request(), &scene.known());

@@ -42,17 +42,17 @@ fn words_of_others_cost_what_they_are_counted_as() {
         number: 1,
         at: 1,
         text: "Mind the weather, and come back before the tide is out.".into(),
-        again: None,
+        repeats: None,
     })));
     let said = inject::propose(&scene.request(), &scene.known());
-    let Some(Fact::Said(one)) = said.first() else { panic!("{said:?}") };
-    let (key, tokens) = (one.key(), u64::from(one.taken().unwrap().tokens));
+    let Some(Fact::InjectedMessage(one)) = said.first() else { panic!("{said:?}") };
+    let (key, tokens) = (one.key(), u64::from(one.place().unwrap().tokens));
     said.iter().for_each(|fact| scene.ledger.add(fact.clone()));
     let after = measured(&scene);
     assert_eq!(after.contents.user - before.contents.user, tokens);
     assert_eq!(after.estimate.tokens - before.estimate.tokens, tokens);
     assert_eq!(after.estimate.new - before.estimate.new, tokens);
-    let texts = |of: &MeasuredEstimate| of.seen.as_ref().unwrap().news.texts;
+    let texts = |of: &MeasuredEstimate| of.seen.as_ref().unwrap().new_content.texts;
     assert_eq!(texts(&after) - texts(&before), 1);
     assert!(after.parts.iter().any(|part| part.key == key && u64::from(part.tokens) == tokens));
     // From then on they are known: they cost what they cost, and are not new.

@@ -287,7 +287,7 @@ fn only_plain_growth_teaches() {
     assert!(!teaches(of(&forked)));
     // Without usage there is nothing to be right or wrong about; the first call teaches its head.
     let silent = of(&history).answered(WORDS, Usage::default());
-    let first = of(&grown).measure(Some(&silent)).seen.and_then(|seen| seen.news.head);
+    let first = of(&grown).measure(Some(&silent)).seen.and_then(|seen| seen.new_content.head);
     assert!(first.is_some(), "measured as a first call");
 }
 
@@ -747,25 +747,25 @@ fn what_is_new_is_told_by_its_looks() {
         Case::new("S", TOOL, &next).measure(Some(&before))
     };
     let counts = |of: &MeasuredEstimate| {
-        let news = &of.seen.as_ref().unwrap().news;
+        let news = &of.seen.as_ref().unwrap().new_content;
         (news.results, news.texts, news.calls, news.media, news.head)
     };
     let alone = seen(&[RESULT]);
     assert_eq!(counts(&alone), (1, 0, 0, 0, None));
-    let tool = |of: &MeasuredEstimate| of.seen.as_ref().unwrap().news.tool;
+    let tool = |of: &MeasuredEstimate| of.seen.as_ref().unwrap().new_content.tool;
     assert_eq!(tool(&alone), Some(xxh3_64(b"Read")));
     let others = seen(&[RESULT, &user("one"), &user("two"), &pictured(280, 56)]);
     assert_eq!((counts(&others), tool(&others)), ((1, 2, 0, 20, None), None));
     let twice = seen(&[RESULT, &RESULT.replace("three", "four")]);
     assert_eq!((counts(&twice), tool(&twice)), ((2, 0, 0, 0, None), None));
-    let news = twice.seen.unwrap().news;
-    assert_eq!((news.tokens, news.words > 0), (twice.estimate.new, true));
+    let news = twice.seen.unwrap().new_content;
+    assert_eq!((news.tokens, news.text_tokens > 0), (twice.estimate.new, true));
     assert!(news.tally.tokens() > 0);
     let result = alone.contents.tool_results.iter().map(|it| &*it.tool).collect::<Vec<_>>();
     assert_eq!((result, alone.contents.tool_calls > 0), (vec!["Read"], true));
     // Of what grew from nothing the head is known again: system prompt and tools, and nothing else.
     let head = |system: &str, tools: &str, words: &str| {
-        Case::new(system, tools, &user(words)).measure(None).seen.unwrap().news.head.unwrap()
+        Case::new(system, tools, &user(words)).measure(None).seen.unwrap().new_content.head.unwrap()
     };
     assert_eq!(head("S", TOOL, "hi"), head("S", TOOL, "ho"));
     assert_ne!(head("S", TOOL, "hi"), head("T", TOOL, "hi"));

@@ -37,7 +37,7 @@ fn reasoning_is_summed_by_where_it_stands_and_read_by_habit() {
         part(1_000, PromptSection::SteeredReasoning),
         part(10_000, PromptSection::OldReasoning),
     ]);
-    assert_eq!((sums.words, sums.thoughts()), (31, 11_100));
+    assert_eq!((sums.content, sums.thoughts()), (31, 11_100));
     let read =
         TokenSums { around: -1, around_read: 5, ..sums }.by_retention().map(|(_, tokens)| tokens);
     let by = |retention: ReasoningRetention| read[retention as usize];
@@ -126,7 +126,7 @@ fn what_came_and_what_left_add_up() {
 fn a_guess_never_falls_to_nothing() {
     let (turn, sketch) = (turn(1_000, 0), [part(2_000, PromptSection::History)]);
     let anchor = Anchor { turn: &turn, sketch: &sketch };
-    let now = TokenSums { words: 800, ..TokenSums::default() };
+    let now = TokenSums { content: 800, ..TokenSums::default() };
     let guess = |tokens, head_left| {
         let guess =
             CostPrediction { tokens, low: tokens, high: tokens, ..CostPrediction::default() };

@@ -178,8 +178,11 @@ fn whole() -> ContextView {
     let breakdown = Breakdown { sections, reasoning: 3_000, ..view().breakdown };
     let basis = EstimateBasis { input: 50_000, output: 3_000, cut: true, new: 100, gone: 1_000 };
     let said = crate::dialect::overflow::Overflow { window: Some(200_000), ..<_>::default() };
-    let overflow =
-        OverflowReport { sign: crate::context::overflow::OverflowSign::Refused, said, saved: true };
+    let overflow = OverflowReport {
+        sign: crate::context::overflow::OverflowSign::Refused,
+        reported: said,
+        saved: true,
+    };
     let made = ChangeCounts { cut: 1, compacted: 1, ..<_>::default() };
     let rewriting = RewriteView {
         held_out: true,
@@ -325,7 +328,7 @@ fn rewritten() -> (Turn, RewriteView) {
     turn.counted = Some(ProviderCount { as_it_came: true, tokens: 901 });
     turn.usage.tool_use_prompt = Some(12);
     turn.estimate.as_mut().unwrap().tokens = 990;
-    let carry = crate::context::budget::CarryOver { tokens: 960, reasoning: 30, ..<_>::default() };
+    let carry = crate::context::turn::CarryOver { tokens: 960, reasoning: 30, ..<_>::default() };
     turn.carry = Some(carry);
     let rewriting = RewriteView {
         mode: Mode::Shadow,

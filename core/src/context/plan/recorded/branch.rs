@@ -148,17 +148,22 @@ impl<'l> Branch<'l> {
     }
 
     /// Whether an injected message belongs in this branch, after the part with this key.
-    pub(super) fn has_said(&self, said: &InjectedMessage, after: PartKey) -> bool {
+    pub(super) fn has_injected(&self, message: &InjectedMessage, after: PartKey) -> bool {
         let is_new = || !CutCount::ALL.iter().any(|cuts| self.has_sent(cuts.of(after)));
-        let has_made = || said.taken().is_some_and(|taken| self.has_made(&taken.exchange));
-        self.sent.is_none() || self.has_sent(said.key()) || has_made() || is_new()
+        let has_made =
+            || message.place().is_some_and(|injection| self.has_made(&injection.exchange));
+        self.sent.is_none() || self.has_sent(message.key()) || has_made() || is_new()
     }
 
     /// Whether the decision to put a reply's reasoning back applies.
-    pub(super) fn has_back(&self, echo: &ReasoningDecision, reasoning: &ReasoningRecord) -> bool {
-        if echo.does != ReasoningAction::Back
+    pub(super) fn has_back(
+        &self,
+        decision: &ReasoningDecision,
+        reasoning: &ReasoningRecord,
+    ) -> bool {
+        if decision.does != ReasoningAction::Back
             || self.sent.is_none()
-            || self.has_made(&echo.exchange)
+            || self.has_made(&decision.exchange)
         {
             return true;
         }
@@ -167,8 +172,8 @@ impl<'l> Branch<'l> {
     }
 
     /// Whether a decision was made for this model. True if its turn is unknown.
-    pub(super) fn is_of_model(&self, echo: &ReasoningDecision, model: Option<&str>) -> bool {
-        self.ledger.turn(&echo.exchange).is_none_or(|turn| Some(&*turn.model) == model)
+    pub(super) fn is_of_model(&self, decision: &ReasoningDecision, model: Option<&str>) -> bool {
+        self.ledger.turn(&decision.exchange).is_none_or(|turn| Some(&*turn.model) == model)
     }
 
     /// Decisions to remove reasoning that do not apply here, because this branch has sent that reasoning.
@@ -178,9 +183,10 @@ impl<'l> Branch<'l> {
         out: impl Iterator<Item = &'r Arc<ReasoningDecision>>,
         replies: impl Iterator<Item = &'r ReasoningRecord>,
     ) -> HashSet<PartKey> {
-        let others = out.filter(|echo| self.sent.is_some() && !self.has_made(&echo.exchange));
+        let others =
+            out.filter(|decision| self.sent.is_some() && !self.has_made(&decision.exchange));
         let others: HashMap<PartKey, &ReasoningDecision> =
-            others.map(|echo| (echo.about, &**echo)).collect();
+            others.map(|decision| (decision.about, &**decision)).collect();
         // If policy does not put reasoning back, no replies are known; the keys of what was sent still tell.
         let sent = others.keys().copied().filter(|about| self.has_sent(*about));
         let sent: HashSet<PartKey> = sent.collect();
@@ -189,11 +195,11 @@ impl<'l> Branch<'l> {
         let blocks = replies.flat_map(|reply| reply.blocks.iter().map(move |it| (it, reply)));
         let elsewhere = blocks.filter_map(|(block, reply)| {
             let literal = reasoning::literal(&block.raw)?;
-            let echo = others.get(&PartKey::of_bytes(literal.as_bytes()))?;
+            let decision = others.get(&PartKey::of_bytes(literal.as_bytes()))?;
             // It was removed there together with the change that made it void.
             let is_new = self.parent.is_some_and(|parent| parent.after == reply.after);
-            (self.has_sent_block(block, reply) || is_new && echo.why == DecisionReason::Bound)
-                .then_some(echo.about)
+            (self.has_sent_block(block, reply) || is_new && decision.why == DecisionReason::Bound)
+                .then_some(decision.about)
         });
         elsewhere.chain(sent).collect()
     }
@@ -225,15 +231,15 @@ impl<'l> Branch<'l> {
 
     /// Keys of decisions that are never made again in this branch: revoked twice, or for good.
     pub(super) fn given_up(&self) -> HashSet<u128> {
-        let mut taken: HashMap<u128, usize> = HashMap::default();
-        for one in self.ledger.all_taken_back() {
+        let mut revoked: HashMap<u128, usize> = HashMap::default();
+        for one in self.ledger.revocations() {
             let grew_from = one.parent.as_ref();
             if self.has_made(&one.exchange) || grew_from.is_some_and(|it| self.has_made(it)) {
                 let times = if one.retry == RevocationRetry::Never { 2 } else { 1 };
-                one.about.iter().for_each(|about| *taken.entry(about.0).or_default() += times);
+                one.about.iter().for_each(|about| *revoked.entry(about.0).or_default() += times);
             }
         }
-        taken.into_iter().filter(|(_, times)| *times > 1).map(|(about, _)| about).collect()
+        revoked.into_iter().filter(|(_, times)| *times > 1).map(|(about, _)| about).collect()
     }
 
     /// The exchange of this branch that first sent each of these keys.
@@ -304,12 +310,15 @@ impl CutCount {
 /// The keys that a reply's reasoning can have in a sketch: put back by us, or sent by its client.
 pub(super) fn names(reasoning: &ReasoningRecord) -> impl Iterator<Item = PartKey> + '_ {
     let blocks = reasoning.blocks.iter().flat_map(block_names);
-    blocks.chain(reasoning.seals.iter().flat_map(|signature| spelled(&signature.seal)))
+    blocks.chain(reasoning.signatures.iter().flat_map(|signature| spelled(&signature.value)))
 }
 
 /// The keys of a signature without its quotes and with them.
-fn spelled(seal: &str) -> [PartKey; 2] {
-    [PartKey::of_bytes(seal.as_bytes()), PartKey::of_bytes(format!("\"{seal}\"").as_bytes())]
+fn spelled(signature: &str) -> [PartKey; 2] {
+    [
+        PartKey::of_bytes(signature.as_bytes()),
+        PartKey::of_bytes(format!("\"{signature}\"").as_bytes()),
+    ]
 }
 
 #[cfg(test)]

@@ -41,11 +41,7 @@ impl RecordedDecisions {
     }
 
     /// Whether text replaces an image or document.
-    pub(in crate::context) fn has_words_for(
-        &self,
-        request: &PlanRequest<'_>,
-        key: PartKey,
-    ) -> bool {
+    pub(in crate::context) fn has_text_for(&self, request: &PlanRequest<'_>, key: PartKey) -> bool {
         let is_it = |one: &RepairDecision| matches!(&one.repair, Repair::Media { part, .. } if *part == key);
         self.repairs_of(request).any(is_it)
     }

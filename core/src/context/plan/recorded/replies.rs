@@ -12,7 +12,7 @@ use super::RecordedDecisions;
 use super::reply::{ForeignReasoning, ReturnedReply};
 use crate::context::ReasoningRecord;
 use crate::context::ledger::Ledger;
-use crate::context::seal::seal;
+use crate::context::signature::signature_key;
 use crate::dialect::{Chain, Conversation, PartIndex, PartKey, PartKind, Role};
 
 impl RecordedDecisions {
@@ -97,9 +97,13 @@ impl RecordedDecisions {
             let mut here: Vec<_> = here.filter(|it| it.spans(at)).collect();
             let holds = |it: &ReturnedReply| {
                 made.is_some_and(|made| Arc::ptr_eq(made, &it.reasoning))
-                    || it.reasoning.blocks.iter().any(|block| seal(&block.raw) == Some(key))
+                    || it
+                        .reasoning
+                        .blocks
+                        .iter()
+                        .any(|block| signature_key(&block.raw) == Some(key))
             };
-            let is_unsigned = part.sealed.is_none() && !here.is_empty();
+            let is_unsigned = part.signature.is_none() && !here.is_empty();
             let own = here.iter().find(|it| holds(it)).map(|it| it.number);
             kept.extend(own);
             if is_unsigned || own.is_some() {

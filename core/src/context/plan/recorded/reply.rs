@@ -38,54 +38,54 @@ pub struct ForeignReasoning {
 
 /// Reasoning that a client left out of a reply.
 #[derive(Clone, Debug, Default)]
-pub struct DroppedReasoning<'r> {
+pub(crate) struct DroppedReasoning<'r> {
     /// Blocks, in order.
     pub blocks: Vec<&'r ReasoningBlock>,
     /// Signatures, with the part that each belongs to.
-    pub seals: Vec<(PartIndex, &'r str)>,
+    pub signatures: Vec<(PartIndex, &'r str)>,
 }
 
 impl DroppedReasoning<'_> {
     /// Whether the client dropped nothing.
-    pub fn is_nothing(&self) -> bool {
-        self.blocks.is_empty() && self.seals.is_empty()
+    pub(crate) fn is_nothing(&self) -> bool {
+        self.blocks.is_empty() && self.signatures.is_empty()
     }
 
     /// Whether the client dropped only blocks that may be incomplete.
-    pub fn is_partial(&self) -> bool {
-        self.seals.is_empty() && self.blocks.iter().all(|block| block.partial)
+    pub(crate) fn is_partial(&self) -> bool {
+        self.signatures.is_empty() && self.blocks.iter().all(|block| block.partial)
     }
 }
 
 impl ReturnedReply {
     /// Whether all its keyed parts came back.
-    pub fn is_whole(&self) -> bool {
+    pub(crate) fn is_whole(&self) -> bool {
         self.parts.iter().all(Option::is_some)
     }
 
     /// Whether its stream broke off inside a reasoning block that a client may send back.
-    pub fn is_partial(&self) -> bool {
+    pub(crate) fn is_partial(&self) -> bool {
         self.reasoning.blocks.iter().any(|block| block.partial)
     }
 
     /// The place of its first part.
-    pub fn begins(&self) -> PartIndex {
+    pub(crate) fn start(&self) -> PartIndex {
         self.parts.iter().flatten().next().copied().unwrap_or(self.region.start)
     }
 
     /// Whether a place is within it.
-    pub fn spans(&self, at: PartIndex) -> bool {
+    pub(crate) fn spans(&self, at: PartIndex) -> bool {
         self.region.contains(&at)
     }
 
     /// Whether one of its keyed parts is at this place.
-    pub fn holds(&self, at: PartIndex) -> bool {
+    pub(crate) fn holds(&self, at: PartIndex) -> bool {
         self.parts.iter().flatten().any(|part| *part == at)
     }
 
     /// The reasoning that the client dropped. What it sends is left as it is: one signature stands for its
     /// block, and in dialects with one reasoning field, that field stands for all.
-    pub fn missing(&self, request: &PlanRequest<'_>) -> DroppedReasoning<'_> {
+    pub(crate) fn missing(&self, request: &PlanRequest<'_>) -> DroppedReasoning<'_> {
         if self.is_replaced {
             return DroppedReasoning::default();
         }
@@ -94,9 +94,9 @@ impl ReturnedReply {
         let sent: Vec<&Part> = sent.iter().filter(is_reasoning).copied().collect();
         let one_field = request.conversation.dialect == Dialect::OpenaiChat;
         let is_there = |raw: &str| {
-            sent.iter().any(|part| match part.sealed {
-                Some(sealed) => {
-                    let literal = sealed.of(request.body);
+            sent.iter().any(|part| match part.signature {
+                Some(signature) => {
+                    let literal = signature.of(request.body);
                     let words = literal.get(1..literal.len().saturating_sub(1));
                     words.is_some_and(|words| memchr::memmem::find(raw.as_bytes(), words).is_some())
                 }
@@ -108,12 +108,12 @@ impl ReturnedReply {
             true => sent.is_empty(),
             false => !is_there(&block.raw),
         });
-        let seals = self.reasoning.seals.iter().filter_map(|signature| {
+        let signatures = self.reasoning.signatures.iter().filter_map(|signature| {
             let at = self.signed(request, signature)?;
-            let is_bare = request.part(at).is_some_and(|part| part.sealed.is_none());
-            is_bare.then_some((at, &*signature.seal))
+            let is_bare = request.part(at).is_some_and(|part| part.signature.is_none());
+            is_bare.then_some((at, &*signature.value))
         });
-        DroppedReasoning { blocks: blocks.collect(), seals: seals.collect() }
+        DroppedReasoning { blocks: blocks.collect(), signatures: signatures.collect() }
     }
 
     /// The part that a signature belongs to. `None` if that part did not come back, or if it is text that
@@ -132,7 +132,7 @@ impl ReturnedReply {
             .iter()
             .rev()
             .take_while(is_of_run)
-            .filter_map(|at| Some((*at, said_bytes(request.part(*at)?, request.body)?)))
+            .filter_map(|at| Some((*at, text_bytes(request.part(*at)?, request.body)?)))
             .collect();
         run.reverse();
         let whole = run.iter().map(|(_, bytes)| bytes).sum();
@@ -147,7 +147,7 @@ impl ReturnedReply {
 
     /// The part that a block has to be inserted before. `None` if the block led to a call that ran at the
     /// provider and did not come back: alone, the block would be refused (`docs/protocols.md` 3.2).
-    pub fn place(
+    pub(crate) fn place(
         &self,
         conversation: &Conversation,
         thought: &ReasoningBlock,
@@ -193,12 +193,12 @@ impl ReturnedReply {
 
 /// Whether a part of the model ran at the provider: it has no key, and is neither text nor reasoning.
 fn is_hosted(part: &Part) -> bool {
-    let said = matches!(part.kind, PartKind::Text | PartKind::Reasoning);
-    part.role == Role::Assistant && part.key.is_none() && !said
+    let is_content = matches!(part.kind, PartKind::Text | PartKind::Reasoning);
+    part.role == Role::Assistant && part.key.is_none() && !is_content
 }
 
 /// Length of a text part's text, bytes; `None` for other parts.
-fn said_bytes(part: &Part, body: &[u8]) -> Option<usize> {
+fn text_bytes(part: &Part, body: &[u8]) -> Option<usize> {
     let bytes = part.texts.iter().map(|text| text_of(text.of(body)).map_or(0, |text| text.len()));
     (part.kind == PartKind::Text).then(|| bytes.sum())
 }

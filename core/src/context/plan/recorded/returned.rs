@@ -9,7 +9,7 @@
 use foldhash::{HashMap, HashSet};
 
 use super::branch::{Branch, CutCount};
-use super::{CutReach, RecordedDecisions, again};
+use super::{CutReach, RecordedDecisions, clearing_key};
 use crate::context::ledger::Ledger;
 use crate::context::plan::PlanRequest;
 use crate::context::policy::StripPolicy;
@@ -36,7 +36,7 @@ impl RecordedDecisions {
         let mut shared: HashMap<ExchangeId, Option<PartIndex>> = HashMap::default();
         let mut sent = HashSet::default();
         let cuts = self.keyed_parts.iter().enumerate().flat_map(|(index, keyed)| {
-            let nth = [(keyed.about, CutCount::Once), (again(keyed.about), CutCount::Twice)];
+            let nth = [(keyed.about, CutCount::Once), (clearing_key(keyed.about), CutCount::Twice)];
             let form = forms.get(&index);
             sent.extend(nth.iter().filter(|(_, nth)| form >= Some(nth)).map(|(about, _)| *about));
             nth.map(|(about, nth)| Some((&**self.cuts.get(&about)?, nth.of(keyed.key))))
@@ -66,8 +66,10 @@ impl RecordedDecisions {
                 .enumerate()
                 .map(move |(number, part)| (PartIndex::new(index, number), part))
         });
-        let is_out =
-            |about: u128| self.echo(about).is_some_and(|echo| echo.does == ReasoningAction::Out);
+        let is_out = |about: u128| {
+            self.reasoning_decision(about)
+                .is_some_and(|decision| decision.does == ReasoningAction::Out)
+        };
         // Reasoning of another model is not read, so it does not matter what changes before it.
         let others = self.replies.iter().filter(|reply| *reply.reasoning.model != *request.name);
         let others: Vec<_> = others.collect();
@@ -84,7 +86,7 @@ impl RecordedDecisions {
         let abouts = self
             .keyed_parts
             .iter()
-            .flat_map(|keyed| [keyed.about, again(keyed.about)].map(|it| (it, keyed.at)));
+            .flat_map(|keyed| [keyed.about, clearing_key(keyed.about)].map(|it| (it, keyed.at)));
         let spared = abouts
             .filter(|(about, at)| self.reaches.get(about).is_some_and(|reach| is_void(*at, reach)));
         let spared: Vec<u128> = spared.map(|(about, _)| about).collect();

@@ -73,7 +73,7 @@ impl RecordedDecisions {
     }
 
     /// The index of the first message that is sent as it came; 0 without a summary.
-    pub fn kept_from(&self) -> usize {
+    pub(crate) fn kept_from(&self) -> usize {
         self.compact.as_ref().map_or(0, |(cut, _)| *cut)
     }
 
@@ -81,7 +81,7 @@ impl RecordedDecisions {
     pub(super) fn only_kept(&mut self) {
         let from = self.kept_from();
         if from > 0 {
-            self.replies.retain(|returned| returned.begins().message >= from);
+            self.replies.retain(|returned| returned.start().message >= from);
             let replies = self.replies.iter_mut().enumerate();
             replies.for_each(|(number, returned)| returned.number = number);
         }
@@ -100,7 +100,7 @@ impl RecordedDecisions {
 
     /// The chain at a cut, and the keyed parts before it, nearest first. `None` if the message before it does
     /// not end with a keyed part, so that the cut could not be found again.
-    pub fn at_cut(&self, cut: usize) -> Option<(Chain, Vec<PartKey>)> {
+    pub(crate) fn at_cut(&self, cut: usize) -> Option<(Chain, Vec<PartKey>)> {
         let before = self.keyed_parts.partition_point(|keyed| keyed.at.message < cut);
         let keyed_parts = &self.keyed_parts[..before];
         keyed_parts.last().filter(|keyed| keyed.at.message + 1 == cut)?;
@@ -110,7 +110,7 @@ impl RecordedDecisions {
 
     /// Whether one of the parts just before a cut is unique: by an id of its own, or because it is a text of
     /// the model that is long enough.
-    pub fn has_own_near(&self, conversation: &Conversation, cut: usize) -> bool {
+    pub(crate) fn has_own_near(&self, conversation: &Conversation, cut: usize) -> bool {
         let before = self.keyed_parts.partition_point(|keyed| keyed.at.message < cut);
         self.keyed_parts[..before].iter().rev().take(NEAR).any(|keyed| {
             let message = conversation.messages.get(keyed.at.message);

@@ -5,7 +5,7 @@
 
 use bytes::Bytes;
 
-use crate::dialect::rewrite::{says_something, within};
+use crate::dialect::rewrite::{has_content, within};
 use crate::dialect::{Conversation, Dialect, Part, PartIndex, PartKey, PartKind, Role, Span, read};
 use crate::wire::json::Document;
 use crate::wire::splice::{Edit, splice};
@@ -98,7 +98,7 @@ impl<'a> RequestSnapshot<'a> {
 
     /// The indexes of empty texts: if a string becomes a list, they have no block.
     pub(super) fn empty(&self) -> Vec<usize> {
-        self.those(|part| !says_something(part))
+        self.those(|part| !has_content(part))
     }
 
     /// The indexes of reasoning within a message.
@@ -111,7 +111,7 @@ impl<'a> RequestSnapshot<'a> {
     /// Its text, seal and data as in the body.
     pub(super) fn literals(&self, part: &Part) -> Vec<&[u8]> {
         let data = part.media.iter().filter_map(|media| media.data);
-        let spans = part.texts.iter().copied().chain(part.sealed).chain(data);
+        let spans = part.texts.iter().copied().chain(part.signature).chain(data);
         spans.map(|span| span.of(&self.body)).collect()
     }
 

@@ -3,7 +3,7 @@
 //! Raw reasoning is as short as it can be: where it goes does not rest on what it says.
 
 use super::{inside, spliced};
-use crate::dialect::rewrite::{ReasoningInsert, put_back, seal};
+use crate::dialect::rewrite::{ReasoningInsert, put_back, restore_signature};
 use crate::dialect::{Dialect, PartIndex, read};
 
 /// The one message (or, of Responses, the last item) with blocks put back. Each block is given as
@@ -231,7 +231,10 @@ fn thinking_in_tags_goes_back_before_the_same_words() {
 fn a_signature_goes_back_on_its_part() {
     let sealed = |dialect: Dialect, body: &str, at: PartIndex| {
         let conversation = read(dialect, "/", body.as_bytes());
-        spliced(body, seal(&conversation, body.as_bytes(), at, "c2ln").into_iter().collect())
+        spliced(
+            body,
+            restore_signature(&conversation, body.as_bytes(), at, "c2ln").into_iter().collect(),
+        )
     };
     let gemini = |part: &str| {
         let (head, tail) = (r#"{"contents":[{"role":"model","parts":["#, "]}]}");

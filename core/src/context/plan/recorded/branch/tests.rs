@@ -53,7 +53,7 @@ fn thought() -> ReasoningRecord {
             raw: raw.into(),
             partial: false,
         }],
-        seals: Vec::new(),
+        signatures: Vec::new(),
         parts: vec![PartKey(1)],
         anchor_keys: Vec::new(),
     }
@@ -92,7 +92,7 @@ fn words_stand_where_they_were_said() {
     let said = |request: &str| InjectedMessage {
         id: "q".into(),
         at: 1,
-        fate: InjectionState::Taken(Box::new(InjectionPlace {
+        state: InjectionState::Injected(Box::new(InjectionPlace {
             exchange: request.into(),
             thread: "t".into(),
             number: 1,
@@ -106,13 +106,13 @@ fn words_stand_where_they_were_said() {
     };
     let after = PartKey(1);
     let has =
-        |sent: Option<&[u128]>, request| branch(&ledger, sent).has_said(&said(request), after);
+        |sent: Option<&[u128]>, request| branch(&ledger, sent).has_injected(&said(request), after);
     assert!(!has(Some(&[1]), "there"), "the part was sent without them");
     assert!(!has(Some(&[after.cut().0]), "there") && !has(Some(&[after.cut().cut().0]), "there"));
     assert!(has(Some(&[2]), "there") && has(Some(&[1]), "here") && has(None, "there"));
     assert!(has(Some(&[1, said("there").key().0]), "there"), "they were sent, too");
-    let removed = InjectedMessage { fate: InjectionState::Removed, ..said("there") };
-    assert!(!branch(&ledger, Some(&[1])).has_said(&removed, after));
+    let removed = InjectedMessage { state: InjectionState::Removed, ..said("there") };
+    assert!(!branch(&ledger, Some(&[1])).has_injected(&removed, after));
 }
 
 /// Reasoning is back where it was sent, and where nothing of its reply was; what a branch left out stays out.
@@ -184,7 +184,7 @@ fn what_was_taken_back_twice_is_given_up_in_its_branch() {
     let given_up = |all: &[(&str, Option<&str>, RevocationRetry)]| {
         let mut ledger = Ledger::default();
         for (at, (request, parent, retry)) in all.iter().enumerate() {
-            ledger.add(Fact::TakenBack(Box::new(Revocation {
+            ledger.add(Fact::Revocation(Box::new(Revocation {
                 exchange: (*request).into(),
                 thread: "t".into(),
                 parent: parent.map(Into::into),

@@ -19,7 +19,7 @@ fn record(scene: &SessionFixture, last: usize, count: usize) -> ReasoningRecord 
         model: scene.name.into(),
         upstream: scene.upstream.into(),
         blocks: Vec::new(),
-        seals: Vec::new(),
+        signatures: Vec::new(),
         parts: keys[last + 1 - count..=last].to_vec(),
         anchor_keys: Vec::new(),
     }
@@ -49,16 +49,19 @@ type Seal<'s> = (u32, &'s str, Option<(u32, u32)>);
 fn unsigned(model: &Value, seals: &[Seal]) -> Vec<(usize, String)> {
     let mut scene = gemini(model);
     let keyed = scene.conversation.parts().filter(|part| part.key.is_some()).count();
-    let of =
-        |(part, seal, piece): &Seal| Signature { part: *part, seal: (*seal).into(), piece: *piece };
+    let of = |(part, seal, piece): &Seal| Signature {
+        part: *part,
+        value: (*seal).into(),
+        piece: *piece,
+    };
     let seals = seals.iter().map(of).collect();
-    let one = ReasoningRecord { seals, ..record(&scene, keyed - 2, keyed - 2) };
+    let one = ReasoningRecord { signatures: seals, ..record(&scene, keyed - 2, keyed - 2) };
     scene.ledger.add(Fact::Reasoning(Box::new(one)));
     let known = scene.known();
     let [returned] = &known.replies[..] else { panic!("{:?}", known.replies) };
     let missing = returned.missing(&scene.request());
-    assert!(missing.seals.iter().all(|(at, _)| at.message == 1 && returned.spans(*at)));
-    missing.seals.into_iter().map(|(at, seal)| (at.part, seal.to_owned())).collect()
+    assert!(missing.signatures.iter().all(|(at, _)| at.message == 1 && returned.spans(*at)));
+    missing.signatures.into_iter().map(|(at, seal)| (at.part, seal.to_owned())).collect()
 }
 
 /// Gemini's signatures go back to the parts they stood on; of words, to the same piece or not at all.
@@ -125,8 +128,8 @@ fn a_block_goes_back_before_what_it_led_to() {
     assert_eq!(at(&block(2, 0, true)), None);
     let last = returned.place(&scene.conversation, &block(2, 0, false)).unwrap();
     assert_eq!(last, returned.parts[1].unwrap().after());
-    assert!(returned.is_whole() && returned.holds(returned.begins()) && !returned.holds(last));
-    assert!(returned.spans(returned.begins()) && !returned.spans(PartIndex::default()));
+    assert!(returned.is_whole() && returned.holds(returned.start()) && !returned.holds(last));
+    assert!(returned.spans(returned.start()) && !returned.spans(PartIndex::default()));
 }
 
 /// A reply that was nothing but thought is there where its client sends a thought.
@@ -139,7 +142,7 @@ fn a_reply_of_nothing_but_thought_is_found_by_its_place() {
         let one = ReasoningRecord { blocks: vec![block(0, 0, false)], ..record(&scene, 0, 0) };
         scene.ledger.add(Fact::Reasoning(Box::new(one)));
         let known = scene.known();
-        known.replies.iter().map(ReturnedReply::begins).collect::<Vec<_>>()
+        known.replies.iter().map(ReturnedReply::start).collect::<Vec<_>>()
     };
     assert_eq!(found(&all), [PartIndex::new(1, 0)]);
     all[1]["content"] = json!("Said.");
@@ -149,7 +152,7 @@ fn a_reply_of_nothing_but_thought_is_found_by_its_place() {
 #[test]
 fn what_is_not_known_to_be_whole_is_no_more_than_partial() {
     let (whole, cut) = (block(0, 0, false), ReasoningBlock { partial: true, ..block(0, 0, false) });
-    let dropped = |blocks: Vec<_>, seals: Vec<_>| DroppedReasoning { blocks, seals };
+    let dropped = |blocks: Vec<_>, seals: Vec<_>| DroppedReasoning { blocks, signatures: seals };
     assert!(dropped(vec![&cut], vec![]).is_partial());
     assert!(!dropped(vec![&cut, &whole], vec![]).is_partial());
     assert!(!dropped(vec![&cut], vec![(PartIndex::default(), "c2ln")]).is_partial());

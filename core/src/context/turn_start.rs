@@ -20,9 +20,9 @@ pub(super) fn holds(message: &Message, kind: PartKind) -> bool {
 /// the dialect puts it (`docs/estimates.md` 2: models keep reasoning in half of such cases, and keeping is
 /// the cautious guess). With Gemini, a turn begins with the last message that has user text, with results or
 /// without, as its documentation of signatures says.
-pub(super) fn turn_began(conversation: &Conversation) -> usize {
+pub(super) fn turn_start(conversation: &Conversation) -> usize {
     if conversation.dialect == Dialect::Gemini {
-        return spoke(conversation);
+        return last_user_text(conversation);
     }
     let messages = &conversation.messages;
     let answers =
@@ -35,7 +35,7 @@ pub(super) fn turn_began(conversation: &Conversation) -> usize {
 }
 
 /// The message with the user's last text; with Gemini, also if it came with tool results.
-pub(super) fn spoke(conversation: &Conversation) -> usize {
+pub(super) fn last_user_text(conversation: &Conversation) -> usize {
     let speaks = |message: &Message| match conversation.dialect {
         Dialect::Gemini => {
             let is_text = |part: &Part| part.kind == PartKind::Text;
@@ -52,7 +52,7 @@ mod tests {
     use crate::dialect;
 
     fn began(dialect: Dialect, path: &str, body: &str) -> usize {
-        turn_began(&dialect::read(dialect, path, body.as_bytes()))
+        turn_start(&dialect::read(dialect, path, body.as_bytes()))
     }
 
     /// The same words beside a result, as three protocols put them.

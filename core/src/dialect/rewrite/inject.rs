@@ -11,7 +11,12 @@ use crate::wire::splice::Edit;
 
 /// Edits that add `texts`, in order, after the part `at` (message and part). Empty if that part is the
 /// model's, or the structure of the body does not allow it.
-pub fn say(conversation: &Conversation, body: &[u8], at: PartIndex, texts: &[&str]) -> Vec<Edit> {
+pub fn inject(
+    conversation: &Conversation,
+    body: &[u8],
+    at: PartIndex,
+    texts: &[&str],
+) -> Vec<Edit> {
     let Some(message) = conversation.messages.get(at.message) else { return Vec::new() };
     let Some(part) = holder(message, at.part) else { return Vec::new() };
     if texts.is_empty() || !matches!(part.role, Role::User | Role::Tool) {
@@ -22,18 +27,18 @@ pub fn say(conversation: &Conversation, body: &[u8], at: PartIndex, texts: &[&st
     let is_answer = part.kind == PartKind::ToolResult;
     match dialect {
         Dialect::OpenaiChat | Dialect::OpenaiResponses if is_answer => {
-            let said: String = texts
+            let added: String = texts
                 .iter()
                 .flat_map(|text| [",", &message_of(dialect, text)].map(String::from))
                 .collect();
             in_list(body, message.span)
-                .then(|| insert(message.span.end, said))
+                .then(|| insert(message.span.end, added))
                 .into_iter()
                 .collect()
         }
         Dialect::OpenaiChat if is_string => {
-            let said: String = texts.iter().map(|text| inside(&format!("\n\n{text}"))).collect();
-            vec![insert(part.span.end - 1, said)]
+            let added: String = texts.iter().map(|text| inside(&format!("\n\n{text}"))).collect();
+            vec![insert(part.span.end - 1, added)]
         }
         _ if is_string => {
             // The whole input in Responses, or the content of a message.
@@ -47,8 +52,8 @@ pub fn say(conversation: &Conversation, body: &[u8], at: PartIndex, texts: &[&st
         }
         _ => {
             let fits = in_list(body, part.span) && part.span != message.span;
-            let said = || insert(part.span.end, blocks(dialect, texts));
-            fits.then(said).into_iter().collect()
+            let added = || insert(part.span.end, blocks(dialect, texts));
+            fits.then(added).into_iter().collect()
         }
     }
 }
@@ -111,12 +116,12 @@ mod tests {
     use crate::dialect::read;
     use crate::wire::splice::splice;
 
-    fn said(dialect: Dialect, target: &str, body: &Value) -> Value {
+    fn added(dialect: Dialect, target: &str, body: &Value) -> Value {
         let body = bytes::Bytes::from(body.to_string());
         let conversation = read(dialect, target, &body);
         let last = conversation.messages.len() - 1;
         let at = PartIndex::new(last, conversation.messages[last].parts.len() - 1);
-        let edits = say(&conversation, &body, at, &["a \"b\"", "c"]);
+        let edits = inject(&conversation, &body, at, &["a \"b\"", "c"]);
         let slices = splice(&body, edits).unwrap();
         serde_json::from_slice(&slices.concat()).unwrap()
     }
@@ -127,21 +132,21 @@ mod tests {
         let whole = json!([block("Hi"), block("a \"b\""), block("c")]);
         for content in [json!("Hi"), json!([block("Hi")])] {
             let body = json!({"messages": [{"role": "user", "content": content}]});
-            let seen = said(Dialect::Anthropic, "/v1/messages", &body);
+            let seen = added(Dialect::Anthropic, "/v1/messages", &body);
             assert_eq!(seen["messages"][0]["content"], whole);
         }
         let picture = json!({"type": "image", "source": {"type": "url", "url": "x"}});
         let result = json!({"type": "tool_result", "tool_use_id": "t", "content": [picture]});
         let body = json!({"messages": [{"role": "user", "content": [result]}]});
-        let seen = said(Dialect::Anthropic, "/v1/messages", &body);
+        let seen = added(Dialect::Anthropic, "/v1/messages", &body);
         assert_eq!(seen["messages"][0]["content"], json!([result, block("a \"b\""), block("c")]));
 
         let chat = "/v1/chat/completions";
         let body = json!({"messages": [{"role": "user", "content": "Hi"}]});
-        let seen = said(Dialect::OpenaiChat, chat, &body);
+        let seen = added(Dialect::OpenaiChat, chat, &body);
         assert_eq!(seen["messages"][0]["content"], "Hi\n\na \"b\"\n\nc");
         let tool = json!({"role": "tool", "tool_call_id": "t", "content": "done"});
-        let seen = said(Dialect::OpenaiChat, chat, &json!({"messages": [tool]}));
+        let seen = added(Dialect::OpenaiChat, chat, &json!({"messages": [tool]}));
         let user = |text: &str| json!({"role": "user", "content": text});
         assert_eq!(seen["messages"], json!([tool, user("a \"b\""), user("c")]));
 
@@ -150,19 +155,19 @@ mod tests {
         let whole = json!([block("Hi"), block("a \"b\""), block("c")]);
         let item = json!({"type": "message", "role": "user", "content": "Hi"});
         for input in [json!("Hi"), json!([item])] {
-            let seen = said(Dialect::OpenaiResponses, responses, &json!({"input": input}));
+            let seen = added(Dialect::OpenaiResponses, responses, &json!({"input": input}));
             assert_eq!(seen["input"][0]["content"], whole);
             assert_eq!(seen["input"].as_array().unwrap().len(), 1);
         }
         let output = json!({"type": "function_call_output", "call_id": "t", "output": "done"});
-        let seen = said(Dialect::OpenaiResponses, responses, &json!({"input": [output]}));
+        let seen = added(Dialect::OpenaiResponses, responses, &json!({"input": [output]}));
         let user = |text| json!({"type": "message", "role": "user", "content": [block(text)]});
         assert_eq!(seen["input"], json!([output, user("a \"b\""), user("c")]));
 
         let gemini = "/v1beta/models/m:generateContent";
         let answer = json!({"functionResponse": {"name": "f", "response": {"output": "done"}}});
         let body = json!({"contents": [{"role": "user", "parts": [answer]}]});
-        let seen = said(Dialect::Gemini, gemini, &body);
+        let seen = added(Dialect::Gemini, gemini, &body);
         let parts = json!([answer, {"text": "a \"b\""}, {"text": "c"}]);
         assert_eq!(seen["contents"][0]["parts"], parts);
     }
@@ -170,8 +175,8 @@ mod tests {
     #[test]
     fn nothing_is_put_into_the_models_mouth() {
         let body = json!({"messages": [{"role": "assistant", "content": "Hi"}]});
-        assert_eq!(said(Dialect::Anthropic, "/v1/messages", &body), body);
+        assert_eq!(added(Dialect::Anthropic, "/v1/messages", &body), body);
         let body = json!({"contents": [{"role": "user", "parts": {"text": "one"}}]});
-        assert_eq!(said(Dialect::Gemini, "/v1beta/models/m:generateContent", &body), body);
+        assert_eq!(added(Dialect::Gemini, "/v1beta/models/m:generateContent", &body), body);
     }
 }
