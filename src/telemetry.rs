@@ -14,8 +14,6 @@ mod open;
 mod refusal;
 pub(crate) mod terminal;
 
-pub(crate) use crate::clock;
-
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;

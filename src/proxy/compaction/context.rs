@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::summarize::{self, SummaryJob};
+use crate::clock::now;
 use crate::context::Fact;
 use crate::context::compact::schedule::{
     self, ScheduleAction, ScheduleContext, ScheduleEvent, ScheduleState, SummaryWriter,
@@ -25,10 +26,9 @@ use crate::dialect::lesson::Lesson;
 use crate::dialect::{Chain, PartIndex, Span};
 use crate::proxy::plan::planned_request::{self, PlannedRequest};
 use crate::proxy::plan::prepared_request::PreparedRequest;
-use crate::proxy::scheduler::{CompactionKey, SummaryGuard, waited};
 use crate::proxy::state::Proxy;
+use crate::proxy::state::scheduler::{CompactionKey, SummaryGuard, waited};
 use crate::store::ledgers::OpenedSession;
-use crate::telemetry::clock::now;
 
 /// How long releasing claims may take at shutdown.
 const GIVING_BACK: Duration = Duration::from_secs(1);

@@ -15,6 +15,7 @@ use bytes::Bytes;
 use http::request;
 use xxhash_rust::xxh3::xxh3_128;
 
+use crate::clock::now;
 use crate::config::Upstream;
 use crate::context::compact::schedule::WritingEnd;
 use crate::context::compact::{
@@ -28,12 +29,11 @@ use crate::dialect::summary::{self, SummaryQuestion};
 use crate::dialect::{PartKind, ReplyPart, Usage, rewrite};
 use crate::proxy::offload::{OFF_THREAD, off_thread};
 use crate::proxy::plan::prepared_request::PreparedRequest;
-use crate::proxy::scheduler::SummaryGuard;
 use crate::proxy::state::Proxy;
+use crate::proxy::state::scheduler::SummaryGuard;
 use crate::store::Scope;
 use crate::store::ledgers::{ClaimedCompaction, SessionRoom};
 use crate::store::lessons::LessonSource;
-use crate::telemetry::clock::now;
 use crate::telemetry::{Compaction, SummaryOutcome};
 use crate::tokens::Tokenizer;
 use crate::wire::splice::{Edit, splice};

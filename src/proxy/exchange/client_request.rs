@@ -16,6 +16,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::count_estimate::CountFallback;
 use super::latest_request;
 use super::outbound::BodyChanges;
+use crate::clock::now;
 use crate::config::{Mode, ProviderCounting, Tenants, Upstream};
 use crate::context::plan::{self, Overlay, RecordedDecisions};
 use crate::context::policy::EchoRule;
@@ -30,7 +31,6 @@ use crate::dialect::request_id::provider_request_id;
 use crate::dialect::{Conversation, Dialect, Note, Purpose, Role};
 use crate::proxy::compaction::context::CompactionContext;
 use crate::proxy::compaction::summarize::SummaryJob;
-use crate::proxy::exchange_recorder::ExchangeRecorder;
 use crate::proxy::http::headers;
 use crate::proxy::http::memory::MemoryShare;
 use crate::proxy::plan::added_option::AddedOption;
@@ -38,12 +38,12 @@ use crate::proxy::plan::body_reader::{BodyReader, RequestAnalysis};
 use crate::proxy::plan::planned_request::{self, PlannedRequest, PlannedRewrite};
 use crate::proxy::plan::prepared_request::{ModelFacts, PreparedRequest, RequestBasis};
 use crate::proxy::state::Proxy;
+use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::turn::pending::PendingExchange;
 use crate::store::Scope;
 use crate::store::ledgers::{self, OpenedSession, SessionPeek};
 use crate::store::lessons::LessonSource;
 use crate::store::recall::{LookupOutcome, ReadBudget, RecallOutcome};
-use crate::telemetry::clock::now;
 use crate::telemetry::{FailOpen, MessageEvent, MessageStep, RefusalOutcome};
 
 /// A request as the client sent it, without its body.
@@ -477,7 +477,7 @@ impl ClientRequest {
         match proxy.credentials.tenant(&proxy.tenant_key, &self.headers, self.target()) {
             Tenant::Known(tenant) => Ok(tenant),
             Tenant::Unknown => Err(FailOpen::UnknownCredential),
-            Tenant::Everyone if proxy.gate.is_open() => Err(FailOpen::NoCredential),
+            Tenant::Everyone if proxy.client_access.is_open() => Err(FailOpen::NoCredential),
             Tenant::Everyone => Ok(ANONYMOUS.into()),
         }
     }

@@ -10,15 +10,15 @@ use http::{HeaderMap, Response, StatusCode, request};
 use super::original_request::{OriginalRequest, sent};
 use super::retry::{Retry, Suspicion};
 use crate::context::attempt::RequestForm;
-use crate::proxy::exchange_recorder::ExchangeRecorder;
 use crate::proxy::http::body::OutgoingBody;
-use crate::proxy::learning::request_info::RequestInfo;
+use crate::proxy::http::upstream::error::UpstreamError;
 use crate::proxy::plan::added_option::{AddedOption, AddedOptionKind};
 use crate::proxy::plan::planned_request::PlannedRewrite;
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::response::status::{blames_request, may_not_fit};
+use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::turn::pending::PendingExchange;
-use crate::proxy::upstream::error::UpstreamError;
+use crate::proxy::turn::request_info::RequestInfo;
 
 /// A request to be sent.
 pub(crate) struct OutboundRequest {

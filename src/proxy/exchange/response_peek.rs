@@ -14,11 +14,11 @@ use crate::context::overflow::{self, OverflowEvidence, OverflowSign};
 use crate::dialect::lesson::LessonMatch;
 use crate::dialect::overflow::Overflow;
 use crate::dialect::{Dialect, Reply};
-use crate::proxy::exchange_recorder::ExchangeRecorder;
 use crate::proxy::http::body::{OutgoingBody, StartedResponse};
 use crate::proxy::http::memory::MemoryShare;
 use crate::proxy::learning::lessons;
 use crate::proxy::response::observe::ResponseObserver;
+use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::turn::pending::PendingExchange;
 
 /// Most bytes that are read of the start: an error is shorter.

@@ -6,13 +6,13 @@
 use bytes::Bytes;
 use http::request;
 
+use crate::clock::now;
 use crate::dialect::ProviderError;
 use crate::dialect::lesson::{self, Lesson, LessonMatch, QuotableText, RefusalBody};
 use crate::proxy::offload::{OFF_THREAD, long_work_soon};
 use crate::proxy::state::Proxy;
 use crate::store::lessons::{LessonOffer, LessonSource};
 use crate::telemetry::LessonOutcome;
-use crate::telemetry::clock::now;
 
 /// A provider's response instead of a reply.
 #[derive(Clone, Copy)]

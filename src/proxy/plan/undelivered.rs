@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use tokio::runtime::Handle;
 
+use crate::clock::now;
 use crate::context::plan::RecordedDecisions;
 use crate::context::{ExchangeId, Fact, inject};
 use crate::proxy::state::Proxy;
 use crate::store::Scope;
 use crate::store::ledgers::{OpenedSession, SessionRoom};
-use crate::telemetry::clock::now;
 use crate::telemetry::{MessageEvent, MessageStep};
 
 /// Messages at the end of a request without a response yet.

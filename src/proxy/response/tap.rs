@@ -21,12 +21,12 @@ use super::silence::{SilenceAction, StreamSilence};
 use super::usage_rewrite::ResponseEdits;
 use crate::context::Outcome;
 use crate::dialect::Reply;
-use crate::proxy::exchange_recorder::{ExchangeRecorder, ReplyRecord, TurnOutcome};
 use crate::proxy::http::body::{ConnectionError, OutgoingBody};
 use crate::proxy::http::memory::HeldMemory;
 use crate::proxy::http::pieces::CoalescedBody;
 use crate::proxy::offload::long_work;
 use crate::proxy::state::ServingPhase;
+use crate::proxy::state::exchange_recorder::{ExchangeRecorder, ReplyRecord, TurnOutcome};
 use crate::telemetry::FailOpen;
 use crate::wire::encoding::DecodeError;
 

@@ -23,9 +23,9 @@ use crate::dialect::refusal::{self, RefusalCause};
 use crate::dialect::summary::{self, SummaryRejection};
 use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::http::headers;
+use crate::proxy::http::upstream::route::{self, Route};
 use crate::proxy::learning::{lessons, questions};
 use crate::proxy::response::observe::ResponseObserver;
-use crate::proxy::upstream::route::{self, Route};
 
 /// Most bytes of a refusal that are read for its cause.
 const REFUSAL_BYTES: usize = 64 * 1024;

@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+use crate::clock::now;
 use crate::context::overflow::OverflowReport;
 use crate::context::savings::ExchangeSavings;
 use crate::context::{ExchangeId, Millis, Outcome};
@@ -28,7 +29,6 @@ use crate::proxy::http::body::{OutgoingBody, UploadProgress};
 use crate::proxy::http::memory::{HeldMemory, MemoryShare};
 use crate::proxy::http::progress::InFlightGuard;
 use crate::proxy::state::{Proxy, ServingPhase};
-use crate::telemetry::clock::now;
 use crate::telemetry::{Exchange, FailOpen, GaugeGuard, MemoryKind, RefusalOutcome, RefusalReport};
 use crate::wire::memory::Memory as _;
 

@@ -13,7 +13,6 @@ use http::{HeaderMap, HeaderValue, Request, StatusCode, Uri, request};
 use tokio::sync::OwnedSemaphorePermit;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
-use super::questions;
 use crate::config::Upstream;
 use crate::context::policy::CountSchedule;
 use crate::context::{Estimate, EstimateMethod, ExchangeId, ProviderCount, TenantId};
@@ -21,6 +20,7 @@ use crate::dialect::counting::{CountQuestion, answer};
 use crate::dialect::lesson::{Lesson, QuotableText, RefusalBody, taught};
 use crate::dialect::{Dialect, PartKind, Purpose};
 use crate::proxy::http::body::{OutgoingBody, StartedResponse};
+use crate::proxy::learning::questions;
 use crate::proxy::offload::long_work;
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::Proxy;
