@@ -236,7 +236,7 @@ impl ClientRequest {
             None => (PlannedRequest::as_it_came(&prepared, &mut opened).await, None),
         };
         record_plan(&planned, recorder);
-        announce_taken(&planned.taken, &opened.scope, recorder);
+        announce_dequeued(&planned.dequeued, &opened.scope, recorder);
         let mut pending =
             PendingExchange::begin(&proxy, opened, prepared, planned, undelivered, recorder.at);
         summary_wait.into_iter().for_each(|waited| pending.add_summary_wait(waited, recorder));
@@ -342,9 +342,9 @@ impl ClientRequest {
         // For other paths the headers are not kept, so a credential in the id could not be recognised.
         let id = self.dialect.and_then(|_| provider_request_id(answered))?;
         let own = upstream.credential.as_ref().map(|(_, secret)| secret.0.as_bytes());
-        let is_told = own.is_some_and(|own| gives_away(id, own))
+        let is_exposed = own.is_some_and(|own| gives_away(id, own))
             || proxy.credentials.are_told_by(id, &self.headers, self.target());
-        (!is_told).then(|| id.into())
+        (!is_exposed).then(|| id.into())
     }
 
     /// Whether the client signed the body (AWS), so that no byte of it may change (`docs/protocols.md` 1.1).
@@ -540,20 +540,20 @@ fn record_plan(planned: &PlannedRequest, recorder: &mut ExchangeRecorder) {
 }
 
 /// Announces that queued messages are sent with the request.
-fn announce_taken(taken: &[Box<str>], scope: &Scope, recorder: &ExchangeRecorder) {
-    for id in taken {
+fn announce_dequeued(dequeued: &[Box<str>], scope: &Scope, recorder: &ExchangeRecorder) {
+    for id in dequeued {
         let Scope { tenant, session } = scope.clone();
         let (id, exchange, at) = (id.clone(), Some(recorder.id.clone()), now());
-        let news = MessageEvent {
+        let event = MessageEvent {
             id,
-            step: MessageStep::Taken,
+            step: MessageStep::Dequeued,
             tenant,
             session,
             exchange,
             position: None,
             at,
         };
-        recorder.proxy.telemetry.announce(news);
+        recorder.proxy.telemetry.announce(event);
     }
 }
 

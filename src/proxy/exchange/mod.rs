@@ -119,11 +119,11 @@ impl RoutedRequest {
     fn new(
         proxy: &Proxy,
         mut head: request::Parts,
-        spoken: Option<Dialect>,
+        client_dialect: Option<Dialect>,
     ) -> Result<Self, ProxyError> {
         let upstreams = &proxy.upstreams;
         let uri = head.uri.clone();
-        let route = route::route(upstreams, &head.method, &uri, &head.headers, spoken);
+        let route = route::route(upstreams, &head.method, &uri, &head.headers, client_dialect);
         let route = route.ok_or_else(|| no_upstream(upstreams, &uri))?;
         let upstream = route.upstream;
         let is_wanted = |protocol: &str| is_wanted(upstream, protocol);
@@ -365,11 +365,11 @@ async fn tapped(
             let is_whole = kind.starts_with("application/json");
             let codings = headers::codings(headers);
             let hiding = UsageStrip::new(upstream.host(), codings, memory);
-            hiding.filter(|_| !is_whole).map(ResponseEdits::Hides)
+            hiding.filter(|_| !is_whole).map(ResponseEdits::Strips)
         }),
         Some(addition) => altering(&mut parts, |kind, headers| {
             let codings = headers::codings(headers);
-            Some(ResponseEdits::Retells(UsageRewrite::new(addition, kind, codings, most, memory)?))
+            Some(ResponseEdits::Rewrites(UsageRewrite::new(addition, kind, codings, most, memory)?))
         }),
         None => None,
     };

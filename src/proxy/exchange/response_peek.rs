@@ -48,12 +48,12 @@ pub(super) async fn read(
     let host = pending.prepared().upstream.host();
     let shown =
         overflow::shown(&seen, purpose, &OverflowEvidence { host, ..OverflowEvidence::default() });
-    let said = shown.filter(|shown| shown.sign == OverflowSign::InReply).map(|shown| shown.said);
-    let (Some(said), Some(error)) = (said, &seen.error) else { return (begun, None) };
+    let found = shown.filter(|shown| shown.sign == OverflowSign::InReply).map(|shown| shown.said);
+    let (Some(found), Some(error)) = (found, &seen.error) else { return (begun, None) };
     let error = lessons::RefusalResponse::InReply { status: StatusCode::OK.as_u16(), error };
     let prepared = pending.prepared();
     let taught = lessons::taught(error, &prepared.body, prepared.name(), None).await;
-    (begun, Some((said, taught)))
+    (begun, Some((found, taught)))
 }
 
 /// The reply in the start of a response.

@@ -47,13 +47,13 @@ impl Drop for UndeliveredMessage {
         let Ok(runtime) = Handle::try_current() else { return };
         for fact in std::mem::take(&mut self.facts) {
             let (proxy, room) = (self.proxy.clone(), self.room.clone());
-            runtime.spawn(async move { wait_again(&proxy, &room, fact).await });
+            runtime.spawn(async move { requeue(&proxy, &room, fact).await });
         }
     }
 }
 
 /// Queues a message again.
-pub(crate) async fn wait_again(proxy: &Proxy, room: &SessionRoom, fact: Fact) {
+pub(crate) async fn requeue(proxy: &Proxy, room: &SessionRoom, fact: Fact) {
     let Fact::Queued(queued) = &fact else { return };
     let Scope { tenant, session } = room.scope.clone();
     let (id, step, at) = (queued.id.clone(), MessageStep::Queued, now());

@@ -205,7 +205,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
     }
 
     /// Bytes already taken from the body.
-    fn taken(&self) -> u64 {
+    fn read_bytes(&self) -> u64 {
         let frame = self.ahead.iter().flatten().flatten().next();
         frame.and_then(Frame::data_ref).map_or(0, |data| data.len() as u64)
     }
@@ -513,7 +513,7 @@ where
 
     fn size_hint(&self) -> SizeHint {
         match self.actions.altering {
-            None => self.inner.size_hint() + SizeHint::with_exact(self.taken()),
+            None => self.inner.size_hint() + SizeHint::with_exact(self.read_bytes()),
             Some(_) => SizeHint::default(),
         }
     }

@@ -181,8 +181,8 @@ async fn serve_connection<S>(
             },
         )
     });
-    let telling = proxy.clone();
-    let refused = move |fault: &ProxyError| record_non_http(&telling, fault);
+    let recorded = proxy.clone();
+    let refused = move |fault: &ProxyError| record_non_http(&recorded, fault);
     let stream = TokioIo::new(MarkedTransport::new(stream, look_alike.clone(), refused));
     let peer = if first.is_http2 { TransportPeer::Framed } else { TransportPeer::Client };
     let stream = MeteredSocket::new(stream, peer, &share, first.bytes).holding(held);

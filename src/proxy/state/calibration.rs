@@ -147,10 +147,10 @@ impl Calibration {
             return (learned, RecallOutcome::Known);
         }
         let (ledgers, shared) = (ledgers.clone(), self.0.clone());
-        let asked = place.clone();
+        let requested = place.clone();
         let read = || async move {
-            if let Some(saved) = asked.saved(&ledgers, family).await? {
-                shared.join(&asked, saved);
+            if let Some(saved) = requested.saved(&ledgers, family).await? {
+                shared.join(&requested, saved);
             }
             Ok(())
         };

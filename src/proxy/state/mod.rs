@@ -91,7 +91,7 @@ impl Proxy {
         telemetry: Arc<Telemetry>,
     ) -> Result<Arc<Self>, String> {
         let matcher = Matcher::from_env();
-        relays::tell(&config.upstreams, &matcher);
+        relays::log_relays(&config.upstreams, &matcher);
         Self::through(config, ledgers, telemetry, matcher).await
     }
 

@@ -45,7 +45,7 @@ pub(crate) struct SummaryGuard {
     cool_down_ms: Millis,
     key: CompactionKey,
     end: WritingEnd,
-    _tells: watch::Sender<()>,
+    _ended: watch::Sender<()>,
 }
 
 impl SummaryGuard {
@@ -118,14 +118,14 @@ impl CompactionScheduler {
         if thread.writing.is_some() {
             return None;
         }
-        let (tells, writing) = watch::channel(());
+        let (ended, writing) = watch::channel(());
         (thread.writing, thread.state) = (Some(writing), thread.state.begun());
         Some(SummaryGuard {
             scheduler: self.clone(),
             cool_down_ms,
             key: key.clone(),
             end: WritingEnd::Cancelled,
-            _tells: tells,
+            _ended: ended,
         })
     }
 

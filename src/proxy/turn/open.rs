@@ -27,7 +27,7 @@ use crate::dialect::refusal::{self, RefusalCause};
 use crate::dialect::{ProviderError, Purpose, Reply};
 use crate::proxy::learning::lessons;
 use crate::proxy::offload::{OFF_THREAD, long_work};
-use crate::proxy::plan::undelivered::{UndeliveredMessage, wait_again};
+use crate::proxy::plan::undelivered::{UndeliveredMessage, requeue};
 use crate::proxy::response::request_body::RequestBody;
 use crate::proxy::response::status::may_not_fit;
 use crate::proxy::response::tap::SettleReply;
@@ -288,8 +288,8 @@ impl OpenTurn {
         let message = error.or((!has_body).then(String::new))?;
         let (status, host) = (status.as_u16(), self.info.upstream.host());
         let response = ErrorResponse { status, host, body: message.as_bytes() };
-        let said = crate::dialect::overflow::overflow(&response)?;
-        Some(OverflowReport { sign: OverflowSign::Refused, said, saved: false })
+        let found = crate::dialect::overflow::overflow(&response)?;
+        Some(OverflowReport { sign: OverflowSign::Refused, said: found, saved: false })
     }
 
     /// The savings of this exchange.
@@ -318,7 +318,7 @@ impl OpenTurn {
     ) -> Option<FailOpen> {
         let room = self.opened.room();
         for fact in std::mem::take(&mut self.undelivered) {
-            wait_again(&proxy, &room, fact).await;
+            requeue(&proxy, &room, fact).await;
         }
         let error = reply.error.as_ref()?;
         let message = error.message.as_deref().unwrap_or_default();

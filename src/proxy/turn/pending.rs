@@ -29,7 +29,7 @@ use crate::dialect::{PartKey, Purpose};
 use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::plan::planned_request::{PlannedRequest, PlannedRewrite};
 use crate::proxy::plan::prepared_request::PreparedRequest;
-use crate::proxy::plan::undelivered::{UndeliveredMessage, wait_again};
+use crate::proxy::plan::undelivered::{UndeliveredMessage, requeue};
 use crate::proxy::response::usage_rewrite::UsageAddition;
 use crate::proxy::state::Proxy;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
@@ -111,7 +111,8 @@ impl PendingExchange {
     ) {
         let Some(estimate) = self.estimate() else { return };
         let is_rewritten = self.is_rewritten();
-        self.counted = counting::ask(proxy, &self.prepared, estimate, is_rewritten, head, sent);
+        self.counted =
+            counting::request_count(proxy, &self.prepared, estimate, is_rewritten, head, sent);
     }
 
     /// The estimate of the request.
@@ -200,8 +201,9 @@ impl PendingExchange {
     /// Learns the model's maximum output, once the provider accepted a request with no more than that, so
     /// that no other request is refused for it. `taught`: the lessons of its message.
     pub(crate) async fn learn_max_output(&self, taught: &LessonMatch, recorder: &ExchangeRecorder) {
-        let asked = self.prepared.conversation.max_output;
-        let most = taught.max_output().filter(|most| asked.is_some_and(|asked| asked > *most));
+        let requested = self.prepared.conversation.max_output;
+        let most =
+            taught.max_output().filter(|most| requested.is_some_and(|requested| requested > *most));
         let (info, proxy) = (RequestInfo::of(&self.prepared), recorder.proxy.clone());
         proxy.count_quoted(&self.prepared.upstream.name, taught);
         let Some(most) = most else { return };
@@ -368,8 +370,9 @@ impl PendingExchange {
         let (exchange, at) = (self.prepared.exchange.clone(), now());
         let position = &self.opened.placed.position;
         let (thread, parent) = (position.thread.clone(), position.parent.clone());
-        let taken = Revocation { exchange, thread, parent, at, about, retry };
-        (!taken.about.is_empty()).then(|| (self.opened.room(), Fact::TakenBack(Box::new(taken))))
+        let revocation = Revocation { exchange, thread, parent, at, about, retry };
+        (!revocation.about.is_empty())
+            .then(|| (self.opened.room(), Fact::TakenBack(Box::new(revocation))))
     }
 
     /// What is added to the usage that its client gets, if policy says so and there is any.
@@ -395,7 +398,7 @@ impl PendingExchange {
         let (room, messages) = (self.opened.room(), self.unsent_messages());
         let keeping = async {
             for fact in messages {
-                wait_again(proxy, &room, fact).await;
+                requeue(proxy, &room, fact).await;
             }
         };
         if tokio::time::timeout(timeout, keeping).await.is_ok() {

@@ -321,14 +321,14 @@ impl SocketConversation {
         let Some(_look) = look_into(message, &shared.connection) else { return false };
         match way {
             Direction::Up => {
-                self.asked(message, shared);
+                self.observe_request(message, shared);
                 true
             }
             Direction::Down => self.answered(message, shared),
         }
     }
 
-    fn asked(&mut self, message: &[u8], shared: &Arc<FrameObserverState>) {
+    fn observe_request(&mut self, message: &[u8], shared: &Arc<FrameObserverState>) {
         let place = shared.connection.places.clone().try_acquire_owned().ok();
         let read = |message: &[u8]| match &place {
             Some(_) => shared.analyse(message),
