@@ -55,4 +55,4 @@ pub use provider_error::ProviderError;
 pub use reading::ResponseReader;
 pub use reply::{Reply, ReplyPart, StopReason};
 pub use request::{read, read_in};
-pub use usage::{LastCall, Usage};
+pub use usage::{LastCall, Usage, UsageSpelling};

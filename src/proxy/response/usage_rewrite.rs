@@ -11,10 +11,11 @@ use memchr::memmem;
 
 use super::usage_strip::{MOST_AT_ONCE, UsageStrip, ends_an_event, first_block, only_data};
 use crate::dialect::Dialect;
+use crate::dialect::reading::usage_spelling;
 use crate::proxy::http::memory::{HeldMemory, MemoryShare};
 use crate::telemetry::MemoryKind;
 use crate::wire::encoding::{DecodeError, Decoder};
-use crate::wire::json::{Document, Value};
+use crate::wire::json::Document;
 use crate::wire::memory::Memory as _;
 use crate::wire::splice::{Edit, splice};
 
@@ -149,8 +150,9 @@ impl UsageRewrite {
         let document = Document::read(text).ok()?;
         let root = document.root(text)?;
         let mut edits: Vec<Edit> = Vec::new();
-        for usage in usages(self.addition.dialect, root) {
-            for name in names(self.addition.dialect) {
+        let spelling = usage_spelling(self.addition.dialect);
+        for usage in spelling.reports(root) {
+            for name in spelling.input {
                 let number = usage.get(name).and_then(|it| Some((it.span(), it.as_u64()?)));
                 edits.extend(number.map(|(mut at, number)| {
                     (at.start, at.end) = (at.start + start, at.end + start);
@@ -166,31 +168,6 @@ impl UsageRewrite {
 
 fn mentions_usage(bytes: &[u8]) -> bool {
     memmem::find(bytes, b"\"usage").is_some()
-}
-
-/// The usage objects of each dialect: in the value itself, or in the message or response inside it.
-fn usages(dialect: Dialect, root: Value<'_>) -> impl Iterator<Item = Value<'_>> {
-    let within = match dialect {
-        Dialect::Anthropic => root.get("message"),
-        Dialect::OpenaiResponses => root.get("response"),
-        Dialect::OpenaiChat | Dialect::Gemini => None,
-    };
-    std::iter::once(root).chain(within).filter_map(move |value| match dialect {
-        Dialect::Gemini => value.get_any(&["usageMetadata", "usage_metadata"]),
-        _ => value.get_any(&["usage"]),
-    })
-}
-
-/// The members with input tokens. Anthropic's excludes cached tokens, so that sums remain correct.
-fn names(dialect: Dialect) -> &'static [&'static str] {
-    match dialect {
-        Dialect::Anthropic => &["input_tokens"],
-        Dialect::OpenaiChat => &["prompt_tokens", "total_tokens"],
-        Dialect::OpenaiResponses => &["input_tokens", "total_tokens"],
-        Dialect::Gemini => {
-            &["promptTokenCount", "totalTokenCount", "prompt_token_count", "total_token_count"]
-        }
-    }
 }
 
 #[cfg(test)]
