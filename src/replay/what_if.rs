@@ -277,7 +277,7 @@ impl<'l> WhatIfSession<'l> {
             let Breakdown { system, messages, .. } = &mut estimate.breakdown;
             (*system, *messages) = (*system + head, messages.saturating_sub(head));
         }
-        self.report_steps(line, plan.steps, report);
+        self.list(line, plan.steps, report);
         self.report_costs(line, &turn, model, &summaries, report);
         if let (Some(seen), Some(actual), false) =
             (&measured.seen, turn.usage.input, turn.usage.lower_bound)
@@ -482,12 +482,7 @@ impl<'l> WhatIfSession<'l> {
     }
 
     /// Adds the new and refused changes: all of them, of which a turn stores only the first.
-    fn report_steps(
-        &self,
-        line: &TranscriptLine,
-        steps: Vec<plan::PlanStep>,
-        report: &mut WhatIfReport,
-    ) {
+    fn list(&self, line: &TranscriptLine, steps: Vec<plan::PlanStep>, report: &mut WhatIfReport) {
         for step in steps {
             match step.decision {
                 Decision::New => report.events.push(WhatIfEvent {
