@@ -14,8 +14,6 @@ mod open;
 mod refusal;
 pub(crate) mod terminal;
 
-pub(crate) use crate::clock;
-
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -121,7 +119,7 @@ impl Telemetry {
     }
 
     /// Reports an exchange at its end.
-    pub fn tell(&self, exchange: impl Into<Arc<Exchange>>) {
+    pub fn report(&self, exchange: impl Into<Arc<Exchange>>) {
         let exchange = exchange.into();
         self.open_exchanges.lock().unwrap_or_else(PoisonError::into_inner).remove(&exchange.id);
         self.metrics.count(&exchange);
@@ -262,8 +260,8 @@ impl Telemetry {
     }
 
     /// A counting endpoint was called, or deliberately was not.
-    pub(crate) fn asked_to_count(&self, upstream: &str, outcome: CountOutcome) {
-        self.metrics.asked_to_count(upstream, outcome);
+    pub(crate) fn counted_by_provider(&self, upstream: &str, outcome: CountOutcome) {
+        self.metrics.counted_by_provider(upstream, outcome);
     }
 
     /// A refusal could teach a lesson, and did or did not.

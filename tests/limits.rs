@@ -78,10 +78,13 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
         "the store's write queue",
         &[("src/store/sqlite/writer.rs", "QUEUE_BYTES"), ("src/store/sqlite/writer.rs", "QUEUE")],
     ),
-    ("summaries being written", &[("src/proxy/scheduler.rs", "AT_ONCE")]),
+    ("summaries being written", &[("src/proxy/state/scheduler.rs", "AT_ONCE")]),
     ("session fingerprints in memory", &[("src/store/ledgers/fingerprints.rs", "IN_MEMORY")]),
     ("session look-ups in flight", &[("src/store/ledgers/fingerprints.rs", "LOOK_UPS")]),
-    ("models of an upstream with calibration in memory", &[("src/proxy/by_model.rs", "MODELS")]),
+    (
+        "models of an upstream with calibration in memory",
+        &[("src/proxy/state/by_model.rs", "MODELS")],
+    ),
     (
         "models (or users of an operator's credential) with calibration in the store",
         &[("src/store/sqlite/facts.rs", "MOST_SERIES")],
@@ -106,28 +109,28 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
     (
         "HTTP/2: what waits for a slow client",
         &[
-            ("src/proxy/upstream/http2.rs", "STREAM_WINDOW"),
+            ("src/proxy/http/upstream/http2.rs", "STREAM_WINDOW"),
             ("src/proxy/server/builder.rs", "SEND_BUFFER"),
         ],
     ),
-    ("HTTP/2 streams of a connection", &[("src/proxy/upstream/http2.rs", "STREAMS")]),
-    ("HTTP/2 connections", &[("src/proxy/upstream/http2.rs", "CONNECTIONS")]),
+    ("HTTP/2 streams of a connection", &[("src/proxy/http/upstream/http2.rs", "STREAMS")]),
+    ("HTTP/2 connections", &[("src/proxy/http/upstream/http2.rs", "CONNECTIONS")]),
     (
         "attempts of a request that its upstream certainly did not process (below)",
-        &[("src/proxy/upstream/limits.rs", "ATTEMPTS")],
+        &[("src/proxy/http/upstream/limits.rs", "ATTEMPTS")],
     ),
     (
         "idle HTTP/2 connections",
         &[
-            ("src/proxy/upstream/http2.rs", "IDLE_CONNECTIONS"),
-            ("src/proxy/upstream/limits.rs", "IDLE"),
+            ("src/proxy/http/upstream/http2.rs", "IDLE_CONNECTIONS"),
+            ("src/proxy/http/upstream/limits.rs", "IDLE"),
         ],
     ),
     (
         "idle HTTP/1.1 connections",
         &[
-            ("src/proxy/upstream/http1.rs", "IDLE_CONNECTIONS"),
-            ("src/proxy/upstream/limits.rs", "IDLE"),
+            ("src/proxy/http/upstream/http1.rs", "IDLE_CONNECTIONS"),
+            ("src/proxy/http/upstream/limits.rs", "IDLE"),
         ],
     ),
 ];

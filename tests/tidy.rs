@@ -312,7 +312,7 @@ fn nothing_can_panic_by_choice() {
 }
 
 /// The only file that may read what is recorded of an exchange.
-const RECORDER: &str = "src/proxy/exchange_recorder.rs";
+const RECORDER: &str = "src/proxy/state/exchange_recorder.rs";
 
 #[test]
 fn nobody_reads_the_event_back() {

@@ -143,14 +143,14 @@ fn a_batch_larger_than_what_is_told_is_told_whole() {
 fn what_is_asked_for_again_after_it_was_cut_is_counted() {
     let policy = "[prune]\ngate = [\"always\"]\nprotect_tokens = 9000\nprotect_messages = 0\nmin_saving_tokens = 11000\n[compact]\nengine = \"off\"\n";
     let never = told_of("never-again", policy, &session(30, 30));
-    assert!(never.results_cut >= 16 && never.asked_again == 0, "{never:?}");
+    assert!(never.results_cut >= 16 && never.requested_again == 0, "{never:?}");
     assert_eq!(never.results_cut, never.events.len() as u64);
     // Of ten files each is read three times: what is cut of the first two times is asked for again.
     let again = told_of("again", policy, &session(30, 10));
     assert_eq!(again.results_cut, never.results_cut, "{again:?}");
     let read_again = again.events.iter().filter(|event| event.call <= 20).count() as u64;
     assert!(
-        again.asked_again >= read_again - 4 && again.asked_again < again.results_cut,
+        again.requested_again >= read_again - 4 && again.requested_again < again.results_cut,
         "{again:?}"
     );
 }

@@ -150,7 +150,7 @@ impl Upstream {
     }
 
     /// Whether it can tell clients apart, by their own credentials instead of the operator's.
-    pub fn distinguishes_clients(&self) -> bool {
+    pub(crate) fn distinguishes_clients(&self) -> bool {
         self.credential.is_none()
     }
 }

@@ -47,13 +47,13 @@ pub async fn play(
         Agent::new(Speaks::Responses, "gpt-5.5", "demo-responses"),
     ] {
         let mut call = 0;
-        while let Some(Step { sent, said }) = agent.step(&http, &base).await? {
+        while let Some(Step { sent, reply }) = agent.step(&http, &base).await? {
             call += 1;
             let exchange = report.next(&agent.session).await?;
             let thread = exchange["thread"].as_str().unwrap_or("latest");
             let context = report.context(&agent.session, thread).await?;
             out(&format!(
-                "── {}, call {call}\n   sent: {sent}\n   said: “{said}”\n\n{context}\n",
+                "── {}, call {call}\n   sent: {sent}\n   said: “{reply}”\n\n{context}\n",
                 agent.model
             ));
             rows.push(row(agent.model, call, &exchange));
@@ -89,9 +89,9 @@ async fn fills(
         let done: RewriteSummary = serde_json::from_value(exchange["done"].clone())?;
         let tokens = |value: &Value| value.as_u64().map_or_else(|| "unknown".into(), grouped);
         let (input, window) = (tokens(&exchange["usage"]["input"]), tokens(&exchange["window"]));
-        let words = done.made.description(done.new);
-        let words = if words.is_empty() { words } else { format!("; {words}") };
-        out(&format!("   call {call}: {sent}: {input} of {window} tokens{words}\n"));
+        let changes = done.made.description(done.new);
+        let changes = if changes.is_empty() { changes } else { format!("; {changes}") };
+        out(&format!("   call {call}: {sent}: {input} of {window} tokens{changes}\n"));
         if done.new.cut + done.new.compacted > 0 {
             let id = exchange["id"].as_str().unwrap_or_default();
             out(&format!("\n{}\n", report.explained(id).await?));

@@ -71,11 +71,11 @@ pub(super) struct Agent {
     pub(super) session: String,
     /// Whether it drops the reasoning of replies, as many clients do.
     forgets: bool,
-    asks: &'static [&'static str],
+    prompts: &'static [&'static str],
     /// The number of lines that the tool prints in its `n`th call.
     lines: fn(usize) -> usize,
     history: Vec<Value>,
-    asked: usize,
+    prompted: usize,
     results: usize,
 }
 
@@ -84,7 +84,7 @@ pub(super) struct Step {
     /// The new content of the request.
     pub(super) sent: String,
     /// The text of the reply.
-    pub(super) said: String,
+    pub(super) reply: String,
 }
 
 impl Agent {
@@ -94,22 +94,22 @@ impl Agent {
             model,
             session: session.to_owned(),
             forgets: false,
-            asks: ASKS,
+            prompts: ASKS,
             lines: |n| 12 << n.min(6),
             history: Vec::new(),
-            asked: 0,
+            prompted: 0,
             results: 0,
         }
     }
 
     /// The same agent, with more to read than its window holds.
     pub(super) fn long(self) -> Self {
-        Self { asks: LONG, ..self }
+        Self { prompts: LONG, ..self }
     }
 
     /// The same agent, with one task of many steps and results of some 4,000 tokens.
     pub(super) fn steady(self) -> Self {
-        Self { asks: TASK, lines: |n| 130 + 40 * (n % 3), ..self }
+        Self { prompts: TASK, lines: |n| 130 + 40 * (n % 3), ..self }
     }
 
     /// The same agent, which does not send its reasoning back.
@@ -133,11 +133,11 @@ impl Agent {
             .map_err(io::Error::other)?;
         let answer = fetch(http, request).await?;
         let events = events(&answer);
-        let said = match self.speaks {
+        let reply = match self.speaks {
             Speaks::Anthropic => self.hear_anthropic(&events),
             Speaks::Responses => self.hear_responses(&events),
         };
-        Ok(Some(Step { sent, said }))
+        Ok(Some(Step { sent, reply }))
     }
 
     /// Adds what comes next to the history, and returns it as text: a tool's result if the model called one,
@@ -163,10 +163,10 @@ impl Agent {
             });
             return Some(sent);
         }
-        let ask = self.asks.get(self.asked)?;
-        self.asked += 1;
-        self.history.push(json!({"role": "user", "content": ask}));
-        Some(format!("“{ask}”"))
+        let prompt = self.prompts.get(self.prompted)?;
+        self.prompted += 1;
+        self.history.push(json!({"role": "user", "content": prompt}));
+        Some(format!("“{prompt}”"))
     }
 
     fn request(&self) -> (&'static str, Value) {
@@ -226,18 +226,18 @@ impl Agent {
                 _ => {}
             }
         }
-        let said = blocks.iter().filter_map(|block| block["text"].as_str()).collect();
+        let reply = blocks.iter().filter_map(|block| block["text"].as_str()).collect();
         blocks.retain(|block| !self.forgets || block["type"] != "thinking");
         self.history.push(json!({"role": "assistant", "content": blocks}));
-        said
+        reply
     }
 
     fn hear_responses(&mut self, events: &[Value]) -> String {
         let output = events.last().map(|last| last["response"]["output"].clone());
         let items = output.as_ref().and_then(Value::as_array).cloned().unwrap_or_default();
-        let said = items.iter().filter_map(|item| item["content"][0]["text"].as_str()).collect();
+        let reply = items.iter().filter_map(|item| item["content"][0]["text"].as_str()).collect();
         self.history.extend(items);
-        said
+        reply
     }
 }
 

@@ -4,24 +4,15 @@
 //! Does not know the admin listener. Folders are in the order in which they build on each other.
 
 mod http;
-pub mod upstream;
-
-mod by_model;
-mod calibration;
-mod count_cache;
-mod scheduler;
-
-mod exchange_recorder;
 mod offload;
+
 mod state;
 
+mod learning;
 mod plan;
 mod response;
 
-mod learning;
-
 mod compaction;
-
 mod turn;
 
 mod exchange;
@@ -29,6 +20,7 @@ mod exchange;
 mod server;
 
 pub use self::http::tunnel_timeouts::TunnelTimeouts;
+pub use self::http::upstream;
 pub use self::server::{DrainOutcome, serve};
 pub use self::state::Proxy;
 

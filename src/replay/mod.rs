@@ -99,12 +99,12 @@ fn in_order(lines: &[TranscriptLine]) -> impl Iterator<Item = (usize, &Transcrip
 /// A call of an export: it has no text, but the estimate that was made at the time.
 fn recorded(
     line: &TranscriptLine,
-    told: &Estimate,
+    estimate: &Estimate,
     model: &Model,
     call: u64,
     actual: u64,
 ) -> EstimatePair {
-    let guess = told.guess;
+    let guess = estimate.guess;
     EstimatePair {
         source: line.source.clone(),
         session: line.session.clone(),
@@ -113,13 +113,13 @@ fn recorded(
         provider: line.provider.clone(),
         visible: true,
         excess: None,
-        tokens: told.tokens,
+        tokens: estimate.tokens,
         low: guess.low,
         high: guess.high,
         retention: guess.retention,
         by_retention: guess.by_retention,
         expert: guess.expert,
-        new: told.new,
+        new: estimate.new,
         actual,
         classic: Vec::new(),
         family: model.family,
@@ -137,7 +137,7 @@ struct ReplaySession<'l> {
     history: ClientHistory,
     ledger: Ledger,
     /// The previous call, whose reply comes with the next line.
-    asked: Option<ReplayCall<'l>>,
+    pending_call: Option<ReplayCall<'l>>,
     /// Each rule's base: what the first call cost in addition to its messages.
     bases: Vec<i64>,
     calls: u64,
@@ -160,15 +160,15 @@ impl<'l> ReplaySession<'l> {
         learned: &mut EstimatorState,
         rules: &[ClassicRules],
     ) -> Option<EstimatePair> {
-        if let Some(told) = &line.estimate {
+        if let Some(estimate) = &line.estimate {
             self.calls += 1;
-            let anchored = told.method == EstimateMethod::Anchored;
+            let anchored = estimate.method == EstimateMethod::Anchored;
             let actual = line.actual().filter(|_| anchored && line.is_measured())?;
-            return Some(recorded(line, told, model, self.calls, actual));
+            return Some(recorded(line, estimate, model, self.calls, actual));
         }
         let dialect = line.dialect()?;
-        let said = self.history.add(line);
-        let before = self.answered(&said);
+        let reply_texts = self.history.add(line);
+        let before = self.answered(&reply_texts);
         let (path, body) = self.history.request(line, dialect);
         let conversation = dialect::read(dialect, &path, &body);
         self.calls += 1;
@@ -191,7 +191,7 @@ impl<'l> ReplaySession<'l> {
         let classic = self.classic(line, &conversation, &body, anchor, rules);
         let turn = turn_of(exchange, line, &conversation, model, &placed.position);
         let turn = Turn { estimate: Some(estimate.clone()), sketch: measured.sketch, ..turn };
-        self.asked = Some(ReplayCall { line, turn, tokenizer });
+        self.pending_call = Some(ReplayCall { line, turn, tokenizer });
         let actual = line.actual()?;
         if let Some(seen) = measured.seen.as_ref().filter(|_| before || anchor.is_none()) {
             *learned = learned.clone().after(seen, &estimate.guess, actual);
@@ -200,14 +200,14 @@ impl<'l> ReplaySession<'l> {
             return None;
         }
         let seen = measured.seen.unwrap_or_default();
-        let news = seen.new_content;
+        let added = seen.new_content;
         let guess = estimate.guess;
         Some(EstimatePair {
             family: model.family,
             counted: seen.counted,
-            words: news.text_tokens,
-            tally: news.tally.0.iter().copied().enumerate().filter(|(_, n)| *n > 0).collect(),
-            structure: [news.results, news.texts, news.calls, news.media],
+            words: added.text_tokens,
+            tally: added.tally.0.iter().copied().enumerate().filter(|(_, n)| *n > 0).collect(),
+            structure: [added.results, added.texts, added.calls, added.media],
             reasoning: anchor.and_then(|anchor| anchor.turn.usage.reasoning),
             source: line.source.clone(),
             model: line.model.clone(),
@@ -229,11 +229,11 @@ impl<'l> ReplaySession<'l> {
     }
 
     /// Adds the reply of the previous call; returns whether that call can be the base of an estimate.
-    fn answered(&mut self, said: &[String]) -> bool {
-        let Some(ReplayCall { line, mut turn, tokenizer }) = self.asked.take() else {
+    fn answered(&mut self, reply_texts: &[String]) -> bool {
+        let Some(ReplayCall { line, mut turn, tokenizer }) = self.pending_call.take() else {
             return false;
         };
-        let mut reply = answer_of(line, turn.dialect, said);
+        let mut reply = answer_of(line, turn.dialect, reply_texts);
         // A call without a usable measurement is no base.
         reply.usage.lower_bound |= !line.is_measured();
         reply.usage.hosted_tools |= !line.is_measured();
@@ -310,8 +310,8 @@ fn turn_of(
 }
 
 /// The reply of a call, as it was recorded.
-fn answer_of(line: &TranscriptLine, dialect: Dialect, said: &[String]) -> Reply {
-    let body = transcript::response(line, dialect, said);
+fn answer_of(line: &TranscriptLine, dialect: Dialect, reply_texts: &[String]) -> Reply {
+    let body = transcript::response(line, dialect, reply_texts);
     let mut reading = ResponseReader::new(dialect, 200, Framing::Json, REPLY);
     reading.push(&body);
     reading.finish(true)

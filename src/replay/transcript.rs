@@ -105,14 +105,14 @@ impl TranscriptLine {
     }
 
     /// Whether the line has content: our own exports contain only sizes, unless content was requested.
-    pub(crate) fn has_words(&self) -> bool {
-        let says = |part: &AddedPart| {
+    pub(crate) fn has_text(&self) -> bool {
+        let has_content = |part: &AddedPart| {
             !part.text.is_empty()
                 || part.redacted > 0
                 || part.mime.is_some()
                 || part.attachment.is_some()
         };
-        self.estimate.is_none() || self.new_parts.iter().any(says)
+        self.estimate.is_none() || self.new_parts.iter().any(has_content)
     }
 
     /// Whether the reported usage measures the context: then later estimates can be based on the call.
@@ -331,10 +331,10 @@ impl ClientHistory {
 
     fn thinking(&mut self, dialect: Dialect, part: &AddedPart) -> Option<String> {
         self.thoughts += 1;
-        let seal = format!("seal-{}", self.thoughts);
+        let signature = format!("seal-{}", self.thoughts);
         let block = match dialect {
             Dialect::OpenaiResponses => json!({
-                "type": "reasoning", "id": seal, "summary": [], "encrypted_content": seal,
+                "type": "reasoning", "id": signature, "summary": [], "encrypted_content": signature,
             }),
             // Gemini's reasoning is not sent back; a signature on the first call that followed it represents
             // it.
@@ -343,7 +343,7 @@ impl ClientHistory {
                 return None;
             }
             Dialect::Anthropic | Dialect::OpenaiChat => {
-                json!({ "type": "thinking", "thinking": part.text, "signature": seal })
+                json!({ "type": "thinking", "thinking": part.text, "signature": signature })
             }
         };
         Some(block.to_string())
@@ -374,10 +374,10 @@ impl ClientHistory {
                 .to_string(),
             },
             Dialect::Gemini => {
-                let seal = self.unsigned.take();
-                let seal = seal.map(|at| format!(r#","thoughtSignature":"seal-{at}""#));
-                let seal = seal.unwrap_or_default();
-                format!(r#"{{"functionCall":{{"name":{name},"args":{raw}}}{seal}}}"#)
+                let signature = self.unsigned.take();
+                let signature = signature.map(|at| format!(r#","thoughtSignature":"seal-{at}""#));
+                let signature = signature.unwrap_or_default();
+                format!(r#"{{"functionCall":{{"name":{name},"args":{raw}}}{signature}}}"#)
             }
             Dialect::Anthropic | Dialect::OpenaiChat => {
                 format!(r#"{{"type":"tool_use","id":{id},"name":{name},"input":{raw}}}"#)
@@ -544,18 +544,18 @@ fn gemini_role(role: &str) -> &str {
 }
 
 fn text(dialect: Dialect, part: &AddedPart) -> Option<String> {
-    let words = &part.text;
-    if words.is_empty() {
+    let text = &part.text;
+    if text.is_empty() {
         return None;
     }
     let block = match dialect {
         Dialect::OpenaiResponses => {
             let kind = if part.role == "assistant" { "output_text" } else { "input_text" };
-            let content = [json!({ "type": kind, "text": words })];
+            let content = [json!({ "type": kind, "text": text })];
             json!({ "type": "message", "role": part.role, "content": content })
         }
-        Dialect::Gemini => json!({ "text": words }),
-        Dialect::Anthropic | Dialect::OpenaiChat => json!({ "type": "text", "text": words }),
+        Dialect::Gemini => json!({ "text": text }),
+        Dialect::Anthropic | Dialect::OpenaiChat => json!({ "type": "text", "text": text }),
     };
     Some(block.to_string())
 }

@@ -124,7 +124,8 @@ pub struct WhatIfReport {
     pub results_cut: u64,
     /// The number of these whose tool the agent later called again with the same arguments, which it would
     /// have had to do, or did anyway.
-    pub asked_again: u64,
+    #[serde(rename = "asked_again")]
+    pub requested_again: u64,
     /// Every change, at the call that would have made it first.
     pub events: Vec<WhatIfEvent>,
     /// The number of refused changes, by reason.
@@ -135,7 +136,7 @@ impl WhatIfReport {
     /// The re-read rate: the share of cut results whose tool the agent later called again with the same
     /// arguments. 0 if none was cut.
     pub fn re_read_rate(&self) -> f64 {
-        self.asked_again as f64 / self.results_cut.max(1) as f64
+        self.requested_again as f64 / self.results_cut.max(1) as f64
     }
 }
 
@@ -227,9 +228,9 @@ impl<'l> WhatIfSession<'l> {
         learned: &mut EstimatorState,
         report: &mut WhatIfReport,
     ) {
-        let Some(dialect) = line.dialect().filter(|_| line.has_words()) else { return };
-        let said = self.history.add(line);
-        self.answered(&said);
+        let Some(dialect) = line.dialect().filter(|_| line.has_text()) else { return };
+        let reply_texts = self.history.add(line);
+        self.answered(&reply_texts);
         let (path, body) = self.history.request(line, dialect);
         let conversation = dialect::read(dialect, &path, &body);
         self.calls += 1;
@@ -262,7 +263,7 @@ impl<'l> WhatIfSession<'l> {
         let came_tokens = tokens(&came);
         let left_out = came_tokens.saturating_sub(tokens(&measured.parts));
         self.came = came;
-        self.tell_cuts(line, &conversation, &plan, report);
+        self.report_cuts(line, &conversation, &plan, report);
         let done = RewriteSummary::of(&plan.steps, Mode::Active);
         let turn = turn_of(exchange.clone(), line, &conversation, model, &placed.position);
         let estimate = Some(measured.estimate.clone());
@@ -276,8 +277,8 @@ impl<'l> WhatIfSession<'l> {
             let Breakdown { system, messages, .. } = &mut estimate.breakdown;
             (*system, *messages) = (*system + head, messages.saturating_sub(head));
         }
-        self.tell(line, plan.steps, report);
-        self.tell_costs(line, &turn, model, &summaries, report);
+        self.list(line, plan.steps, report);
+        self.report_costs(line, &turn, model, &summaries, report);
         if let (Some(seen), Some(actual), false) =
             (&measured.seen, turn.usage.input, turn.usage.lower_bound)
         {
@@ -352,7 +353,7 @@ impl<'l> WhatIfSession<'l> {
                             if action == ScheduleAction::WriteLater {
                                 return;
                             }
-                            decided.known = self.again(call);
+                            decided.known = self.replanned(call);
                             ScheduleEvent::WriterDone
                         }
                         Err(why) => ScheduleEvent::CannotWrite(why),
@@ -361,7 +362,7 @@ impl<'l> WhatIfSession<'l> {
                 ScheduleAction::Use => match compact::propose(request, &decided.known, need) {
                     Ok(facts) => {
                         self.keep(&mut decided.known, facts);
-                        decided.known = self.again(call);
+                        decided.known = self.replanned(call);
                         (decided.plan, decided.measured) = call.planned(&decided.known);
                         ScheduleEvent::Planned
                     }
@@ -379,16 +380,16 @@ impl<'l> WhatIfSession<'l> {
     }
 
     /// The known decisions, read again with those that were just stored.
-    fn again(&self, call: &WhatIfCall<'_>) -> RecordedDecisions {
+    fn replanned(&self, call: &WhatIfCall<'_>) -> RecordedDecisions {
         let conversation = call.request.conversation;
         let placed = place(&self.ledger, conversation, call.request.exchange, None);
         RecordedDecisions::of(&self.ledger, conversation, &placed, false)
     }
 
     /// Adds the recorded reply of the previous call.
-    fn answered(&mut self, said: &[String]) {
+    fn answered(&mut self, reply_texts: &[String]) {
         let Some((line, mut turn)) = self.before.take() else { return };
-        let reply = answer_of(line, turn.dialect, said);
+        let reply = answer_of(line, turn.dialect, reply_texts);
         turn.after = reply.chain_after(turn.position.chain);
         turn.reply = budget::reply(&reply, Tokenizer::whole(turn.family));
         turn.anchor_keys = anchor_keys(&reply);
@@ -447,14 +448,15 @@ impl<'l> WhatIfSession<'l> {
     }
 
     /// Counts the results that are cut now, and those that were cut before and are requested again.
-    fn tell_cuts(
+    fn report_cuts(
         &mut self,
         line: &TranscriptLine,
         conversation: &Conversation,
         plan: &Plan,
         report: &mut WhatIfReport,
     ) {
-        report.asked_again += line.calls().filter_map(|call| self.cut.remove(&call)).sum::<u64>();
+        report.requested_again +=
+            line.calls().filter_map(|call| self.cut.remove(&call)).sum::<u64>();
         let new =
             |step: &&plan::PlanStep| (step.change, step.decision) == (Change::Cut, Decision::New);
         let cut: Vec<_> = plan.steps.iter().filter(new).map(|step| step.at).collect();
@@ -480,7 +482,7 @@ impl<'l> WhatIfSession<'l> {
     }
 
     /// Adds the new and refused changes: all of them, of which a turn stores only the first.
-    fn tell(&self, line: &TranscriptLine, steps: Vec<plan::PlanStep>, report: &mut WhatIfReport) {
+    fn list(&self, line: &TranscriptLine, steps: Vec<plan::PlanStep>, report: &mut WhatIfReport) {
         for step in steps {
             match step.decision {
                 Decision::New => report.events.push(WhatIfEvent {
@@ -503,7 +505,7 @@ impl<'l> WhatIfSession<'l> {
         }
     }
 
-    fn tell_costs(
+    fn report_costs(
         &self,
         line: &TranscriptLine,
         turn: &Turn,
@@ -551,8 +553,8 @@ fn written(
     let choice =
         compact::choose(request, known, &measured.parts, by).ok_or(DecisionReason::NothingToCut)?;
     // Its text is not known, so the given number of one-token words is used.
-    let words = " summary".repeat(options.summary_tokens as usize);
-    let raw = compact::lay_out(request, known, choice.cut, &words, 0, false).raw;
+    let text = " summary".repeat(options.summary_tokens as usize);
+    let raw = compact::lay_out(request, known, choice.cut, &text, 0, false).raw;
     let encoding = request.tokenizer.encoding;
     let tokens = encoding.map_or(raw.len() / 4, |encoding| encoding.count(&raw)) as u64;
     let why = if due == CompactionNeed::Must {

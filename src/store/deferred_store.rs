@@ -150,10 +150,10 @@ impl DeferredStore {
 
     fn answer<'a, T: Send + 'a>(
         &'a self,
-        ask: impl FnOnce(&'a KeyedStore<SqliteStore>) -> StoreFuture<'a, T>,
+        query: impl FnOnce(&'a KeyedStore<SqliteStore>) -> StoreFuture<'a, T>,
     ) -> StoreFuture<'a, T> {
         match self.opened.get() {
-            Some(stores) => ask(&stores[usize::from(self.is_for_admin)]),
+            Some(stores) => query(&stores[usize::from(self.is_for_admin)]),
             None => {
                 let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone();
                 Box::pin(std::future::ready(Err(trouble)))
@@ -373,8 +373,8 @@ mod tests {
         assert!(store.failure().is_none());
         let moved = folder.path().join("moved.db");
         std::fs::rename(&path, &moved).unwrap();
-        let told = store.failure().unwrap().to_string();
-        assert!(told.contains("was deleted or replaced"), "{told}");
+        let failure = store.failure().unwrap().to_string();
+        assert!(failure.contains("was deleted or replaced"), "{failure}");
         std::fs::write(&path, "another file").unwrap();
         assert!(store.failure().is_some(), "another file in its place");
         std::fs::rename(&moved, &path).unwrap();

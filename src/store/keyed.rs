@@ -84,7 +84,7 @@ impl Cipher {
     }
 
     /// Encrypts a hash.
-    pub(crate) fn seal(&self, hash: u128) -> u128 {
+    pub(crate) fn encrypt_hash(&self, hash: u128) -> u128 {
         let mut block = hash.to_be_bytes().into();
         self.blocks.encrypt_block(&mut block);
         u128::from_be_bytes(block.into())
@@ -98,11 +98,11 @@ impl Cipher {
     }
 
     /// Encrypts the hashes in a value, and marks it.
-    fn seal_value(&self, value: &[u8]) -> Bytes {
+    fn encrypt_value(&self, value: &[u8]) -> Bytes {
         let mut keyed = Vec::with_capacity(value.len() + 1);
         keyed.push(MARK);
         keyed.extend_from_slice(value);
-        change_hashes(&mut keyed, |hash| self.seal(hash));
+        change_hashes(&mut keyed, |hash| self.encrypt_hash(hash));
         keyed.into()
     }
 
@@ -114,10 +114,10 @@ impl Cipher {
         open.into()
     }
 
-    fn sealed(&self, record: Record) -> Record {
-        let key = if is_hash(record.kind) { self.seal(record.key) } else { record.key };
+    fn encrypted(&self, record: Record) -> Record {
+        let key = if is_hash(record.kind) { self.encrypt_hash(record.key) } else { record.key };
         let value = match is_fact(record.kind) {
-            true => self.seal_value(&record.value),
+            true => self.encrypt_value(&record.value),
             false => record.value,
         };
         Record { key, value, ..record }
@@ -212,12 +212,12 @@ impl KeyedStore<SqliteStore> {
         sqlite::make_folder(path)?;
         let folder = path.parent().unwrap_or(path);
         let cipher = Cipher::open(folder)?;
-        let sealing = cipher.clone();
-        let seal = move |record: Record| match record.value.starts_with(&[MARK]) {
+        let rekeying = cipher.clone();
+        let rekey = move |record: Record| match record.value.starts_with(&[MARK]) {
             true => record,
-            false => sealing.sealed(record),
+            false => rekeying.encrypted(record),
         };
-        let store = SqliteStore::open_sealing(path, Box::new(seal))?;
+        let store = SqliteStore::open_rekeying(path, Box::new(rekey))?;
         if store.keyed_with(cipher.fingerprint())? {
             let file = folder.join(FILE);
             tracing::warn!(
@@ -276,7 +276,7 @@ impl<S: Store> KeyedStore<S> {
             };
             let there = there.filter(|value| !value.starts_with(&[MARK]));
             if there.is_none() {
-                new.push(self.cipher.sealed(record));
+                new.push(self.cipher.encrypted(record));
             }
             puts.push(there);
         }
@@ -306,7 +306,7 @@ impl<S: Store> Store for KeyedStore<S> {
         if self.is_mixed() {
             return Box::pin(self.put_beside(scope, records, only_if));
         }
-        let records = records.into_iter().map(|record| self.cipher.sealed(record)).collect();
+        let records = records.into_iter().map(|record| self.cipher.encrypted(record)).collect();
         let put = self.store.put(scope, records, only_if);
         Box::pin(async move { Ok(put.await?.into_iter().map(|put| self.outcome(put)).collect()) })
     }
@@ -317,8 +317,9 @@ impl<S: Store> Store for KeyedStore<S> {
         drafts: Vec<Draft>,
         ended: Vec<u128>,
     ) -> StoreFuture<'_, ()> {
-        let sealed = |draft: Draft| Draft { record: self.cipher.sealed(draft.record), ..draft };
-        self.store.put_drafts(instance, drafts.into_iter().map(sealed).collect(), ended)
+        let encrypted =
+            |draft: Draft| Draft { record: self.cipher.encrypted(draft.record), ..draft };
+        self.store.put_drafts(instance, drafts.into_iter().map(encrypted).collect(), ended)
     }
 
     fn adopt_drafts(&self, instance: u64, lease: Duration) -> StoreFuture<'_, Vec<Scope>> {
@@ -329,7 +330,7 @@ impl<S: Store> Store for KeyedStore<S> {
         if !is_fact(kind) {
             return self.store.get(scope, kind, key);
         }
-        let keyed = if is_hash(kind) { self.cipher.seal(key) } else { key };
+        let keyed = if is_hash(kind) { self.cipher.encrypt_hash(key) } else { key };
         Box::pin(async move {
             let was_mixed = self.is_mixed();
             let before = match was_mixed && is_hash(kind) {
@@ -356,7 +357,7 @@ impl<S: Store> Store for KeyedStore<S> {
         let is_mixed = self.is_mixed();
         let both = fingerprints.into_iter().flat_map(|fingerprint| {
             let before = is_mixed.then_some(fingerprint);
-            before.into_iter().chain([self.cipher.seal(fingerprint)])
+            before.into_iter().chain([self.cipher.encrypt_hash(fingerprint)])
         });
         self.store.session_by_fingerprint(tenant, both.collect())
     }
@@ -371,7 +372,7 @@ impl<S: Store> Store for KeyedStore<S> {
             {
                 return Ok(Some(scope));
             }
-            self.store.holder(kind, self.cipher.seal(key)).await
+            self.store.holder(kind, self.cipher.encrypt_hash(key)).await
         })
     }
 

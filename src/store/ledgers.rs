@@ -282,8 +282,8 @@ impl Ledgers {
             return Ok(cache.look(look));
         }
         let slow = |_| StoreError::Failed(format!("no answer within {LOOK:?}"));
-        let asking = self.admin_store.scan(scope.clone(), session_cache::FACTS);
-        let records = tokio::time::timeout(LOOK, asking).await.map_err(slow)??;
+        let lookup_task = self.admin_store.scan(scope.clone(), session_cache::FACTS);
+        let records = tokio::time::timeout(LOOK, lookup_task).await.map_err(slow)??;
         let ledger = parsers::parse(move || session_cache::ledger(&records).0).await?;
         Ok(look(&ledger))
     }
@@ -371,7 +371,7 @@ impl Ledgers {
         let wanted = fingerprints::to_look_up(conversation, fingerprints);
         let (store, known) = (self.store.clone(), self.fingerprints.clone());
         let (tenant, forgotten) = (lookup.tenant.clone(), lock(&known).forgotten());
-        let asking = tokio::spawn(async move {
+        let lookup_task = tokio::spawn(async move {
             let session = store.session_by_fingerprint(tenant.clone(), wanted).await;
             own.into_iter().for_each(|own| lock(&known).looked_up(&tenant, own));
             let session = session?;
@@ -381,7 +381,7 @@ impl Ledgers {
             }
             Ok::<_, StoreError>(session)
         });
-        match lookup.reads.wait_again(since, asking).await {
+        match lookup.reads.wait_once_more(since, lookup_task).await {
             Some(Ok(Ok(Some(session)))) => LookupOutcome::Found(session),
             Some(Ok(Ok(None))) => LookupOutcome::None,
             Some(Ok(Err(_)) | Err(_)) | None => LookupOutcome::Late,

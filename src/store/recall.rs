@@ -72,7 +72,7 @@ impl ReadBudget {
     }
 
     /// The same, but later callers may wait at least the limit for later reads, because they ask again.
-    pub(super) async fn wait_again<F: Future>(
+    pub(super) async fn wait_once_more<F: Future>(
         &self,
         since: Instant,
         answer: F,

@@ -105,11 +105,11 @@ impl SqliteStore {
     /// # Errors
     /// [`StoreError::Unusable`], saying what is wrong with the file and what to do.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
-        Self::open_sealing(path, Box::new(|record| record))
+        Self::open_rekeying(path, Box::new(|record| record))
     }
 
-    /// The same; records of earlier versions pass through `seal` when they are moved.
-    pub(super) fn open_sealing(path: &Path, seal: RekeyFact) -> Result<Self, StoreError> {
+    /// The same; records of earlier versions pass through `rekey` when they are moved.
+    pub(super) fn open_rekeying(path: &Path, rekey: RekeyFact) -> Result<Self, StoreError> {
         make_folder(path)?;
         is_database(path)?;
         // SQLite would make the file with the umask's mode, and its additional files with the same. If it
@@ -133,7 +133,7 @@ impl SqliteStore {
         let make_way = Arc::<ReaderGate>::default();
         let beside = connect(path)?;
         let (legacy, gate) = (moving.clone(), make_way.clone());
-        let writer = Writer::start(path, connection, beside, legacy, seal, made, gate);
+        let writer = Writer::start(path, connection, beside, legacy, rekey, made, gate);
         let traffic = Readers::start(path, TRAFFIC, Arc::default())?;
         let admin = Readers::start(path, ADMIN, make_way)?;
         let file = Database { writer, traffic, admin, moving, path: path.into(), _lock: lock };
@@ -189,7 +189,7 @@ impl SqliteStore {
         });
         drop(joining);
         drop(ended.await);
-        self.file.writer.ask(|answer| WriterJob::Close { answer }).await
+        self.file.writer.submit(|answer| WriterJob::Close { answer }).await
     }
 
     /// Its load and size.
@@ -219,7 +219,7 @@ impl SqliteStore {
             StoreCaller::Traffic => &self.file.traffic,
             StoreCaller::Admin => &self.file.admin,
         };
-        readers.ask(move |connection| {
+        readers.query(move |connection| {
             let look = connection.unchecked_transaction()?;
             query(&look, &moving)
         })
@@ -286,7 +286,7 @@ impl Store for SqliteStore {
         records: Vec<Record>,
         only_if: Precondition,
     ) -> StoreFuture<'_, Vec<WriteOutcome>> {
-        self.file.writer.ask(|answer| WriterJob::Put { scope, records, only_if, answer })
+        self.file.writer.submit(|answer| WriterJob::Put { scope, records, only_if, answer })
     }
 
     fn put_drafts(
@@ -295,11 +295,11 @@ impl Store for SqliteStore {
         drafts: Vec<Draft>,
         ended: Vec<u128>,
     ) -> StoreFuture<'_, ()> {
-        self.file.writer.ask(|answer| WriterJob::Draft { instance, drafts, ended, answer })
+        self.file.writer.submit(|answer| WriterJob::Draft { instance, drafts, ended, answer })
     }
 
     fn adopt_drafts(&self, instance: u64, lease: Duration) -> StoreFuture<'_, Vec<Scope>> {
-        self.file.writer.ask(|answer| WriterJob::Adopt { instance, lease, answer })
+        self.file.writer.submit(|answer| WriterJob::Adopt { instance, lease, answer })
     }
 
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Bytes>> {
@@ -397,12 +397,12 @@ impl Store for SqliteStore {
     }
 
     fn drop_scope(&self, scope: Scope) -> StoreFuture<'_, u64> {
-        self.file.writer.ask(|answer| WriterJob::Drop { scope, answer })
+        self.file.writer.submit(|answer| WriterJob::Drop { scope, answer })
     }
 
     fn expire(&self, before: Millis, max_bytes: u64) -> StoreFuture<'_, SweepStep> {
         let rule = RetentionRule { before, max_bytes };
-        self.file.writer.ask(|answer| WriterJob::Expire { rule, answer })
+        self.file.writer.submit(|answer| WriterJob::Expire { rule, answer })
     }
 
     fn ready(&self) -> StoreFuture<'_, ()> {

@@ -39,7 +39,8 @@ pub enum MessageStep {
     /// It was removed from the queue.
     Removed,
     /// It was added to a request.
-    Taken,
+    #[serde(rename = "taken")]
+    Dequeued,
 }
 
 impl MessageStep {
@@ -47,7 +48,7 @@ impl MessageStep {
     pub fn event(self) -> Option<&'static str> {
         match self {
             Self::Queued => Some("queued"),
-            Self::Taken => Some("dequeued"),
+            Self::Dequeued => Some("dequeued"),
             Self::Removed => None,
         }
     }

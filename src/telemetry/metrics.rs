@@ -182,7 +182,7 @@ impl Metrics {
         String::from_utf8_lossy(&out).into_owned()
     }
 
-    pub(super) fn asked_to_count(&self, upstream: &str, outcome: CountOutcome) {
+    pub(super) fn counted_by_provider(&self, upstream: &str, outcome: CountOutcome) {
         self.families.counts.with_label_values(&[upstream, &word(outcome)]).inc();
     }
 

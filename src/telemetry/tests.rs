@@ -105,7 +105,7 @@ fn blank() -> Exchange {
 fn logged(form: LogFormat, exchange: Exchange) -> String {
     let page = Page::default();
     let telemetry = Telemetry::new(Log::to(form, page.clone()).unwrap()).unwrap();
-    telemetry.tell(exchange);
+    telemetry.report(exchange);
     telemetry.flush();
     page.text()
 }
@@ -209,10 +209,10 @@ fn the_classic_count_stands_beside_ours() {
     assert_eq!(line["classic"]["rules"], "micro-compact");
 
     let telemetry = Telemetry::silent().unwrap();
-    telemetry.tell(told.clone());
+    telemetry.report(told.clone());
     // What cannot be compared is not counted.
     let usage = Usage { input: None, ..told.usage.clone() };
-    telemetry.tell(Exchange { usage, ..told });
+    telemetry.report(Exchange { usage, ..told });
     let rendered = telemetry.render();
     let by = "context=\"10k_to_100k\",family=\"claude\",method=\"anchored\"";
     let under = |name: &str, by: &str, le: &str| {
@@ -229,7 +229,7 @@ fn the_new_part_alone_is_measured_where_it_is_large_enough() {
     let telemetry = Telemetry::silent().unwrap();
     for new in [1_310, 410, 0] {
         let estimate = Some(Estimate { new, ..estimate(52_100) });
-        telemetry.tell(Exchange { estimate, ..told() });
+        telemetry.report(Exchange { estimate, ..told() });
     }
     let page = telemetry.render();
     let under = |le: &str| {
@@ -276,14 +276,14 @@ fn a_client_cannot_forge_lines() {
 #[test]
 fn an_exchange_counts_once_everywhere() {
     let telemetry = Telemetry::silent().unwrap();
-    telemetry.tell(told());
-    telemetry.tell(Exchange {
+    telemetry.report(told());
+    telemetry.report(Exchange {
         estimate: Some(estimate(51_790)),
         fail_open: vec![FailOpen::CommitLate],
         notes: vec![Note::UnknownPart],
         ..told()
     });
-    telemetry.tell(Exchange { status: Some(529), outcome: Outcome::Refused, ..blank() });
+    telemetry.report(Exchange { status: Some(529), outcome: Outcome::Refused, ..blank() });
     let page = telemetry.render();
     let counted = |series: &str| value(&page, series);
     let complete = r#"dialect="anthropic",outcome="complete",status="2xx",upstream="anthropic""#;
@@ -333,7 +333,7 @@ fn what_was_learned_of_a_model_is_told() {
 #[test]
 fn an_estimate_that_was_too_low_is_below_zero() {
     let telemetry = Telemetry::silent().unwrap();
-    telemetry.tell(Exchange { estimate: Some(estimate(50_000)), ..told() });
+    telemetry.report(Exchange { estimate: Some(estimate(50_000)), ..told() });
     let page = telemetry.render();
     let ratio = "plimsoll_estimate_error_ratio";
     let by = r#"context="10k_to_100k",family="claude",method="anchored""#;
@@ -345,10 +345,10 @@ fn an_estimate_that_was_too_low_is_below_zero() {
 #[test]
 fn reported_inputs_are_compared_even_of_streams_that_were_cut() {
     let telemetry = Telemetry::silent().unwrap();
-    telemetry.tell(Exchange { usage: Usage::default(), ..told() });
+    telemetry.report(Exchange { usage: Usage::default(), ..told() });
     assert!(!telemetry.render().contains("plimsoll_estimates_comparable_total{"));
     let cut = Usage { input: Some(52_000), lower_bound: true, ..Usage::default() };
-    telemetry.tell(Exchange { usage: cut.clone(), ..told() });
+    telemetry.report(Exchange { usage: cut.clone(), ..told() });
     let page = telemetry.render();
     let by = "{family=\"claude\",method=\"anchored\"}";
     assert_eq!(value(&page, &format!("plimsoll_estimates_comparable_total{by}")), 1.0);
@@ -371,8 +371,8 @@ fn a_breakdown_that_is_capped_is_counted_and_told() {
     let telemetry = Telemetry::silent().unwrap();
     let mut capped = told();
     capped.estimate.as_mut().unwrap().breakdown.capped = true;
-    telemetry.tell(capped.clone());
-    telemetry.tell(told());
+    telemetry.report(capped.clone());
+    telemetry.report(told());
     let page = telemetry.render();
     assert_eq!(value(&page, "plimsoll_breakdowns_capped_total{family=\"claude\"}"), 1.0);
     assert!(logged(LogFormat::Text, capped).contains(" breakdown=capped"));
@@ -382,7 +382,7 @@ fn a_breakdown_that_is_capped_is_counted_and_told() {
 #[test]
 fn models_past_the_limit_are_other() {
     let telemetry = Telemetry::silent().unwrap();
-    let asked = |model: String| telemetry.tell(Exchange { model: Some(model.into()), ..told() });
+    let asked = |model: String| telemetry.report(Exchange { model: Some(model.into()), ..told() });
     (0..MODELS + 7).for_each(|number| asked(format!("model-{number}")));
     asked("model-0".into());
     asked("x".repeat(300));
@@ -401,7 +401,7 @@ fn models_past_the_limit_are_other() {
 fn odd_model_names_are_other() {
     let telemetry = Telemetry::silent().unwrap();
     for odd in ["tell me a secret", "a\"b", "a\nb", &"x".repeat(81)] {
-        telemetry.tell(Exchange { model: Some(odd.into()), ..told() });
+        telemetry.report(Exchange { model: Some(odd.into()), ..told() });
     }
     let page = telemetry.render();
     assert!(!page.contains("secret") && page.contains("model=\"other\""));
@@ -437,12 +437,12 @@ fn rewritten() -> Exchange {
 #[test]
 fn rewriting_counts_by_what_why_and_mode() {
     let telemetry = Telemetry::silent().unwrap();
-    telemetry.tell(rewritten());
+    telemetry.report(rewritten());
     let mut shadow = rewritten();
     shadow.done.mode = Mode::Shadow;
     shadow.saved = Some(ExchangeSavings { in_shadow: 12_400, ..ExchangeSavings::default() });
-    telemetry.tell(shadow);
-    telemetry.tell(told());
+    telemetry.report(shadow);
+    telemetry.report(told());
     let miss = Some(CacheMiss { cause: CacheMissCause::Messages, tokens: None });
     let mut resent = rewritten();
     (resent.refused, resent.done.resent) =
@@ -450,7 +450,7 @@ fn rewriting_counts_by_what_why_and_mode() {
     resent.usage.cache_miss = miss;
     resent.notes = vec![Note::InputWithheld];
     resent.saved = None;
-    telemetry.tell(resent);
+    telemetry.report(resent);
     let page = telemetry.render();
     let edits = |decision: &str, kind: &str, mode: &str, reason: &str| {
         let of = format!(r#"decision="{decision}",kind="{kind}",mode="{mode}",reason="{reason}""#);
@@ -515,7 +515,7 @@ fn what_is_open_is_counted_until_it_is_dropped() {
 fn the_last_exchanges_can_be_asked_for() {
     let telemetry = Telemetry::silent().unwrap();
     for number in 0..=RECENT {
-        telemetry.tell(Exchange { id: number.to_string().into(), ..told() });
+        telemetry.report(Exchange { id: number.to_string().into(), ..told() });
     }
     assert!(telemetry.recent(&"0".into()).is_none(), "the oldest has left");
     assert_eq!(telemetry.recent(&"1".into()).unwrap().id, "1");
@@ -526,7 +526,7 @@ fn the_last_exchanges_can_be_asked_for() {
 fn listeners_hear_of_every_exchange() {
     let telemetry = Telemetry::silent().unwrap();
     let mut heard = telemetry.subscribe();
-    telemetry.tell(told());
+    telemetry.report(told());
     assert_eq!(heard.try_recv().unwrap().id, "6920f0a100000001");
 }
 
@@ -597,7 +597,7 @@ fn a_log_that_nobody_reads_drops_lines_and_says_so() {
     let telemetry = Telemetry::new(Log::to(LogFormat::Json, Stuck(stuck)).unwrap()).unwrap();
     let line = logged(LogFormat::Json, told()).len();
     for _ in 0..2 * BACKLOG / line {
-        telemetry.tell(told());
+        telemetry.report(told());
     }
     assert!(value(&telemetry.render(), "plimsoll_log_lines_dropped_total") > 0.0);
     drop(let_go);

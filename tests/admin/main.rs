@@ -222,7 +222,7 @@ async fn what_is_deleted_is_gone_and_nothing_else_is() {
 #[tokio::test]
 async fn an_exchange_can_be_looked_up() {
     let place = Place::new().await;
-    place.telemetry.tell(place::exchange("abc"));
+    place.telemetry.report(place::exchange("abc"));
     let told = place.json("/api/v1/requests/abc").await;
     assert_eq!((&told["id"], &told["usage"]["input"]), (&json!("abc"), &json!(51_790)));
     assert_eq!((&told["actual"], &told["error"]), (&json!(51_790), &json!(310)));
@@ -239,7 +239,7 @@ async fn exchanges_are_heard_as_they_end() {
     assert!(head.contains("content-type: text/event-stream"), "{head}");
     wire.until(": listening\n\n").await;
     for id in ["first", "second"] {
-        place.telemetry.tell(place::exchange(id));
+        place.telemetry.report(place::exchange(id));
         let event = String::from_utf8(wire.until("\n\n").await).unwrap();
         let data = event.lines().find_map(|line| line.strip_prefix("data: ")).unwrap();
         assert!(event.contains("event: exchange\n"), "{event}");
@@ -254,9 +254,9 @@ async fn a_slow_listener_is_told_what_it_missed() {
     let mut wire = place.open("GET", "/api/v1/events", &[]).await;
     wire.until(": listening\n\n").await;
     // Nothing yields to the listener between these.
-    (0..1_000).for_each(|number| place.telemetry.tell(place::exchange(&number.to_string())));
+    (0..1_000).for_each(|number| place.telemetry.report(place::exchange(&number.to_string())));
     wire.until("event: missed\ndata: {\"missed\":").await;
-    place.telemetry.tell(place::exchange("after"));
+    place.telemetry.report(place::exchange("after"));
     wire.until("id: after\n").await;
 }
 
@@ -274,7 +274,7 @@ async fn metrics_are_what_telemetry_counted() {
     let place = Place::new().await;
     let mut told = place::exchange("abc");
     told.fail_open.push(FailOpen::Store);
-    place.telemetry.tell(told);
+    place.telemetry.report(told);
     let metrics = place.get("/metrics").await;
     assert!(metrics.header("content-type").unwrap().starts_with("text/plain; version=0.0.4"));
     assert!(metrics.text().contains("plimsoll_fail_open_total{reason=\"store\"} 1"));

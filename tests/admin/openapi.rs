@@ -83,7 +83,7 @@ async fn the_file_is_served() {
 async fn answers_are_as_the_file_says() {
     let place = Place::new().await;
     place.turn(&tenant(1), "s", "main", 1_000).await;
-    place.telemetry.tell(place::exchange("abc"));
+    place.telemetry.report(place::exchange("abc"));
     let say = format!("/api/v1/sessions/{}.s/say", tenant(1));
     let waiting = place::json(&place.post(&say, r#"{"text": "Hello."}"#).await);
     let document = document();

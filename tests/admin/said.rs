@@ -76,7 +76,7 @@ async fn live_events_tell_what_is_dequeued_compacted_and_pruned() {
     live.until(": listening").await;
     place.telemetry.announce(MessageEvent {
         id: "w1".into(),
-        step: MessageStep::Taken,
+        step: MessageStep::Dequeued,
         tenant: "t".into(),
         session: "s".into(),
         exchange: Some("r1".into()),

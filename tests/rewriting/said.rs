@@ -59,7 +59,10 @@ async fn words_are_said_at_the_end_and_stay_there() {
     assert_eq!(scene.steps(), [(Change::Injected, Decision::New, DecisionReason::Queued); 2]);
     assert_eq!(waiting(&play, &scope).await, 0);
     let taken = messages.recv().await.unwrap();
-    assert_eq!((taken.step, &taken.exchange), (MessageStep::Taken, &Some(scene.told.id.clone())));
+    assert_eq!(
+        (taken.step, &taken.exchange),
+        (MessageStep::Dequeued, &Some(scene.told.id.clone()))
+    );
 
     // Later requests, after a restart too, begin with the same bytes.
     let mut longer = history(2);

@@ -5,7 +5,8 @@
 
 mod reply;
 
-pub use reply::ReplyStream;
+pub(super) use reply::compaction_usage;
+pub use reply::{ReplyStream, USAGE};
 
 use super::key::{Keyer, ToolArguments};
 use super::note::note_once;

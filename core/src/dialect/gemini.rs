@@ -11,6 +11,7 @@ mod usage;
 use std::borrow::Cow;
 
 pub use reply::ReplyStream;
+pub use usage::USAGE;
 
 use super::key::{Keyer, ToolArguments};
 use super::note::note_once;

@@ -11,6 +11,7 @@ pub(in crate::dialect) mod think;
 mod usage;
 
 pub use reply::ReplyStream;
+pub use usage::USAGE;
 
 use super::key::{Keyer, ToolArguments};
 use super::note::note_once;

@@ -7,7 +7,7 @@
 mod items;
 mod reply;
 
-pub use reply::ReplyStream;
+pub use reply::{ReplyStream, USAGE};
 
 use super::key::Keyer;
 use super::note::note_once;

@@ -12,7 +12,7 @@ use super::error_kind::ErrorKind;
 use super::note::note_once;
 use super::provider_error::error_in;
 use super::{
-    Dialect, Note, Reply, ReplyProgress, StopReason, anthropic, gemini, openai_chat,
+    Dialect, Note, Reply, ReplyProgress, StopReason, UsageSpelling, anthropic, gemini, openai_chat,
     openai_responses,
 };
 
@@ -409,6 +409,16 @@ impl ArrayElements {
             _ => {}
         }
         false
+    }
+}
+
+/// How a dialect's responses report usage.
+pub fn usage_spelling(dialect: Dialect) -> &'static UsageSpelling {
+    match dialect {
+        Dialect::Anthropic => &anthropic::USAGE,
+        Dialect::OpenaiChat => &openai_chat::USAGE,
+        Dialect::OpenaiResponses => &openai_responses::USAGE,
+        Dialect::Gemini => &gemini::USAGE,
     }
 }
 

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::cache::CacheMiss;
 use super::editing::ClearingReport;
+use crate::wire::json::Value;
 
 /// Usage as the provider reported it, normalised (`docs/protocols.md` 0): unknown is `None`, never 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,6 +64,29 @@ pub struct LastCall {
     pub input: u64,
     /// Its output.
     pub output: u64,
+}
+
+/// Where a dialect's responses report usage, and what it calls the input tokens there.
+#[derive(Debug)]
+pub struct UsageSpelling {
+    /// The member of an event whose value may report usage, too.
+    pub(super) envelope: Option<&'static str>,
+    /// The member that is the report. The first one that is there counts.
+    pub(super) report: &'static [&'static str],
+    /// The members of a report that grow with the input. Where cached tokens are not among them, sums remain correct.
+    pub input: &'static [&'static str],
+}
+
+impl UsageSpelling {
+    /// The reports in a response or an event: in the value itself, or in the message or response inside it.
+    pub fn reports<'d>(
+        &'static self,
+        value: Value<'d>,
+    ) -> impl Iterator<Item = Value<'d>> + use<'d> {
+        let inside = self.envelope.and_then(|name| value.get(name));
+        let report = |value: Value<'d>| self.report.iter().find_map(|name| value.get_any(&[name]));
+        std::iter::once(value).chain(inside).filter_map(report)
+    }
 }
 
 impl Usage {

@@ -29,7 +29,7 @@ pub(super) fn run(
         ..ConfigSources::default()
     };
     let loaded = config::load(&sources)?;
-    let without = lines.iter().filter(|line| !line.has_words()).count();
+    let without = lines.iter().filter(|line| !line.has_text()).count();
     if without == lines.len() {
         return Err(CliError(
             "these recordings have no content, so nothing in them could be cut or compacted. Export with \
@@ -90,7 +90,7 @@ fn text(report: &WhatIfReport, summary_tokens: u32) -> String {
         out,
         "results cut: {}; {} of them requested again later, with the same arguments ({:.1} %)",
         report.results_cut,
-        report.asked_again,
+        report.requested_again,
         report.re_read_rate() * 100.0
     );
     let _ = writeln!(
@@ -153,8 +153,8 @@ mod tests {
 
     #[test]
     fn the_rate_of_results_that_were_requested_again_is_printed() {
-        let line = |results_cut, asked_again| {
-            let report = WhatIfReport { results_cut, asked_again, ..WhatIfReport::default() };
+        let line = |results_cut, requested_again| {
+            let report = WhatIfReport { results_cut, requested_again, ..WhatIfReport::default() };
             let text = text(&report, 500);
             text.lines().find(|line| line.starts_with("results cut")).unwrap().to_owned()
         };

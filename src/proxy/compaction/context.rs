@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::summarize::{self, SummaryJob};
+use crate::clock::now;
 use crate::context::Fact;
 use crate::context::compact::schedule::{
     self, ScheduleAction, ScheduleContext, ScheduleEvent, ScheduleState, SummaryWriter,
@@ -25,10 +26,9 @@ use crate::dialect::lesson::Lesson;
 use crate::dialect::{Chain, PartIndex, Span};
 use crate::proxy::plan::planned_request::{self, PlannedRequest};
 use crate::proxy::plan::prepared_request::PreparedRequest;
-use crate::proxy::scheduler::{CompactionKey, SummaryGuard, waited};
 use crate::proxy::state::Proxy;
+use crate::proxy::state::scheduler::{CompactionKey, SummaryGuard, waited};
 use crate::store::ledgers::OpenedSession;
-use crate::telemetry::clock::now;
 
 /// How long releasing claims may take at shutdown.
 const GIVING_BACK: Duration = Duration::from_secs(1);
@@ -264,10 +264,10 @@ impl<'a> CompactionContext<'a> {
         let measured = self.planned.measured.as_ref().ok_or(DecisionReason::NothingToCut)?;
         let refused = self.proxy.knows(&self.prepared.source(), Lesson::CompactionRefused);
         let request = self.prepared.request();
-        let is_told =
+        let is_focused =
             self.has_pending_compaction() && self.proxy.ledgers.has_focus(&self.opened.scope);
-        let is_told = is_told || self.prepared.policy.compact.focus.is_some();
-        let writers = compact::writers(&request, refused, is_told);
+        let is_focused = is_focused || self.prepared.policy.compact.focus.is_some();
+        let writers = compact::writers(&request, refused, is_focused);
         if writers.is_empty() {
             return Err(DecisionReason::Provider);
         }
@@ -307,7 +307,7 @@ impl<'a> CompactionContext<'a> {
     /// Plans again with what others wrote meanwhile, if anything is new.
     async fn reload_decisions(&mut self) {
         let is_shadow = self.prepared.request().is_shadow();
-        let mut known = self.opened.look_again(&self.prepared.conversation, is_shadow);
+        let mut known = self.opened.reload_decisions(&self.prepared.conversation, is_shadow);
         known.keeps_what_was_taken_over(&self.planned.known);
         let of = |known: &crate::context::plan::RecordedDecisions| {
             (known.compact().map(|(_, one)| one.about), known.summaries.len())

@@ -15,6 +15,7 @@ use bytes::Bytes;
 use http::request;
 use xxhash_rust::xxh3::xxh3_128;
 
+use crate::clock::now;
 use crate::config::Upstream;
 use crate::context::compact::schedule::WritingEnd;
 use crate::context::compact::{
@@ -28,12 +29,11 @@ use crate::dialect::summary::{self, SummaryQuestion};
 use crate::dialect::{PartKind, ReplyPart, Usage, rewrite};
 use crate::proxy::offload::{OFF_THREAD, off_thread};
 use crate::proxy::plan::prepared_request::PreparedRequest;
-use crate::proxy::scheduler::SummaryGuard;
 use crate::proxy::state::Proxy;
+use crate::proxy::state::scheduler::SummaryGuard;
 use crate::store::Scope;
 use crate::store::ledgers::{ClaimedCompaction, SessionRoom};
 use crate::store::lessons::LessonSource;
-use crate::telemetry::clock::now;
 use crate::telemetry::{Compaction, SummaryOutcome};
 use crate::tokens::Tokenizer;
 use crate::wire::splice::{Edit, splice};
@@ -80,7 +80,7 @@ struct SummaryRequest<'a> {
     /// The summary of the chunks before it.
     before: Option<&'a str>,
     /// The instruction.
-    words: &'a str,
+    instruction: &'a str,
     /// Its output limit, tokens.
     output: u64,
     /// If the chunk is too large: the tokens that the request may have.
@@ -89,7 +89,7 @@ struct SummaryRequest<'a> {
 
 /// The response to such a request.
 struct SummaryResponse {
-    words: String,
+    text: String,
     usage: Usage,
 }
 
@@ -146,7 +146,7 @@ impl SummaryJob {
             Err(_) => Err(SummaryError::NotOurs),
         };
         if let (Err(SummaryError::NotOurs), Some((by, choice))) = (&kept, self.choices.first()) {
-            self.tells(*by, choice, &kept, Usage::default(), began);
+            self.report(*by, choice, &kept, Usage::default(), began);
         }
         // A summary that another replica wrote is used first.
         if let (Ok(Some(_)) | Err(SummaryError::TooLarge), Some(claim)) = (&kept, &mut self.claim) {
@@ -193,7 +193,7 @@ impl SummaryJob {
                 }
                 Err(failed) => Err(failed),
             };
-            self.tells(*by, choice, &kept, spent, began);
+            self.report(*by, choice, &kept, spent, began);
             if matches!(kept, Ok(_) | Err(SummaryError::TimedOut | SummaryError::NotKept)) {
                 break;
             }
@@ -202,7 +202,7 @@ impl SummaryJob {
     }
 
     /// Reports how one attempt ended, and what it cost.
-    fn tells(
+    fn report(
         &self,
         by: SummaryAuthor,
         choice: &CutPoint,
@@ -210,7 +210,7 @@ impl SummaryJob {
         usage: Usage,
         began: Instant,
     ) {
-        let (_, upstream, model) = self.asked(by);
+        let (_, upstream, model) = self.writer_of(by);
         self.proxy.telemetry.compacted(&Compaction {
             upstream: upstream.into(),
             model: model.into(),
@@ -277,7 +277,7 @@ impl SummaryJob {
 
     /// The names of the upstream and model that write it. A provider's own summary is for the request's
     /// model.
-    fn asked(&self, by: SummaryAuthor) -> (Option<&Arc<Upstream>>, &str, &str) {
+    fn writer_of(&self, by: SummaryAuthor) -> (Option<&Arc<Upstream>>, &str, &str) {
         if by == SummaryAuthor::Provider {
             return (None, &self.prepared.upstream.name, self.prepared.name());
         }
@@ -295,8 +295,8 @@ impl SummaryJob {
     ) -> Result<CompactionRecord, SummaryError> {
         let request = self.prepared.request();
         let window = self.prepared.model.window;
-        let words = self.instruction();
-        let counted = self.count(&words);
+        let instruction = self.instruction();
+        let counted = self.count(&instruction);
         let output = OUTPUT.min(window / 6);
         let room = window.saturating_sub(output).saturating_sub(counted);
         let whole = HistoryChunk { from: 0, through: self.prepared.conversation.messages.len() };
@@ -316,33 +316,43 @@ impl SummaryJob {
         for piece in pieces {
             let before = summary.as_deref();
             let room = is_too_large(piece).then_some(room);
-            let answer =
-                self.told(&SummaryRequest { piece, before, words: &words, output, room }).await?;
+            let answer = self
+                .summarize_chunk(&SummaryRequest {
+                    piece,
+                    before,
+                    instruction: &instruction,
+                    output,
+                    room,
+                })
+                .await?;
             add(spent, &answer.usage);
-            summary = Some(answer.words);
+            summary = Some(answer.text);
         }
-        let words = summary.unwrap_or_default();
-        let (known, is_asked) = (&self.known, self.claim.is_some());
-        let written = compact::lay_out(&request, known, choice.cut, &words, seed()?, is_asked);
+        let text = summary.unwrap_or_default();
+        let (known, is_requested) = (&self.known, self.claim.is_some());
+        let written = compact::lay_out(&request, known, choice.cut, &text, seed()?, is_requested);
         let tokens = self.count(&written.raw);
         self.judged(choice, written, tokens, None)
     }
 
     /// Requests a summary of a chunk. If its reasoning turns out to be bound to the omitted prefix, that is
     /// learned, and the request is repeated without the reasoning.
-    async fn told(&self, asking: &SummaryRequest<'_>) -> Result<SummaryResponse, SummaryError> {
-        let (_, upstream, model) = self.asked(SummaryAuthor::Summary);
+    async fn summarize_chunk(
+        &self,
+        request: &SummaryRequest<'_>,
+    ) -> Result<SummaryResponse, SummaryError> {
+        let (_, upstream, model) = self.writer_of(SummaryAuthor::Summary);
         let source = LessonSource { upstream, model, ..self.prepared.source() };
         // The request for an earlier chunk may have taught it.
         let is_bound =
             self.prepared.request().is_bound() || self.proxy.knows(&source, Lesson::ReasoningBound);
-        let body = self.body(asking, is_bound).await.ok_or(SummaryError::Rejected)?;
+        let body = self.body(request, is_bound).await.ok_or(SummaryError::Rejected)?;
         match self.call(body).await {
-            Err(SummaryError::Bound { is_taught }) if asking.before.is_some() && !is_bound => {
+            Err(SummaryError::Bound { is_taught }) if request.before.is_some() && !is_bound => {
                 if is_taught {
                     self.proxy.learn(&source, Lesson::ReasoningBound, None).await;
                 }
-                self.call(self.body(asking, true).await.ok_or(SummaryError::Rejected)?).await
+                self.call(self.body(request, true).await.ok_or(SummaryError::Rejected)?).await
             }
             answer => answer,
         }
@@ -356,32 +366,32 @@ impl SummaryJob {
     }
 
     fn instruction(&self) -> String {
-        let mut words = self.prepared.policy.compact.prompt.clone();
+        let mut instruction = self.prepared.policy.compact.prompt.clone();
         for focus in self.focuses() {
-            words.push_str(&format!("\n\nLook above all at this: {}", focus.trim()));
+            instruction.push_str(&format!("\n\nLook above all at this: {}", focus.trim()));
         }
-        format!("{words}\n\n{}", summary::RECORD)
+        format!("{instruction}\n\n{}", summary::RECORD)
     }
 
-    fn count(&self, words: &str) -> u64 {
-        let part = ReplyPart { text: words.to_owned(), ..ReplyPart::of(PartKind::Text) };
+    fn count(&self, text: &str) -> u64 {
+        let part = ReplyPart { text: text.to_owned(), ..ReplyPart::of(PartKind::Text) };
         u64::from(Tokenizer::now(self.prepared.model.family).reply().reply_part(&part)) + STRUCTURE
     }
 
     /// The body that requests a summary of a chunk, after the summary `before` of the chunks before it.
     /// `bound`: the model binds its reasoning to its prefix.
-    async fn body(&self, asking: &SummaryRequest<'_>, bound: bool) -> Option<Bytes> {
-        let SummaryRequest { piece, before, words, output, room } = *asking;
+    async fn body(&self, request: &SummaryRequest<'_>, bound: bool) -> Option<Bytes> {
+        let SummaryRequest { piece, before, instruction, output, room } = *request;
         let edits = self.edits_of(piece, before, room)?;
-        let (begins_anew, ends) = (before.is_some(), piece.through);
-        let (prepared, words) = (self.prepared.clone(), words.to_owned());
+        let (is_later_chunk, ends) = (before.is_some(), piece.through);
+        let (prepared, instruction) = (self.prepared.clone(), instruction.to_owned());
         let (model, target) = (self.prepared.policy.compact.model.clone(), self.target());
-        let marks = !begins_anew && self.is_of_its_model();
+        let marks = !is_later_chunk && self.is_of_its_model();
         let made = off_thread(self.prepared.body.len().max(OFF_THREAD + 1), move || {
             let slices = splice(&prepared.body, edits).ok()?;
             let mut body = Bytes::from(slices.concat());
             let conversation = &prepared.conversation;
-            if begins_anew {
+            if is_later_chunk {
                 body = summary::without_signed(conversation.dialect, &target, body, bound);
             }
             let model = model.as_deref();
@@ -389,7 +399,7 @@ impl SummaryJob {
                 marks.then(|| summary::marker(conversation, &prepared.body, ends)).flatten();
             let marker = marker.as_deref();
             let question =
-                SummaryQuestion { instruction: &words, model, output, usage: true, marker };
+                SummaryQuestion { instruction: &instruction, model, output, usage: true, marker };
             summary::ask(conversation.dialect, &target, &body, &question)
         });
         made.await.ok().flatten()
@@ -461,7 +471,7 @@ impl SummaryJob {
         if !compact::is_accepted(&self.prepared.request(), sizes, needed) {
             return Err(SummaryError::TooLarge);
         }
-        let (_, upstream, model) = self.asked(written.by);
+        let (_, upstream, model) = self.writer_of(written.by);
         Ok(CompactionRecord {
             about: choice.about,
             near: choice.near.clone(),

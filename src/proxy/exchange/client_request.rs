@@ -16,6 +16,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::count_estimate::CountFallback;
 use super::latest_request;
 use super::outbound::BodyChanges;
+use crate::clock::now;
 use crate::config::{Mode, ProviderCounting, Tenants, Upstream};
 use crate::context::plan::{self, Overlay, RecordedDecisions};
 use crate::context::policy::EchoRule;
@@ -30,7 +31,6 @@ use crate::dialect::request_id::provider_request_id;
 use crate::dialect::{Conversation, Dialect, Note, Purpose, Role};
 use crate::proxy::compaction::context::CompactionContext;
 use crate::proxy::compaction::summarize::SummaryJob;
-use crate::proxy::exchange_recorder::ExchangeRecorder;
 use crate::proxy::http::headers;
 use crate::proxy::http::memory::MemoryShare;
 use crate::proxy::plan::added_option::AddedOption;
@@ -38,12 +38,12 @@ use crate::proxy::plan::body_reader::{BodyReader, RequestAnalysis};
 use crate::proxy::plan::planned_request::{self, PlannedRequest, PlannedRewrite};
 use crate::proxy::plan::prepared_request::{ModelFacts, PreparedRequest, RequestBasis};
 use crate::proxy::state::Proxy;
+use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::turn::pending::PendingExchange;
 use crate::store::Scope;
 use crate::store::ledgers::{self, OpenedSession, SessionPeek};
 use crate::store::lessons::LessonSource;
 use crate::store::recall::{LookupOutcome, ReadBudget, RecallOutcome};
-use crate::telemetry::clock::now;
 use crate::telemetry::{FailOpen, MessageEvent, MessageStep, RefusalOutcome};
 
 /// A request as the client sent it, without its body.
@@ -236,7 +236,7 @@ impl ClientRequest {
             None => (PlannedRequest::as_it_came(&prepared, &mut opened).await, None),
         };
         record_plan(&planned, recorder);
-        announce_taken(&planned.taken, &opened.scope, recorder);
+        announce_dequeued(&planned.dequeued, &opened.scope, recorder);
         let mut pending =
             PendingExchange::begin(&proxy, opened, prepared, planned, undelivered, recorder.at);
         summary_wait.into_iter().for_each(|waited| pending.add_summary_wait(waited, recorder));
@@ -342,9 +342,9 @@ impl ClientRequest {
         // For other paths the headers are not kept, so a credential in the id could not be recognised.
         let id = self.dialect.and_then(|_| provider_request_id(answered))?;
         let own = upstream.credential.as_ref().map(|(_, secret)| secret.0.as_bytes());
-        let is_told = own.is_some_and(|own| gives_away(id, own))
+        let is_exposed = own.is_some_and(|own| gives_away(id, own))
             || proxy.credentials.appear_in(id, &self.headers, self.target());
-        (!is_told).then(|| id.into())
+        (!is_exposed).then(|| id.into())
     }
 
     /// Whether the client signed the body (AWS), so that no byte of it may change (`docs/protocols.md` 1.1).
@@ -477,7 +477,7 @@ impl ClientRequest {
         match proxy.credentials.tenant(&proxy.tenant_key, &self.headers, self.target()) {
             Tenant::Known(tenant) => Ok(tenant),
             Tenant::Unknown => Err(FailOpen::UnknownCredential),
-            Tenant::Everyone if proxy.gate.is_open() => Err(FailOpen::NoCredential),
+            Tenant::Everyone if proxy.client_access.is_open() => Err(FailOpen::NoCredential),
             Tenant::Everyone => Ok(ANONYMOUS.into()),
         }
     }
@@ -540,20 +540,20 @@ fn record_plan(planned: &PlannedRequest, recorder: &mut ExchangeRecorder) {
 }
 
 /// Announces that queued messages are sent with the request.
-fn announce_taken(taken: &[Box<str>], scope: &Scope, recorder: &ExchangeRecorder) {
-    for id in taken {
+fn announce_dequeued(dequeued: &[Box<str>], scope: &Scope, recorder: &ExchangeRecorder) {
+    for id in dequeued {
         let Scope { tenant, session } = scope.clone();
         let (id, exchange, at) = (id.clone(), Some(recorder.id.clone()), now());
-        let news = MessageEvent {
+        let event = MessageEvent {
             id,
-            step: MessageStep::Taken,
+            step: MessageStep::Dequeued,
             tenant,
             session,
             exchange,
             position: None,
             at,
         };
-        recorder.proxy.telemetry.announce(news);
+        recorder.proxy.telemetry.announce(event);
     }
 }
 

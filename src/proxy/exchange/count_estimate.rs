@@ -15,11 +15,11 @@ use crate::config::{CountTokens, Mode};
 use crate::context::plan::{Overlay, RecordedDecisions};
 use crate::dialect::counting;
 use crate::dialect::lesson::Lesson;
-use crate::proxy::exchange_recorder::ExchangeRecorder;
 use crate::proxy::http::body::{OutgoingBody, StartedResponse};
 use crate::proxy::learning::lessons::{self, RefusalResponse};
 use crate::proxy::plan::planned_request;
 use crate::proxy::plan::prepared_request::PreparedRequest;
+use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::telemetry::CountEstimate;
 
 /// The range of an estimate that replaces a provider's count: `low-high`, tokens.

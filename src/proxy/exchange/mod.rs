@@ -10,6 +10,7 @@ mod original_request;
 mod outbound;
 mod response_peek;
 mod retry;
+mod room;
 mod websocket;
 
 use std::sync::Arc;
@@ -34,22 +35,22 @@ use crate::proxy::exchange::count_estimate::CountFallback;
 use crate::proxy::exchange::outbound::OutboundRequest;
 use crate::proxy::exchange::websocket::frames::FrameObserver;
 use crate::proxy::exchange::websocket::tunnel;
-use crate::proxy::exchange_recorder::ExchangeRecorder;
 use crate::proxy::http::answer::{self, ProxyError};
 use crate::proxy::http::body::{self, CollectOutcome, OutgoingBody};
 use crate::proxy::http::headers::{self, HeaderDirection};
 use crate::proxy::http::memory::MemoryShare;
 use crate::proxy::http::pieces::CoalescedBody;
+use crate::proxy::http::upstream::error::UpstreamError;
+use crate::proxy::http::upstream::route;
 use crate::proxy::response::observe::ResponseObserver;
 use crate::proxy::response::silence::{SilenceLimits, StreamSilence};
 use crate::proxy::response::tap::{ResponseActions, ResponseBody, Tap};
 use crate::proxy::response::usage_rewrite::{ResponseEdits, UsageAddition, UsageRewrite};
 use crate::proxy::response::usage_strip::UsageStrip;
+use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::state::{Proxy, ServingPhase};
 use crate::proxy::turn::open::ResponseHead;
 use crate::proxy::turn::pending::PendingExchange;
-use crate::proxy::upstream::error::UpstreamError;
-use crate::proxy::upstream::route;
 use crate::telemetry::{ClientTimeout, FailOpen};
 
 /// Handles one request.
@@ -72,7 +73,7 @@ pub(crate) async fn run(
     let dialect = client_request.dialect;
     recorder.event.dialect = dialect;
     recorder.event.purpose = client_request.purpose;
-    if let Err(fault) = proxy.gate.judge(&head.uri, &head.headers, &proxy.credentials) {
+    if let Err(fault) = proxy.client_access.judge(&head.uri, &head.headers, &proxy.credentials) {
         return ours(&fault, dialect, recorder);
     }
     if !recorder.take(headers::size(&head.headers)) {
@@ -99,7 +100,7 @@ pub(crate) fn reject_connection(
     phase: watch::Receiver<ServingPhase>,
 ) -> Response<Bytes> {
     let mut recorder = ExchangeRecorder::open(proxy, request, &proxy.memory.share(), phase);
-    let judged = proxy.gate.judge(request.uri(), request.headers(), &proxy.credentials);
+    let judged = proxy.client_access.judge(request.uri(), request.headers(), &proxy.credentials);
     let fault = judged.err().unwrap_or(ProxyError::Full);
     let response = fault.answer(None);
     recorder.event.status = Some(response.status().as_u16());
@@ -118,11 +119,11 @@ impl RoutedRequest {
     fn new(
         proxy: &Proxy,
         mut head: request::Parts,
-        spoken: Option<Dialect>,
+        client_dialect: Option<Dialect>,
     ) -> Result<Self, ProxyError> {
         let upstreams = &proxy.upstreams;
         let uri = head.uri.clone();
-        let route = route::route(upstreams, &head.method, &uri, &head.headers, spoken);
+        let route = route::route(upstreams, &head.method, &uri, &head.headers, client_dialect);
         let route = route.ok_or_else(|| no_upstream(upstreams, &uri))?;
         let upstream = route.upstream;
         let is_wanted = |protocol: &str| is_wanted(upstream, protocol);
@@ -364,11 +365,11 @@ async fn tapped(
             let is_whole = kind.starts_with("application/json");
             let codings = headers::codings(headers);
             let hiding = UsageStrip::new(upstream.host(), codings, memory);
-            hiding.filter(|_| !is_whole).map(ResponseEdits::Hides)
+            hiding.filter(|_| !is_whole).map(ResponseEdits::Strips)
         }),
         Some(addition) => altering(&mut parts, |kind, headers| {
             let codings = headers::codings(headers);
-            Some(ResponseEdits::Retells(UsageRewrite::new(addition, kind, codings, most, memory)?))
+            Some(ResponseEdits::Rewrites(UsageRewrite::new(addition, kind, codings, most, memory)?))
         }),
         None => None,
     };

@@ -8,12 +8,12 @@ use bytes::Bytes;
 use http::header::CONTENT_ENCODING;
 use http::{HeaderMap, Request, Response, request};
 
-use crate::proxy::exchange_recorder::ExchangeRecorder;
 use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::http::headers;
+use crate::proxy::http::upstream::error::UpstreamError;
 use crate::proxy::plan::added_option::AddedOption;
 use crate::proxy::plan::planned_request::PlannedRewrite;
-use crate::proxy::upstream::error::UpstreamError;
+use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::wire::splice::splice;
 
 /// A request as the client sent it; its head is as the upstream gets it.

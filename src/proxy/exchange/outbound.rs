@@ -10,15 +10,15 @@ use http::{HeaderMap, Response, StatusCode, request};
 use super::original_request::{OriginalRequest, sent};
 use super::retry::{Retry, Suspicion};
 use crate::context::attempt::RequestForm;
-use crate::proxy::exchange_recorder::ExchangeRecorder;
 use crate::proxy::http::body::OutgoingBody;
-use crate::proxy::learning::request_info::RequestInfo;
+use crate::proxy::http::upstream::error::UpstreamError;
 use crate::proxy::plan::added_option::{AddedOption, AddedOptionKind};
 use crate::proxy::plan::planned_request::PlannedRewrite;
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::response::status::{blames_request, may_not_fit};
+use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::turn::pending::PendingExchange;
-use crate::proxy::upstream::error::UpstreamError;
+use crate::proxy::turn::request_info::RequestInfo;
 
 /// A request to be sent.
 pub(crate) struct OutboundRequest {
@@ -97,7 +97,7 @@ impl OutboundRequest {
         let Self { head, body, original, adds, rewritten } = self;
         let response = sent(recorder, head, body).await?;
         let status = response.status();
-        let asks_usage = adds.contains(&AddedOptionKind::Usage);
+        let requests_usage = adds.contains(&AddedOptionKind::Usage);
         let blames_us = (rewritten || !adds.is_empty()) && blames_request(status);
         // If no room may be made, a message about the window is read as it passes, without waiting for it.
         let mendable = pending.as_ref().filter(|pending| pending.may_make_room());
@@ -108,7 +108,7 @@ impl OutboundRequest {
         let original = original.filter(|_| blames_us || may_not_fit || may_overflow);
         let prepared = pending.as_ref().map(PendingExchange::prepared).or(count);
         let (Some(original), Some(prepared)) = (original, prepared) else {
-            return Ok((response, asks_usage && !blames_us));
+            return Ok((response, requests_usage && !blames_us));
         };
         let info = RequestInfo::of(prepared);
         let suspicion = Suspicion { blames_us, may_not_fit, may_overflow };
@@ -117,7 +117,7 @@ impl OutboundRequest {
         let retry = Retry { original, adds, is_rewritten, suspicion, info, pending, recorder };
         // Boxed, because few requests get here and the future is large.
         let (response, form) = Box::pin(retry.run(response)).await?;
-        Ok((response, asks_usage && form != RequestForm::Original))
+        Ok((response, requests_usage && form != RequestForm::Original))
     }
 }
 
@@ -170,8 +170,12 @@ mod tests {
     #[test]
     fn invariant_2_around_an_edit_the_clients_own_bytes_are_forwarded() {
         let body = Bytes::from(b"{\"stream\":true}".to_vec());
-        let outbound =
-            OutboundRequest::edited(head(), body.clone(), None, usage(request_usage::ask(&body)));
+        let outbound = OutboundRequest::edited(
+            head(),
+            body.clone(),
+            None,
+            usage(request_usage::request(&body)),
+        );
         let frames = frames(outbound.body);
         assert_eq!(frames[0].as_ptr(), body.as_ptr());
         assert_eq!(frames.last().unwrap().as_ptr(), body[body.len() - 1..].as_ptr());

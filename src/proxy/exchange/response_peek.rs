@@ -14,11 +14,11 @@ use crate::context::overflow::{self, OverflowEvidence, OverflowSign};
 use crate::dialect::lesson::LessonMatch;
 use crate::dialect::overflow::Overflow;
 use crate::dialect::{Dialect, Reply};
-use crate::proxy::exchange_recorder::ExchangeRecorder;
 use crate::proxy::http::body::{OutgoingBody, StartedResponse};
 use crate::proxy::http::memory::MemoryShare;
 use crate::proxy::learning::lessons;
 use crate::proxy::response::observe::ResponseObserver;
+use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::turn::pending::PendingExchange;
 
 /// Most bytes that are read of the start: an error is shorter.
@@ -48,13 +48,13 @@ pub(super) async fn read(
     let host = pending.prepared().upstream.host();
     let shown =
         overflow::shown(&seen, purpose, &OverflowEvidence { host, ..OverflowEvidence::default() });
-    let said =
+    let found =
         shown.filter(|shown| shown.sign == OverflowSign::InReply).map(|shown| shown.reported);
-    let (Some(said), Some(error)) = (said, &seen.error) else { return (begun, None) };
+    let (Some(found), Some(error)) = (found, &seen.error) else { return (begun, None) };
     let error = lessons::RefusalResponse::InReply { status: StatusCode::OK.as_u16(), error };
     let prepared = pending.prepared();
     let taught = lessons::taught(error, &prepared.body, prepared.name(), None).await;
-    (begun, Some((said, taught)))
+    (begun, Some((found, taught)))
 }
 
 /// The reply in the start of a response.

@@ -133,16 +133,16 @@ impl ProxyError {
     }
 
     /// The message: whose fault it is, and what to do.
-    fn words(&self) -> String {
+    fn message(&self) -> String {
         match self {
             ProxyError::NoUpstream { known, nearest } => {
-                let meant =
+                let nearest_known =
                     nearest.as_ref().map_or(String::new(), |it| format!(" Nearest: /{it}."));
                 format!(
                     "Plimsoll has no upstream for this path, and forwarded it nowhere (check the client's base \
                      URL and the proxy's configuration): use an API path such as /v1/messages, put \
                      /NAME of a configured upstream before it, or add an upstream. Upstreams here: \
-                     {}.{meant}",
+                     {}.{nearest_known}",
                     known.join(", ")
                 )
             }
@@ -238,8 +238,8 @@ impl ProxyError {
         let data = match dialect {
             // The message is in the members of the dialect's own error event, and where the SDKs look for it.
             Dialect::OpenaiResponses => serde_json::json!({
-                "type": "error", "code": self.code(), "message": self.words(), "param": null,
-                "error": {"type": "plimsoll", "code": self.code(), "message": self.words(), "param": null}
+                "type": "error", "code": self.code(), "message": self.message(), "param": null,
+                "error": {"type": "plimsoll", "code": self.code(), "message": self.message(), "param": null}
             })
             .to_string(),
             Dialect::Anthropic | Dialect::OpenaiChat | Dialect::Gemini => self.body(Some(dialect)),
@@ -251,16 +251,16 @@ impl ProxyError {
     }
 
     fn body(&self, dialect: Option<Dialect>) -> String {
-        let (code, words) = (self.code(), self.words());
+        let (code, message) = (self.code(), self.message());
         let value = match dialect {
             Some(Dialect::Anthropic) => serde_json::json!({
-                "type": "error", "error": {"type": code, "message": words}
+                "type": "error", "error": {"type": code, "message": message}
             }),
             Some(Dialect::Gemini) => serde_json::json!({
-                "error": {"code": self.status().as_u16(), "message": words, "status": code}
+                "error": {"code": self.status().as_u16(), "message": message, "status": code}
             }),
             Some(Dialect::OpenaiChat | Dialect::OpenaiResponses) | None => serde_json::json!({
-                "error": {"message": words, "type": "plimsoll", "param": null, "code": code}
+                "error": {"message": message, "type": "plimsoll", "param": null, "code": code}
             }),
         };
         value.to_string()

@@ -535,8 +535,8 @@ impl BodyCollector {
         if length > self.joined.capacity() {
             // Reserved memory is only used when it is written; memory that grows is used at once.
             let room = length.max(length + length / 2).max(self.expected);
-            let taken = if room == self.expected { length } else { room };
-            if !self.hold(taken).await {
+            let reserved = if room == self.expected { length } else { room };
+            if !self.hold(reserved).await {
                 return Err(data);
             }
             let mut joined = BytesMut::with_capacity(room);

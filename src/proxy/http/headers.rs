@@ -278,11 +278,11 @@ mod tests {
             for line in lines {
                 headers.append(UPGRADE, HeaderValue::from_static(line));
             }
-            let asks = is_upgrade(&headers, |protocol| !is_http2(protocol));
+            let is_requested = is_upgrade(&headers, |protocol| !is_http2(protocol));
             narrow_upgrade(&mut headers, |protocol| !is_http2(protocol));
             let lines = headers.get_all(UPGRADE).iter();
             let lines: Vec<_> = lines.map(|line| line.to_str().unwrap().to_owned()).collect();
-            asks.then(|| lines.join("; "))
+            is_requested.then(|| lines.join("; "))
         };
         for (offer, left) in [
             (&["websocket"][..], Some("websocket")),

@@ -1,12 +1,12 @@
-//! HTTP connections and bodies, and the memory that they may use.
+//! HTTP connections to clients and upstreams, bodies, and the memory that they may use.
 //!
-//! Knows nothing about upstreams, sessions or models.
+//! Knows nothing about sessions or models. Only `upstream` knows providers; it builds on the other files.
 
 pub(super) mod answer;
 pub(super) mod body;
+pub(super) mod client_access;
 pub(super) mod close;
 pub(super) mod framing;
-pub(super) mod gate;
 pub(super) mod headers;
 pub(super) mod memory;
 pub(super) mod opening;
@@ -14,3 +14,4 @@ pub(super) mod pieces;
 pub(super) mod progress;
 pub(super) mod transport;
 pub(super) mod tunnel_timeouts;
+pub mod upstream;

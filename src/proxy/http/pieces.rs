@@ -29,7 +29,7 @@ pub(crate) struct CoalescedBody {
     next: HeldMemory,
     /// Whether they go to a client.
     to_client: bool,
-    again: Option<Pin<Box<Sleep>>>,
+    retry_timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl CoalescedBody {
@@ -45,17 +45,17 @@ impl CoalescedBody {
 
     fn new(share: &Arc<MemoryShare>, to_client: bool) -> Self {
         let next = share.guard(MemoryKind::Buffer);
-        Self { share: share.clone(), unsent: Arc::default(), next, to_client, again: None }
+        Self { share: share.clone(), unsent: Arc::default(), next, to_client, retry_timer: None }
     }
 
     /// Ready if another piece may be sent.
     pub(crate) fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         while self.unsent.load(Ordering::Relaxed) > 0 && !self.next.hold(PIECE) {
-            let again = self.again.get_or_insert_with(|| Box::pin(sleep(AGAIN)));
-            ready!(again.as_mut().poll(cx));
-            self.again = None;
+            let retry_timer = self.retry_timer.get_or_insert_with(|| Box::pin(sleep(AGAIN)));
+            ready!(retry_timer.as_mut().poll(cx));
+            self.retry_timer = None;
         }
-        self.again = None;
+        self.retry_timer = None;
         Poll::Ready(())
     }
 

@@ -70,7 +70,7 @@ pub(crate) struct MeteredSocket<S> {
     /// The largest head that was written: hyper keeps its buffer.
     written: usize,
     writes: HeldMemory,
-    again: Option<Pin<Box<Sleep>>>,
+    retry_timer: Option<Pin<Box<Sleep>>>,
     /// The memory reserved for the connection.
     open: Option<HeldMemory>,
     /// For an upstream over HTTP/1: whether it had read the request when it closes.
@@ -109,7 +109,7 @@ impl<S> MeteredSocket<S> {
             heads: guard(),
             written: 0,
             writes: guard(),
-            again: None,
+            retry_timer: None,
             open: None,
             close: None,
         }
@@ -148,12 +148,12 @@ impl<S> MeteredSocket<S> {
         loop {
             let needs = self.head + self.most.min(LEAST);
             if self.head < LEAST || self.heads.hold(DOUBLED * needs) {
-                self.again = None;
+                self.retry_timer = None;
                 return Poll::Ready(());
             }
-            let again = self.again.get_or_insert_with(|| Box::pin(sleep(AGAIN)));
-            ready!(again.as_mut().poll(cx));
-            self.again = None;
+            let retry_timer = self.retry_timer.get_or_insert_with(|| Box::pin(sleep(AGAIN)));
+            ready!(retry_timer.as_mut().poll(cx));
+            self.retry_timer = None;
         }
     }
 

@@ -6,13 +6,13 @@
 use bytes::Bytes;
 use http::request;
 
+use crate::clock::now;
 use crate::dialect::ProviderError;
 use crate::dialect::lesson::{self, Lesson, LessonMatch, QuotableText, RefusalBody};
 use crate::proxy::offload::{OFF_THREAD, long_work_soon};
 use crate::proxy::state::Proxy;
 use crate::store::lessons::{LessonOffer, LessonSource};
 use crate::telemetry::LessonOutcome;
-use crate::telemetry::clock::now;
 
 /// A provider's response instead of a reply.
 #[derive(Clone, Copy)]
@@ -31,10 +31,10 @@ pub(crate) async fn taught(
     model: &str,
     head: Option<&request::Parts>,
 ) -> LessonMatch {
-    let words = words(model, head);
-    let read = |error: RefusalResponse<'_>, body: &[u8], words: &[String]| {
-        let words = words.iter().map(String::as_str).collect();
-        let request = QuotableText { body, texts: words };
+    let texts = texts(model, head);
+    let read = |error: RefusalResponse<'_>, body: &[u8], texts: &[String]| {
+        let texts = texts.iter().map(String::as_str).collect();
+        let request = QuotableText { body, texts };
         match error {
             RefusalResponse::Refused { status, body } => {
                 lesson::taught(&RefusalBody { status, body }, &request)
@@ -46,20 +46,20 @@ pub(crate) async fn taught(
     };
     let body = body.clone();
     if body.len() <= OFF_THREAD {
-        return read(error, &body, &words);
+        return read(error, &body, &texts);
     }
     // Searching a large request for quotes takes time, and other streams must not wait for it.
     let judged = match error {
         RefusalResponse::Refused { status, body: refusal } => {
             let refusal = refusal.to_vec();
             let judge =
-                move || read(RefusalResponse::Refused { status, body: &refusal }, &body, &words);
+                move || read(RefusalResponse::Refused { status, body: &refusal }, &body, &texts);
             long_work_soon(judge).await
         }
         RefusalResponse::InReply { status, error } => {
             let error = error.clone();
             let judge =
-                move || read(RefusalResponse::InReply { status, error: &error }, &body, &words);
+                move || read(RefusalResponse::InReply { status, error: &error }, &body, &texts);
             long_work_soon(judge).await
         }
     };
@@ -67,14 +67,14 @@ pub(crate) async fn taught(
 }
 
 /// The texts that the provider was sent besides the body.
-fn words(model: &str, head: Option<&request::Parts>) -> Vec<String> {
-    let mut words = vec![model.to_owned()];
+fn texts(model: &str, head: Option<&request::Parts>) -> Vec<String> {
+    let mut texts = vec![model.to_owned()];
     if let Some(head) = head {
-        words.extend(head.uri.path_and_query().map(|target| target.as_str().to_owned()));
+        texts.extend(head.uri.path_and_query().map(|target| target.as_str().to_owned()));
         let values = head.headers.values().filter_map(|value| value.to_str().ok());
-        words.extend(values.map(str::to_owned));
+        texts.extend(values.map(str::to_owned));
     }
-    words
+    texts
 }
 
 impl Proxy {
@@ -92,13 +92,13 @@ impl Proxy {
     ) {
         let upstream = source.upstream;
         let outcome = self.ledgers.lessons().learn(source, lesson, believed, now()).await;
-        let told = match outcome {
+        let report = match outcome {
             LessonOffer::New => LessonOutcome::Learned,
             LessonOffer::Agreed => LessonOutcome::Agreed,
             LessonOffer::Full => LessonOutcome::Full,
             LessonOffer::Known | LessonOffer::Nothing => return,
         };
-        self.telemetry.lesson(upstream, told);
+        self.telemetry.lesson(upstream, report);
         match outcome {
             LessonOffer::New => tracing::info!("{upstream} {}", LessonNotice(lesson)),
             LessonOffer::Agreed => {

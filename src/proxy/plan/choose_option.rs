@@ -39,7 +39,10 @@ fn usage(prepared: &PreparedRequest) -> Option<AddedOption> {
     if !wanted || prepared.upstream.include_usage != IncludeUsage::Auto {
         return None;
     }
-    Some(AddedOption { what: AddedOptionKind::Usage, edit: request_usage::ask(&prepared.body)? })
+    Some(AddedOption {
+        what: AddedOptionKind::Usage,
+        edit: request_usage::request(&prepared.body)?,
+    })
 }
 
 /// Context editing, if policy leaves old results to the provider. A count only asks for it if it could

@@ -56,7 +56,7 @@ pub(crate) struct PlannedRequest {
     anchor: Option<Arc<AnchorTurn>>,
     pub(crate) done: RewriteSummary,
     /// The ids of the queued messages that it took.
-    pub(crate) taken: Vec<Box<str>>,
+    pub(crate) dequeued: Vec<Box<str>>,
     /// Why part of the plan was left out.
     pub(crate) stood_aside: Option<FailOpen>,
     /// The output limit is lowered, because another request was refused for it.
@@ -146,7 +146,7 @@ pub(crate) async fn plan(
     };
     let PlanOutcome { mut plan, mut measured, new, refused, mut is_spared } = drafted;
     let before = known.clone();
-    let (mut stood_aside, mut known, mut taken) = (None, known, Vec::new());
+    let (mut stood_aside, mut known, mut dequeued) = (None, known, Vec::new());
     let mut undelivered = UndeliveredMessage::of(proxy, opened, &known, &prepared.exchange);
     if !new.is_empty() {
         // Boxed, because few requests decide anything and the future is large.
@@ -159,10 +159,10 @@ pub(crate) async fn plan(
             is_spared = false;
             Vec::new()
         });
-        taken = inject::injected_ids(&saved, &prepared.exchange);
+        dequeued = inject::injected_ids(&saved, &prepared.exchange);
         Arc::make_mut(&mut known).add(saved);
-        let with_taken = UndeliveredMessage::of(proxy, opened, &known, &prepared.exchange);
-        std::mem::replace(&mut undelivered, with_taken)
+        let with_dequeued = UndeliveredMessage::of(proxy, opened, &known, &prepared.exchange);
+        std::mem::replace(&mut undelivered, with_dequeued)
             .into_iter()
             .for_each(UndeliveredMessage::end);
         let replayed = Box::pin(replay(&prepared, &known, anchor.as_ref())).await;
@@ -185,7 +185,7 @@ pub(crate) async fn plan(
         before,
         refused,
         anchor,
-        taken,
+        dequeued,
         stood_aside,
         is_spared,
         ..PlannedRequest::default()

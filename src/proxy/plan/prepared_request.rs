@@ -103,7 +103,7 @@ impl RequestBasis {
         let mode = self.mode;
         let mut prepared = self.on(SessionTerms { mode, held_out, missed: opened.store_missed });
         if mode == Mode::Shadow {
-            let known = opened.look_again(&prepared.conversation, false);
+            let known = opened.reload_decisions(&prepared.conversation, false);
             prepared.mode = Mode::Observe;
             let is_rewritten = !known.decides_nothing()
                 && !plan::replay(&prepared.request(), &known).edits.is_empty();

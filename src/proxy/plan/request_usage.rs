@@ -11,7 +11,7 @@ use crate::wire::splice::Edit;
 const FIELD: &[u8] = b"stream_options";
 const INSERTED: &[u8] = b",\"stream_options\":{\"include_usage\":true}";
 /// The edit that requests usage; `None` if it was requested, or cannot be requested by a simple edit.
-pub(crate) fn ask(body: &Bytes) -> Option<Edit> {
+pub(crate) fn request(body: &Bytes) -> Option<Edit> {
     if memmem::find(body, FIELD).is_none() {
         let end = body.trim_ascii_end().strip_suffix(b"}")?.len();
         return Some(insert(end, INSERTED));
@@ -19,8 +19,8 @@ pub(crate) fn ask(body: &Bytes) -> Option<Edit> {
     let document = Document::read(body).ok()?;
     let root = document.root(body)?;
     let mut given = root.entries().filter(|(key, _)| key.is("stream_options"));
-    let (options, again) = (given.next(), given.next());
-    match (options, again) {
+    let (options, repeated) = (given.next(), given.next());
+    match (options, repeated) {
         (None, _) => Some(insert(root.span().end.checked_sub(1)?, INSERTED)),
         (Some((_, options)), None) if options.kind() == Kind::Object => within(options),
         _ => None,
@@ -54,9 +54,9 @@ mod tests {
     use super::*;
     use crate::wire::splice::splice;
 
-    fn asked(body: &str) -> Option<String> {
+    fn requested(body: &str) -> Option<String> {
         let body = Bytes::copy_from_slice(body.as_bytes());
-        let edit = ask(&body)?;
+        let edit = request(&body)?;
         Some(String::from_utf8(splice(&body, vec![edit]).unwrap().concat()).unwrap())
     }
 
@@ -96,7 +96,7 @@ mod tests {
             ("not json", None),
         ];
         for (body, want) in cases {
-            assert_eq!(asked(body).as_deref(), want, "{body}");
+            assert_eq!(requested(body).as_deref(), want, "{body}");
         }
     }
 }

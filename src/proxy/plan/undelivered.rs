@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use tokio::runtime::Handle;
 
+use crate::clock::now;
 use crate::context::plan::RecordedDecisions;
 use crate::context::{ExchangeId, Fact, inject};
 use crate::proxy::state::Proxy;
 use crate::store::Scope;
 use crate::store::ledgers::{OpenedSession, SessionRoom};
-use crate::telemetry::clock::now;
 use crate::telemetry::{MessageEvent, MessageStep};
 
 /// Messages at the end of a request without a response yet.
@@ -47,13 +47,13 @@ impl Drop for UndeliveredMessage {
         let Ok(runtime) = Handle::try_current() else { return };
         for fact in std::mem::take(&mut self.facts) {
             let (proxy, room) = (self.proxy.clone(), self.room.clone());
-            runtime.spawn(async move { wait_again(&proxy, &room, fact).await });
+            runtime.spawn(async move { requeue(&proxy, &room, fact).await });
         }
     }
 }
 
 /// Queues a message again.
-pub(crate) async fn wait_again(proxy: &Proxy, room: &SessionRoom, fact: Fact) {
+pub(crate) async fn requeue(proxy: &Proxy, room: &SessionRoom, fact: Fact) {
     let Fact::Queued(queued) = &fact else { return };
     let Scope { tenant, session } = room.scope.clone();
     let (id, step, at) = (queued.id.clone(), MessageStep::Queued, now());

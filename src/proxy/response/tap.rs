@@ -21,12 +21,12 @@ use super::silence::{SilenceAction, StreamSilence};
 use super::usage_rewrite::ResponseEdits;
 use crate::context::Outcome;
 use crate::dialect::Reply;
-use crate::proxy::exchange_recorder::{ExchangeRecorder, ReplyRecord, TurnOutcome};
 use crate::proxy::http::body::{ConnectionError, OutgoingBody};
 use crate::proxy::http::memory::HeldMemory;
 use crate::proxy::http::pieces::CoalescedBody;
 use crate::proxy::offload::long_work;
 use crate::proxy::state::ServingPhase;
+use crate::proxy::state::exchange_recorder::{ExchangeRecorder, ReplyRecord, TurnOutcome};
 use crate::telemetry::FailOpen;
 use crate::wire::encoding::DecodeError;
 
@@ -205,7 +205,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
     }
 
     /// Bytes already taken from the body.
-    fn taken(&self) -> u64 {
+    fn read_bytes(&self) -> u64 {
         let frame = self.ahead.iter().flatten().flatten().next();
         frame.and_then(Frame::data_ref).map_or(0, |data| data.len() as u64)
     }
@@ -513,7 +513,7 @@ where
 
     fn size_hint(&self) -> SizeHint {
         match self.actions.altering {
-            None => self.inner.size_hint() + SizeHint::with_exact(self.taken()),
+            None => self.inner.size_hint() + SizeHint::with_exact(self.read_bytes()),
             Some(_) => SizeHint::default(),
         }
     }

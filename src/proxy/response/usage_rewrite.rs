@@ -11,10 +11,11 @@ use memchr::memmem;
 
 use super::usage_strip::{MOST_AT_ONCE, UsageStrip, ends_an_event, first_block, only_data};
 use crate::dialect::Dialect;
+use crate::dialect::reading::usage_spelling;
 use crate::proxy::http::memory::{HeldMemory, MemoryShare};
 use crate::telemetry::MemoryKind;
 use crate::wire::encoding::{DecodeError, Decoder};
-use crate::wire::json::{Document, Value};
+use crate::wire::json::Document;
 use crate::wire::memory::Memory as _;
 use crate::wire::splice::{Edit, splice};
 
@@ -24,25 +25,25 @@ const HOLD: usize = 1024 * 1024;
 /// The edits of a response.
 pub(crate) enum ResponseEdits {
     /// Removes what is there only because we requested it.
-    Hides(UsageStrip),
+    Strips(UsageStrip),
     /// Changes the usage.
-    Retells(UsageRewrite),
+    Rewrites(UsageRewrite),
 }
 
 impl ResponseEdits {
     /// The data as the client gets it. `Err` if it does not have the declared encoding.
     pub(crate) fn pass(&mut self, data: Bytes) -> Result<Bytes, DecodeError> {
         match self {
-            Self::Hides(hiding) => hiding.pass(data),
-            Self::Retells(retelling) => retelling.pass(data),
+            Self::Strips(strip) => strip.pass(data),
+            Self::Rewrites(rewriting) => rewriting.pass(data),
         }
     }
 
     /// The data that was held, at the end of the body.
     pub(crate) fn rest(&mut self) -> Bytes {
         match self {
-            Self::Hides(hiding) => hiding.rest(),
-            Self::Retells(retelling) => retelling.rest(),
+            Self::Strips(strip) => strip.rest(),
+            Self::Rewrites(rewriting) => rewriting.rest(),
         }
     }
 }
@@ -149,13 +150,14 @@ impl UsageRewrite {
         let document = Document::read(text).ok()?;
         let root = document.root(text)?;
         let mut edits: Vec<Edit> = Vec::new();
-        for usage in usages(self.addition.dialect, root) {
-            for name in names(self.addition.dialect) {
+        let spelling = usage_spelling(self.addition.dialect);
+        for usage in spelling.reports(root) {
+            for name in spelling.input {
                 let number = usage.get(name).and_then(|it| Some((it.span(), it.as_u64()?)));
                 edits.extend(number.map(|(mut at, number)| {
                     (at.start, at.end) = (at.start + start, at.end + start);
-                    let told = number.saturating_add(self.addition.tokens);
-                    Edit { at, with: told.to_string().into() }
+                    let changed = number.saturating_add(self.addition.tokens);
+                    Edit { at, with: changed.to_string().into() }
                 }));
             }
         }
@@ -168,36 +170,11 @@ fn mentions_usage(bytes: &[u8]) -> bool {
     memmem::find(bytes, b"\"usage").is_some()
 }
 
-/// The usage objects of each dialect: in the value itself, or in the message or response inside it.
-fn usages(dialect: Dialect, root: Value<'_>) -> impl Iterator<Item = Value<'_>> {
-    let within = match dialect {
-        Dialect::Anthropic => root.get("message"),
-        Dialect::OpenaiResponses => root.get("response"),
-        Dialect::OpenaiChat | Dialect::Gemini => None,
-    };
-    std::iter::once(root).chain(within).filter_map(move |value| match dialect {
-        Dialect::Gemini => value.get_any(&["usageMetadata", "usage_metadata"]),
-        _ => value.get_any(&["usage"]),
-    })
-}
-
-/// The members with input tokens. Anthropic's excludes cached tokens, so that sums remain correct.
-fn names(dialect: Dialect) -> &'static [&'static str] {
-    match dialect {
-        Dialect::Anthropic => &["input_tokens"],
-        Dialect::OpenaiChat => &["prompt_tokens", "total_tokens"],
-        Dialect::OpenaiResponses => &["input_tokens", "total_tokens"],
-        Dialect::Gemini => {
-            &["promptTokenCount", "totalTokenCount", "prompt_token_count", "total_token_count"]
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn retelling(dialect: Dialect, streams: bool) -> UsageRewrite {
+    fn rewriting(dialect: Dialect, streams: bool) -> UsageRewrite {
         let kind = if streams { "text/event-stream" } else { "application/json" };
         UsageRewrite::new(
             UsageAddition { dialect, tokens: 900, streams },
@@ -210,12 +187,12 @@ mod tests {
     }
 
     fn whole(dialect: Dialect, body: &str) -> String {
-        let mut retelling = retelling(dialect, false);
+        let mut rewriting = rewriting(dialect, false);
         let (one, two) = body.split_at(body.len() / 2);
         for part in [one, two] {
-            assert_eq!(retelling.pass(Bytes::from(part.to_owned())).unwrap(), "");
+            assert_eq!(rewriting.pass(Bytes::from(part.to_owned())).unwrap(), "");
         }
-        String::from_utf8(retelling.rest().to_vec()).unwrap()
+        String::from_utf8(rewriting.rest().to_vec()).unwrap()
     }
 
     /// Cut anywhere, a stream says the same, and other events pass as they are.
@@ -224,19 +201,19 @@ mod tests {
             if !events.is_char_boundary(cut) {
                 continue;
             }
-            let mut retelling = retelling(dialect, true);
-            let mut told = Vec::new();
+            let mut rewriting = rewriting(dialect, true);
+            let mut sent = Vec::new();
             for part in [&events[..cut], &events[cut..]] {
-                told.extend_from_slice(&retelling.pass(Bytes::from(part.to_owned())).unwrap());
+                sent.extend_from_slice(&rewriting.pass(Bytes::from(part.to_owned())).unwrap());
             }
-            told.extend_from_slice(&retelling.rest());
-            assert_eq!(String::from_utf8(told).unwrap(), expected, "cut at {cut}");
+            sent.extend_from_slice(&rewriting.rest());
+            assert_eq!(String::from_utf8(sent).unwrap(), expected, "cut at {cut}");
         }
     }
 
     #[test]
     fn only_the_numbers_change_in_a_whole_body() {
-        for (dialect, body, told) in [
+        for (dialect, body, changed) in [
             (
                 Dialect::Anthropic,
                 r#"{"type":"message", "content":[{"text":"\"usage\": {\"input_tokens\":1}"}],"usage":{ "input_tokens" : 100,"cache_read_input_tokens":50,"output_tokens":7}}"#,
@@ -258,23 +235,23 @@ mod tests {
                 r#"{"candidates":[],"usageMetadata":{"promptTokenCount":1000,"totalTokenCount":1007}}"#,
             ),
         ] {
-            assert_eq!(whole(dialect, body), told);
+            assert_eq!(whole(dialect, body), changed);
         }
     }
 
     #[test]
     fn events_are_told_as_they_come() {
         let begins = "event: message_start\ndata: {\"message\":{\"usage\":{\"input_tokens\":100,\"output_tokens\":1}}}\n\n";
-        let says =
+        let event =
             "data: {\"type\":\"content_block_delta\",\"delta\":{\"text\":\"\\\"usage\\\"\"}}\n\n";
         let ends = "event: message_delta\ndata: {\"usage\":{\"output_tokens\":7,\"input_tokens\":null}}\n\n";
-        let anthropic = format!("{begins}: ping\n\n{says}{ends}");
+        let anthropic = format!("{begins}: ping\n\n{event}{ends}");
         stream(Dialect::Anthropic, &anthropic, &anthropic.replace(":100,", ":1000,"));
         let chat = "data: {\"choices\":[{}],\"usage\":null}\r\n\r\ndata: {\"usage\":{\"prompt_tokens\":100,\"total_tokens\":107}}\r\n\r\ndata: [DONE]\r\n\r\n";
         stream(Dialect::OpenaiChat, chat, &chat.replace("100,", "1000,").replace("107", "1007"));
         let responses = "data: {\"response\":{\"usage\":null}}\n\ndata: {\"type\":\"response.completed\",\"response\":{\"usage\":{\"input_tokens\":100,\"total_tokens\":107}}}\n\n";
-        let told = responses.replace("100,", "1000,").replace("107", "1007");
-        stream(Dialect::OpenaiResponses, responses, &told);
+        let changed = responses.replace("100,", "1000,").replace("107", "1007");
+        stream(Dialect::OpenaiResponses, responses, &changed);
         let gemini =
             "data: {\"usageMetadata\":{\"promptTokenCount\":100,\"totalTokenCount\":107}}\n\n";
         stream(Dialect::Gemini, gemini, &gemini.replace("100,", "1000,").replace("107", "1007"));
@@ -282,14 +259,14 @@ mod tests {
 
     #[test]
     fn what_is_no_json_or_too_long_passes_untouched() {
-        let mut html = retelling(Dialect::Anthropic, false);
+        let mut html = rewriting(Dialect::Anthropic, false);
         assert_eq!(html.pass(Bytes::from_static(b"<html>\"usage\"")).unwrap(), "");
         assert_eq!(html.rest(), "<html>\"usage\"");
         let body = |length: usize| format!("{:length$}", r#"{"usage":{"input_tokens":1}}"#);
-        let mut at = retelling(Dialect::Anthropic, false);
+        let mut at = rewriting(Dialect::Anthropic, false);
         assert_eq!(at.pass(body(1000).into()).unwrap(), "", "at the limit");
         assert!(at.rest().starts_with(br#"{"usage":{"input_tokens":901}}"#));
-        let mut past = retelling(Dialect::Anthropic, false);
+        let mut past = rewriting(Dialect::Anthropic, false);
         assert_eq!(past.pass(body(1001).into()).unwrap(), body(1001));
         assert_eq!(past.pass(Bytes::from_static(b"x")).unwrap(), "x");
         assert_eq!(past.rest(), "");

@@ -41,8 +41,8 @@ pub(super) fn turn_away(
     phase: watch::Receiver<ServingPhase>,
 ) {
     let Ok(permit) = proxy.rejection_permits.clone().try_acquire_owned() else {
-        let is_told = proxy.tls.is_none() && stream.into_std().and_then(tell).is_ok();
-        proxy.telemetry.turned_away(if is_told {
+        let is_answered = proxy.tls.is_none() && stream.into_std().and_then(reject).is_ok();
+        proxy.telemetry.turned_away(if is_answered {
             RejectedConnection::Answered
         } else {
             RejectedConnection::Closed
@@ -50,10 +50,10 @@ pub(super) fn turn_away(
         return;
     };
     tokio::spawn(async move {
-        let is_told = Arc::new(AtomicBool::new(false));
-        let answering = answer(&proxy, stream, phase, is_told.clone());
+        let is_answered = Arc::new(AtomicBool::new(false));
+        let answering = answer(&proxy, stream, phase, is_answered.clone());
         let _ = tokio::time::timeout(TIMEOUT, answering).await;
-        let got = if is_told.load(Ordering::Relaxed) {
+        let got = if is_answered.load(Ordering::Relaxed) {
             RejectedConnection::Answered
         } else {
             RejectedConnection::Closed
@@ -64,9 +64,9 @@ pub(super) fn turn_away(
 }
 
 /// Responds to a request that has already arrived; an error if there is none. The socket is non-blocking.
-fn tell(mut stream: std::net::TcpStream) -> io::Result<()> {
-    let mut asked = [0; UNREAD];
-    if stream.read(&mut asked)? == 0 {
+fn reject(mut stream: std::net::TcpStream) -> io::Result<()> {
+    let mut unread = [0; UNREAD];
+    if stream.read(&mut unread)? == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
     stream.write_all(ANSWER)?;
@@ -78,12 +78,12 @@ async fn answer(
     proxy: &Arc<Proxy>,
     stream: TcpStream,
     phase: watch::Receiver<ServingPhase>,
-    is_told: Arc<AtomicBool>,
+    is_answered: Arc<AtomicBool>,
 ) {
     let builder = server(&proxy.config.limits, NARROW_WINDOW);
     let tls = proxy.tls.as_ref().map(TlsTerminator::acceptor);
     let service = service_fn(move |request: Request<Incoming>| {
-        is_told.store(true, Ordering::Relaxed);
+        is_answered.store(true, Ordering::Relaxed);
         let answer =
             exchange::reject_connection(proxy, &request, phase.clone()).map(Full::<Bytes>::new);
         async move { Ok::<Response<_>, io::Error>(answer) }

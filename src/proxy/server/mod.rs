@@ -26,12 +26,12 @@ use tokio::task::JoinSet;
 use self::builder::{Http2Window, header_time, server};
 use super::compaction::context as compaction;
 use super::exchange;
-use super::exchange_recorder::record_non_http;
 use super::http::answer::ProxyError;
 use super::http::framing::{LookAlike, MarkedTransport, framed};
 use super::http::memory::{HeldMemory, MemoryShare};
 use super::http::transport::{MeteredSocket, TransportPeer};
 use super::http::{opening, transport};
+use super::state::exchange_recorder::record_non_http;
 use super::state::{Proxy, ServingPhase};
 use super::turn::drafts;
 use crate::activity::Activity;
@@ -181,8 +181,8 @@ async fn serve_connection<S>(
             },
         )
     });
-    let telling = proxy.clone();
-    let refused = move |fault: &ProxyError| record_non_http(&telling, fault);
+    let recorded = proxy.clone();
+    let refused = move |fault: &ProxyError| record_non_http(&recorded, fault);
     let stream = TokioIo::new(MarkedTransport::new(stream, look_alike.clone(), refused));
     let peer = if first.is_http2 { TransportPeer::Framed } else { TransportPeer::Client };
     let stream = MeteredSocket::new(stream, peer, &share, first.bytes).holding(held);

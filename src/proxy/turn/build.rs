@@ -6,9 +6,9 @@
 use crate::context::reasoning::{self, ReplyOrigin};
 use crate::context::{Fact, Millis, Outcome, Turn, budget, ledger};
 use crate::dialect::{Chain, PartKey, Reply, Usage};
-use crate::proxy::learning::request_info::RequestInfo;
 use crate::proxy::plan::planned_request::PlannedRequest;
 use crate::proxy::plan::prepared_request::PreparedRequest;
+use crate::proxy::turn::request_info::RequestInfo;
 use crate::store::ledgers::OpenedSession;
 use crate::tokens::Tokenizer;
 

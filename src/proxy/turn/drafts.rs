@@ -5,10 +5,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::clock::now;
 use crate::proxy::state::Proxy;
 use crate::store::drafts::LEASE;
 use crate::store::ledgers::Ledgers;
-use crate::telemetry::clock::now;
 
 /// How often drafts are checked, while there are exchanges in flight.
 const LOOK: Duration = Duration::from_millis(50);

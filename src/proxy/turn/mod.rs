@@ -4,6 +4,8 @@
 //! store fails, the turn is lost at the next restart; the client gets its response anyway.
 
 pub(super) mod build;
+pub(super) mod counting;
 pub(super) mod drafts;
 pub(super) mod open;
 pub(super) mod pending;
+pub(super) mod request_info;

@@ -13,6 +13,7 @@ use tokio::task::JoinHandle;
 
 use super::build::{ExchangeEnding, facts};
 use super::pending::PendingExchange;
+use crate::clock::now;
 use crate::context::budget::CarryOutlook;
 use crate::context::content::ExchangeContent;
 use crate::context::overflow::{self, OverflowEvidence, OverflowReport, OverflowSign, PartSums};
@@ -24,21 +25,20 @@ use crate::dialect::models::Model;
 use crate::dialect::overflow::ErrorResponse;
 use crate::dialect::refusal::{self, RefusalCause};
 use crate::dialect::{ProviderError, Purpose, Reply};
-use crate::proxy::calibration;
-use crate::proxy::exchange_recorder::{ReplyRecord, TurnRecord};
-use crate::proxy::learning::counting::PendingCount;
 use crate::proxy::learning::lessons;
-use crate::proxy::learning::request_info::RequestInfo;
 use crate::proxy::offload::{OFF_THREAD, long_work};
-use crate::proxy::plan::undelivered::{UndeliveredMessage, wait_again};
+use crate::proxy::plan::undelivered::{UndeliveredMessage, requeue};
 use crate::proxy::response::request_body::RequestBody;
 use crate::proxy::response::status::may_not_fit;
 use crate::proxy::response::tap::SettleReply;
 use crate::proxy::state::Proxy;
+use crate::proxy::state::calibration;
+use crate::proxy::state::exchange_recorder::{ReplyRecord, TurnRecord};
 use crate::proxy::turn::build::ForwardedPrefix;
+use crate::proxy::turn::counting::PendingCount;
+use crate::proxy::turn::request_info::RequestInfo;
 use crate::store::ledgers::{DraftGuard, DraftProgress, OpenedSession};
 use crate::telemetry::FailOpen;
-use crate::telemetry::clock::now;
 use crate::tokens::learn::{EstimatorState, Observation};
 
 /// Replies with more bytes than this are counted off the async threads: with an exact vocabulary that takes 1
@@ -289,8 +289,8 @@ impl OpenTurn {
         let message = error.or((!has_body).then(String::new))?;
         let (status, host) = (status.as_u16(), self.info.upstream.host());
         let response = ErrorResponse { status, host, body: message.as_bytes() };
-        let said = crate::dialect::overflow::overflow(&response)?;
-        Some(OverflowReport { sign: OverflowSign::Refused, reported: said, saved: false })
+        let found = crate::dialect::overflow::overflow(&response)?;
+        Some(OverflowReport { sign: OverflowSign::Refused, reported: found, saved: false })
     }
 
     /// The savings of this exchange.
@@ -319,7 +319,7 @@ impl OpenTurn {
     ) -> Option<FailOpen> {
         let room = self.opened.room();
         for fact in std::mem::take(&mut self.undelivered) {
-            wait_again(&proxy, &room, fact).await;
+            requeue(&proxy, &room, fact).await;
         }
         let error = reply.error.as_ref()?;
         let message = error.message.as_deref().unwrap_or_default();

@@ -14,6 +14,7 @@ use futures_util::FutureExt;
 use http::request;
 
 use super::{build, drafts};
+use crate::clock::now;
 use crate::context::budget::ClassicEstimate;
 use crate::context::overflow::{self, OverflowReport, OverflowSign};
 use crate::context::policy::{Mode, ReportedUsage};
@@ -25,25 +26,23 @@ use crate::dialect::overflow::Overflow;
 use crate::dialect::refusal::RefusalCause;
 use crate::dialect::repair::{Refusal, RepairCause};
 use crate::dialect::{PartKey, Purpose};
-use crate::proxy::compaction::context::CompactionContext;
-use crate::proxy::exchange_recorder::ExchangeRecorder;
 use crate::proxy::http::body::OutgoingBody;
-use crate::proxy::learning::counting::{self, PendingCount};
-use crate::proxy::learning::request_info::RequestInfo;
 use crate::proxy::plan::planned_request::{PlannedRequest, PlannedRewrite};
 use crate::proxy::plan::prepared_request::PreparedRequest;
-use crate::proxy::plan::undelivered::{UndeliveredMessage, wait_again};
+use crate::proxy::plan::undelivered::{UndeliveredMessage, requeue};
 use crate::proxy::response::usage_rewrite::UsageAddition;
 use crate::proxy::state::Proxy;
+use crate::proxy::state::exchange_recorder::ExchangeRecorder;
+use crate::proxy::turn::counting::{self, PendingCount};
+use crate::proxy::turn::request_info::RequestInfo;
 use crate::store::ledgers::{DraftGuard, OpenedSession, SessionRoom};
-use crate::telemetry::clock::now;
 use crate::telemetry::{OpenExchange, RefusalOutcome};
 
 /// The data of a turn before its reply is known.
 pub(crate) struct PendingExchange {
-    pub(super) opened: OpenedSession,
-    pub(super) prepared: Arc<PreparedRequest>,
-    pub(super) planned: PlannedRequest,
+    pub(crate) opened: OpenedSession,
+    pub(crate) prepared: Arc<PreparedRequest>,
+    pub(crate) planned: PlannedRequest,
     pub(super) counted: Option<PendingCount>,
     /// Its draft, for the case that this process ends first.
     pub(super) draft: DraftGuard,
@@ -112,7 +111,8 @@ impl PendingExchange {
     ) {
         let Some(estimate) = self.estimate() else { return };
         let is_rewritten = self.is_rewritten();
-        self.counted = counting::ask(proxy, &self.prepared, estimate, is_rewritten, head, sent);
+        self.counted =
+            counting::request_count(proxy, &self.prepared, estimate, is_rewritten, head, sent);
     }
 
     /// The estimate of the request.
@@ -201,8 +201,9 @@ impl PendingExchange {
     /// Learns the model's maximum output, once the provider accepted a request with no more than that, so
     /// that no other request is refused for it. `taught`: the lessons of its message.
     pub(crate) async fn learn_max_output(&self, taught: &LessonMatch, recorder: &ExchangeRecorder) {
-        let asked = self.prepared.conversation.max_output;
-        let most = taught.max_output().filter(|most| asked.is_some_and(|asked| asked > *most));
+        let requested = self.prepared.conversation.max_output;
+        let most =
+            taught.max_output().filter(|most| requested.is_some_and(|requested| requested > *most));
         let (info, proxy) = (RequestInfo::of(&self.prepared), recorder.proxy.clone());
         proxy.count_quoted(&self.prepared.upstream.name, taught);
         let Some(most) = most else { return };
@@ -211,59 +212,6 @@ impl PendingExchange {
             proxy.learn(&info.source(), Lesson::MaxOutput(most), None).await;
         });
         let _ = tokio::time::timeout(timeout, learning).await;
-    }
-
-    /// Makes room in a request that does not fit: by cuts, then by a summary if that makes it fit, then by
-    /// trims of new results, which no model has read. If no summary makes it fit alone, one is added to the
-    /// trims where these are not enough. `None` if no room can be made. `head`: the request's, as it is sent.
-    pub(crate) async fn make_room(
-        &mut self,
-        overflow: Overflow,
-        head: &request::Parts,
-        recorder: &mut ExchangeRecorder,
-    ) -> Option<RevisedRequest> {
-        let (prepared, proxy) = (self.prepared.clone(), recorder.proxy.clone());
-        let goal = self.planned.room_goal(&prepared, overflow)?;
-        let making = self.planned.with_room(&proxy, &prepared, &self.opened, goal);
-        let pruned = AssertUnwindSafe(making).catch_unwind().await.ok().flatten();
-        let mut is_made = pruned.is_some();
-        let mut planned = match pruned {
-            Some(planned) => planned,
-            None => self.planned.clone(),
-        };
-        let by_summary = planned.fits_with_summary(&prepared, goal).await;
-        if by_summary {
-            is_made |= self.compact_now(&mut planned, true, head, recorder).await;
-        }
-        let trimming = planned.trim_for_room(&proxy, &prepared, &self.opened, goal);
-        is_made |= AssertUnwindSafe(trimming).catch_unwind().await.unwrap_or(false);
-        if !by_summary {
-            is_made |= self.compact_now(&mut planned, !is_made, head, recorder).await;
-        }
-        let (plain, beta) = (prepared.body.clone(), planned.beta(&prepared));
-        is_made.then_some(RevisedRequest { plain, beta, planned })
-    }
-
-    /// Compacts the request now, if that is possible in the time that is left; returns whether it was
-    /// compacted. `must`: it does not fit, whatever the estimate says.
-    async fn compact_now(
-        &mut self,
-        planned: &mut PlannedRequest,
-        must: bool,
-        head: &request::Parts,
-        recorder: &mut ExchangeRecorder,
-    ) -> bool {
-        let (prepared, proxy) = (&self.prepared, recorder.proxy.clone());
-        // All waits together are bounded.
-        let timeout = Duration::from_secs(prepared.policy.compact.wait_s);
-        let timeout = timeout.saturating_sub(self.summary_wait);
-        let opened = &mut self.opened;
-        let mut attended = CompactionContext::new(&proxy, prepared, opened, planned, head);
-        let compacting = attended.compact_now(timeout, must);
-        let compacted = AssertUnwindSafe(compacting).catch_unwind().await.unwrap_or(false);
-        let waited = attended.waited;
-        waited.into_iter().for_each(|waited| self.add_summary_wait(waited, recorder));
-        compacted
     }
 
     /// Whether a refusal of it may be answered by a repair.
@@ -422,8 +370,9 @@ impl PendingExchange {
         let (exchange, at) = (self.prepared.exchange.clone(), now());
         let position = &self.opened.placed.position;
         let (thread, parent) = (position.thread.clone(), position.parent.clone());
-        let taken = Revocation { exchange, thread, parent, at, about, retry };
-        (!taken.about.is_empty()).then(|| (self.opened.room(), Fact::Revocation(Box::new(taken))))
+        let revocation = Revocation { exchange, thread, parent, at, about, retry };
+        (!revocation.about.is_empty())
+            .then(|| (self.opened.room(), Fact::Revocation(Box::new(revocation))))
     }
 
     /// What is added to the usage that its client gets, if policy says so and there is any.
@@ -449,7 +398,7 @@ impl PendingExchange {
         let (room, messages) = (self.opened.room(), self.unsent_messages());
         let keeping = async {
             for fact in messages {
-                wait_again(proxy, &room, fact).await;
+                requeue(proxy, &room, fact).await;
             }
         };
         if tokio::time::timeout(timeout, keeping).await.is_ok() {
@@ -461,10 +410,10 @@ impl PendingExchange {
 /// A request that was planned again after a refusal, and is not sent yet.
 pub(crate) struct RevisedRequest {
     /// The body, decompressed.
-    plain: Bytes,
+    pub(crate) plain: Bytes,
     /// The beta that the head has to list.
-    beta: Option<&'static str>,
-    planned: PlannedRequest,
+    pub(crate) beta: Option<&'static str>,
+    pub(crate) planned: PlannedRequest,
 }
 
 impl RevisedRequest {

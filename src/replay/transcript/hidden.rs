@@ -31,18 +31,18 @@ impl TranscriptLine {
     /// anything but results, or not everything is visible.
     fn added(&self) -> Option<u64> {
         let mut digest = Xxh3::new();
-        let mut say = |words: &str| {
-            digest.update(&words.len().to_le_bytes());
-            digest.update(words.as_bytes());
+        let mut add = |text: &str| {
+            digest.update(&text.len().to_le_bytes());
+            digest.update(text.as_bytes());
         };
-        say(&self.model);
+        add(&self.model);
         let reply = self.new_parts.iter().filter(|part| part.reply);
         let thinks = reply.clone().any(|part| part.kind == "thinking");
-        say(if thinks { "thinks" } else { "" });
+        add(if thinks { "thinks" } else { "" });
         for call in reply.filter(|part| part.kind == "tool_use") {
-            say(call.name.as_deref().unwrap_or_default());
+            add(call.name.as_deref().unwrap_or_default());
         }
-        say("");
+        add("");
         let mut results = self.new_parts.iter().filter(|part| !part.reply).peekable();
         results.peek()?;
         for part in results {
@@ -50,8 +50,8 @@ impl TranscriptLine {
             if !is_plain || part.cleared_later {
                 return None;
             }
-            say(if part.cont { "more" } else { "result" });
-            say(&part.text);
+            add(if part.cont { "more" } else { "result" });
+            add(&part.text);
         }
         self.is_visible().then(|| digest.digest())
     }

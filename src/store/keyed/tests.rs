@@ -135,9 +135,9 @@ fn lesson() -> Record {
     }
 }
 
-fn seal_with(cipher: &Cipher) -> crate::store::sqlite::RekeyFact {
+fn encrypt_with(cipher: &Cipher) -> crate::store::sqlite::RekeyFact {
     let cipher = cipher.clone();
-    Box::new(move |record| cipher.sealed(record))
+    Box::new(move |record| cipher.encrypted(record))
 }
 
 /// However far it came when it was ended, everything is there, in one form or the other.
@@ -158,7 +158,7 @@ async fn a_file_of_an_earlier_version_is_keyed_whatever_ends_it() {
         if is_moved(&path) {
             break;
         }
-        move_some(&path, 100, &seal_with(&Cipher::open(folder.path()).unwrap()));
+        move_some(&path, 100, &encrypt_with(&Cipher::open(folder.path()).unwrap()));
         steps += 1;
     }
     assert!(steps >= 2, "in {steps} steps");
@@ -240,9 +240,9 @@ fn keys_a_file_for_another() {
     let Some(path) = std::env::var_os(KEYED) else { return };
     let path = Path::new(&path);
     drop(KeyedStore::open(path).unwrap());
-    let seal = seal_with(&Cipher::open(path.parent().unwrap()).unwrap());
+    let rekey = encrypt_with(&Cipher::open(path.parent().unwrap()).unwrap());
     while !is_moved(path) {
-        move_some(path, 16, &seal);
+        move_some(path, 16, &rekey);
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -299,7 +299,7 @@ fn keying_costs() {
     let (cipher, rounds) = (cipher(), 10_000u32);
     let began = Instant::now();
     for _ in 0..rounds {
-        std::hint::black_box(cipher.seal_value(std::hint::black_box(value.as_bytes())));
+        std::hint::black_box(cipher.encrypt_value(std::hint::black_box(value.as_bytes())));
     }
     println!("{} bytes, 12 hashes: {:?} a turn", value.len(), began.elapsed() / rounds);
 }
@@ -308,13 +308,13 @@ proptest! {
     #[test]
     fn a_hash_and_a_value_come_back(hash: u128, text in "([\"a-f0-9]{0,3}|\"[0-9a-f]{31,33}\"|[ {}:,\\\\]){0,12}") {
         let cipher = cipher();
-        prop_assert_eq!(cipher.open_hash(cipher.seal(hash)), hash);
-        let keyed = cipher.seal_value(text.as_bytes());
+        prop_assert_eq!(cipher.open_hash(cipher.encrypt_hash(hash)), hash);
+        let keyed = cipher.encrypt_value(text.as_bytes());
         prop_assert_eq!(keyed.len(), text.len() + 1);
         prop_assert_eq!(cipher.open_value(keyed), Bytes::from(text.into_bytes()));
         let value = format!(r#"{{"a":"{hash:032x}","{:032x}":1}}"#, !hash);
-        let keyed = cipher.seal_value(value.as_bytes());
-        let expected = format!(r#" {{"a":"{:032x}","{:032x}":1}}"#, cipher.seal(hash), cipher.seal(!hash));
+        let keyed = cipher.encrypt_value(value.as_bytes());
+        let expected = format!(r#" {{"a":"{:032x}","{:032x}":1}}"#, cipher.encrypt_hash(hash), cipher.encrypt_hash(!hash));
         prop_assert_eq!(&keyed[..], expected.as_bytes());
     }
 }

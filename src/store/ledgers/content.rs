@@ -74,19 +74,19 @@ mod tests {
     use crate::store::recall::ReadBudget;
 
     fn content(text: &str) -> ExchangeContent {
-        let said = serde_json::json!({"role": "user", "kind": "text", "chars": 1, "text": text});
-        let said: TranscriptPart = serde_json::from_value(said).unwrap();
-        assert_eq!((said.role, said.kind), (TranscriptSpeaker::User, TranscriptKind::Text));
+        let json = serde_json::json!({"role": "user", "kind": "text", "chars": 1, "text": text});
+        let part: TranscriptPart = serde_json::from_value(json).unwrap();
+        assert_eq!((part.role, part.kind), (TranscriptSpeaker::User, TranscriptKind::Text));
         ExchangeContent {
             follows: ContentLink::Nothing,
-            messages: vec![said],
+            messages: vec![part],
             ..ExchangeContent::default()
         }
     }
 
     async fn opened(ledgers: &Ledgers, exchange: &str) -> OpenedSession {
         let timeout = Duration::from_secs(5);
-        let asked = SessionLookup {
+        let lookup = SessionLookup {
             tenant: &"t".into(),
             session: Some(&"s".into()),
             client_thread: None,
@@ -95,24 +95,24 @@ mod tests {
             reads: &ReadBudget::new(timeout),
             shadow: false,
         };
-        ledgers.open(asked, &Conversation::empty(Dialect::Anthropic)).await.unwrap()
+        ledgers.open(lookup, &Conversation::empty(Dialect::Anthropic)).await.unwrap()
     }
 
     #[tokio::test]
     async fn words_are_kept_to_the_byte_that_a_session_may_have() {
         let store = Arc::new(MemoryStore::default());
         let ledgers = Ledgers::new(store.clone());
-        let said = content("one");
-        let length = serde_json::to_vec(&said).unwrap().len() as u64;
+        let kept = content("one");
+        let length = serde_json::to_vec(&kept).unwrap().len() as u64;
         for (request, most) in [("a", length), ("b", 2 * length - 1), ("c", 2 * length)] {
             let room = opened(&ledgers, request).await.room();
-            ledgers.keep_content(room, &said, 9, most).await.unwrap();
+            ledgers.keep_content(room, &kept, 9, most).await.unwrap();
         }
         let scope = Scope { tenant: "t".into(), session: "s".into() };
         let other = Scope { tenant: "u".into(), session: "s".into() };
-        assert_eq!(ledgers.content(&scope, &"a".into()).await.unwrap(), Some(said.clone()));
+        assert_eq!(ledgers.content(&scope, &"a".into()).await.unwrap(), Some(kept.clone()));
         assert_eq!(ledgers.content(&scope, &"b".into()).await.unwrap(), None);
-        assert_eq!(ledgers.content(&scope, &"c".into()).await.unwrap(), Some(said));
+        assert_eq!(ledgers.content(&scope, &"c".into()).await.unwrap(), Some(kept));
         assert_eq!(ledgers.content(&other, &"a".into()).await.unwrap(), None);
     }
 

@@ -147,24 +147,24 @@ pub(super) fn shown_by(conversation: &Conversation) -> Vec<u128> {
         .filter_map(|part| Some((part.key?, part.role == Role::Assistant)))
         .collect();
     let chains: Vec<Chain> = conversation.chains().collect();
-    let mut telling = Vec::new();
+    let mut found_by = Vec::new();
     if let Some(HeldHistory::After(id)) = &conversation.held {
-        telling.push(of_response(id));
+        found_by.push(of_response(id));
     }
     let mut boundary_hashes = Vec::new();
     for (index, (key, answered)) in keyed.iter().enumerate().rev() {
         // A turn ends where the speaker changes, or at the end.
         if keyed.get(index + 1).is_none_or(|(_, next)| next != answered) {
-            telling.push(chains[index].0);
+            found_by.push(chains[index].0);
         }
         if *answered {
-            telling.push(BoundaryHash::of_anchor_key(*key).0);
+            found_by.push(BoundaryHash::of_anchor_key(*key).0);
             let before = index.checked_sub(1).map(|before| keyed[before].0);
             boundary_hashes.extend(before.map(|before| BoundaryHash::of(before, *key).0));
         }
     }
-    telling.extend(boundary_hashes);
-    telling
+    found_by.extend(boundary_hashes);
+    found_by
 }
 
 /// The fingerprints of a request that the store is asked for: of both kinds, those nearest to its end.
@@ -172,10 +172,10 @@ pub(super) fn to_look_up(conversation: &Conversation, mut fingerprints: Vec<u128
     let answered = conversation.parts().filter(|part| part.role == Role::Assistant);
     let boundary_hashes =
         answered.filter(|part| part.key.is_some()).count().min(fingerprints.len());
-    let telling = fingerprints.len() - boundary_hashes;
+    let found_by = fingerprints.len() - boundary_hashes;
     let far = ASKED * 3 / 4;
-    if telling > far {
-        fingerprints.drain(far..telling);
+    if found_by > far {
+        fingerprints.drain(far..found_by);
     }
     fingerprints.truncate(ASKED);
     fingerprints
@@ -204,12 +204,12 @@ mod tests {
         let before = known.forgotten();
         known.add_found(&found, 7, before);
         assert_eq!(known.session(&found.tenant, &[7]), Some(found.session.clone()));
-        let asked = known.forgotten();
+        let forgotten = known.forgotten();
         for deleted in 1..=3 {
             known.forget(std::slice::from_ref(&other));
             assert_eq!(known.forgotten(), before + deleted, "each deletion is counted");
         }
-        known.add_found(&found, 8, asked);
+        known.add_found(&found, 8, forgotten);
         assert_eq!(known.session(&found.tenant, &[8]), None);
         known.add_found(&found, 8, known.forgotten());
         assert_eq!(known.len(), 2);

@@ -123,7 +123,7 @@ impl OpenedSession {
     }
 
     /// The recorded decisions that apply to the request now.
-    pub(crate) fn look_again(
+    pub(crate) fn reload_decisions(
         &self,
         conversation: &Conversation,
         shadow: bool,

@@ -32,7 +32,7 @@ fn ledgers(store: &Arc<MemoryStore>) -> Ledgers {
     Ledgers::new(store.clone())
 }
 
-fn asked(tenant: &str, session: Option<&str>, exchange: &str) -> SessionLookup<'static> {
+fn lookup(tenant: &str, session: Option<&str>, exchange: &str) -> SessionLookup<'static> {
     SessionLookup {
         tenant: kept(tenant.into()),
         session: session.map(|session| kept(session.into())),
@@ -56,7 +56,7 @@ fn budget(whole: Duration) -> &'static ReadBudget {
 /// One that waits for nothing.
 fn asked_in_haste(session: Option<&str>, exchange: &str) -> SessionLookup<'static> {
     let timeout = Duration::from_millis(1);
-    SessionLookup { timeout, reads: budget(timeout), ..asked("t", session, exchange) }
+    SessionLookup { timeout, reads: budget(timeout), ..lookup("t", session, exchange) }
 }
 
 fn conversation(messages: &str) -> Conversation {
@@ -108,13 +108,13 @@ fn turn(opened: &OpenedSession, answer: &str) -> Fact {
 }
 
 /// Opens, answers and commits; the scope and the place.
-async fn say(
+async fn add_turn(
     ledgers: &Ledgers,
-    asked: SessionLookup<'_>,
+    lookup: SessionLookup<'_>,
     messages: &str,
     answer: &str,
 ) -> (Scope, Placement) {
-    let opened = ledgers.open(asked, &conversation(messages)).await.unwrap();
+    let opened = ledgers.open(lookup, &conversation(messages)).await.unwrap();
     let seen = (opened.scope.clone(), opened.placed.clone());
     let fact = turn(&opened, answer);
     ledgers.commit(opened, vec![fact]).await.unwrap();
@@ -124,10 +124,11 @@ async fn say(
 #[tokio::test]
 async fn a_session_is_found_again_after_a_restart() {
     let store = Arc::new(MemoryStore::default());
-    let (_, first) = say(&ledgers(&store), asked("t", Some("s"), "1"), &user("hi"), "A").await;
+    let (_, first) =
+        add_turn(&ledgers(&store), lookup("t", Some("s"), "1"), &user("hi"), "A").await;
     let next = [user("hi"), model("A"), user("go")].join(",");
     let opened =
-        ledgers(&store).open(asked("t", Some("s"), "2"), &conversation(&next)).await.unwrap();
+        ledgers(&store).open(lookup("t", Some("s"), "2"), &conversation(&next)).await.unwrap();
     assert_eq!(opened.placed.position.thread, first.position.thread);
     assert_eq!(opened.anchor.as_ref().unwrap().turn.exchange, "1");
     assert!(!opened.store_missed);
@@ -137,26 +138,27 @@ async fn a_session_is_found_again_after_a_restart() {
 async fn a_session_without_a_name_is_found_by_its_words() {
     let store = Arc::new(MemoryStore::default());
     let ours = ledgers(&store);
-    let (first, _) = say(&ours, asked("t", None, "1"), &user("hi"), "A").await;
-    let (alike, _) = say(&ours, asked("t", None, "2"), &user("hi"), "B").await;
+    let (first, _) = add_turn(&ours, lookup("t", None, "1"), &user("hi"), "A").await;
+    let (alike, _) = add_turn(&ours, lookup("t", None, "2"), &user("hi"), "B").await;
     assert_ne!(first, alike, "what begins alike is not the same");
     let of_first = [user("hi"), model("A"), user("go")].join(",");
     let of_alike = [user("hi"), model("B"), user("go")].join(",");
-    assert_eq!(say(&ours, asked("t", None, "3"), &of_first, "C").await.0, first);
+    assert_eq!(add_turn(&ours, lookup("t", None, "3"), &of_first, "C").await.0, first);
     // In another process too: the store knows the signs.
-    assert_eq!(say(&ledgers(&store), asked("t", None, "4"), &of_alike, "D").await.0, alike);
+    assert_eq!(add_turn(&ledgers(&store), lookup("t", None, "4"), &of_alike, "D").await.0, alike);
 }
 
 #[tokio::test]
 async fn invariant_11_one_tenant_does_not_find_anothers_session() {
     let store = Arc::new(MemoryStore::default());
     let ours = ledgers(&store);
-    let (first, _) = say(&ours, asked("a", None, "1"), &user("hi"), "A").await;
+    let (first, _) = add_turn(&ours, lookup("a", None, "1"), &user("hi"), "A").await;
     let next = [user("hi"), model("A"), user("go")].join(",");
-    let (other, placed) = say(&ours, asked("b", None, "2"), &next, "B").await;
+    let (other, placed) = add_turn(&ours, lookup("b", None, "2"), &next, "B").await;
     assert_ne!(other.session, first.session);
     assert_eq!(placed.growth, Growth::Begins);
-    let (_, placed) = say(&ours, asked("b", Some(first.session.as_str()), "3"), &next, "B").await;
+    let (_, placed) =
+        add_turn(&ours, lookup("b", Some(first.session.as_str()), "3"), &next, "B").await;
     assert_eq!(placed.growth, Growth::Begins, "a guessed session id opens nothing");
 }
 
@@ -164,13 +166,14 @@ async fn invariant_11_one_tenant_does_not_find_anothers_session() {
 async fn a_request_waits_for_the_turn_before_it() {
     let store = Arc::new(MemoryStore::default());
     let ours = Arc::new(ledgers(&store));
-    let before = ours.open(asked("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
+    let before = ours.open(lookup("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
     let fact = turn(&before, "A");
     let waiting = {
         let ours = ours.clone();
         tokio::spawn(async move {
             let next = [user("hi"), model("A"), user("go")].join(",");
-            let opened = ours.open(asked("t", Some("s"), "2"), &conversation(&next)).await.unwrap();
+            let opened =
+                ours.open(lookup("t", Some("s"), "2"), &conversation(&next)).await.unwrap();
             opened.placed.growth
         })
     };
@@ -186,9 +189,9 @@ async fn a_request_waits_for_the_turn_before_it() {
 async fn a_request_does_not_wait_for_others_nor_for_long() {
     let store = Arc::new(MemoryStore::default());
     let ours = ledgers(&store);
-    let _open = ours.open(asked("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
+    let _open = ours.open(lookup("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
     // Another conversation of the session goes on at once (this would take LONG).
-    ours.open(asked("t", Some("s"), "2"), &conversation(&user("other"))).await.unwrap();
+    ours.open(lookup("t", Some("s"), "2"), &conversation(&user("other"))).await.unwrap();
     let next = conversation(&[user("hi"), model("A"), user("go")].join(","));
     let opened = ours.open(asked_in_haste(Some("s"), "3"), &next).await.unwrap();
     assert_eq!(opened.placed.growth, Growth::Begins);
@@ -198,12 +201,12 @@ async fn a_request_does_not_wait_for_others_nor_for_long() {
 async fn a_forgotten_session_is_gone() {
     let store = Arc::new(MemoryStore::default());
     let ours = ledgers(&store);
-    let (scope, _) = say(&ours, asked("t", None, "1"), &user("hi"), "A").await;
+    let (scope, _) = add_turn(&ours, lookup("t", None, "1"), &user("hi"), "A").await;
     assert_eq!(ours.look(&scope, |ledger| ledger.turns().count()).await.unwrap(), 1);
     assert!(ours.forget(&scope).await.unwrap() > 0);
     assert!(ours.look(&scope, Ledger::is_empty).await.unwrap());
     let next = [user("hi"), model("A"), user("go")].join(",");
-    let (again, placed) = say(&ours, asked("t", None, "2"), &next, "B").await;
+    let (again, placed) = add_turn(&ours, lookup("t", None, "2"), &next, "B").await;
     assert_ne!(again, scope);
     assert_eq!(placed.growth, Growth::Begins);
 }
@@ -388,7 +391,7 @@ async fn a_slow_store_is_waited_for_once_and_joins_when_it_answers() {
     let store = Slow::new();
     let before = Ledgers::new(store.clone());
     store.go.add_permits(1);
-    say(&before, asked("t", Some("s"), "1"), &user("hi"), "A").await;
+    add_turn(&before, lookup("t", Some("s"), "1"), &user("hi"), "A").await;
 
     let ours = Ledgers::new(store.clone());
     let ask = |request| asked_in_haste(Some("s"), request);
@@ -402,7 +405,7 @@ async fn a_slow_store_is_waited_for_once_and_joins_when_it_answers() {
     store.go.add_permits(1);
     let third = [user("hi"), model("A"), user("other")].join(",");
     loop {
-        let opened = ours.open(asked("t", Some("s"), "3"), &conversation(&third)).await.unwrap();
+        let opened = ours.open(lookup("t", Some("s"), "3"), &conversation(&third)).await.unwrap();
         if !opened.store_missed {
             assert_eq!(opened.placed.position.parent, Some("1".into()));
             break;
@@ -421,7 +424,7 @@ async fn a_slow_store_is_waited_for_once_and_joins_when_it_answers() {
 async fn a_late_look_up_begins_no_session_and_the_next_request_finds_it() {
     let store = Slow::new();
     let before = Ledgers::new(store.clone());
-    let (scope, _) = say(&before, asked("t", None, "1"), &user("hi"), "A").await;
+    let (scope, _) = add_turn(&before, lookup("t", None, "1"), &user("hi"), "A").await;
 
     let ours = Ledgers::new(store.clone());
     store.is_held.store(true, Relaxed);
@@ -442,7 +445,7 @@ async fn a_late_look_up_begins_no_session_and_the_next_request_finds_it() {
         tokio::task::yield_now().await;
     }
     let third = [user("hi"), model("A"), user("two"), model("lost"), user("three")].join(",");
-    let opened = ours.open(asked("t", None, "4"), &conversation(&third)).await.unwrap();
+    let opened = ours.open(lookup("t", None, "4"), &conversation(&third)).await.unwrap();
     assert_eq!(opened.scope, scope);
     assert_eq!(opened.placed.position.parent, Some("1".into()));
 }
@@ -451,14 +454,14 @@ async fn a_late_look_up_begins_no_session_and_the_next_request_finds_it() {
 async fn a_session_in_use_outlives_expiry_and_eviction() {
     let store = Arc::new(MemoryStore::default());
     let ours = ledgers(&store);
-    say(&ours, asked("t", Some("old"), "0"), &user("old"), "O").await;
-    let open = ours.open(asked("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
-    say(&ours, asked("t", Some("young"), "00"), &user("young"), "N").await;
+    add_turn(&ours, lookup("t", Some("old"), "0"), &user("old"), "O").await;
+    let open = ours.open(lookup("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
+    add_turn(&ours, lookup("t", Some("young"), "00"), &user("young"), "N").await;
     let gone = ours.expire(2, u64::MAX).await.unwrap();
     assert_eq!(gone.scopes, [Scope { tenant: "t".into(), session: "old".into() }]);
     for n in 0..session_cache::SESSIONS + 10 {
         let session = format!("other-{n}");
-        ours.open(asked("t", Some(&session), &session), &conversation(&user("hi"))).await.unwrap();
+        ours.open(lookup("t", Some(&session), &session), &conversation(&user("hi"))).await.unwrap();
     }
     // Someone looks in while the exchange is under way: the session has one cache all the same.
     let scope = open.scope.clone();
@@ -466,7 +469,7 @@ async fn a_session_in_use_outlives_expiry_and_eviction() {
     let fact = turn(&open, "A");
     ours.commit(open, vec![fact]).await.unwrap();
     let next = conversation(&[user("hi"), model("A"), user("go")].join(","));
-    let next = ours.open(asked("t", Some("s"), "2"), &next).await.unwrap();
+    let next = ours.open(lookup("t", Some("s"), "2"), &next).await.unwrap();
     assert_eq!(next.placed.growth, Growth::Grows);
 }
 
@@ -474,7 +477,7 @@ async fn a_session_in_use_outlives_expiry_and_eviction() {
 async fn what_ends_after_its_session_was_forgotten_is_not_kept() {
     let store = Arc::new(MemoryStore::default());
     let ours = ledgers(&store);
-    let open = ours.open(asked("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
+    let open = ours.open(lookup("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
     let scope = open.scope.clone();
     ours.forget(&scope).await.unwrap();
     let fact = turn(&open, "A");
@@ -489,17 +492,17 @@ async fn words_that_anybody_says_come_after_words_that_one_session_said() {
     let store = Arc::new(MemoryStore::default());
     let ours = ledgers(&store);
     // Two conversations with the same small talk at their end.
-    say(&ours, asked("t", None, "1"), &user("thanks"), "Bye").await;
+    add_turn(&ours, lookup("t", None, "1"), &user("thanks"), "Bye").await;
     let (ship, _) =
-        say(&ours, asked("t", None, "2"), &user("Monday: how deep?"), LONG_ANSWER).await;
+        add_turn(&ours, lookup("t", None, "2"), &user("Monday: how deep?"), LONG_ANSWER).await;
     let talk = |day: &str| {
         [user(&format!("{day}: how deep?")), model(LONG_ANSWER), user("thanks")].join(",")
     };
-    let (second, _) = say(&ours, asked("t", None, "3"), &talk("Tuesday"), "Bye").await;
+    let (second, _) = add_turn(&ours, lookup("t", None, "3"), &talk("Tuesday"), "Bye").await;
     let third = [talk("Wednesday"), model("Bye"), user("again")].join(",");
     assert_eq!(second, ship);
-    assert_eq!(say(&ours, asked("t", None, "4"), &third, "X").await.0, ship);
-    assert_eq!(say(&ledgers(&store), asked("t", None, "5"), &third, "Y").await.0, ship);
+    assert_eq!(add_turn(&ours, lookup("t", None, "4"), &third, "X").await.0, ship);
+    assert_eq!(add_turn(&ledgers(&store), lookup("t", None, "5"), &third, "Y").await.0, ship);
 }
 
 /// What names a tenant in one place names nobody in another, and means the same after a restart.
@@ -531,7 +534,7 @@ fn cut(about: u128, words: &str) -> Cut {
 async fn decisions_of_a_session_are_bounded_and_hold_for_good() {
     let store = Arc::new(MemoryStore::default());
     let ours = ledgers(&store);
-    let opened = ours.open(asked("t", Some("s"), "1"), &conversation("")).await.unwrap();
+    let opened = ours.open(lookup("t", Some("s"), "1"), &conversation("")).await.unwrap();
     let words = "w".repeat(64 << 10);
     let mut kept = 0;
     loop {
@@ -566,7 +569,7 @@ async fn of_a_session_the_newest_facts_are_read_and_its_decisions_whole() {
     let store =
         Arc::new(crate::store::sqlite::SqliteStore::open(&folder.path().join("p.db")).unwrap());
     let ours = Ledgers::new(store.clone());
-    let opened = ours.open(asked("t", Some("s"), "1"), &conversation("")).await.unwrap();
+    let opened = ours.open(lookup("t", Some("s"), "1"), &conversation("")).await.unwrap();
     let cut = Fact::Cut(Box::new(cut(7, "w")));
     ours.decide(&opened, vec![cut], LONG).await.unwrap();
     let reasoning = |number: usize| {
@@ -701,7 +704,7 @@ async fn sessions_in_memory_are_bounded() {
     let ours = ledgers(&store);
     for n in 0..session_cache::SESSIONS + 10 {
         let session = format!("s{n}");
-        ours.open(asked("t", Some(&session), "1"), &conversation("")).await.unwrap();
+        ours.open(lookup("t", Some(&session), "1"), &conversation("")).await.unwrap();
         assert!(lock(&ours.caches).len() <= session_cache::SESSIONS);
     }
     assert!(lock(&ours.caches).len() > session_cache::SESSIONS * 3 / 4, "most are still here");
@@ -738,7 +741,7 @@ const HEAD: &str = concat!(
 async fn what_has_come_so_far_is_kept() {
     let store = Arc::new(MemoryStore::default());
     let ours = ledgers(&store);
-    let opened = ours.open(asked("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
+    let opened = ours.open(lookup("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
     let guard = ours.draft(&opened, drafted(&opened), Duration::ZERO);
     let latest = guard.latest();
     let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Events, 1 << 20);
@@ -763,7 +766,7 @@ async fn only_what_lasts_and_leaves_no_turn_leaves_a_draft() {
     let store = Arc::new(MemoryStore::default());
     let ours = ledgers(&store);
     let open = async |session, request| {
-        ours.open(asked("t", Some(session), request), &conversation(&user("hi"))).await.unwrap()
+        ours.open(lookup("t", Some(session), request), &conversation(&user("hi"))).await.unwrap()
     };
     // One that ends with its turn, one without, one that was forgotten, one that does not last.
     let opened = open("a", "1").await;
@@ -793,7 +796,7 @@ async fn only_what_lasts_and_leaves_no_turn_leaves_a_draft() {
 async fn a_store_that_takes_no_drafts_costs_nothing() {
     let ours = Ledgers::new(Arc::new(Dead));
     let timeout = Duration::from_millis(1);
-    let ask = SessionLookup { timeout, ..asked("t", Some("s"), "1") };
+    let ask = SessionLookup { timeout, ..lookup("t", Some("s"), "1") };
     let opened = ours.open(ask, &conversation(&user("hi"))).await.unwrap();
     let guard = ours.draft(&opened, drafted(&opened), Duration::ZERO);
     assert!(ours.write_drafts(7).await.is_err());

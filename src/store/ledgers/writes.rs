@@ -177,7 +177,7 @@ impl Ledgers {
         match kept {
             Err(StoreError::Deleted) => {
                 self.was_deleted(&scope, &cache);
-                self.begin_again(scope, copies, began).await
+                self.restart_session(scope, copies, began).await
             }
             kept => kept.map(drop),
         }
@@ -185,7 +185,7 @@ impl Ledgers {
 
     /// Stores the result of an exchange whose session was deleted: if the exchange began after that, and only
     /// used old data from memory, it is the first of a new session.
-    async fn begin_again(
+    async fn restart_session(
         &self,
         scope: Scope,
         records: Vec<Record>,

@@ -165,8 +165,8 @@ impl LessonState {
         about: LessonSubject,
         now: Millis,
     ) -> (LessonOffer, Vec<LessonNote>) {
-        let is_said = about.lesson != Lesson::Window(about.believed.unwrap_or(0));
-        let Some(tenant) = source.tenant.filter(|_| is_said) else {
+        let is_new = about.lesson != Lesson::Window(about.believed.unwrap_or(0));
+        let Some(tenant) = source.tenant.filter(|_| is_new) else {
             return (LessonOffer::Nothing, Vec::new());
         };
         let before = self.find(&about).and_then(|it| it.own(Some(tenant), self.terms, now));

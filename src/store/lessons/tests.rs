@@ -34,7 +34,12 @@ impl LessonsFixture {
         self.lessons.learn(&by(tenant), lesson, None, now).await
     }
 
-    async fn said(&self, tenant: &str, (believed, window): (u64, u64), now: Millis) -> LessonOffer {
+    async fn offer_window(
+        &self,
+        tenant: &str,
+        (believed, window): (u64, u64),
+        now: Millis,
+    ) -> LessonOffer {
         self.lessons.learn(&by(tenant), Lesson::Window(window), Some(believed), now).await
     }
 
@@ -86,9 +91,12 @@ async fn a_lesson_is_its_tenants_and_all_mens_once_enough_agree_who_were_answere
     assert_eq!(outcome, LessonOffer::Nothing);
     assert!(server.lessons.holds(&nobody, Lesson::UsageRefused, NOW), "it holds for all");
     tokio::task::yield_now().await;
-    let again = server.restarted(NOW).await;
-    assert!(again.holds("b", NOW) && !again.lessons.holds(&by("a"), Lesson::EditingRefused, NOW));
-    let line = &again.lessons.list(NOW).await.unwrap()[0];
+    let restarted_server = server.restarted(NOW).await;
+    assert!(
+        restarted_server.holds("b", NOW)
+            && !restarted_server.lessons.holds(&by("a"), Lesson::EditingRefused, NOW)
+    );
+    let line = &restarted_server.lessons.list(NOW).await.unwrap()[0];
     assert_eq!((line.reach, line.tenants, line.agree), (LessonScope::Agreed, 5, 3));
 }
 
@@ -108,8 +116,8 @@ async fn the_most_output_is_what_its_tenant_met_last_and_else_what_enough_agree_
     let other = LessonSource { model: "other", ..by("a") };
     assert_eq!(server.lessons.max_output(&other, NOW + 2), None);
     tokio::task::yield_now().await;
-    let again = server.restarted(NOW + 2).await;
-    assert_eq!(again.lessons.max_output(&by("a"), NOW + 2), Some(4_096));
+    let restarted_server = server.restarted(NOW + 2).await;
+    assert_eq!(restarted_server.lessons.max_output(&by("a"), NOW + 2), Some(4_096));
 }
 
 #[tokio::test]
@@ -145,8 +153,8 @@ async fn what_is_forgotten_is_gone_at_once_for_good_and_can_be_met_again() {
     assert!(!server.restarted(NOW + 2).await.holds("a", NOW + 2));
     assert_eq!(server.met("a", Lesson::UsageRefused, NOW + 1).await, LessonOffer::New);
     assert!(server.holds("a", NOW + 3) && !server.holds("b", NOW + 3));
-    let again = server.restarted(NOW + 3).await;
-    assert!(again.holds("a", NOW + 3) && !again.holds("b", NOW + 3));
+    let restarted_server = server.restarted(NOW + 3).await;
+    assert!(restarted_server.holds("a", NOW + 3) && !restarted_server.holds("b", NOW + 3));
 }
 
 #[tokio::test]
@@ -167,14 +175,14 @@ async fn what_is_shared_holds_for_all_until_it_is_forgotten() {
 #[tokio::test]
 async fn a_window_is_what_was_said_last_and_of_a_waverer_the_smallest() {
     let server = LessonsFixture::new().await;
-    server.said("a", (200_000, 64_000), NOW).await;
-    server.said("a", (64_000, 96_000), NOW).await;
-    assert_eq!(server.said("a", (96_000, 96_000), NOW).await, LessonOffer::Nothing);
+    server.offer_window("a", (200_000, 64_000), NOW).await;
+    server.offer_window("a", (64_000, 96_000), NOW).await;
+    assert_eq!(server.offer_window("a", (96_000, 96_000), NOW).await, LessonOffer::Nothing);
     assert_eq!((server.window("a", NOW), server.window("b", NOW)), (96_000, 200_000));
     assert_eq!(server.lessons.window(&by("a"), 150_000, NOW), 150_000, "another is believed");
     let other = LessonSource { model: "n", ..by("a") };
     assert_eq!(server.lessons.window(&other, 200_000, NOW), 200_000);
-    server.said("a", (96_000, 64_000), NOW).await;
+    server.offer_window("a", (96_000, 64_000), NOW).await;
     assert_eq!(server.window("a", NOW), 64_000);
     assert_eq!(server.restarted(NOW).await.window("a", NOW), 64_000);
 }
@@ -184,7 +192,7 @@ async fn an_answer_that_a_window_could_not_hold_unteaches_it() {
     let server = LessonsFixture::new().await;
     for tenant in ["a", "b", "c"] {
         server.lessons.answered(&by(tenant), Some(8_000), NOW);
-        server.said(tenant, (200_000, 9_000), NOW).await;
+        server.offer_window(tenant, (200_000, 9_000), NOW).await;
     }
     assert_eq!(server.window("d", NOW), 9_000, "they agree");
     server.lessons.answered(&by("d"), Some(9_000), NOW + 1);
@@ -195,12 +203,15 @@ async fn an_answer_that_a_window_could_not_hold_unteaches_it() {
     assert_eq!(server.window("a", NOW + 3), 200_000);
     tokio::task::yield_now().await;
     tokio::task::yield_now().await;
-    let again = server.restarted(NOW + 4).await;
-    assert_eq!((again.window("d", NOW + 4), again.window("a", NOW + 4)), (200_000, 200_000));
+    let restarted_server = server.restarted(NOW + 4).await;
+    assert_eq!(
+        (restarted_server.window("d", NOW + 4), restarted_server.window("a", NOW + 4)),
+        (200_000, 200_000)
+    );
     // Who is refused after that knows it for himself, and it is shared with nobody.
     for tenant in ["a", "b", "c", "e"] {
         server.lessons.answered(&by(tenant), None, NOW + 4);
-        server.said(tenant, (200_000, 9_000), NOW + 4).await;
+        server.offer_window(tenant, (200_000, 9_000), NOW + 4).await;
     }
     assert_eq!((server.window("a", NOW + 4), server.window("d", NOW + 4)), (9_000, 200_000));
 }
@@ -216,13 +227,13 @@ async fn processes_on_one_store_know_the_same_in_the_end() {
     assert!(other.holds("a", NOW), "the list is of all");
     server.lessons.forget(&id, NOW + 5).await.unwrap();
     let later = NOW + REFRESH + 1;
-    let asked = async {
+    let waiting = async {
         while other.holds("a", later) {
             other.lessons.ready(&ReadBudget::new(TIMEOUT), later).await;
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(TIMEOUT, asked).await.expect("it was forgotten elsewhere");
+    tokio::time::timeout(TIMEOUT, waiting).await.expect("it was forgotten elsewhere");
 }
 
 /// What a client can make up does not fill the memory, nor push out what others know.
@@ -231,7 +242,7 @@ async fn memory_is_bounded() {
     let server = LessonsFixture::new().await;
     server.met("honest", Lesson::UsageRefused, NOW).await;
     for window in 0..100 {
-        server.said("a", (200_000, 1_000 + window), NOW).await;
+        server.offer_window("a", (200_000, 1_000 + window), NOW).await;
     }
     let of_model = server.lessons.list(NOW).await.unwrap().into_iter().filter(|it| it.model == "m");
     assert_eq!(of_model.count(), 32, "of one model");

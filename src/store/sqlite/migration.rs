@@ -21,7 +21,7 @@ pub(super) fn step(
     rule: RetentionRule,
     is_full: bool,
     count: usize,
-    seal: &RekeyFact,
+    rekey: &RekeyFact,
 ) -> rusqlite::Result<u64> {
     let rows = {
         let mut query = connection.prepare_cached(
@@ -34,7 +34,7 @@ pub(super) fn step(
         rows.collect::<rusqlite::Result<Vec<_>>>()?
     };
     if rows.is_empty() {
-        return move_fingerprints(connection, count, seal).map(|()| 0);
+        return move_fingerprints(connection, count, rekey).map(|()| 0);
     }
     let mut delete = connection.prepare_cached("DELETE FROM old_records WHERE id = ?1")?;
     let mut tallies: HashMap<i64, SessionDelta> = HashMap::new();
@@ -51,7 +51,7 @@ pub(super) fn step(
             None => facts::begin(connection, &scope, record.at)?,
         };
         let tally = tallies.entry(into).or_default();
-        facts::insert(connection, into, &seal(record), Some(id), tally)?;
+        facts::insert(connection, into, &rekey(record), Some(id), tally)?;
         if scope.is_series() {
             facts::trim_series(connection, into)?;
         }
@@ -64,7 +64,7 @@ pub(super) fn step(
 fn move_fingerprints(
     connection: &Connection,
     count: usize,
-    seal: &RekeyFact,
+    rekey: &RekeyFact,
 ) -> rusqlite::Result<()> {
     let rows = {
         let mut query =
@@ -84,7 +84,7 @@ fn move_fingerprints(
         // The fingerprints of a deleted session are dropped.
         let Some(into) = facts::scope_id(connection, &scope)? else { continue };
         let fingerprint =
-            seal(Record { kind: RecordKind::Fingerprint, key, value: Bytes::new(), at });
+            rekey(Record { kind: RecordKind::Fingerprint, key, value: Bytes::new(), at });
         let mut tally = SessionDelta::default();
         facts::fingerprint(connection, &scope, into, &fingerprint, &mut tally)?;
         tally.add_to(connection, into)?;

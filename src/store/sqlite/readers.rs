@@ -128,7 +128,7 @@ impl Readers {
     }
 
     /// Runs a query, and waits for its result.
-    pub(super) fn ask<T: Send + 'static>(
+    pub(super) fn query<T: Send + 'static>(
         &self,
         query: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> StoreFuture<'static, T> {
@@ -229,14 +229,14 @@ mod tests {
         let (inside, is_inside) = std::sync::mpsc::channel();
         let has_left = Arc::new(AtomicUsize::new(0));
         let left = has_left.clone();
-        let look = readers.ask(move |_| {
+        let look = readers.query(move |_| {
             inside.send(()).unwrap();
             std::thread::sleep(Duration::from_millis(400));
             left.store(1, Ordering::SeqCst);
             Ok(())
         });
         is_inside.recv().unwrap();
-        let next = readers.ask(|it| it.query_row("SELECT 1", [], |row| row.get::<_, i64>(0)));
+        let next = readers.query(|it| it.query_row("SELECT 1", [], |row| row.get::<_, i64>(0)));
         make_way.during(|| assert_eq!(has_left.load(Ordering::SeqCst), 1, "somebody looks in"));
         look.await.unwrap();
         assert_eq!(next.await.unwrap(), 1, "the next one gets in again");
@@ -246,10 +246,10 @@ mod tests {
     async fn a_question_that_takes_too_long_is_ended_and_the_next_is_answered() {
         let folder = conformance::folder();
         let readers = readers(folder.path(), 1, Duration::from_millis(50));
-        let endless = readers.ask(|it| it.query_row(ENDLESS, [], |row| row.get::<_, i64>(0)));
+        let endless = readers.query(|it| it.query_row(ENDLESS, [], |row| row.get::<_, i64>(0)));
         let trouble = endless.await.unwrap_err().to_string();
         assert!(trouble.contains("took too long"), "{trouble}");
-        let next = readers.ask(|it| it.query_row("SELECT 7", [], |row| row.get::<_, i64>(0)));
+        let next = readers.query(|it| it.query_row("SELECT 7", [], |row| row.get::<_, i64>(0)));
         assert_eq!(next.await.unwrap(), 7);
         assert_eq!(readers.waiting(), 0);
     }
@@ -258,9 +258,9 @@ mod tests {
     async fn a_question_that_panics_costs_its_answer_alone() {
         let folder = conformance::folder();
         let readers = readers(folder.path(), 1, Duration::from_secs(9));
-        let panics = readers.ask(|_| -> rusqlite::Result<()> { panic!("a mistake") });
+        let panics = readers.query(|_| -> rusqlite::Result<()> { panic!("a mistake") });
         assert!(panics.await.is_err());
-        assert!(readers.ask(|_| Ok(())).await.is_ok());
+        assert!(readers.query(|_| Ok(())).await.is_ok());
     }
 
     #[tokio::test]
@@ -268,18 +268,18 @@ mod tests {
         let folder = conformance::folder();
         let readers = readers(folder.path(), 1, Duration::from_secs(9));
         let (go, gate) = std::sync::mpsc::channel::<()>();
-        let holds = readers.ask(move |_| Ok(gate.recv().is_ok()));
+        let holds = readers.query(move |_| Ok(gate.recv().is_ok()));
         while readers.waiting() > 0 {
             tokio::task::yield_now().await;
         }
-        let waiting: Vec<_> = (0..QUEUE).map(|_| readers.ask(|_| Ok(()))).collect();
-        assert!(matches!(readers.ask(|_| Ok(())).await, Err(StoreError::Closed)));
+        let waiting: Vec<_> = (0..QUEUE).map(|_| readers.query(|_| Ok(()))).collect();
+        assert!(matches!(readers.query(|_| Ok(())).await, Err(StoreError::Closed)));
         drop(waiting); // nobody waits for them: they are not asked
         go.send(()).unwrap();
         assert!(holds.await.unwrap());
         while readers.waiting() > 0 {
             tokio::task::yield_now().await;
         }
-        assert!(readers.ask(|_| Ok(())).await.is_ok());
+        assert!(readers.query(|_| Ok(())).await.is_ok());
     }
 }

@@ -254,11 +254,11 @@ pub(in crate::store) async fn moved(path: &Path) {
 }
 
 /// Moves the newest facts, as a process does that serves the file.
-pub(in crate::store) fn move_some(path: &Path, count: usize, seal: &RekeyFact) {
+pub(in crate::store) fn move_some(path: &Path, count: usize, rekey: &RekeyFact) {
     let connection = connect(path).unwrap();
     tune(&connection).unwrap();
     let rule = RetentionRule { before: 0, max_bytes: u64::MAX };
-    let step = || migration::step(&connection, rule, false, count, seal);
+    let step = || migration::step(&connection, rule, false, count, rekey);
     upkeep::in_transaction(&connection, step).unwrap();
 }
 
@@ -557,7 +557,7 @@ async fn the_thread_that_writes_goes_on_after_a_panic() {
     old_put(&old, &scope("t", "old"), &turn(1, "{}", 1));
     drop(old);
     // What an earlier version wrote is moved to its new place, and that panics each time.
-    let store = SqliteStore::open_sealing(&path, Box::new(|_| panic!("a mistake"))).unwrap();
+    let store = SqliteStore::open_rekeying(&path, Box::new(|_| panic!("a mistake"))).unwrap();
     let again = async {
         while store.load().restarts < 2 {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -580,7 +580,7 @@ fn nobody_waits_at_the_end_for_a_read_that_hangs() {
     let closing = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let _hangs = store.file.traffic.ask(move |_| Ok(gate.recv().is_ok()));
+            let _hangs = store.file.traffic.query(move |_| Ok(gate.recv().is_ok()));
             while store.load().traffic > 0 {
                 tokio::task::yield_now().await;
             }

@@ -40,7 +40,7 @@ const TIMEOUT: Duration = Duration::from_millis(20);
 pub(super) struct Upkeep {
     log: PathBuf,
     /// Applied to rows of an earlier version when they are moved.
-    seal: RekeyFact,
+    rekey: RekeyFact,
     rule: RetentionRule,
     /// The time of the last turn that was written; 0 if none was.
     now: Millis,
@@ -64,12 +64,12 @@ struct ClearedSession {
 }
 
 impl Upkeep {
-    pub(super) fn new(file: &Path, seal: RekeyFact) -> Self {
+    pub(super) fn new(file: &Path, rekey: RekeyFact) -> Self {
         let rule = RetentionRule { before: 0, max_bytes: u64::MAX };
         // A log from another process may contain data that it deleted.
         Self {
             log: beside(file, "-wal"),
-            seal,
+            rekey,
             rule,
             now: 0,
             count: 64,
@@ -94,9 +94,9 @@ impl Upkeep {
             }
             None if moving.has(connection)? => {
                 let is_full = self.moved(connection)? >= self.rule.max_bytes;
-                let (rule, count, seal) = (self.rule, self.count, &self.seal);
+                let (rule, count, rekey) = (self.rule, self.count, &self.rekey);
                 let moved = in_transaction(connection, || {
-                    migration::step(connection, rule, is_full, count, seal)
+                    migration::step(connection, rule, is_full, count, rekey)
                 })?;
                 // The log has the unkeyed form.
                 self.unclean = true;

@@ -152,7 +152,7 @@ impl Writer {
         connection: Connection,
         beside: Connection,
         moving: Arc<LegacyFacts>,
-        seal: RekeyFact,
+        rekey: RekeyFact,
         made: Vec<Scope>,
         make_way: Arc<ReaderGate>,
     ) -> Self {
@@ -172,7 +172,7 @@ impl Writer {
             queue,
             waiting: waiting.clone(),
             moving,
-            upkeep: Upkeep::new(path, seal),
+            upkeep: Upkeep::new(path, rekey),
             upkeep_due: Some(Instant::now() + AT_START),
             failure: None,
             watch: HeartbeatWatch::default(),
@@ -196,7 +196,7 @@ impl Writer {
     }
 
     /// Queues a job, and waits for its answer.
-    pub(super) fn ask<T: Send + 'static>(
+    pub(super) fn submit<T: Send + 'static>(
         &self,
         job: impl FnOnce(DueAnswer<T>) -> WriterJob,
     ) -> StoreFuture<'static, T> {

@@ -10,7 +10,9 @@ use crate::dialect::key::{Keyer, ToolArguments};
 use crate::dialect::note::note_once;
 use crate::dialect::provider_error::error_in;
 use crate::dialect::reply::MOST_KEPT;
-use crate::dialect::{LastCall, Note, PartKind, Reply, ReplyPart, Role, StopReason, Usage};
+use crate::dialect::{
+    LastCall, Note, PartKind, Reply, ReplyPart, Role, StopReason, Usage, UsageSpelling,
+};
 use crate::wire::json::{Kind, Value, first, members};
 
 /// The state of a stream that is being read.
@@ -286,6 +288,30 @@ members! {
         server_tool_use,
         iterations,
     }
+}
+
+/// How usage is spelled. The input excludes cached tokens.
+pub const USAGE: UsageSpelling =
+    UsageSpelling { envelope: Some("message"), report: &["usage"], input: &["input_tokens"] };
+
+/// The usage of each compaction, which is not in the top level (`docs/protocols.md` 1.4). What is not reported is 0.
+pub(in crate::dialect) fn compaction_usage(response: Value<'_>) -> impl Iterator<Item = Usage> {
+    let all = response.get("usage").and_then(|usage| UsageMembers::of(usage).iterations);
+    let compacts = |one: &Value<'_>| one.get_text("type").as_deref() == Some("compaction");
+    all.into_iter().flat_map(|all| all.items()).filter(compacts).map(|one| {
+        let one = UsageMembers::of(one);
+        let number = |value: Option<Value<'_>>| value.and_then(|it| it.as_u64()).unwrap_or(0);
+        let read = number(one.cache_read_input_tokens);
+        let written = number(one.cache_creation_input_tokens);
+        let input = number(one.input_tokens).saturating_add(read).saturating_add(written);
+        Usage {
+            input: Some(input),
+            output: Some(number(one.output_tokens)),
+            cache_read: Some(read),
+            cache_write: Some(written),
+            ..Usage::default()
+        }
+    })
 }
 
 impl UsageFields {

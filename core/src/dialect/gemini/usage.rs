@@ -4,7 +4,7 @@
 //! later chunk stay. What was not reported stays unknown.
 
 use crate::dialect::note::note_once;
-use crate::dialect::{LastCall, Note, Usage};
+use crate::dialect::{LastCall, Note, Usage, UsageSpelling};
 use crate::wire::json::{Value, first, members};
 
 /// Google's own usage fields, before they are normalised. Tokens.
@@ -35,6 +35,13 @@ members! {
         snake_total = "total_token_count",
     }
 }
+
+/// How usage is spelled, in both key styles.
+pub const USAGE: UsageSpelling = UsageSpelling {
+    envelope: None,
+    report: &["usageMetadata", "usage_metadata"],
+    input: &["promptTokenCount", "totalTokenCount", "prompt_token_count", "total_token_count"],
+};
 
 impl UsageFields {
     /// Whether anything was reported.

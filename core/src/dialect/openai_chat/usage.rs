@@ -4,7 +4,7 @@
 //! report stay. What was not reported stays unknown.
 
 use crate::dialect::note::note_once;
-use crate::dialect::{Note, Usage};
+use crate::dialect::{Note, Usage, UsageSpelling};
 use crate::wire::json::{Value, first, members};
 
 /// For servers that count reasoning in the output, the numbers differ by at most this many tokens and a
@@ -63,6 +63,10 @@ members! {
         audio_tokens,
     }
 }
+
+/// How usage is spelled.
+pub const USAGE: UsageSpelling =
+    UsageSpelling { envelope: None, report: &["usage"], input: &["prompt_tokens", "total_tokens"] };
 
 impl UsageFields {
     /// Whether anything was reported.

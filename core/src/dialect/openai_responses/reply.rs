@@ -13,7 +13,9 @@ use crate::dialect::key::Keyer;
 use crate::dialect::note::note_once;
 use crate::dialect::provider_error::error_in;
 use crate::dialect::reply::MOST_KEPT;
-use crate::dialect::{Note, Part, PartKind, Reply, ReplyPart, Role, Span, StopReason, Usage};
+use crate::dialect::{
+    Note, Part, PartKind, Reply, ReplyPart, Role, Span, StopReason, Usage, UsageSpelling,
+};
 use crate::wire::json::{Value, first, members, text_of};
 
 /// The state of a stream that is being read.
@@ -389,6 +391,13 @@ members! {
         output_tokens_details,
     }
 }
+
+/// How usage is spelled.
+pub const USAGE: UsageSpelling = UsageSpelling {
+    envelope: Some("response"),
+    report: &["usage"],
+    input: &["input_tokens", "total_tokens"],
+};
 
 impl OutputItem {
     /// Bytes of text: of the item if it is complete, else of its deltas.

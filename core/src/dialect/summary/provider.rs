@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::{SummaryRejection, put, replaced, spliced};
 use crate::dialect::reading::{Framing, ResponseReader};
-use crate::dialect::{Dialect, Usage, rewrite};
+use crate::dialect::{Dialect, Usage, anthropic, rewrite};
 use crate::wire::json::{Document, Value};
 
 /// The beta that the `anthropic-beta` header must list if a body requests a compaction block, or has one.
@@ -202,26 +202,20 @@ pub fn read(dialect: Dialect, body: &[u8]) -> Result<ProviderSummary, SummaryRej
     reading.push(body);
     let mut usage = reading.finish(true).usage;
     usage.aside = None;
-    iterations(root, &mut usage);
+    add_compactions(root, &mut usage);
     Ok(ProviderSummary { raw, text: summary_text, is_encrypted, usage })
 }
 
-/// Adds the usage of a compaction, which is not in the top level (`docs/protocols.md` 1.4).
-fn iterations(root: Value<'_>, usage: &mut Usage) {
-    let Some(all) = root.path(&["usage", "iterations"]) else { return };
-    let compacts = |one: &Value<'_>| one.get_text("type").as_deref() == Some("compaction");
-    for one in all.items().filter(compacts) {
-        let number = |name: &str| one.get(name).and_then(|number| number.as_u64()).unwrap_or(0);
-        let (read, written) =
-            (number("cache_read_input_tokens"), number("cache_creation_input_tokens"));
-        let input = number("input_tokens").saturating_add(read).saturating_add(written);
+/// Adds the usage of compactions to that of the top level.
+fn add_compactions(root: Value<'_>, usage: &mut Usage) {
+    for one in anthropic::compaction_usage(root) {
         for (sum, more) in [
-            (&mut usage.input, input),
-            (&mut usage.output, number("output_tokens")),
-            (&mut usage.cache_read, read),
-            (&mut usage.cache_write, written),
+            (&mut usage.input, one.input),
+            (&mut usage.output, one.output),
+            (&mut usage.cache_read, one.cache_read),
+            (&mut usage.cache_write, one.cache_write),
         ] {
-            *sum = Some(sum.unwrap_or(0).saturating_add(more));
+            *sum = Some(sum.unwrap_or(0).saturating_add(more.unwrap_or(0)));
         }
     }
 }

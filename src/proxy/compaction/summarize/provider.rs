@@ -40,7 +40,7 @@ impl SummaryJob {
             return Err(SummaryError::TooLarge);
         }
         let body = self.body_before(choice, output).await.ok_or(SummaryError::Rejected)?;
-        let answer = self.asked_provider(body).await?;
+        let answer = self.send_to_provider(body).await?;
         let dialect = self.prepared.conversation.dialect;
         let written = match provider::read(dialect, &answer) {
             Ok(written) => written,
@@ -54,8 +54,8 @@ impl SummaryJob {
             return Err(SummaryError::Rejected);
         }
         // A sealed summary cannot be counted, so it is taken to cost its output tokens.
-        let sealed = written.usage.output.filter(|_| written.is_encrypted);
-        let tokens = self.count(&written.text).saturating_add(sealed.unwrap_or(0));
+        let encrypted = written.usage.output.filter(|_| written.is_encrypted);
+        let tokens = self.count(&written.text).saturating_add(encrypted.unwrap_or(0));
         let written = SummaryMessage { raw: written.raw, by: SummaryAuthor::Provider };
         self.judged(choice, written, tokens, Some(self.known.carried(choice.cut)))
     }
@@ -66,17 +66,17 @@ impl SummaryJob {
         let edits = self.edits_of(piece, None, None)?;
         let prepared = self.prepared.clone();
         // The provider's own instructions are better than ours, unless there is something to focus on.
-        let says = self.focuses().next().is_some();
-        let words = says.then(|| self.instruction());
+        let has_focus = self.focuses().next().is_some();
+        let instruction = has_focus.then(|| self.instruction());
         let made = off_thread(prepared.body.len().max(OFF_THREAD + 1), move || {
             let slices = splice(&prepared.body, edits).ok()?;
             let body = Bytes::from(slices.concat());
-            provider::ask(prepared.conversation.dialect, &body, words.as_deref(), output)
+            provider::ask(prepared.conversation.dialect, &body, instruction.as_deref(), output)
         });
         made.await.ok().flatten()
     }
 
-    async fn asked_provider(&self, body: Bytes) -> Result<Bytes, SummaryError> {
+    async fn send_to_provider(&self, body: Bytes) -> Result<Bytes, SummaryError> {
         let dialect = self.prepared.conversation.dialect;
         let target = provider::target(dialect, &self.target());
         let mut parts = self.head.uri.clone().into_parts();

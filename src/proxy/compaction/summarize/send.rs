@@ -23,9 +23,9 @@ use crate::dialect::refusal::{self, RefusalCause};
 use crate::dialect::summary::{self, SummaryRejection};
 use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::http::headers;
+use crate::proxy::http::upstream::route::{self, Route};
 use crate::proxy::learning::{lessons, questions};
 use crate::proxy::response::observe::ResponseObserver;
-use crate::proxy::upstream::route::{self, Route};
 
 /// Most bytes of a refusal that are read for its cause.
 const REFUSAL_BYTES: usize = 64 * 1024;
@@ -33,7 +33,7 @@ const REFUSAL_BYTES: usize = 64 * 1024;
 impl SummaryJob {
     /// Sends the body, and reads the whole response.
     pub(super) async fn call(&self, body: Bytes) -> Result<SummaryResponse, SummaryError> {
-        let (other, ..) = self.asked(SummaryAuthor::Summary);
+        let (other, ..) = self.writer_of(SummaryAuthor::Summary);
         let uri = self.address(other).ok_or(SummaryError::Upstream)?;
         let response = self.sent(SummaryAuthor::Summary, other, uri, body).await?;
         let status = response.status();
@@ -62,7 +62,7 @@ impl SummaryJob {
         let reply = reading.finish(true).reply.ok_or(SummaryError::Rejected)?;
         // If the request would not fit otherwise, even an incomplete summary is accepted.
         match summary::summary_text(&reply, self.due == CompactionNeed::Must) {
-            Ok(words) if words.len() <= most => Ok(SummaryResponse { words, usage: reply.usage }),
+            Ok(text) if text.len() <= most => Ok(SummaryResponse { text, usage: reply.usage }),
             Err(SummaryRejection::Refused) => Err(SummaryError::Upstream),
             Ok(_) | Err(_) => Err(SummaryError::Rejected),
         }
@@ -113,7 +113,7 @@ impl SummaryJob {
     /// The address: that of the client's request, or the matching path at the configured upstream.
     pub(super) fn address(&self, other: Option<&Arc<Upstream>>) -> Option<Uri> {
         let dialect = self.prepared.conversation.dialect;
-        let (_, _, model) = self.asked(SummaryAuthor::Summary);
+        let (_, _, model) = self.writer_of(SummaryAuthor::Summary);
         let own = self.target();
         let own = match (other, dialect) {
             (None, _) => own,

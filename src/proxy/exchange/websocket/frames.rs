@@ -19,10 +19,10 @@ use crate::context::Outcome;
 use crate::dialect::reading::SocketReader;
 use crate::dialect::{Dialect, Reply};
 use crate::proxy::exchange::client_request::ClientRequest;
-use crate::proxy::exchange_recorder::{ExchangeRecorder, ReplyRecord};
 use crate::proxy::http::memory::{HeldMemory, MemoryShare};
 use crate::proxy::offload::{OFF_THREAD, long_work};
 use crate::proxy::plan::body_reader::RequestAnalysis;
+use crate::proxy::state::exchange_recorder::{ExchangeRecorder, ReplyRecord};
 use crate::proxy::state::{Proxy, ServingPhase};
 use crate::proxy::turn::open::ResponseHead;
 use crate::telemetry::{FailOpen, GaugeGuard, MemoryKind};
@@ -321,14 +321,14 @@ impl SocketConversation {
         let Some(_look) = look_into(message, &shared.connection) else { return false };
         match way {
             Direction::Up => {
-                self.asked(message, shared);
+                self.observe_request(message, shared);
                 true
             }
             Direction::Down => self.answered(message, shared),
         }
     }
 
-    fn asked(&mut self, message: &[u8], shared: &Arc<FrameObserverState>) {
+    fn observe_request(&mut self, message: &[u8], shared: &Arc<FrameObserverState>) {
         let place = shared.connection.places.clone().try_acquire_owned().ok();
         let read = |message: &[u8]| match &place {
             Some(_) => shared.analyse(message),

@@ -13,10 +13,10 @@ use tokio::sync::watch;
 
 use super::frames::{Direction, FrameObserver};
 use crate::context::Outcome;
-use crate::proxy::exchange_recorder::ExchangeRecorder;
 use crate::proxy::http::memory::MemoryShare;
 use crate::proxy::http::tunnel_timeouts::TunnelTimeouts;
 use crate::proxy::state::ServingPhase;
+use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 
 /// Bytes copied at once, each way. WebSocket messages of agents have a few KB.
 const BUFFER: usize = 8 * 1024;

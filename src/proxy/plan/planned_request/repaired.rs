@@ -84,8 +84,8 @@ impl PlannedRequest {
         }
         let room = opened.room_for_pictures();
         let (prepared, known) = (prepared.clone(), self.known.clone());
-        let (refusal, words) = (refusal.clone(), facts.clone());
-        let make = move || repair::smaller(&prepared.request(), &known, &refusal, words, room);
+        let (refusal, quoted) = (refusal.clone(), facts.clone());
+        let make = move || repair::smaller(&prepared.request(), &known, &refusal, quoted, room);
         long_work_alone(make).await.unwrap_or(facts)
     }
 }

@@ -48,7 +48,7 @@ impl Body for Scripted {
 struct Bench {
     tap: Tap<Scripted>,
     feed: Option<mpsc::UnboundedSender<Step>>,
-    told: tokio::sync::broadcast::Receiver<Arc<Exchange>>,
+    reported: tokio::sync::broadcast::Receiver<Arc<Exchange>>,
     /// Open while a drain would wait.
     phase: watch::Sender<ServingPhase>,
 }
@@ -60,7 +60,7 @@ impl Bench {
 
     async fn of(actions: ResponseActions, left: Option<usize>, commit_ms: u64) -> Self {
         let telemetry = Telemetry::silent().unwrap();
-        let told = telemetry.subscribe();
+        let reported = telemetry.subscribe();
         let config = Arc::new(crate::proxy::tests::config(commit_ms));
         let ledgers = Arc::new(Ledgers::new(Arc::new(MemoryStore::default())));
         let matcher = Matcher::builder().build();
@@ -70,7 +70,7 @@ impl Bench {
         let recorder = ExchangeRecorder::open(&proxy, &request, &proxy.memory.share(), watching);
         let (feed, steps) = mpsc::unbounded_channel();
         let tap = Tap::new(Scripted { steps, left }, recorder, actions, Outcome::Complete);
-        Self { tap, feed: Some(feed), told, phase }
+        Self { tap, feed: Some(feed), reported, phase }
     }
 
     fn send(&self, text: &str) {
@@ -101,12 +101,12 @@ impl Bench {
     }
 
     /// The one event that is told when the tap goes.
-    fn told(self) -> Arc<Exchange> {
-        let Self { tap, mut told, .. } = self;
-        assert!(told.try_recv().is_err(), "told before its end");
+    fn reported(self) -> Arc<Exchange> {
+        let Self { tap, mut reported, .. } = self;
+        assert!(reported.try_recv().is_err(), "told before its end");
         drop(tap);
-        let event = told.try_recv().expect("told at its end");
-        assert!(told.try_recv().is_err(), "told twice");
+        let event = reported.try_recv().expect("told at its end");
+        assert!(reported.try_recv().is_err(), "told twice");
         event
     }
 }
@@ -166,7 +166,7 @@ async fn invariant_5_an_error_is_the_same_error() {
     assert_eq!(bench.text().await, EVENTS[0]);
     let error = bench.next().await.unwrap().unwrap_err();
     assert_eq!(error.to_string(), "cut by the script");
-    let event = bench.told();
+    let event = bench.reported();
     assert_eq!(event.outcome, Outcome::UpstreamFailed);
     assert_eq!(event.usage.input, Some(7));
     assert!(event.usage.lower_bound, "{:?}", event.usage);
@@ -182,7 +182,7 @@ async fn each_event_leaves_before_the_next_has_come() {
         let Poll::Ready(Some(Ok(frame))) = now else { panic!("no frame") };
         assert_eq!(frame.into_data().unwrap(), event.as_bytes());
     }
-    let event = bench.told();
+    let event = bench.reported();
     assert_eq!((event.outcome, event.frames), (Outcome::Complete, 3));
     assert_eq!((event.usage.input, event.usage.output), (Some(7), Some(3)));
 }
@@ -202,7 +202,7 @@ async fn only_the_terminal_event_waits_for_the_commit() {
     assert_eq!(bench.text().await, EVENTS[2]);
     bench.end();
     assert!(bench.next().await.is_none());
-    let event = bench.told();
+    let event = bench.reported();
     assert_eq!((event.outcome, event.fail_open.as_slice()), (Outcome::Complete, &[][..]));
 }
 
@@ -215,13 +215,13 @@ async fn a_commit_that_is_late_does_not_hold_the_terminal_event() {
         assert_eq!(bench.text().await, *event);
     }
     // The commit itself goes on, a drain waits for it, and only who can find the turn is told of it.
-    let Bench { tap, mut told, phase, .. } = bench;
+    let Bench { tap, mut reported, phase, .. } = bench;
     drop(tap);
     tokio::task::yield_now().await;
-    assert!(told.try_recv().is_err(), "told before it is kept");
+    assert!(reported.try_recv().is_err(), "told before it is kept");
     assert_eq!(phase.receiver_count(), 1);
     done.send(None).unwrap();
-    assert_eq!(told.recv().await.unwrap().fail_open, [FailOpen::CommitLate]);
+    assert_eq!(reported.recv().await.unwrap().fail_open, [FailOpen::CommitLate]);
     phase.closed().await;
 }
 
@@ -243,7 +243,7 @@ async fn the_end_of_a_body_without_a_terminal_event_waits_too() {
         } else {
             assert!(bench.next().await.is_none());
         }
-        assert_eq!(bench.told().fail_open, [FailOpen::Store]);
+        assert_eq!(bench.reported().fail_open, [FailOpen::Store]);
     }
 }
 
@@ -255,18 +255,18 @@ async fn invariant_6_a_client_that_leaves_ends_it_once() {
     for event in &EVENTS {
         assert_eq!(bench.text().await, *event);
     }
-    assert_eq!(bench.told().outcome, Outcome::Complete);
+    assert_eq!(bench.reported().outcome, Outcome::Complete);
 
     // Before it: the client left, and what was seen is a lower bound.
     let mut bench = Bench::new(reading()).await;
     bench.send(EVENTS[0]);
     assert_eq!(bench.text().await, EVENTS[0]);
-    let event = bench.told();
+    let event = bench.reported();
     assert_eq!(event.outcome, Outcome::ClientLeft);
     assert!(event.usage.lower_bound);
 
     // Before anything.
-    assert_eq!(Bench::new(reading()).await.told().outcome, Outcome::ClientLeft);
+    assert_eq!(Bench::new(reading()).await.reported().outcome, Outcome::ClientLeft);
 }
 
 #[tokio::test]
@@ -290,14 +290,14 @@ async fn a_stream_that_ends_without_its_terminal_event_was_cut() {
     bench.end();
     assert_eq!(bench.text().await, EVENTS[0]);
     assert!(bench.next().await.unwrap().is_err(), "a clean end would be taken for a whole answer");
-    assert_eq!(bench.told().outcome, Outcome::UpstreamFailed);
+    assert_eq!(bench.reported().outcome, Outcome::UpstreamFailed);
 }
 
 #[tokio::test]
 async fn a_deadline_that_breaks_it_is_told_as_ours() {
     let bench = Bench::new(reading()).await;
     bench.phase.send_replace(ServingPhase::Breaking);
-    assert_eq!(bench.told().outcome, Outcome::Turned);
+    assert_eq!(bench.reported().outcome, Outcome::Turned);
 }
 
 #[tokio::test]
@@ -319,7 +319,7 @@ async fn what_is_hidden_is_not_a_frame_of_the_clients() {
         [].into_iter(),
         &crate::proxy::http::memory::MemoryShare::ample(),
     )
-    .map(|hiding| Box::new(ResponseEdits::Hides(hiding)));
+    .map(|hiding| Box::new(ResponseEdits::Strips(hiding)));
     let mut bench = Bench::new(ResponseActions {
         observation: Some(observation),
         altering,
@@ -338,7 +338,7 @@ async fn what_is_hidden_is_not_a_frame_of_the_clients() {
         [].into_iter(),
         &crate::proxy::http::memory::MemoryShare::ample(),
     )
-    .map(|hiding| Box::new(ResponseEdits::Hides(hiding)));
+    .map(|hiding| Box::new(ResponseEdits::Strips(hiding)));
     let mut bench = Bench::new(ResponseActions { altering, ..ResponseActions::default() }).await;
     bench.send("data: {\"usage\"");
     assert!(bench.now().is_none());
@@ -367,6 +367,6 @@ async fn what_has_come_already_is_taken_before_the_headers_leave_and_comes_first
     assert!(!bench.tap.is_end_stream(), "its end was taken, and has not left");
     assert_eq!(bench.text().await, EVENTS[2]);
     assert!(bench.tap.is_end_stream());
-    let event = bench.told();
+    let event = bench.reported();
     assert_eq!((event.outcome, event.frames), (Outcome::Complete, 2));
 }

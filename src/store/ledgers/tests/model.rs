@@ -27,8 +27,8 @@ static TURN: LazyLock<Turn> = LazyLock::new(|| {
 
 fn place_of(name: &str, cache: Arc<SessionCache>, began: Instant) -> OpenedSession {
     let store_missed = !cache.is_loaded();
-    let asked = asked("t", Some("s"), name);
-    OpenedSession::at(&asked, &CONVERSATION, scope(), cache, began, store_missed)
+    let lookup = lookup("t", Some("s"), name);
+    OpenedSession::at(&lookup, &CONVERSATION, scope(), cache, began, store_missed)
 }
 
 fn turn_of(name: &str) -> Fact {

@@ -11,10 +11,10 @@ use foldhash::HashMap;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::clock::now;
 use crate::context::compact::schedule::{SummaryWriter, WriterState, WritingEnd};
 use crate::context::{Millis, ThreadId};
 use crate::store::Scope;
-use crate::telemetry::clock::now;
 
 /// Most threads whose failures are remembered; past it, all are forgotten.
 const MOST_THREADS: usize = 10_000;
@@ -45,7 +45,7 @@ pub(crate) struct SummaryGuard {
     cool_down_ms: Millis,
     key: CompactionKey,
     end: WritingEnd,
-    _tells: watch::Sender<()>,
+    _ended: watch::Sender<()>,
 }
 
 impl SummaryGuard {
@@ -82,7 +82,7 @@ impl CompactionScheduler {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn claims(&self) -> MutexGuard<'_, HashSet<String>> {
+    pub(in crate::proxy) fn claims(&self) -> MutexGuard<'_, HashSet<String>> {
         self.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -97,7 +97,7 @@ impl CompactionScheduler {
     }
 
     /// The summary that is being written for a thread.
-    pub(super) fn writing(&self, key: &CompactionKey) -> Option<watch::Receiver<()>> {
+    pub(in crate::proxy) fn writing(&self, key: &CompactionKey) -> Option<watch::Receiver<()>> {
         self.all().get(key)?.writing.clone()
     }
 
@@ -118,19 +118,19 @@ impl CompactionScheduler {
         if thread.writing.is_some() {
             return None;
         }
-        let (tells, writing) = watch::channel(());
+        let (ended, writing) = watch::channel(());
         (thread.writing, thread.state) = (Some(writing), thread.state.begun());
         Some(SummaryGuard {
             scheduler: self.clone(),
             cool_down_ms,
             key: key.clone(),
             end: WritingEnd::Cancelled,
-            _tells: tells,
+            _ended: ended,
         })
     }
 
     /// Who writes the summary of a thread.
-    pub(super) fn writer(
+    pub(in crate::proxy) fn writer(
         &self,
         key: &CompactionKey,
         max_failures: u32,
@@ -142,7 +142,7 @@ impl CompactionScheduler {
     }
 
     /// Forgets the failures of a thread whose context is small again.
-    pub(super) fn reset_failures(&self, key: impl FnOnce() -> CompactionKey) {
+    pub(in crate::proxy) fn reset_failures(&self, key: impl FnOnce() -> CompactionKey) {
         let mut all = self.all();
         if all.is_empty() {
             return;
@@ -155,7 +155,7 @@ impl CompactionScheduler {
 }
 
 /// Waits until a summary is written or has failed; `false` if the time ran out.
-pub(super) async fn waited(mut writing: watch::Receiver<()>, until: Instant) -> bool {
+pub(in crate::proxy) async fn waited(mut writing: watch::Receiver<()>, until: Instant) -> bool {
     // Nothing is ever sent on the channel: it closes when the writer is done.
     let closed = async { while writing.changed().await.is_ok() {} };
     tokio::time::timeout_at(until, closed).await.is_ok()

@@ -75,8 +75,8 @@ impl ClientAccess {
     fn is_known_host(&self, uri: &Uri, headers: &HeaderMap) -> bool {
         let mut lines = headers.get_all(HOST).iter();
         let (line, more) = (lines.next(), lines.next());
-        let said = line.map(|line| line.to_str().unwrap_or_default());
-        let mut named = said.into_iter().chain(uri.authority().map(Authority::as_str)).peekable();
+        let host = line.map(|line| line.to_str().unwrap_or_default());
+        let mut named = host.into_iter().chain(uri.authority().map(Authority::as_str)).peekable();
         more.is_none() && named.peek().is_some() && named.all(|named| self.is_known(named))
     }
 
@@ -111,7 +111,7 @@ impl ClientAccess {
 mod tests {
     use super::*;
 
-    fn gate() -> ClientAccess {
+    fn access() -> ClientAccess {
         let mut config = crate::proxy::tests::config(0);
         config.allowed_hosts = vec!["box.lan".into(), "other.lan:8787".into()];
         config.allowed_origins = vec!["https://app.example".into()];
@@ -120,7 +120,7 @@ mod tests {
     }
 
     fn judged(
-        gate: &ClientAccess,
+        access: &ClientAccess,
         uri: &str,
         pairs: &[(&'static str, &str)],
     ) -> Result<(), ProxyError> {
@@ -128,12 +128,12 @@ mod tests {
         for (name, value) in pairs {
             headers.append(*name, HeaderValue::from_str(value).unwrap());
         }
-        gate.judge(&uri.parse().unwrap(), &headers, &CredentialRules::default())
+        access.judge(&uri.parse().unwrap(), &headers, &CredentialRules::default())
     }
 
     #[test]
     fn loopback_and_what_is_configured_is_known() {
-        let gate = gate();
+        let access = access();
         for host in [
             "localhost",
             "LOCALHOST:8787",
@@ -150,16 +150,16 @@ mod tests {
             "host.docker.internal:8787",
             "host.containers.internal",
         ] {
-            assert_eq!(judged(&gate, "/", &[("host", host)]), Ok(()), "{host}");
+            assert_eq!(judged(&access, "/", &[("host", host)]), Ok(()), "{host}");
             if host_of(host).is_some_and(|name| !name.contains("ffff")) {
-                assert_eq!(judged(&gate, &format!("http://{host}/"), &[]), Ok(()), "{host}");
+                assert_eq!(judged(&access, &format!("http://{host}/"), &[]), Ok(()), "{host}");
             }
         }
     }
 
     #[test]
     fn other_names_are_not() {
-        let gate = gate();
+        let access = access();
         for host in [
             "evil.example",
             "127.0.0.1.evil.example",
@@ -184,26 +184,26 @@ mod tests {
             " ",
         ] {
             assert_eq!(
-                judged(&gate, "/", &[("host", host)]),
+                judged(&access, "/", &[("host", host)]),
                 Err(ProxyError::ForeignHost),
                 "{host}"
             );
         }
-        assert_eq!(judged(&gate, "/", &[]), Err(ProxyError::ForeignHost), "no name at all");
+        assert_eq!(judged(&access, "/", &[]), Err(ProxyError::ForeignHost), "no name at all");
         let twice = [("host", "localhost"), ("host", "localhost")];
-        assert_eq!(judged(&gate, "/", &twice), Err(ProxyError::ForeignHost));
+        assert_eq!(judged(&access, "/", &twice), Err(ProxyError::ForeignHost));
         let local = [("host", "localhost")];
         for uri in ["http://evil.example/", "http://localhost@evil.example/", "http://u@localhost/"]
         {
-            assert_eq!(judged(&gate, uri, &local), Err(ProxyError::ForeignHost), "{uri}");
+            assert_eq!(judged(&access, uri, &local), Err(ProxyError::ForeignHost), "{uri}");
         }
     }
 
     #[test]
     fn pages_of_others_are_not_answered() {
-        let gate = gate();
+        let access = access();
         let with = |more: &[(&'static str, &str)]| {
-            judged(&gate, "/", &[&[("host", "localhost")][..], more].concat())
+            judged(&access, "/", &[&[("host", "localhost")][..], more].concat())
         };
         for origin in ["http://localhost:3000", "https://127.0.0.1", "https://app.example"] {
             assert_eq!(with(&[("origin", origin)]), Ok(()), "{origin}");
@@ -235,12 +235,13 @@ mod tests {
     fn a_listener_that_others_reach_is_known_by_any_name_and_asks_for_its_token() {
         let mut config = crate::proxy::tests::config(0);
         config.listen = ([0, 0, 0, 0], 8787).into();
-        let gate = ClientAccess::new(&config);
-        assert!(gate.is_open());
+        let access = ClientAccess::new(&config);
+        assert!(access.is_open());
         let pairs = [("host", "plimsoll.svc"), ("origin", "https://app.example")];
-        assert_eq!(judged(&gate, "/", &pairs), Ok(()));
+        assert_eq!(judged(&access, "/", &pairs), Ok(()));
         let credentials = CredentialRules::new(&[], Some("a-token-of-some-length"));
-        let judge = |headers: &HeaderMap| gate.judge(&Uri::from_static("/"), headers, &credentials);
+        let judge =
+            |headers: &HeaderMap| access.judge(&Uri::from_static("/"), headers, &credentials);
         assert_eq!(judge(&HeaderMap::new()), Err(ProxyError::NoToken));
         let headers = HeaderMap::from_iter([(
             HeaderName::from_static("x-plimsoll-token"),

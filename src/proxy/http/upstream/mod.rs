@@ -5,14 +5,14 @@
 //! whether the provider was too slow or failed.
 
 mod dial;
-pub(super) mod error;
+pub(in crate::proxy) mod error;
 mod http1;
 mod http2;
 mod lanes;
 mod limits;
 mod names;
-pub(super) mod relays;
-pub(super) mod route;
+pub(in crate::proxy) mod relays;
+pub(in crate::proxy) mod route;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -26,10 +26,10 @@ use hyper_util::client::proxy::matcher::Matcher;
 use crate::config::Config;
 use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::http::memory::MemoryBudget;
-use crate::proxy::upstream::dial::{AlpnOffer, Connector, Dialer, UpstreamGauges};
-use crate::proxy::upstream::error::UpstreamError;
-use crate::proxy::upstream::http1::{Http1, SendError};
-use crate::proxy::upstream::http2::{Http2, SendOutcome};
+use crate::proxy::http::upstream::dial::{AlpnOffer, Connector, Dialer, UpstreamGauges};
+use crate::proxy::http::upstream::error::UpstreamError;
+use crate::proxy::http::upstream::http1::{Http1, SendError};
+use crate::proxy::http::upstream::http2::{Http2, SendOutcome};
 use crate::telemetry::Telemetry;
 
 /// Pooled connections to all upstreams.

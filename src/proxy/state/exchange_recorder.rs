@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+use crate::clock::now;
 use crate::context::overflow::OverflowReport;
 use crate::context::savings::ExchangeSavings;
 use crate::context::{ExchangeId, Millis, Outcome};
@@ -28,7 +29,6 @@ use crate::proxy::http::body::{OutgoingBody, UploadProgress};
 use crate::proxy::http::memory::{HeldMemory, MemoryShare};
 use crate::proxy::http::progress::InFlightGuard;
 use crate::proxy::state::{Proxy, ServingPhase};
-use crate::telemetry::clock::now;
 use crate::telemetry::{Exchange, FailOpen, GaugeGuard, MemoryKind, RefusalOutcome, RefusalReport};
 use crate::wire::memory::Memory as _;
 
@@ -65,7 +65,7 @@ pub(crate) struct ExchangeRecorder {
     /// Its connection's share of the memory budget.
     pub(crate) memory: Arc<MemoryShare>,
     /// The memory that the exchange itself holds.
-    pub(crate) taken: HeldMemory,
+    pub(crate) held_memory: HeldMemory,
     /// The phase of a drain. The drain ends when no receiver is left.
     pub(crate) phase: watch::Receiver<ServingPhase>,
 }
@@ -93,14 +93,14 @@ impl ExchangeRecorder {
             through: None,
             keeping: None,
             memory: memory.clone(),
-            taken: memory.guard(MemoryKind::Connection),
+            held_memory: memory.guard(MemoryKind::Connection),
             phase,
         }
     }
 
     /// Reserves memory for a request with this many bytes of headers; `false` if there is none.
     pub(crate) fn take(&mut self, headers: usize) -> bool {
-        self.taken.hold(EXCHANGE + HEADERS * headers)
+        self.held_memory.hold(EXCHANGE + HEADERS * headers)
     }
 
     /// Adds response headers: what was repaired after a refusal, and the exchange's id if configured.
@@ -166,7 +166,7 @@ pub(crate) fn record_non_http(proxy: &Proxy, fault: &ProxyError) {
     let mut event = Exchange::begun(proxy.next_id(), now(), "none", "");
     event.status = Some(fault.status().as_u16());
     event.outcome = fault.outcome();
-    proxy.telemetry.tell(event);
+    proxy.telemetry.report(event);
 }
 
 /// What passed of a response's body.
@@ -293,12 +293,12 @@ impl Drop for ExchangeRecorder {
         // Boxed here, so that only a pointer is moved afterwards.
         let mut event = Box::new(event);
         let proxy = self.proxy.clone();
-        let tell = move |event: Box<Exchange>| {
+        let report = move |event: Box<Exchange>| {
             proxy.exchanges.fetch_sub(1, Ordering::Relaxed);
-            proxy.telemetry.tell(Arc::from(event));
+            proxy.telemetry.report(Arc::from(event));
         };
         let (Some(keeping), Ok(runtime)) = (self.keeping.take(), Handle::try_current()) else {
-            return tell(event);
+            return report(event);
         };
         let phase = self.phase.clone();
         runtime.spawn(async move {
@@ -308,7 +308,7 @@ impl Drop for ExchangeRecorder {
                 // That it was not stored in time is already recorded.
                 Err(_) => {}
             }
-            tell(event);
+            report(event);
             drop(phase);
         });
     }

@@ -13,7 +13,7 @@ use super::*;
 /// Where somebody waits.
 #[derive(Default)]
 struct WaiterSeat {
-    told: Mutex<SeatAnswer>,
+    answer: Mutex<SeatAnswer>,
     bell: Condvar,
 }
 
@@ -50,12 +50,12 @@ impl LaneTable {
     fn perform(self: &Arc<Self>, moves: LaneActions<(), Arc<WaiterSeat>>) {
         for (seat, place) in moves.placed {
             let LanePlacement::Stream(id, ()) = place else { panic!("nobody speaks HTTP/1.1") };
-            let mut told = seat.told.lock().unwrap();
-            if matches!(*told, SeatAnswer::Left) {
-                drop(told);
+            let mut answer = seat.answer.lock().unwrap();
+            if matches!(*answer, SeatAnswer::Left) {
+                drop(answer);
                 self.release(id);
             } else {
-                *told = SeatAnswer::Place(id);
+                *answer = SeatAnswer::Place(id);
                 seat.bell.notify_one();
             }
         }
@@ -78,14 +78,14 @@ impl LaneTable {
     }
 
     /// A place, or a seat to wait at.
-    fn ask(self: &Arc<Self>) -> Result<LaneId, (Ticket, Arc<WaiterSeat>)> {
+    fn request(self: &Arc<Self>) -> Result<LaneId, (Ticket, Arc<WaiterSeat>)> {
         let seat = Arc::new(WaiterSeat::default());
-        let asked = self.decide(|lanes| match lanes.take() {
+        let requested = self.decide(|lanes| match lanes.take() {
             Some(LanePlacement::Stream(id, ())) => Ok(id),
             Some(LanePlacement::Http1) => panic!("nobody speaks HTTP/1.1"),
             None => Err(lanes.wait(seat.clone())),
         });
-        asked.map_err(|(ticket, moves)| {
+        requested.map_err(|(ticket, moves)| {
             self.perform(moves);
             (ticket, seat)
         })
@@ -93,26 +93,26 @@ impl LaneTable {
 
     /// A request: waits for its place as long as it takes.
     fn place(self: &Arc<Self>) -> LaneId {
-        let (_, seat) = match self.ask() {
+        let (_, seat) = match self.request() {
             Ok(id) => return id,
             Err(waiting) => waiting,
         };
-        let mut told = seat.told.lock().unwrap();
+        let mut answer = seat.answer.lock().unwrap();
         loop {
-            match *told {
+            match *answer {
                 SeatAnswer::Place(id) => return id,
-                _ => told = seat.bell.wait(told).unwrap(),
+                _ => answer = seat.bell.wait(answer).unwrap(),
             }
         }
     }
 
     /// A request whose client leaves at any time.
     fn place_or_leave(self: &Arc<Self>) {
-        let given = match self.ask() {
+        let given = match self.request() {
             Ok(id) => Some(id),
             Err((ticket, seat)) => {
                 self.decide(|lanes| lanes.leave(ticket));
-                match std::mem::replace(&mut *seat.told.lock().unwrap(), SeatAnswer::Left) {
+                match std::mem::replace(&mut *seat.answer.lock().unwrap(), SeatAnswer::Left) {
                     SeatAnswer::Place(id) => Some(id),
                     _ => None,
                 }

@@ -118,7 +118,7 @@ impl Http1 {
             let error = failed.into_error();
             let is_unread =
                 is_kept && watch.is_unread() && may_have_crossed(sent) && is_close(&error);
-            let (cause, again) = match (unsent, copy) {
+            let (cause, retry) = match (unsent, copy) {
                 (Some(unsent), _) => (RepeatCause::NotSent, unsent),
                 (None, Some(copy)) if is_unread => (RepeatCause::ClosedWhileIdle, copy),
                 _ => return Err(SendError::Send(error)),
@@ -130,7 +130,7 @@ impl Http1 {
             if let Some(metrics) = uri.authority().and_then(|to| self.gauges.get(to)) {
                 metrics.repeats(cause);
             }
-            request = again;
+            request = retry;
         }
     }
 

@@ -6,7 +6,7 @@ const BOUNDS: LaneBounds =
 type Play = Lanes<char, usize>;
 
 /// So many ask at once: who got a place at once, and how many connections are to be opened.
-fn ask(lanes: &mut Play, many: usize) -> (usize, usize) {
+fn request(lanes: &mut Play, many: usize) -> (usize, usize) {
     let (mut placed, mut open) = (0, 0);
     for who in 0..many {
         match lanes.take() {
@@ -31,19 +31,19 @@ fn open(lanes: &mut Play, name: char, allowed: usize) -> (LaneId, usize, usize) 
 #[test]
 fn a_burst_on_a_cold_pool_opens_what_it_needs_side_by_side() {
     let mut lanes = Play::new(BOUNDS);
-    assert_eq!(ask(&mut lanes, 400), (0, 4));
+    assert_eq!(request(&mut lanes, 400), (0, 4));
     for name in ['a', 'b', 'c', 'd'] {
         let (_, placed, more) = open(&mut lanes, name, 100);
         assert_eq!((placed, more), (100, 0), "{name}");
     }
     assert_eq!(lanes.live(), [100; 4]);
-    assert_eq!(ask(&mut lanes, 1), (0, 1), "no room is left: another one");
+    assert_eq!(request(&mut lanes, 1), (0, 1), "no room is left: another one");
 }
 
 #[test]
 fn until_the_peer_has_said_what_it_allows_it_gets_one_stream() {
     let mut lanes = Play::new(BOUNDS);
-    assert_eq!(ask(&mut lanes, 3), (0, 1));
+    assert_eq!(request(&mut lanes, 3), (0, 1));
     let (id, moves) = lanes.opened('a', Instant::now());
     assert_eq!((moves.placed.len(), moves.open), (1, 0));
     let moves = lanes.allows(id, 2);
@@ -53,22 +53,22 @@ fn until_the_peer_has_said_what_it_allows_it_gets_one_stream() {
 #[test]
 fn a_peer_that_allows_less_gets_less_and_one_that_allows_more_gets_our_bound() {
     let mut lanes = Play::new(BOUNDS);
-    assert_eq!(ask(&mut lanes, 20), (0, 1));
+    assert_eq!(request(&mut lanes, 20), (0, 1));
     let (id, placed, more) = open(&mut lanes, 'a', 1);
     assert_eq!((placed, more), (1, 7), "up to the bound of connections");
     let moves = lanes.allows(id, 1000);
     assert_eq!(moves.placed.len(), 19);
-    assert_eq!(ask(&mut lanes, 90).0, 80, "100 in all");
+    assert_eq!(request(&mut lanes, 90).0, 80, "100 in all");
 }
 
 #[test]
 fn a_limit_lowered_on_the_way_holds_from_then_on() {
     let mut lanes = Play::new(LaneBounds { connections: 1, ..BOUNDS });
-    ask(&mut lanes, 10);
+    request(&mut lanes, 10);
     let (id, placed, _) = open(&mut lanes, 'a', 10);
     assert_eq!(placed, 10);
     assert!(lanes.allows(id, 4).placed.is_empty());
-    assert_eq!(ask(&mut lanes, 1), (0, 0));
+    assert_eq!(request(&mut lanes, 1), (0, 0));
     for left in (4..10).rev() {
         assert!(lanes.release(id, Instant::now()).placed.is_empty(), "{left} are under way");
     }
@@ -79,24 +79,24 @@ fn a_limit_lowered_on_the_way_holds_from_then_on() {
 #[test]
 fn a_peer_that_allows_nothing_is_asked_twice() {
     let mut lanes = Play::new(BOUNDS);
-    assert_eq!(ask(&mut lanes, 1), (0, 1));
+    assert_eq!(request(&mut lanes, 1), (0, 1));
     let (first, placed, _) = open(&mut lanes, 'a', 100);
     assert_eq!(placed, 1);
     assert!(lanes.release(first, Instant::now()).placed.is_empty());
     assert_eq!(lanes.allows(first, 0).open, 0);
-    assert_eq!(ask(&mut lanes, 1), (0, 1));
+    assert_eq!(request(&mut lanes, 1), (0, 1));
     let (second, moves) = lanes.opened('b', Instant::now());
     assert_eq!(moves.placed.len(), 1, "until it has said so, it gets one");
     assert!(lanes.release(second, Instant::now()).placed.is_empty());
     assert_eq!(lanes.allows(second, 0).open, 0);
-    assert_eq!(ask(&mut lanes, 5), (0, 0));
+    assert_eq!(request(&mut lanes, 5), (0, 0));
     assert_eq!(lanes.allows(first, 5).placed.len(), 5);
 }
 
 #[test]
 fn the_first_with_room_is_taken_and_nobody_overtakes() {
     let mut lanes = Play::new(LaneBounds { connections: 2, streams: 2, ..BOUNDS });
-    ask(&mut lanes, 4);
+    request(&mut lanes, 4);
     let (first, ..) = open(&mut lanes, 'a', 2);
     let (second, ..) = open(&mut lanes, 'b', 2);
     let (_, moves) = lanes.wait(7);
@@ -114,10 +114,10 @@ fn the_first_with_room_is_taken_and_nobody_overtakes() {
 #[test]
 fn a_retired_connection_counts_until_its_last_stream_ends() {
     let mut lanes = Play::new(LaneBounds { connections: 1, ..BOUNDS });
-    ask(&mut lanes, 1);
+    request(&mut lanes, 1);
     let (id, ..) = open(&mut lanes, 'a', 100);
     assert_eq!(lanes.retire(id).open, 0);
-    assert_eq!(ask(&mut lanes, 1), (0, 0), "as many connections as may be");
+    assert_eq!(request(&mut lanes, 1), (0, 0), "as many connections as may be");
     let moves = lanes.release(id, Instant::now());
     assert_eq!(moves.open, 1, "now there is room for another one");
     assert!(lanes.live().is_empty());
@@ -126,30 +126,30 @@ fn a_retired_connection_counts_until_its_last_stream_ends() {
 #[test]
 fn where_nothing_can_be_opened_those_fail_for_whom_it_was() {
     let mut lanes = Play::new(BOUNDS);
-    assert_eq!(ask(&mut lanes, 150), (0, 2));
+    assert_eq!(request(&mut lanes, 150), (0, 2));
     assert_eq!(lanes.failed(), (0..50).collect::<Vec<_>>());
     assert_eq!(lanes.failed().len(), 100);
     assert_eq!(lanes.pending(), (0, 0));
-    assert_eq!(ask(&mut lanes, 1), (0, 1), "the next one tries again");
+    assert_eq!(request(&mut lanes, 1), (0, 1), "the next one tries again");
     open(&mut lanes, 'a', 1);
-    assert_eq!(ask(&mut lanes, 1), (0, 1));
+    assert_eq!(request(&mut lanes, 1), (0, 1));
     assert!(lanes.failed().is_empty(), "one stream is under way: it waits for its end");
 }
 
 #[test]
 fn an_upstream_of_http1_is_asked_no_more_until_it_fails() {
     let mut lanes = Play::new(BOUNDS);
-    assert_eq!(ask(&mut lanes, 2), (0, 1));
+    assert_eq!(request(&mut lanes, 2), (0, 1));
     assert_eq!(lanes.opened_http1().placed, [(0, LanePlacement::Http1), (1, LanePlacement::Http1)]);
     assert_eq!(lanes.take(), Some(LanePlacement::Http1));
     lanes.forget_http1();
-    assert_eq!(ask(&mut lanes, 1), (0, 1));
+    assert_eq!(request(&mut lanes, 1), (0, 1));
 }
 
 #[test]
 fn few_idle_connections_are_kept_and_not_for_long() {
     let mut lanes = Play::new(LaneBounds { streams: 1, ..BOUNDS });
-    assert_eq!(ask(&mut lanes, 4), (0, 4));
+    assert_eq!(request(&mut lanes, 4), (0, 4));
     let ids = ['a', 'b', 'c', 'd'].map(|name| open(&mut lanes, name, 100).0);
     let now = Instant::now();
     for id in ids {

@@ -69,8 +69,8 @@ impl RequestInfo {
         if !matches!(status, 400 | 413 | 422) {
             return None;
         }
-        let words = error.map(ProviderError::text).unwrap_or_default();
-        let refusal = repair::read(&repair::RefusedAnswer { status, body: words.as_bytes() });
+        let message = error.map(ProviderError::text).unwrap_or_default();
+        let refusal = repair::read(&repair::RefusedAnswer { status, body: message.as_bytes() });
         Some(match refusal {
             Some(refusal) => {
                 let outcome = match self.policy.heal.causes.contains(&refusal.cause) {

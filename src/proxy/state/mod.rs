@@ -2,25 +2,31 @@
 //!
 //! Made once at the start. Looks up the configuration of upstreams, and makes ids.
 
+mod by_model;
+pub(super) mod calibration;
+pub(super) mod count_cache;
+pub(super) mod exchange_recorder;
+pub(super) mod scheduler;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use hyper_util::client::proxy::matcher::Matcher;
 use tokio::sync::{Semaphore, watch};
 
-use super::calibration::Calibration;
-use super::count_cache::CountingEndpoints;
-use super::http::gate::ClientAccess;
-use super::http::memory::MemoryBudget;
-use super::http::tunnel_timeouts::TunnelTimeouts;
-use super::scheduler::CompactionScheduler;
-use super::upstream::{self, relays};
+use self::calibration::Calibration;
+use self::count_cache::CountingEndpoints;
+use self::scheduler::CompactionScheduler;
 use crate::config::{Config, Upstream};
 use crate::context::ExchangeId;
 use crate::context::policy::{CompactPolicy, Policy};
 use crate::dialect::Dialect;
 use crate::dialect::credentials::CredentialRules;
 use crate::dialect::models::{Catalogue, is_named};
+use crate::proxy::http::client_access::ClientAccess;
+use crate::proxy::http::memory::MemoryBudget;
+use crate::proxy::http::tunnel_timeouts::TunnelTimeouts;
+use crate::proxy::http::upstream::{self, relays};
 use crate::store::ledgers::Ledgers;
 use crate::telemetry::Telemetry;
 use crate::tls::TlsTerminator;
@@ -30,35 +36,35 @@ const REJECTED_AT_ONCE: usize = 64;
 
 /// The proxy: routes, connections to upstreams, store and telemetry.
 pub struct Proxy {
-    pub(super) config: Arc<Config>,
+    pub(in crate::proxy) config: Arc<Config>,
     /// The configured upstreams: routing finds one of them, and all that follows holds it by reference.
-    pub(super) upstreams: Vec<Arc<Upstream>>,
-    pub(super) catalogue: Catalogue,
-    pub(super) ledgers: Arc<Ledgers>,
-    pub(super) telemetry: Arc<Telemetry>,
+    pub(in crate::proxy) upstreams: Vec<Arc<Upstream>>,
+    pub(in crate::proxy) catalogue: Catalogue,
+    pub(in crate::proxy) ledgers: Arc<Ledgers>,
+    pub(in crate::proxy) telemetry: Arc<Telemetry>,
     /// The key for hashes of credentials.
-    pub(super) tenant_key: [u8; 32],
+    pub(in crate::proxy) tenant_key: [u8; 32],
     /// The places where requests carry credentials.
-    pub(super) credentials: CredentialRules,
-    pub(super) gate: ClientAccess,
-    pub(super) pool: upstream::UpstreamPool,
-    pub(super) tls: Option<TlsTerminator>,
-    pub(super) connections: Arc<Semaphore>,
-    pub(super) rejection_permits: Arc<Semaphore>,
-    pub(super) exchanges: AtomicUsize,
+    pub(in crate::proxy) credentials: CredentialRules,
+    pub(in crate::proxy) client_access: ClientAccess,
+    pub(in crate::proxy) pool: upstream::UpstreamPool,
+    pub(in crate::proxy) tls: Option<TlsTerminator>,
+    pub(in crate::proxy) connections: Arc<Semaphore>,
+    pub(in crate::proxy) rejection_permits: Arc<Semaphore>,
+    pub(in crate::proxy) exchanges: AtomicUsize,
     /// Becomes true when a shutdown begins.
-    pub(super) shutdown: watch::Sender<bool>,
+    pub(in crate::proxy) shutdown: watch::Sender<bool>,
     /// What responses taught about counting tokens.
-    pub(super) calibration: Calibration,
+    pub(in crate::proxy) calibration: Calibration,
     /// The summaries that are being written.
-    pub(super) compacting: Arc<CompactionScheduler>,
-    pub(super) counting: CountingEndpoints,
+    pub(in crate::proxy) compacting: Arc<CompactionScheduler>,
+    pub(in crate::proxy) counting: CountingEndpoints,
     /// The memory that traffic may use.
-    pub(super) memory: Arc<MemoryBudget>,
-    pub(super) tunnel_timeouts: TunnelTimeouts,
-    pub(super) ids: AtomicU64,
+    pub(in crate::proxy) memory: Arc<MemoryBudget>,
+    pub(in crate::proxy) tunnel_timeouts: TunnelTimeouts,
+    pub(in crate::proxy) ids: AtomicU64,
     /// Random, so that ids differ between processes and restarts.
-    pub(super) run: u64,
+    pub(in crate::proxy) run: u64,
 }
 
 /// The phase of serving, which connections are told.
@@ -85,7 +91,7 @@ impl Proxy {
         telemetry: Arc<Telemetry>,
     ) -> Result<Arc<Self>, String> {
         let matcher = Matcher::from_env();
-        relays::tell(&config.upstreams, &matcher);
+        relays::log_relays(&config.upstreams, &matcher);
         Self::through(config, ledgers, telemetry, matcher).await
     }
 
@@ -136,7 +142,7 @@ impl Proxy {
                 &config.tenant_headers,
                 config.client_token.as_ref().map(|token| &*token.0),
             ),
-            gate: ClientAccess::new(&config),
+            client_access: ClientAccess::new(&config),
             ledgers,
             telemetry,
             tenant_key,
@@ -151,7 +157,7 @@ impl Proxy {
     }
 
     /// The upstream that a policy names to write summaries, if it speaks this dialect.
-    pub(super) fn summariser(
+    pub(in crate::proxy) fn summariser(
         &self,
         policy: &CompactPolicy,
         dialect: Dialect,
@@ -162,7 +168,7 @@ impl Proxy {
     }
 
     /// The policy for requests to this upstream and model.
-    pub(super) fn policy(&self, upstream: &Upstream, model: &str) -> Arc<Policy> {
+    pub(in crate::proxy) fn policy(&self, upstream: &Upstream, model: &str) -> Arc<Policy> {
         let named = self.config.compact_models.iter().rev();
         let of_model = named.filter(|(name, _)| is_named(name, model)).map(|(_, over)| over).next();
         let of_upstream = upstream.compact.as_ref();
@@ -177,7 +183,7 @@ impl Proxy {
     }
 
     /// A new exchange's id, unique among all replicas and restarts.
-    pub(super) fn next_id(&self) -> ExchangeId {
+    pub(in crate::proxy) fn next_id(&self) -> ExchangeId {
         let number = self.ids.fetch_add(1, Ordering::Relaxed);
         let mut id = String::with_capacity(24);
         push_hex(&mut id, self.run, 16);
@@ -187,7 +193,7 @@ impl Proxy {
 }
 
 /// The same as `{number:0least$x}`, ten times as fast.
-pub(super) fn push_hex(to: &mut String, number: u64, least: u32) {
+pub(in crate::proxy) fn push_hex(to: &mut String, number: u64, least: u32) {
     let digits = (u64::BITS - number.leading_zeros()).div_ceil(4).max(least);
     let digit = |at| char::from_digit((number >> (4 * at)) as u32 & 15, 16);
     to.extend((0..digits).rev().filter_map(digit));

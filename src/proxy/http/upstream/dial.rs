@@ -265,10 +265,11 @@ pub(super) fn tls_config(config: &Config) -> Result<rustls::ClientConfig, String
     // A platform without certificates (a scratch image) is fine: there are bundled ones.
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     if let Some(path) = &config.extra_ca {
-        let told = |error: &dyn std::fmt::Display| format!("extra_ca {}: {error}", path.display());
-        for certificate in CertificateDer::pem_file_iter(path).map_err(|e| told(&e))? {
-            let certificate = certificate.map_err(|e| told(&e))?;
-            roots.add(certificate).map_err(|e| told(&e))?;
+        let describe =
+            |error: &dyn std::fmt::Display| format!("extra_ca {}: {error}", path.display());
+        for certificate in CertificateDer::pem_file_iter(path).map_err(|e| describe(&e))? {
+            let certificate = certificate.map_err(|e| describe(&e))?;
+            roots.add(certificate).map_err(|e| describe(&e))?;
         }
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());

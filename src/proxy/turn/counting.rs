@@ -13,7 +13,6 @@ use http::{HeaderMap, HeaderValue, Request, StatusCode, Uri, request};
 use tokio::sync::OwnedSemaphorePermit;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
-use super::questions;
 use crate::config::Upstream;
 use crate::context::policy::CountSchedule;
 use crate::context::{Estimate, EstimateMethod, ExchangeId, ProviderCount, TenantId};
@@ -21,6 +20,7 @@ use crate::dialect::counting::{CountQuestion, answer};
 use crate::dialect::lesson::{Lesson, QuotableText, RefusalBody, taught};
 use crate::dialect::{Dialect, PartKind, Purpose};
 use crate::proxy::http::body::{OutgoingBody, StartedResponse};
+use crate::proxy::learning::questions;
 use crate::proxy::offload::long_work;
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::Proxy;
@@ -67,7 +67,7 @@ impl PendingCount {
 
 /// Asks for a count of a request, if policy wants one. `estimate`: that of the request with this head and
 /// body.
-pub(crate) fn ask(
+pub(crate) fn request_count(
     proxy: &Arc<Proxy>,
     prepared: &PreparedRequest,
     estimate: &Estimate,
@@ -108,12 +108,12 @@ pub(crate) async fn count_now(errand: CountRequest) -> Result<u64, CountOutcome>
         Err(_) => Err(CountOutcome::Busy),
         Ok(_permit) => {
             let found = CountResult::default();
-            let asked = tokio::time::timeout(TIMEOUT, errand.counted(&found)).await;
-            asked.unwrap_or(Err(CountOutcome::Failed))
+            let counted = tokio::time::timeout(TIMEOUT, errand.counted(&found)).await;
+            counted.unwrap_or(Err(CountOutcome::Failed))
         }
     };
     let outcome = counted.map_or_else(|outcome| outcome, |(outcome, _)| outcome);
-    proxy.telemetry.asked_to_count(&upstream.name, outcome);
+    proxy.telemetry.counted_by_provider(&upstream.name, outcome);
     counted.map(|(_, tokens)| tokens)
 }
 
@@ -170,7 +170,7 @@ impl CountRequest {
         } else {
             CountOutcome::Busy
         };
-        self.proxy.telemetry.asked_to_count(&self.upstream.name, outcome);
+        self.proxy.telemetry.counted_by_provider(&self.upstream.name, outcome);
     }
 
     /// Tenant and upstream, to which a pause applies.
@@ -192,7 +192,7 @@ impl CountRequest {
         if outcome == CountOutcome::Failed {
             proxy.counting.pause(whose, PAUSE);
         }
-        proxy.telemetry.asked_to_count(&upstream.name, outcome);
+        proxy.telemetry.counted_by_provider(&upstream.name, outcome);
     }
 
     async fn counted(self, found: &CountResult) -> Result<(CountOutcome, u64), CountOutcome> {
@@ -212,7 +212,7 @@ impl CountRequest {
         let making = move || CountQuestion::of(dialect, &target, &prompt);
         let question = long_work(making).await.ok().flatten();
         let CountQuestion { target, body } = question.ok_or(CountOutcome::Missing)?;
-        let asked = body.clone();
+        let sent = body.clone();
         let key = xxh3_128(&[upstream.name.as_bytes(), target.as_bytes(), &body].join(&0));
         if let Some(known) = proxy.counting.answered(key) {
             return Ok((CountOutcome::Cached, known));
@@ -233,7 +233,7 @@ impl CountRequest {
         let begun = StartedResponse::read(response, ANSWER_BYTES, &proxy.memory.share()).await;
         if status != StatusCode::OK {
             let refusal = RefusalBody { status: status.as_u16(), body: &begun.start };
-            let request = QuotableText { body: &asked, texts: vec![&model] };
+            let request = QuotableText { body: &sent, texts: vec![&model] };
             if taught(&refusal, &request).holds(Lesson::CountMissing) {
                 let _ = found.missing.set(());
                 return Err(CountOutcome::Missing);
@@ -249,6 +249,6 @@ impl CountRequest {
 
 /// How long a refusal asks for a pause.
 fn pause(headers: &HeaderMap) -> Duration {
-    let said = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
-    said.map_or(PAUSE, |seconds| Duration::from_secs(seconds).min(LONGEST_PAUSE))
+    let retry_after = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+    retry_after.map_or(PAUSE, |seconds| Duration::from_secs(seconds).min(LONGEST_PAUSE))
 }

@@ -19,7 +19,7 @@ const AT_ONCE: usize = 2;
 const MOST: usize = 1024;
 /// What is known about counting endpoints.
 pub(crate) struct CountingEndpoints {
-    pub(super) permits: Arc<Semaphore>,
+    pub(in crate::proxy) permits: Arc<Semaphore>,
     /// Counts, by hash of the content.
     answers: Mutex<HashMap<u128, u64>>,
     /// Pauses by tenant and upstream: a refusal to one tenant says nothing about others.
@@ -39,12 +39,12 @@ impl Default for CountingEndpoints {
 }
 
 impl CountingEndpoints {
-    pub(super) fn is_paused(&self, whose: &str) -> bool {
+    pub(in crate::proxy) fn is_paused(&self, whose: &str) -> bool {
         let pauses = self.pauses.lock().unwrap_or_else(PoisonError::into_inner);
         pauses.get(whose).is_some_and(|until| Instant::now() < *until)
     }
 
-    pub(super) fn pause(&self, whose: Box<str>, how_long: Duration) {
+    pub(in crate::proxy) fn pause(&self, whose: Box<str>, how_long: Duration) {
         let mut pauses = self.pauses.lock().unwrap_or_else(PoisonError::into_inner);
         if pauses.len() >= MOST {
             pauses.clear();
@@ -67,11 +67,11 @@ impl CountingEndpoints {
         !missing.is_empty() && missing.remove(&key(source))
     }
 
-    pub(super) fn answered(&self, key: u128) -> Option<u64> {
+    pub(in crate::proxy) fn answered(&self, key: u128) -> Option<u64> {
         self.answers.lock().unwrap_or_else(PoisonError::into_inner).get(&key).copied()
     }
 
-    pub(super) fn keep(&self, key: u128, tokens: u64) {
+    pub(in crate::proxy) fn keep(&self, key: u128, tokens: u64) {
         let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
         if answers.len() >= MOST {
             answers.clear();

@@ -11,7 +11,7 @@ use hyper_util::client::proxy::matcher::Matcher;
 use crate::config::Upstream;
 
 /// Logs which upstreams are reached through a proxy, and which variable says so.
-pub(crate) fn tell(upstreams: &[Upstream], matcher: &Matcher) {
+pub(crate) fn log_relays(upstreams: &[Upstream], matcher: &Matcher) {
     for line in lines(upstreams, matcher, |name| std::env::var_os(name).is_some()) {
         tracing::warn!("{line}");
     }
@@ -64,17 +64,19 @@ mod tests {
         ];
         let proxy = "http://me:hunter2@corp.example:3128";
         let matcher = Matcher::builder().https(proxy).build();
-        let told = lines(&upstreams, &matcher, |name| name == "https_proxy");
+        let logged = lines(&upstreams, &matcher, |name| name == "https_proxy");
         assert_eq!(
-            told,
+            logged,
             [
                 "https_proxy sends requests for anthropic, openai through the proxy corp.example:3128. \
               If that is not meant, unset it, or list these hosts in NO_PROXY"
             ]
         );
         let matcher = Matcher::builder().all(proxy).no("127.0.0.1, api.openai.com").build();
-        let told = lines(&upstreams, &matcher, |name| name == "ALL_PROXY");
-        assert!(told.len() == 1 && told[0].starts_with("ALL_PROXY sends requests for anthropic "));
+        let logged = lines(&upstreams, &matcher, |name| name == "ALL_PROXY");
+        assert!(
+            logged.len() == 1 && logged[0].starts_with("ALL_PROXY sends requests for anthropic ")
+        );
         assert!(lines(&upstreams, &Matcher::builder().build(), |_| true).is_empty());
     }
 }

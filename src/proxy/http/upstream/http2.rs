@@ -124,7 +124,7 @@ impl Http2 {
                 StreamPlacement::Http1 => return Ok(SendOutcome::Http1(request)),
             };
             let (head, body) = request.into_parts();
-            let again = body.copy().map(|body| Request::from_parts(head.clone(), body));
+            let retry = body.copy().map(|body| Request::from_parts(head.clone(), body));
             // The peer counts the stream until request and response have both ended.
             let body = body.of_stream(stream.0.clone());
             let sent = Instant::now();
@@ -150,14 +150,14 @@ impl Http2 {
                 Some(_) => Some(RepeatCause::NotSent),
                 None => unprocessed(&error).or(was_idle.then_some(RepeatCause::ClosedWhileIdle)),
             };
-            let (Some(cause), Some(again)) = (cause, unsent.or(again)) else {
+            let (Some(cause), Some(retry)) = (cause, unsent.or(retry)) else {
                 return Err(unanswered(&error));
             };
             if attempts == ATTEMPTS {
                 return Err(unanswered(&error));
             }
             self.metrics.repeats(cause);
-            request = again;
+            request = retry;
             let moves = self.lanes().retire(stream.id());
             self.perform(moves);
         }
@@ -166,21 +166,21 @@ impl Http2 {
     /// A free stream, at once or after a wait, which is counted.
     async fn room(self: &Arc<Self>) -> Result<StreamPlacement, UpstreamError> {
         let since = Instant::now();
-        let (waiting, mut told) = {
+        let (waiting, mut placement) = {
             let mut lanes = self.lanes();
             if let Some(place) = lanes.take() {
                 drop(lanes);
                 return Ok(self.room_at(place));
             }
-            let (tell, told) = oneshot::channel();
-            let (ticket, moves) = lanes.wait(tell);
+            let (placed, placement) = oneshot::channel();
+            let (ticket, moves) = lanes.wait(placed);
             drop(lanes);
             let waiting = QueueEntry { upstream: self, ticket };
             self.perform(moves);
-            (waiting, told)
+            (waiting, placement)
         };
         // Opening a connection has its own timeout; waiting for a free stream may take twice as long.
-        let answer = tokio::time::timeout(self.timeout * 2, &mut told).await;
+        let answer = tokio::time::timeout(self.timeout * 2, &mut placement).await;
         drop(waiting);
         self.metrics.waited(since.elapsed());
         match answer {
@@ -252,9 +252,9 @@ impl DerefMut for LanesGuard<'_> {
 impl Drop for LanesGuard<'_> {
     fn drop(&mut self) {
         let idle = self.lanes.idle() as i64;
-        let told = self.upstream.idle.swap(idle, Ordering::Relaxed);
-        if idle != told {
-            self.upstream.metrics.idle_connections(idle - told);
+        let reported = self.upstream.idle.swap(idle, Ordering::Relaxed);
+        if idle != reported {
+            self.upstream.metrics.idle_connections(idle - reported);
         }
     }
 }

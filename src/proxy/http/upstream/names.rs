@@ -49,11 +49,11 @@ impl Service<Name> for DnsResolver {
         let answered = self.answered.clone();
         Box::pin(async move {
             let place = PLACES.acquire().await.map_err(io::Error::other)?;
-            let asking = tokio::task::spawn_blocking(move || {
+            let lookup = tokio::task::spawn_blocking(move || {
                 let _place = place;
                 (name.as_str(), 0).to_socket_addrs()
             });
-            let addresses = asking.await.map_err(io::Error::other)?;
+            let addresses = lookup.await.map_err(io::Error::other)?;
             answered.get_or_init(Instant::now);
             addresses
         })
@@ -77,10 +77,10 @@ mod tests {
     #[tokio::test]
     async fn past_the_bound_a_question_waits() {
         let places = PLACES.acquire_many(AT_ONCE as u32).await.unwrap();
-        let mut asking = DnsResolver::default().call("localhost".parse().unwrap());
+        let mut lookup = DnsResolver::default().call("localhost".parse().unwrap());
         let soon = std::time::Duration::from_millis(20);
-        assert!(tokio::time::timeout(soon, &mut asking).await.is_err());
+        assert!(tokio::time::timeout(soon, &mut lookup).await.is_err());
         drop(places);
-        assert!(asking.await.is_ok());
+        assert!(lookup.await.is_ok());
     }
 }

@@ -20,7 +20,7 @@ pub(crate) enum UpstreamError {
 
 /// Classifies an error of a connection, with all its causes.
 pub(super) fn unanswered(error: &(dyn Error + 'static)) -> UpstreamError {
-    let mut words = String::new();
+    let mut message = String::new();
     let mut slow = false;
     let mut cause = Some(error);
     while let Some(error) = cause {
@@ -33,12 +33,12 @@ pub(super) fn unanswered(error: &(dyn Error + 'static)) -> UpstreamError {
         }
         slow |= kind == Some(io::ErrorKind::TimedOut);
         let more = error.to_string();
-        if words.is_empty() {
-            words = more;
-        } else if !words.ends_with(&more) {
-            words = format!("{words}: {more}");
+        if message.is_empty() {
+            message = more;
+        } else if !message.ends_with(&more) {
+            message = format!("{message}: {more}");
         }
         cause = error.source();
     }
-    if slow { UpstreamError::TooSlow(words) } else { UpstreamError::Failed(words) }
+    if slow { UpstreamError::TooSlow(message) } else { UpstreamError::Failed(message) }
 }

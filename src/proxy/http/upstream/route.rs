@@ -25,19 +25,19 @@ pub(crate) struct Route<'u, 'p> {
     pub(crate) path: &'p str,
 }
 
-/// The route of a request, if any upstream takes it. `spoken`: the dialect that the path shows.
+/// The route of a request, if any upstream takes it. `client_dialect`: the dialect that the path shows.
 pub(crate) fn route<'u, 'p>(
     upstreams: &'u [Arc<Upstream>],
     method: &Method,
     uri: &'p Uri,
     headers: &HeaderMap,
-    spoken: Option<Dialect>,
+    client_dialect: Option<Dialect>,
 ) -> Option<Route<'u, 'p>> {
     let path = uri.path_and_query().map_or("/", PathAndQuery::as_str);
     if let Some(route) = by_prefix(upstreams, path) {
         return Some(route);
     }
-    if asks_azure(path, headers) {
+    if is_azure(path, headers) {
         let by_host = by_host(upstreams, uri, headers).map(|upstream| Route { upstream, path });
         return by_host.or_else(|| by_azure(upstreams, path));
     }
@@ -46,7 +46,7 @@ pub(crate) fn route<'u, 'p>(
     }
     let upstream = match by_host(upstreams, uri, headers) {
         Some(upstream) => upstream,
-        None if paths::is_known(method, path) => by_path(upstreams, path, headers, spoken)?,
+        None if paths::is_known(method, path) => by_path(upstreams, path, headers, client_dialect)?,
         None => return None,
     };
     Some(Route { upstream, path })
@@ -126,7 +126,7 @@ fn is_at(upstream: &Upstream, host: &str) -> bool {
 
 /// Whether only Azure's clients send such a request: `/openai/…` with a deployment, with an `api-version`, or
 /// with Azure's header instead of a bearer token.
-fn asks_azure(path: &str, headers: &HeaderMap) -> bool {
+fn is_azure(path: &str, headers: &HeaderMap) -> bool {
     let has_key = headers.contains_key(API_KEY) && !headers.contains_key(AUTHORIZATION);
     path.starts_with("/openai/") && (has_key || has_azure_form(path))
 }
@@ -171,13 +171,13 @@ fn by_path<'u>(
     upstreams: &'u [Arc<Upstream>],
     path: &str,
     headers: &HeaderMap,
-    spoken: Option<Dialect>,
+    client_dialect: Option<Dialect>,
 ) -> Option<&'u Arc<Upstream>> {
     let speaks = |dialects: &[Dialect]| {
         upstreams.iter().find(|upstream| dialects.iter().any(|d| upstream.dialects.contains(d)))
     };
     azure(upstreams, headers)
-        .or_else(|| spoken.and_then(|dialect| speaks(&[dialect])))
+        .or_else(|| client_dialect.and_then(|dialect| speaks(&[dialect])))
         .or_else(|| owner(path, headers).and_then(|provider| speaks(provider.dialects())))
         .or_else(|| <&[Arc<Upstream>; 1]>::try_from(upstreams).ok().map(|[only]| only))
 }
@@ -185,12 +185,12 @@ fn by_path<'u>(
 /// The upstream that a request without a route may have meant: the one whose name or prefix is most similar
 /// to the start of its path.
 pub(crate) fn nearest<'u>(upstreams: &'u [Arc<Upstream>], path: &str) -> Option<&'u str> {
-    let said = path.split('/').find(|segment| !segment.is_empty())?;
+    let first = path.split('/').find(|segment| !segment.is_empty())?;
     let prefix = |upstream: &'u Arc<Upstream>| {
         upstream.prefix.as_deref()?.split('/').find(|it| !it.is_empty())
     };
     let known = upstreams.iter().flat_map(|it| prefix(it).into_iter().chain([&*it.name]));
-    errors::nearest(said, known)
+    errors::nearest(first, known)
 }
 
 fn by_host<'a>(
@@ -222,10 +222,10 @@ fn azure<'a>(upstreams: &'a [Arc<Upstream>], headers: &HeaderMap) -> Option<&'a 
 /// sent to a provider by guess.
 fn owner(path: &str, headers: &HeaderMap) -> Option<Provider> {
     let provider = paths::provider(path, headers);
-    let spoken_for = provider != Provider::Openai
+    let is_declared = provider != Provider::Openai
         || headers.contains_key(AUTHORIZATION)
         || paths::hinted(path, headers).is_some();
-    spoken_for.then_some(provider)
+    is_declared.then_some(provider)
 }
 
 /// `path` without the part that `base` already has: all of it (`/openai/v1`), or its version at the end.

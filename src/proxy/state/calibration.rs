@@ -14,6 +14,7 @@ use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::by_model::ModelMap;
+use crate::clock::now;
 use crate::context::{Millis, TenantId};
 use crate::dialect::models::Family;
 use crate::store::StoreError;
@@ -21,7 +22,6 @@ use crate::store::ledgers::Ledgers;
 use crate::store::lessons::LessonSource;
 use crate::store::recall::{ReadBudget, Recall, RecallOutcome};
 use crate::telemetry::Telemetry;
-use crate::telemetry::clock::now;
 use crate::tokens::learn::{CostPrediction, EstimatorState, Observation};
 
 /// It is saved at every power of two but the first, and then after this many responses: a single response is
@@ -147,10 +147,10 @@ impl Calibration {
             return (learned, RecallOutcome::Known);
         }
         let (ledgers, shared) = (ledgers.clone(), self.0.clone());
-        let asked = place.clone();
+        let requested = place.clone();
         let read = || async move {
-            if let Some(saved) = asked.saved(&ledgers, family).await? {
-                shared.join(&asked, saved);
+            if let Some(saved) = requested.saved(&ledgers, family).await? {
+                shared.join(&requested, saved);
             }
             Ok(())
         };
