@@ -55,5 +55,5 @@ pub use provider_error::ProviderError;
 pub use reading::ResponseReader;
 pub use reply::{Reply, ReplyPart, StopReason};
 pub use request::{read, read_in};
-pub use usage::{Usage, UsageSpelling};
 pub(crate) use usage::LastCall;
+pub use usage::{Usage, UsageSpelling};

@@ -421,6 +421,17 @@ impl RecordedDecisions {
         self.reasoning_decisions.get(&about).map(|decision| &**decision)
     }
 
+    /// The decision that takes out reasoning with this key, if it applies to this request.
+    pub(crate) fn takes_out_reasoning(
+        &self,
+        request: &PlanRequest<'_>,
+        about: u128,
+    ) -> Option<&ReasoningDecision> {
+        let decision = self.reasoning_decision(about)?;
+        (decision.does == ReasoningAction::Out && self.removes(request, decision))
+            .then_some(decision)
+    }
+
     /// The cut with this key; if that only trimmed the result, the later cut that cleared it.
     pub(crate) fn cut(&self, about: u128) -> Option<&Cut> {
         let cleared = || self.cuts.get(&clearing_key(about));
@@ -463,7 +474,7 @@ impl RecordedDecisions {
 
     /// Whether a decision to remove reasoning applies. If this model demands reasoning, what policy removed for
     /// another model is sent, unless the parent turn left it out for this model as well.
-    pub(super) fn removes(&self, request: &PlanRequest<'_>, decision: &ReasoningDecision) -> bool {
+    fn removes(&self, request: &PlanRequest<'_>, decision: &ReasoningDecision) -> bool {
         let was_left_out = || {
             let is_its = |parent: &&Arc<Turn>| *parent.model == *request.name;
             self.parent.as_ref().filter(is_its).is_some()

@@ -258,11 +258,7 @@ fn take_out(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Pla
     }
     let messages = request.conversation.messages.iter().enumerate();
     for (index, message) in messages.skip(known.kept_from()) {
-        let is_out = |part: &Part| {
-            let decision = known.reasoning_decision(part.reasoning_key?)?;
-            (decision.does == ReasoningAction::Out && known.removes(request, decision))
-                .then_some(decision)
-        };
+        let is_out = |part: &Part| known.takes_out_reasoning(request, part.reasoning_key?);
         let out: Vec<(usize, &ReasoningDecision)> = message
             .parts
             .iter()

@@ -44,6 +44,11 @@ pub fn chosen(
             chosen[index] = false;
             continue;
         }
+        // What goes out without its reasoning asks for nothing before it.
+        if is_taken_out(request, known, returned) {
+            chosen[index] = false;
+            continue;
+        }
         let missing = returned.missing(request);
         let order = OrderConstraint::Exactly(returned.reasoning.order);
         let keeps_some = missing.blocks.len() < returned.reasoning.blocks.len();
@@ -67,6 +72,18 @@ pub fn chosen(
         }
     }
     chosen
+}
+
+/// Whether its client sends reasoning of a reply, and all of it is decided to be left out.
+fn is_taken_out(
+    request: &PlanRequest<'_>,
+    known: &RecordedDecisions,
+    returned: &ReturnedReply,
+) -> bool {
+    let conversation = request.conversation;
+    let keys = returned.places(conversation).filter_map(|at| request.part(at)?.reasoning_key);
+    let mut keys = keys.peekable();
+    keys.peek().is_some() && keys.all(|about| known.takes_out_reasoning(request, about).is_some())
 }
 
 /// Whether the reasoning at the place of a reply without text or calls belongs to another known reply.

@@ -296,6 +296,23 @@ fn reasoning_that_is_decided_to_go_goes_at_once() {
     }
 }
 
+/// Cuts make reasoning void that the client itself sends: what stands before the cuts is put back as before, for
+/// nothing is left that would have to follow on it.
+#[test]
+fn reasoning_before_what_is_taken_out_is_put_back() {
+    let scene = session(BOUND, "uauauau", |number| number == 5);
+    let (request, mut known) = (scene.request(), scene.known());
+    let first = known.replies[0].reasoning.after.0;
+    let own = request.part(PartIndex::new(5, 0)).and_then(|part| part.reasoning_key).unwrap();
+    known.add(vec![
+        decision(&request, first, ReasoningAction::Back, DecisionReason::Birth),
+        take_out(&request, own, DecisionReason::Bound),
+    ]);
+    let steps = replay(&request, &known).steps.into_iter();
+    let steps: Vec<_> = steps.map(|step| (step.change, step.at.message)).collect();
+    assert_eq!(steps, [(Change::PutBack, 1), (Change::Removed, 5)]);
+}
+
 /// A request was repeated, and its client sends the reasoning of the second reply.
 #[test]
 fn reasoning_behind_a_summary_is_judged_by_the_reply_that_made_it() {
