@@ -1062,3 +1062,45 @@ async fn a_compaction_that_was_not_carried_out_waits_again() {
     drop(claimed);
     assert!(!ours.has_pending_compaction(&scope), "its session was deleted");
 }
+
+/// A decision for which nobody waits any more is neither stored nor known: what is decided next holds.
+#[tokio::test]
+async fn a_decision_that_comes_too_late_is_cancelled() {
+    let folder = crate::store::conformance::folder();
+    let store = crate::store::sqlite::SqliteStore::open(&folder.path().join("p.db")).unwrap();
+    let ours = Ledgers::new(Arc::new(store.clone()));
+    let opened = ours.open(asked("t", Some("s"), "1"), &conversation("")).await.unwrap();
+    let decide = |words: &str, timeout| {
+        let cut = Fact::Cut(Box::new(cut(1, words)));
+        ours.decide(&opened, vec![cut], timeout)
+    };
+    let holder = rusqlite::Connection::open(store.path()).unwrap();
+    holder.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let late = decide("late", Duration::from_millis(10)).await;
+    assert!(matches!(late, Err(DecisionError::Store(StoreError::Failed(_)))), "{late:?}");
+    holder.execute_batch("ROLLBACK").unwrap();
+    let won = decide("next", LONG).await.unwrap().remove(0);
+    assert!(matches!(won, Fact::Cut(cut) if cut.content == Replacement::Text("next".into())));
+}
+
+/// Another process deleted the session: an exchange that began after that is the first of a new one, and one that was
+/// in flight is not stored. Nothing that was known before is known after.
+#[tokio::test]
+async fn after_a_deletion_elsewhere_only_what_began_later_is_kept() {
+    let store = Arc::new(MemoryStore::default());
+    let (ours, theirs) = (ledgers(&store), ledgers(&store));
+    let (scope, _) = say(&ours, asked("t", Some("s"), "1"), &user("hi"), "A").await;
+    let known = |ledger: &Ledger| ledger.turns().map(|turn| turn.exchange.clone()).collect();
+    let known = async || -> Vec<ExchangeId> { ours.look(&scope, known).await.unwrap() };
+    let next = [user("hi"), model("A"), user("go")].join(",");
+    let in_flight = ours.open(asked("t", Some("s"), "2"), &conversation(&next)).await.unwrap();
+    theirs.forget(&scope).await.unwrap();
+    let fact = turn(&in_flight, "B");
+    ours.commit(in_flight, vec![fact]).await.unwrap();
+    assert_eq!((known().await, store.scan(scope.clone(), 9).await.unwrap()), (vec![], vec![]));
+    say(&ours, asked("t", Some("s"), "3"), &user("hi"), "C").await;
+    theirs.forget(&scope).await.unwrap();
+    say(&ours, asked("t", Some("s"), "4"), &user("ho"), "D").await;
+    assert_eq!(known().await, ["4"]);
+    assert_eq!(store.scan(scope.clone(), 9).await.unwrap().len(), 1);
+}

@@ -714,6 +714,23 @@ mod tests {
         assert!(!queue.add(1));
     }
 
+    #[tokio::test]
+    async fn what_waits_is_counted_and_what_is_refused_is_not() {
+        let (jobs, queue) = sync_channel(2);
+        let writer = Writer { jobs, waiting: Arc::default(), restarts: Arc::default() };
+        let put = |key| {
+            let (scope, records, only_if) = (scope("t", "s"), small(key), Precondition::default());
+            writer.ask(|answer| WriterJob::Put { scope, records, only_if, answer })
+        };
+        let _waiting = [put(1), put(2)];
+        assert!(matches!(put(3).await, Err(StoreError::Closed)), "the queue is full");
+        let each = SMALL + size_of::<Record>();
+        assert_eq!((writer.waiting(), writer.waiting_bytes()), (2, 2 * each));
+        drop(queue);
+        assert!(matches!(put(4).await, Err(StoreError::Closed)), "the thread is gone");
+        assert_eq!(writer.waiting(), 2);
+    }
+
     #[test]
     fn a_group_ends_after_so_many_jobs_or_bytes_so_that_its_first_does_not_wait_long() {
         let mut writer = WriterFixture::new();
