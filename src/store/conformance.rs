@@ -44,6 +44,7 @@ pub(super) async fn check<S: Store>(fresh: impl Fn() -> S) {
     a_session_goes_as_a_whole(&fresh()).await;
     drafts_of_who_is_gone_become_turns(&fresh()).await;
     a_turn_takes_its_draft_away(&fresh()).await;
+    a_draft_goes_with_its_turn_alone(&fresh()).await;
     a_turn_takes_the_place_of_one_that_was_interrupted(&fresh()).await;
     the_drafts_of_who_lives_stay(&fresh()).await;
     drafts_go_with_their_scope(&fresh()).await;
@@ -151,6 +152,7 @@ async fn a_page_begins_after_any_line(store: &impl Store) {
     }
     let all = store.scopes(ScopePage::first(99)).await.unwrap();
     assert_eq!(all.len(), 7);
+    assert!(all.iter().all(|line| i64::try_from(line.cursor.id).is_ok()), "any client can read it");
     for (at, line) in all.iter().enumerate() {
         let page = ScopePage { after: Some(line.cursor), skip: 0, count: 99 };
         assert_eq!(store.scopes(page).await.unwrap(), all[at + 1..]);
@@ -196,7 +198,9 @@ async fn of_a_series_the_newest_stays(store: &impl Store) {
         store.put_if_absent(here.clone(), vec![state]).await.unwrap();
     }
     assert_eq!(store.scan(here.clone(), 1).await.unwrap()[0].value, "99");
-    assert!(store.scan(here, 999).await.unwrap().len() < 10);
+    let kept = store.scan(here.clone(), 999).await.unwrap().len();
+    assert!(kept < 10);
+    assert_eq!(store.drop_scope(here).await.unwrap(), kept as u64, "what went is not counted");
 }
 
 async fn the_holder_of_a_fact_is_found(store: &impl Store) {
@@ -349,6 +353,19 @@ async fn a_turn_takes_its_draft_away(store: &impl Store) {
     assert_eq!(store.scan(scope("t", "s"), 9).await.unwrap(), [ended]);
     let line = store.scopes(ScopePage::first(9)).await.unwrap().remove(0);
     assert_eq!((line.turns, line.input), (1, 50));
+}
+
+/// Neither does a turn that expired come back from its draft, nor does another record of that key take one away.
+async fn a_draft_goes_with_its_turn_alone(store: &impl Store) {
+    let other = Draft { scope: scope("t", "other"), ..draft(2, 7) };
+    store.put_drafts(THEM, vec![draft(1, 40), other], Vec::new()).await.unwrap();
+    store.put_if_absent(scope("t", "s"), vec![turn(1, "ended", 10)]).await.unwrap();
+    let cut = Record { kind: RecordKind::Cut, ..turn(2, "{}", 10) };
+    store.put_if_absent(scope("t", "other"), vec![cut]).await.unwrap();
+    store.put_if_absent(scope("t", "in use"), vec![turn(3, "new", 90)]).await.unwrap();
+    expire(store, 50, u64::MAX).await;
+    assert_eq!(store.adopt_drafts(US, Duration::ZERO).await.unwrap(), [scope("t", "other")]);
+    assert_eq!(store.scan(scope("t", "s"), 9).await.unwrap(), []);
 }
 
 /// An instance was taken for dead and was not: what it says at the end holds, and counts once.

@@ -318,4 +318,24 @@ mod tests {
     async fn conforms() {
         crate::store::conformance::check(MemoryStore::default).await;
     }
+
+    #[test]
+    fn deletions_are_remembered_for_so_long_and_the_newest_of_so_many() {
+        let store = MemoryStore::default();
+        let scope = |n: usize| Scope { tenant: "t".into(), session: format!("{n:05}").into() };
+        let now = Instant::now();
+        let ago = |ago: Duration| now.checked_sub(ago).unwrap();
+        let minute = Duration::from_secs(60);
+        // The first of them by name is not the oldest.
+        store.tombstones().extend((0..TOMBSTONES - 1).map(|n| (scope(n), ago(minute))));
+        store.tombstones().insert(scope(5), ago(2 * minute));
+        store.tombstones().insert(scope(TOMBSTONES), ago(TOMBSTONE_LIFE));
+        store.bury(scope(TOMBSTONES + 1));
+        assert!(!store.is_deleted(&scope(TOMBSTONES), ago(2 * TOMBSTONE_LIFE)), "long ago");
+        assert_eq!(store.tombstones().len(), TOMBSTONES, "at the limit");
+        store.bury(scope(TOMBSTONES + 2));
+        assert_eq!(store.tombstones().len(), TOMBSTONES);
+        let remembered = |n| store.tombstones().contains_key(&scope(n));
+        assert!(!remembered(5) && remembered(0) && remembered(TOMBSTONES + 2));
+    }
 }

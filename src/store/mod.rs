@@ -224,3 +224,22 @@ pub trait Store: Send + Sync + 'static {
     /// store.
     fn tenant_key(&self) -> StoreFuture<'_, [u8; 32]>;
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_of_a_sweep_add_up_and_there_is_more_where_one_says_so() {
+        let step = |session: &str, more| {
+            let scopes = vec![Scope { tenant: "t".into(), session: session.into() }];
+            SweepStep { records: 2, scopes, more }
+        };
+        for (first, second) in [(false, false), (false, true), (true, false)] {
+            let mut both = step("a", first);
+            both.join(step("b", second));
+            assert_eq!((both.records, both.more), (4, first || second));
+            assert_eq!(both.scopes, [step("a", false).scopes, step("b", false).scopes].concat());
+        }
+    }
+}

@@ -43,7 +43,7 @@ impl ReadBudget {
 
     /// The same for later reads, with the time already spent.
     pub(crate) fn after_first_load(&self) -> Self {
-        Self { whole: self.usual, shutdown: None, ..self.clone() }
+        Self { whole: self.usual, ..self.clone() }
     }
 
     /// The time left.
@@ -317,6 +317,18 @@ mod tests {
         assert!((SHORT..LONG).contains(&began.elapsed()), "as long as anything else");
     }
 
+    #[test]
+    fn a_budget_is_overspent_past_its_limit_for_later_reads() {
+        let (_stop, shutdown) = watch::channel(false);
+        let first = ReadBudget::new(SHORT).with_first_load(LONG, shutdown);
+        assert_eq!((first.left(), first.after_first_load().left()), (LONG, SHORT));
+        let micros = SHORT.as_micros() as u64;
+        for (spent, is_overspent) in [(0, false), (micros, false), (micros + 1, true)] {
+            first.spent_us.store(spent, Ordering::Relaxed);
+            assert_eq!(first.is_overspent(), is_overspent, "{spent} us");
+        }
+    }
+
     /// Lets the rest after its last failure pass.
     fn rests(recall: &Recall) {
         let mut state = recall.state();
@@ -348,6 +360,22 @@ mod tests {
         assert_eq!(ask(Ok(())).await, RecallOutcome::Known);
         assert_eq!(ask(failed()).await, RecallOutcome::Known);
         assert_eq!(reads.load(Ordering::SeqCst), 2);
+    }
+
+    #[tokio::test]
+    async fn what_fails_again_is_left_alone_for_longer() {
+        let recall = Recall::default();
+        let budget = ReadBudget::new(LONG);
+        let fails = || recall.wait(&budget, || async { Err(StoreError::Closed) });
+        assert_eq!(fails().await, RecallOutcome::Failed);
+        rests(&recall);
+        assert_eq!(fails().await, RecallOutcome::Failed);
+        // As long as it rested after the first.
+        let at = Instant::now().checked_sub(rest(1)).unwrap();
+        recall.state().progress = RecallProgress::Failed { at };
+        assert!(matches!(recall.begin(), RecallStart::Failed));
+        rests(&recall);
+        assert!(matches!(recall.begin(), RecallStart::Read(..)));
     }
 
     #[test]

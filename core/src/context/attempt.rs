@@ -38,12 +38,10 @@ pub enum Verdict {
     DoesNotFit(Option<RefusalCause>),
     /// It was refused, and the status blames the request.
     Refused(RefusalCause),
-    /// It was refused, and the status blames the request, for a size that contradicts the estimate: probably
-    /// nobody's fault.
-    Implausible(RefusalCause),
     /// It was refused for something that an edit can fix.
     Repairable(RefusalKind),
-    /// It failed, and changing the request would not help: a rate limit, a failing provider.
+    /// It failed, and changing the request would not help: a rate limit, a failing provider, an overflow that
+    /// contradicts the estimate.
     Failed,
     /// The request has no such form, or there was no response to it.
     Unavailable,
@@ -131,8 +129,6 @@ pub enum BlameTarget {
     Reasoning,
     /// Its size, which is larger than that of the original.
     Size,
-    /// None, unless the original is accepted: the refusal contradicts the estimate.
-    Nothing,
 }
 
 /// What to do if no repair helps, depending on what was sent before.
@@ -243,8 +239,7 @@ impl RetryState {
                 form == RequestForm::Original
             }
             RetryState::Original { blamed, .. } => {
-                form == RequestForm::Planned
-                    && matches!(blamed, BlameTarget::Size | BlameTarget::Nothing)
+                form == RequestForm::Planned && blamed == BlameTarget::Size
             }
             RetryState::LastAccepted { .. } => form == RequestForm::Original,
         }
@@ -265,7 +260,7 @@ pub fn next(facts: AttemptContext<'_>, state: RetryState, verdict: Verdict) -> R
 }
 
 impl Verdict {
-    /// The verdict for a form that is never repaired: the form with room, the original and the last accepted.
+    /// The verdict for a form that is never repaired: the form with room, and the original.
     fn unrepaired(self) -> Self {
         match self {
             Verdict::Repairable(RefusalKind { overflows: true, cause, .. }) => {
@@ -274,7 +269,6 @@ impl Verdict {
             Verdict::Repairable(RefusalKind { cause, .. }) => {
                 Verdict::Refused(cause.unwrap_or(RefusalCause::Other))
             }
-            Verdict::Implausible(cause) => Verdict::Refused(cause),
             other => other,
         }
     }
@@ -294,7 +288,6 @@ impl AttemptContext<'_> {
                 RetryStep::send(RetryState::WithRoom(cause)).finding(AttemptFinding::Overflow)
             }
             Verdict::Refused(cause) => self.without_changes(cause, BlameTarget::Change),
-            Verdict::Implausible(cause) => self.without_changes(cause, BlameTarget::Nothing),
             Verdict::Repairable(RefusalKind {
                 is_of_reasoning: true, cause: Some(cause), ..
             }) if self.may_unbind => self.without_changes(cause, BlameTarget::Reasoning),
@@ -318,7 +311,7 @@ impl AttemptContext<'_> {
                 RetryStep::send(RetryState::WithRoom(cause)).finding(AttemptFinding::Overflow)
             }
             (Verdict::Unavailable, _) if round == 1 => self.unrepaired(otherwise),
-            (Verdict::Refused(_) | Verdict::Implausible(_) | Verdict::DoesNotFit(_), _) => {
+            (Verdict::Refused(_) | Verdict::DoesNotFit(_), _) => {
                 self.unrepaired(otherwise).repair_refused(RevocationRetry::Next)
             }
             (Verdict::Repairable(_) | Verdict::Unavailable, _) => {
@@ -373,8 +366,6 @@ impl AttemptContext<'_> {
                 return RetryStep::answer(RequestForm::Original)
                     .finding(AttemptFinding::ChangeRefused(cause));
             }
-            // Without us the client would have got this response, too.
-            _ if blamed == BlameTarget::Nothing => return RetryStep::answer(RequestForm::Planned),
             Verdict::DoesNotFit(_) => Some(RefusalCause::Overflow),
             Verdict::Refused(of_original) => Some(of_original),
             _ => None,

@@ -166,8 +166,7 @@ impl Retry<'_> {
         }
         match overflow {
             Some(_) => Verdict::DoesNotFit(blames_us.then_some(cause)),
-            None if blames_us && is_wild => Verdict::Implausible(cause),
-            None if blames_us => Verdict::Refused(cause),
+            None if blames_us && !is_wild => Verdict::Refused(cause),
             None => Verdict::Failed,
         }
     }

@@ -284,6 +284,61 @@ async fn another_secret_is_told() {
     assert!(trouble.contains("64 hex digits") && trouble.contains("backup"), "{trouble}");
 }
 
+#[test]
+fn each_secret_has_a_fingerprint_of_its_own() {
+    let (one, other) = (cipher(), Cipher::of(&[8; 32]));
+    assert_eq!(one.fingerprint(), cipher().fingerprint());
+    assert_ne!(one.fingerprint(), other.fingerprint());
+    assert_ne!(one.fingerprint(), &[7; 32], "it is not the secret");
+}
+
+/// Two processes that start at once use the secret of the first.
+#[test]
+fn a_secret_is_made_once_and_nothing_is_left_of_a_failure() {
+    let folder = crate::store::conformance::folder();
+    let (path, folder) = (folder.path().join(FILE), folder.path());
+    make(folder, &path).unwrap();
+    let first = std::fs::read(&path).unwrap();
+    make(folder, &path).unwrap();
+    assert_eq!(std::fs::read(&path).unwrap(), first);
+    let error = make(folder, &folder.join("missing").join(FILE)).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
+    assert_eq!(std::fs::read_dir(folder).unwrap().count(), 1, "what was made meanwhile is gone");
+}
+
+/// A draft has hashes as its turn has them, and becomes a turn that is read like any other.
+#[tokio::test]
+async fn no_hash_of_content_stands_in_a_draft() {
+    let folder = crate::store::conformance::folder();
+    let path = folder.path().join("p.db");
+    let store = KeyedStore::open(&path).unwrap();
+    let record = record(RecordKind::Turn, u128::MAX / 7, 1);
+    let (here, since) = (scope("t", "s"), Instant::now());
+    let draft = Draft { scope: here.clone(), record: record.clone(), since };
+    store.put_drafts(7, vec![draft], Vec::new()).await.unwrap();
+    let digits = format!("{:032x}", record.key);
+    for file in std::fs::read_dir(folder.path()).unwrap() {
+        let bytes = std::fs::read(file.unwrap().path()).unwrap();
+        assert_eq!(memchr::memmem::find(&bytes, digits.as_bytes()), None);
+    }
+    assert_eq!(store.adopt_drafts(8, Duration::ZERO).await.unwrap(), std::slice::from_ref(&here));
+    assert_eq!(store.scan(here, 9).await.unwrap(), [record]);
+}
+
+/// Once nothing is left to move, a row that is not keyed is nobody's: it is not asked for.
+#[tokio::test]
+async fn where_nothing_is_left_to_move_only_keyed_rows_are_found() {
+    let inner = MemoryStore::default();
+    let clear = record(RecordKind::Cut, 7, 1);
+    inner.put_if_absent(scope("t", "s"), vec![clear.clone()]).await.unwrap();
+    let store = KeyedStore::over(inner, cipher());
+    assert_eq!(store.get(scope("t", "s"), RecordKind::Cut, 7).await.unwrap(), None);
+    assert_eq!(store.holder(RecordKind::Cut, 7).await.unwrap(), None);
+    let put = store.put_if_absent(scope("t", "s"), vec![clear.clone()]).await.unwrap();
+    assert_eq!(put, [WriteOutcome::Written]);
+    assert_eq!(store.get(scope("t", "s"), RecordKind::Cut, 7).await.unwrap(), Some(clear.value));
+}
+
 /// What keying costs a turn. `cargo test --release --lib keying_costs -- --ignored --nocapture`
 #[test]
 #[ignore = "prints a measurement"]

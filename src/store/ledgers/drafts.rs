@@ -18,7 +18,7 @@ use crate::dialect::{ReplyProgress, ResponseReader};
 use crate::store::Scope;
 use crate::store::drafts::Draft;
 
-/// How often one exchange's draft is written, and the instance's heartbeat.
+/// How often one exchange's draft is written. Each time is a heartbeat of the instance, also if nothing has changed.
 const PERIOD: Duration = Duration::from_secs(1);
 /// Most drafts in one write, because turns wait for it. With more exchanges in flight, each is written less
 /// often.
@@ -40,8 +40,6 @@ struct DraftState {
     open: HashMap<u128, OpenDraft>,
     /// Keys of drafts that were written and whose exchanges ended without a turn.
     ended: Vec<u128>,
-    /// When something was last written.
-    beat: Option<Instant>,
 }
 
 struct OpenDraft {
@@ -199,11 +197,9 @@ impl Drafts {
     pub(super) fn due(&self) -> Option<(Vec<DueDraft>, Vec<u128>)> {
         let now = Instant::now();
         let mut state = lock(&self.state);
-        let mut lives = false;
         let mut late: Vec<&mut OpenDraft> = Vec::new();
         for open in state.open.values_mut() {
             open.exchange.latest.wanted.store(PIECES, Ordering::Relaxed);
-            lives |= open.written;
             if open.due <= now {
                 late.push(open);
             }
@@ -218,13 +214,8 @@ impl Drafts {
             DueDraft { exchange: open.exchange.clone(), is_first }
         });
         let due: Vec<DueDraft> = due.collect();
-        let is_late = state.beat.is_none_or(|beat| beat.elapsed() >= PERIOD);
         let ended = std::mem::take(&mut state.ended);
-        if due.is_empty() && ended.is_empty() && !(lives && is_late) {
-            return None;
-        }
-        state.beat = Some(now);
-        Some((due, ended))
+        (!due.is_empty() || !ended.is_empty()).then_some((due, ended))
     }
 
     /// Records a successful write; drafts whose exchanges ended meanwhile are removed again.

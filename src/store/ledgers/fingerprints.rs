@@ -194,7 +194,66 @@ pub(super) fn name_for(exchange: &ExchangeId) -> SessionId {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dialect::{self, Dialect};
     use crate::store::conformance::scope;
+
+    fn conversation(messages: &[(&str, &[&str])]) -> Conversation {
+        let message = |(role, texts): &(&str, &[&str])| {
+            let text = |text: &&str| serde_json::json!({"type": "text", "text": text});
+            let texts: Vec<_> = texts.iter().map(text).collect();
+            serde_json::json!({"role": role, "content": texts})
+        };
+        let messages: Vec<_> = messages.iter().map(message).collect();
+        let body = serde_json::json!({"model": "m", "max_tokens": 9, "messages": messages});
+        dialect::read(Dialect::Anthropic, "/v1/messages", body.to_string().as_bytes())
+    }
+
+    /// A turn ends where the speaker changes, so those ends are asked for, from the last to the first.
+    #[test]
+    fn a_request_shows_where_its_turns_may_have_ended() {
+        let asked = conversation(&[
+            ("user", &["one", "two"]),
+            ("assistant", &["three", "four"]),
+            ("user", &["five"]),
+        ]);
+        let chains: Vec<u128> = asked.chains().map(|chain| chain.0).collect();
+        assert_eq!(chains.len(), 5);
+        let ends: Vec<u128> =
+            shown_by(&asked).into_iter().filter(|shown| chains.contains(shown)).collect();
+        assert_eq!(ends, [chains[4], chains[3], chains[1]]);
+    }
+
+    #[test]
+    fn a_request_that_continues_a_response_is_told_by_its_id_first() {
+        let mut asked = conversation(&[("user", &["one"])]);
+        let shown = |id: &str, asked: &mut Conversation| {
+            asked.held = Some(HeldHistory::After(id.into()));
+            shown_by(asked)
+        };
+        let (one, other) = (shown("resp_1", &mut asked), shown("resp_2", &mut asked));
+        assert_ne!(one[0], other[0]);
+        assert_eq!(one[1..], other[1..]);
+    }
+
+    /// Of a long request the store is asked for some: mostly those that tell most, and of each kind those nearest to
+    /// its end.
+    #[test]
+    fn of_a_long_request_the_nearest_of_both_kinds_are_looked_up() {
+        let texts: Vec<String> = (0..300).map(|n| format!("text {n}")).collect();
+        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+        let turns = texts.chunks(3);
+        let messages: Vec<(&str, &[&str])> =
+            turns.flat_map(|said| [("user", &said[..2]), ("assistant", &said[2..])]).collect();
+        let long = conversation(&messages);
+        let shown = shown_by(&long);
+        let telling = shown.len() - 100;
+        let wanted = to_look_up(&long, shown.clone());
+        assert_eq!(wanted.len(), ASKED);
+        assert_eq!(wanted[..48], shown[..48]);
+        assert_eq!(wanted[48..], shown[telling..telling + 16]);
+        let short = conversation(&messages[190..]);
+        assert_eq!(to_look_up(&short, shown_by(&short)), shown_by(&short), "of a short one, all");
+    }
 
     /// What the store found is added, unless a session was deleted since the question.
     #[test]

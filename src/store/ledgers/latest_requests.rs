@@ -133,7 +133,7 @@ mod tests {
         all.keep(scope(MOST), of(1));
         assert!(all.of(&scope(0)).is_none() && all.of(&scope(1)).is_some());
         all.keep(scope(1), of(BYTES));
-        assert_eq!((all.by_scope.len(), all.bytes), (1, BYTES), "at the limit");
+        assert_eq!((all.by_scope.len(), all.bytes()), (1, BYTES), "at the limit");
         all.keep(scope(2), of(BYTES + 1));
         assert!(all.of(&scope(2)).is_none() && all.of(&scope(1)).is_some());
         all.keep(scope(3), of(1));

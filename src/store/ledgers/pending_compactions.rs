@@ -114,6 +114,10 @@ mod tests {
         );
         pending_compactions.expire();
         assert!(pending_compactions.add(scope("one more"), pending("f", PENDING_TTL)));
+        assert!(pending_compactions.of(&scope("1")).is_some(), "its time is not over");
+        pending_compactions.forget(&scope("1"));
+        assert!(pending_compactions.claim(&scope("1")).is_none());
+        assert!(pending_compactions.claim(&scope("2")).is_some(), "others stay");
     }
 
     #[test]
@@ -122,5 +126,9 @@ mod tests {
         pending_compactions.add(scope("s"), pending("later", PENDING_TTL));
         pending_compactions.give_back(&scope("s"), pending("earlier", PENDING_TTL));
         assert_eq!(pending_compactions.of(&scope("s")).unwrap().focus.as_deref(), Some("later"));
+        let later = pending_compactions.claim(&scope("s")).unwrap();
+        assert!(pending_compactions.of(&scope("s")).is_none(), "it is claimed");
+        pending_compactions.give_back(&scope("s"), later);
+        assert!(pending_compactions.of(&scope("s")).is_some());
     }
 }

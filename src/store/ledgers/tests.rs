@@ -21,6 +21,7 @@ use crate::store::memory::MemoryStore;
 use crate::store::precondition::Precondition;
 use crate::store::{Record, StoreFuture, WriteOutcome};
 
+mod caches;
 mod model;
 #[allow(unreachable_pub, reason = "integration tests have it, too")]
 #[path = "../../../tests/support/orders.rs"]
@@ -459,6 +460,8 @@ async fn a_session_in_use_outlives_expiry_and_eviction() {
     add_turn(&ours, lookup("t", Some("young"), "00"), &user("young"), "N").await;
     let gone = ours.expire(2, u64::MAX).await.unwrap();
     assert_eq!(gone.scopes, [Scope { tenant: "t".into(), session: "old".into() }]);
+    assert!(lock(&ours.caches).held(&gone.scopes[0]).is_none(), "it is gone from memory, too");
+    assert!(lock(&ours.caches).held(&open.scope).is_some());
     for n in 0..session_cache::SESSIONS + 10 {
         let session = format!("other-{n}");
         ours.open(lookup("t", Some(&session), &session), &conversation(&user("hi"))).await.unwrap();
@@ -802,4 +805,305 @@ async fn a_store_that_takes_no_drafts_costs_nothing() {
     assert!(ours.write_drafts(7).await.is_err());
     drop(guard);
     assert!(ours.write_drafts(8).await.is_ok(), "nothing was written, so nothing has to go");
+}
+
+/// Whoever wrote a draft that outlives its exchange removes it: the exchange ended while it was written.
+#[tokio::test]
+async fn a_draft_that_is_written_too_late_is_removed_again() {
+    let ours = ledgers(&Arc::new(MemoryStore::default()));
+    let opened = ours.open(asked("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
+    let key = turn_key(&opened.exchange);
+    let begin = || ours.draft(&opened, drafted(&opened), Duration::ZERO);
+    let due = || ours.drafts.due().map(|(due, ended)| (due.len(), ended));
+    let guard = begin();
+    assert_eq!(due(), Some((1, vec![])));
+    assert_eq!(due(), None, "a draft is written once a second");
+    guard.release();
+    assert_eq!(due(), None, "its turn removed it");
+    ours.drafts.wrote(&[key]);
+    assert_eq!(due(), Some((0, vec![key])));
+    // One that was never written need not go; what could not be removed is tried again.
+    let guard = begin();
+    assert_eq!(due(), Some((1, vec![])));
+    ours.drafts.failed(&[key], vec![7]);
+    drop(guard);
+    assert_eq!(due(), Some((0, vec![7])));
+    ours.drafts.failed(&[], (0..5_000).collect());
+    assert_eq!(due().map(|(_, ended)| ended.len()), Some(4_096), "of so many");
+    // Of a session that is deleted, what was written goes.
+    let _guard = begin();
+    assert_eq!(due(), Some((1, vec![])));
+    ours.drafts.forget(&Scope { tenant: "t".into(), session: "other".into() });
+    assert_eq!(due(), None);
+    ours.drafts.forget(&opened.scope);
+    assert_eq!(due(), Some((0, vec![key])));
+}
+
+/// Other processes see that this one lives, though nothing more came of its exchange.
+#[tokio::test]
+async fn an_exchange_in_flight_is_a_heartbeat_once_a_second() {
+    let store = Arc::new(MemoryStore::default());
+    let (ours, theirs) = (ledgers(&store), ledgers(&store));
+    let opened = ours.open(asked("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
+    let _guard = ours.draft(&opened, drafted(&opened), Duration::ZERO);
+    ours.write_drafts(7).await.unwrap();
+    let second = Duration::from_secs(1);
+    assert_eq!(theirs.adopt_drafts(second).await.unwrap(), 0, "seen for the first time");
+    tokio::time::sleep(second).await;
+    ours.write_drafts(8).await.unwrap();
+    assert_eq!(theirs.adopt_drafts(second).await.unwrap(), 0, "it lives");
+    tokio::time::sleep(second).await;
+    assert_eq!(theirs.adopt_drafts(second).await.unwrap(), 1, "it has been silent");
+}
+
+/// Turns wait for a write of drafts, so it has only some of them: those that have waited longest.
+#[tokio::test]
+async fn of_many_drafts_those_are_written_that_wait_longest() {
+    let ours = ledgers(&Arc::new(MemoryStore::default()));
+    let opened = ours.open(asked("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
+    let begin = |number: usize| {
+        let turn = Turn { exchange: number.to_string().into(), ..drafted(&opened) };
+        ours.draft(&opened, turn, Duration::ZERO)
+    };
+    let written = || {
+        let (due, _) = ours.drafts.due()?;
+        Some(due.iter().map(drafts::DueDraft::key).collect::<Vec<_>>())
+    };
+    let guards: Vec<_> = (0..64).map(begin).collect();
+    assert_eq!(written().map(|keys| keys.len()), Some(64), "at the limit");
+    drop(guards);
+    ours.drafts.due();
+    let _guards: Vec<_> = (0..94).map(begin).collect();
+    let first = written().unwrap();
+    assert_eq!(first.len(), 64);
+    let longest = (0..30).map(|number: usize| turn_key(&number.to_string().into()));
+    assert!(longest.into_iter().all(|key| first.contains(&key)));
+    assert_eq!(written().unwrap().len(), 30);
+}
+
+#[tokio::test]
+async fn whoever_writes_drafts_sleeps_until_there_is_one() {
+    use futures_util::FutureExt as _;
+    let ours = ledgers(&Arc::new(MemoryStore::default()));
+    let opened = ours.open(asked("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
+    let mut sleeps = Box::pin(ours.has_drafts());
+    assert!((&mut sleeps).now_or_never().is_none());
+    let guard = ours.draft(&opened, drafted(&opened), LONG);
+    assert!((&mut sleeps).now_or_never().is_some(), "it is woken");
+    assert!(ours.has_drafts().now_or_never().is_some());
+    drop(guard);
+    let mut sleeps = Box::pin(ours.has_drafts());
+    assert!((&mut sleeps).now_or_never().is_none(), "nothing was written");
+    let guard = ours.draft(&opened, drafted(&opened), Duration::ZERO);
+    ours.write_drafts(7).await.unwrap();
+    drop(guard);
+    assert!(sleeps.now_or_never().is_some(), "a draft has to go");
+}
+
+/// A draft is written again only where more came; of most pieces only the length is read, until the next write.
+#[tokio::test]
+async fn a_draft_is_the_same_until_more_comes() {
+    let ours = ledgers(&Arc::new(MemoryStore::default()));
+    let opened = ours.open(asked("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
+    let guard = ours.draft(&opened, drafted(&opened), Duration::ZERO);
+    let latest = guard.latest();
+    let mut due = ours.drafts.due().unwrap().0.remove(0);
+    assert!(due.is_first && due.draft(7).is_some());
+    due.is_first = false;
+    assert_eq!(due.draft(8), None);
+    let drafted = || {
+        let record = due.draft(9)?.record;
+        serde_json::from_slice(&record.value).ok().map(|fact| match fact {
+            Fact::Turn(turn) => *turn,
+            other => panic!("{other:?}"),
+        })
+    };
+    let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Events, 1 << 20);
+    for _ in 0..4 {
+        latest.note(&reading);
+        assert!(drafted().is_some(), "it is read in full");
+        assert_eq!(drafted(), None);
+    }
+    reading.push(HEAD.as_bytes());
+    latest.note(&reading);
+    assert_eq!(drafted(), None, "of the fifth only the length, which is the same");
+    let delta = r#"{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"fourfour"}}"#;
+    reading.push(format!("data: {delta}\n\n").as_bytes());
+    latest.note(&reading);
+    let turn = drafted().unwrap();
+    assert_eq!((turn.usage.input, turn.usage.output, turn.response), (None, Some(2), None));
+    assert!(ours.drafts.due().is_none());
+    latest.note(&reading);
+    let turn = drafted().unwrap();
+    assert_eq!((turn.usage.input, turn.response.as_deref()), (Some(40), Some("m")));
+}
+
+/// What a turn leaves for those who come after it: the end of its reply, or where there is none that of its request.
+#[tokio::test]
+async fn a_turn_leaves_the_end_of_its_reply_else_that_of_its_request() {
+    let ours = ledgers(&Arc::new(MemoryStore::default()));
+    let opened = ours.open(asked("t", None, "1"), &conversation(&user("hi"))).await.unwrap();
+    let (answered, unanswered) = (turn(&opened, "A"), drafted(&opened));
+    let request = opened.placed.position.chain;
+    let keys =
+        |fact: &Fact| fingerprints::left_by(fact).iter().map(|it| it.key).collect::<Vec<_>>();
+    let Fact::Turn(turn) = &answered else { unreachable!() };
+    assert!(keys(&answered).contains(&turn.after.0) && !keys(&answered).contains(&request.0));
+    let unanswered = Turn { after: request, ..unanswered };
+    let left = keys(&Fact::Turn(Box::new(unanswered)));
+    assert_eq!(left.iter().filter(|key| **key == request.0).count(), 1, "once");
+}
+
+/// Decisions of shadow mode, and those after a refusal, stand beside the others: no two share a place.
+#[test]
+fn no_two_decisions_share_a_place() {
+    let place = |about: u128, shadow, after| {
+        let cut = Cut { shadow, after, ..cut(about, "w") };
+        record(&Fact::Cut(Box::new(cut))).unwrap().key
+    };
+    let mut places: Vec<u128> = (0..128)
+        .flat_map(|bit| {
+            let about = 1 << bit;
+            [(false, None), (true, None), (false, Some(20)), (true, Some(20)), (false, Some(21))]
+                .map(|(shadow, after)| place(about, shadow, after))
+        })
+        .collect();
+    places.sort_unstable();
+    places.dedup();
+    assert_eq!(places.len(), 5 * 128);
+}
+
+/// What cannot be read is left out, and told once.
+#[tokio::test]
+async fn an_unreadable_record_is_told_once() {
+    let store = Arc::new(MemoryStore::default());
+    say(&ledgers(&store), asked("t", Some("s"), "1"), &user("hi"), "A").await;
+    let broken = crate::store::conformance::turn(7, "not a fact", 1);
+    store
+        .put_if_absent(Scope { tenant: "t".into(), session: "s".into() }, vec![broken])
+        .await
+        .unwrap();
+    let ours = ledgers(&store);
+    for (exchange, unread) in [("2", true), ("3", false)] {
+        let next = conversation(&[user("hi"), model("A"), user("go")].join(","));
+        let opened = ours.open(asked("t", Some("s"), exchange), &next).await.unwrap();
+        let parent = opened.placed.position.parent.is_some();
+        assert_eq!((opened.unread, parent), (unread, true), "the rest is known");
+        let fact = turn(&opened, "B");
+        ours.commit(opened, vec![fact]).await.unwrap();
+    }
+    let other = ours.open(asked("t", Some("u"), "4"), &conversation(&user("hi"))).await.unwrap();
+    assert!(!other.unread);
+}
+
+/// What other processes wrote for a session is known here after a refresh.
+#[tokio::test]
+async fn a_refresh_knows_what_another_process_wrote() {
+    let store = Arc::new(MemoryStore::default());
+    let (ours, theirs) = (ledgers(&store), ledgers(&store));
+    let (scope, _) = say(&ours, asked("t", Some("s"), "1"), &user("hi"), "A").await;
+    let next = [user("hi"), model("A"), user("go")].join(",");
+    say(&theirs, asked("t", Some("s"), "2"), &next, "B").await;
+    let count = |ledger: &Ledger| ledger.turns().count();
+    assert_eq!(ours.look(&scope, count).await.unwrap(), 1);
+    ours.refresh(&scope).await.unwrap();
+    assert_eq!(ours.look(&scope, count).await.unwrap(), 2);
+    ours.refresh(&scope).await.unwrap();
+    assert_eq!(ours.look(&scope, count).await.unwrap(), 2, "once");
+}
+
+/// Images are made smaller only while other decisions still have room.
+#[tokio::test]
+async fn decisions_leave_less_room_for_pictures() {
+    let ours = ledgers(&Arc::new(MemoryStore::default()));
+    let opened = ours.open(asked("t", Some("s"), "1"), &conversation("")).await.unwrap();
+    assert_eq!(opened.room_for_pictures(), session_cache::PICTURES);
+    for about in 1..9 {
+        let cut = Fact::Cut(Box::new(cut(about, &"w".repeat(1 << 20))));
+        ours.decide(&opened, vec![cut], LONG).await.unwrap();
+        let room = session_cache::PICTURES.saturating_sub(ours.kept().decisions);
+        assert_eq!(opened.room_for_pictures(), room);
+    }
+    assert_eq!(opened.room_for_pictures(), 0);
+}
+
+#[tokio::test]
+async fn ledgers_are_as_ready_as_their_store() {
+    let path = std::path::Path::new("/dev/null/p.db");
+    let store = crate::store::deferred_store::DeferredStore::new(path);
+    let trouble = Ledgers::new(Arc::new(store)).ready().await.unwrap_err().to_string();
+    assert!(trouble.contains("is not open yet"), "{trouble}");
+    ledgers(&Arc::new(MemoryStore::default())).ready().await.unwrap();
+}
+
+/// A compaction that was claimed waits again unless it was carried out, or its session is gone.
+#[tokio::test]
+async fn a_compaction_that_was_not_carried_out_waits_again() {
+    let ours = Arc::new(ledgers(&Arc::new(MemoryStore::default())));
+    let opened = ours.open(asked("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
+    let (scope, room) = (opened.scope.clone(), || opened.room());
+    assert!(ours.claim_compaction(room()).is_none() && !ours.has_pending_compaction(&scope));
+    assert!(ours.request_compaction(scope.clone(), None));
+    assert!(ours.has_pending_compaction(&scope) && !ours.has_focus(&scope));
+    assert!(ours.request_compaction(scope.clone(), Some("the ship".into())));
+    assert!(ours.has_focus(&scope));
+    let claimed = ours.claim_compaction(room()).unwrap();
+    assert_eq!(claimed.focus(), Some("the ship"));
+    assert!(!ours.has_pending_compaction(&scope), "nobody else carries it out");
+    drop(claimed);
+    assert!(ours.has_focus(&scope));
+    let mut claimed = ours.claim_compaction(room()).unwrap();
+    claimed.is_over();
+    drop(claimed);
+    assert!(!ours.has_pending_compaction(&scope));
+    let claimed = ours.claim_new_compaction(room(), None);
+    assert_eq!((claimed.focus(), ours.has_pending_compaction(&scope)), (None, false));
+    drop(claimed);
+    assert!(ours.has_pending_compaction(&scope));
+    let claimed = ours.claim_compaction(room()).unwrap();
+    ours.forget(&scope).await.unwrap();
+    drop(claimed);
+    assert!(!ours.has_pending_compaction(&scope), "its session was deleted");
+}
+
+/// A decision for which nobody waits any more is neither stored nor known: what is decided next holds.
+#[tokio::test]
+async fn a_decision_that_comes_too_late_is_cancelled() {
+    let folder = crate::store::conformance::folder();
+    let store = crate::store::sqlite::SqliteStore::open(&folder.path().join("p.db")).unwrap();
+    let ours = Ledgers::new(Arc::new(store.clone()));
+    let opened = ours.open(asked("t", Some("s"), "1"), &conversation("")).await.unwrap();
+    let decide = |words: &str, timeout| {
+        let cut = Fact::Cut(Box::new(cut(1, words)));
+        ours.decide(&opened, vec![cut], timeout)
+    };
+    let holder = rusqlite::Connection::open(store.path()).unwrap();
+    holder.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let late = decide("late", Duration::from_millis(10)).await;
+    assert!(matches!(late, Err(DecisionError::Store(StoreError::Failed(_)))), "{late:?}");
+    holder.execute_batch("ROLLBACK").unwrap();
+    let won = decide("next", LONG).await.unwrap().remove(0);
+    assert!(matches!(won, Fact::Cut(cut) if cut.content == Replacement::Text("next".into())));
+}
+
+/// Another process deleted the session: an exchange that began after that is the first of a new one, and one that was
+/// in flight is not stored. Nothing that was known before is known after.
+#[tokio::test]
+async fn after_a_deletion_elsewhere_only_what_began_later_is_kept() {
+    let store = Arc::new(MemoryStore::default());
+    let (ours, theirs) = (ledgers(&store), ledgers(&store));
+    let (scope, _) = say(&ours, asked("t", Some("s"), "1"), &user("hi"), "A").await;
+    let known = |ledger: &Ledger| ledger.turns().map(|turn| turn.exchange.clone()).collect();
+    let known = async || -> Vec<ExchangeId> { ours.look(&scope, known).await.unwrap() };
+    let next = [user("hi"), model("A"), user("go")].join(",");
+    let in_flight = ours.open(asked("t", Some("s"), "2"), &conversation(&next)).await.unwrap();
+    theirs.forget(&scope).await.unwrap();
+    let fact = turn(&in_flight, "B");
+    ours.commit(in_flight, vec![fact]).await.unwrap();
+    assert_eq!((known().await, store.scan(scope.clone(), 9).await.unwrap()), (vec![], vec![]));
+    say(&ours, asked("t", Some("s"), "3"), &user("hi"), "C").await;
+    theirs.forget(&scope).await.unwrap();
+    say(&ours, asked("t", Some("s"), "4"), &user("ho"), "D").await;
+    assert_eq!(known().await, ["4"]);
+    assert_eq!(store.scan(scope.clone(), 9).await.unwrap().len(), 1);
 }

@@ -374,6 +374,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_lesson_that_is_met_again_the_same_day_is_not_written_again() {
+        const NOW: Millis = 20_000 * DAY;
+        let mut state = LessonState::new(LessonTerms::default());
+        let tenant = "a".into();
+        let source =
+            LessonSource { tenant: Some(&tenant), upstream: "up", model: "m", vouched: true };
+        let mut written = |now| {
+            let (upstream, model, lesson) = ("up".into(), "m".into(), Lesson::ReasoningBound);
+            let about = LessonSubject { upstream, model, lesson, believed: None };
+            state.learn(&source, about, now).1.len()
+        };
+        assert_eq!([written(NOW), written(NOW + 5), written(NOW + DAY - 1)], [1, 0, 0]);
+        assert_eq!([written(NOW + DAY), written(NOW + DAY + 1)], [1, 0]);
+    }
+
+    #[test]
     fn a_full_table_of_answers_lets_one_go() {
         let mut state = LessonState::new(LessonTerms::default());
         (0..=ANSWERED as u64).for_each(|what| state.remember(what, 0, 1));

@@ -302,3 +302,157 @@ async fn what_cannot_be_read_in_time_is_not_waited_for() {
     assert_eq!(lessons.ready(&ReadBudget::new(TIMEOUT), NOW + 2).await, RecallOutcome::Known);
     assert!(lessons.holds(&by("a"), Lesson::UsageRefused, NOW + 2));
 }
+
+/// Enough tenants agree at once if the upstream accepted their requests before; who comes later only joins them.
+#[tokio::test]
+async fn the_tenant_with_whom_enough_agree_is_told_and_the_agreement_ends_with_its_time() {
+    let server = LessonsFixture::new().await;
+    let expected = [
+        ("a", LessonOffer::New),
+        ("b", LessonOffer::New),
+        ("c", LessonOffer::Agreed),
+        ("d", LessonOffer::New),
+    ];
+    for (tenant, offer) in expected {
+        server.lessons.answered(&by(tenant), None, NOW);
+        assert_eq!(server.met(tenant, Lesson::UsageRefused, NOW).await, offer, "{tenant}");
+    }
+    let last = NOW + 7 * DAY - 1;
+    assert!(server.holds("e", last) && !server.holds("e", last + 1));
+}
+
+/// Each process remembers for so long whose requests were accepted, the more recently the longer.
+#[tokio::test]
+async fn an_accepted_request_counts_for_as_long_as_a_lesson_lasts() {
+    let server = LessonsFixture::new().await;
+    server.lessons.answered(&by("a"), None, NOW);
+    server.lessons.answered(&by("b"), None, NOW);
+    server.lessons.answered(&by("b"), None, NOW + 5 * DAY);
+    let agree = async |now| {
+        let lines = server.lessons.list(now).await.unwrap();
+        (lines[0].tenants, lines[0].agree)
+    };
+    let later = NOW + 7 * DAY;
+    server.met("a", Lesson::UsageRefused, later).await;
+    assert_eq!(agree(later).await, (1, 0), "a's was too long ago");
+    server.met("b", Lesson::UsageRefused, later + 1).await;
+    assert_eq!(agree(later + 1).await, (2, 1));
+}
+
+/// What an upstream accepted disproves a smaller window for everybody, of that model, for as long as a lesson lasts.
+#[tokio::test]
+async fn what_was_accepted_disproves_a_smaller_window_for_a_while() {
+    let server = LessonsFixture::new().await;
+    let other = LessonSource { model: "n", ..by("z") };
+    let say = async |tenants: [&str; 3], now: Millis| {
+        for tenant in tenants {
+            server.lessons.answered(&by(tenant), None, now);
+            server.said(tenant, (200_000, 9_000), now).await;
+        }
+    };
+    server.lessons.answered(&other, Some(50_000), NOW);
+    server.lessons.answered(&by("z"), Some(9_000), NOW);
+    say(["a", "b", "c"], NOW).await;
+    assert_eq!(server.window("d", NOW), 9_000, "that fits, and another model says nothing of it");
+    server.lessons.answered(&by("z"), Some(9_001), NOW + 1);
+    server.lessons.answered(&by("z"), Some(100), NOW + 2);
+    say(["a", "b", "c"], NOW + 2).await;
+    assert_eq!(server.window("d", NOW + 2), 200_000, "the most counts, whatever came since");
+    let until = NOW + 1 + 7 * DAY;
+    say(["a", "b", "c"], until - 1).await;
+    assert_eq!(server.window("d", until - 1), 200_000);
+    say(["a", "b", "c"], until).await;
+    assert_eq!(server.window("d", until), 9_000, "that was long ago");
+}
+
+/// In one millisecond, what was disproved or forgotten loses; only what comes after it is met again.
+#[tokio::test]
+async fn what_is_disproved_or_forgotten_in_the_millisecond_that_it_was_met_in_is_gone() {
+    let server = LessonsFixture::new().await;
+    for tenant in ["a", "b", "c", "e"] {
+        server.lessons.answered(&by(tenant), None, NOW);
+        server.said(tenant, (200_000, 9_000), NOW).await;
+    }
+    server.lessons.answered(&by("a"), Some(9_001), NOW);
+    assert_eq!(server.window("a", NOW), 200_000);
+    tokio::task::yield_now().await;
+    let again = server.restarted(NOW).await;
+    assert_eq!((again.window("d", NOW), again.window("b", NOW)), (200_000, 9_000));
+    server.met("a", Lesson::UsageRefused, NOW).await;
+    let lines = server.lessons.list(NOW).await.unwrap();
+    let id = &lines.iter().find(|line| line.lesson == Lesson::UsageRefused).unwrap().id;
+    assert!(server.lessons.share(id, NOW).await.unwrap());
+    assert!(server.lessons.forget(id, NOW).await.unwrap());
+    assert!(!server.holds("a", NOW) && !server.restarted(NOW).await.holds("a", NOW));
+}
+
+/// A list in between shows that it is gone, and takes nothing of that away.
+#[tokio::test]
+async fn what_was_forgotten_and_is_met_again_on_the_same_day_is_stored_again() {
+    let server = LessonsFixture::new().await;
+    server.met("a", Lesson::UsageRefused, NOW).await;
+    let id = server.lessons.list(NOW).await.unwrap()[0].id.clone();
+    server.lessons.forget(&id, NOW + 1).await.unwrap();
+    assert_eq!(server.lessons.list(NOW + 1).await.unwrap(), []);
+    assert_eq!(server.met("a", Lesson::UsageRefused, NOW + 2).await, LessonOffer::New);
+    assert!(server.restarted(NOW + 3).await.holds("a", NOW + 3));
+}
+
+/// A tenant meets a lesson once a day, in however many processes; who met nothing writes nothing.
+#[tokio::test]
+async fn little_is_stored_of_a_lesson_that_is_met_again_and_again() {
+    let server = LessonsFixture::new().await;
+    let other = server.restarted(NOW).await;
+    server.met("a", Lesson::UsageRefused, NOW).await;
+    other.met("a", Lesson::UsageRefused, NOW + 5).await;
+    server.lessons.answered(&by("b"), None, NOW);
+    tokio::task::yield_now().await;
+    let stored = async |at: Millis| server.store.scan(scope_of(at / DAY), 99).await.unwrap().len();
+    assert_eq!(stored(NOW).await, 1);
+    // A day later it is met again, and lasts from then on, after a restart too.
+    assert_eq!(server.met("a", Lesson::UsageRefused, NOW + DAY).await, LessonOffer::Known);
+    assert_eq!(stored(NOW + DAY).await, 1);
+    let last = NOW + 8 * DAY - 1;
+    assert!(server.restarted(last).await.holds("a", last));
+}
+
+#[tokio::test]
+async fn a_lesson_that_was_met_at_the_end_of_a_day_lasts_as_long_after_a_restart() {
+    let server = LessonsFixture::new().await;
+    let met = NOW + DAY - 1;
+    server.met("a", Lesson::UsageRefused, met).await;
+    let last = met + 7 * DAY - 1;
+    assert!(server.restarted(last).await.holds("a", last));
+    let id = server.lessons.list(last).await.unwrap()[0].id.clone();
+    assert!(!server.lessons.share(&id, last + 1).await.unwrap(), "nobody has it any more");
+}
+
+#[tokio::test]
+async fn expired_lessons_make_room_for_new_ones() {
+    let server = LessonsFixture::new().await;
+    for window in 0..32 {
+        server.said("a", (200_000, 1_000 + window), NOW).await;
+    }
+    let last = NOW + 7 * DAY - 1;
+    assert_eq!(server.said("b", (200_000, 7), last).await, LessonOffer::Full, "of one model");
+    assert_eq!(server.said("b", (200_000, 1_000), last).await, LessonOffer::New, "it is known");
+    assert_eq!(server.said("b", (200_000, 7), last + 1).await, LessonOffer::New);
+    for number in 0..64 {
+        let model = format!("m{number}");
+        let source = LessonSource { model: &model, ..by("c") };
+        server.lessons.learn(&source, Lesson::ReasoningBound, None, NOW).await;
+    }
+    assert_eq!(server.met("c", Lesson::UsageRefused, last).await, LessonOffer::Full, "of a tenant");
+    assert_eq!(server.met("c", Lesson::UsageRefused, last + 1).await, LessonOffer::New);
+}
+
+/// Each request asks for the window: corrections are followed, but not for ever.
+#[tokio::test]
+async fn a_window_is_corrected_so_many_times() {
+    let server = LessonsFixture::new().await;
+    for step in 0..10 {
+        let believed = 200_000 - 1_000 * step;
+        server.said("a", (believed, believed - 1_000), NOW).await;
+    }
+    assert_eq!(server.window("a", NOW), 192_000, "eight times");
+}

@@ -68,3 +68,35 @@ pub(super) fn beside(path: &Path, end: &str) -> PathBuf {
     name.push(end);
     name.into()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::conformance;
+    use crate::store::sqlite::SqliteStore;
+
+    #[test]
+    fn the_writer_has_little_memory_overwrites_what_it_deletes_and_schedules_checkpoints() {
+        let folder = conformance::folder();
+        let connection = connect(&folder.path().join("p.db")).unwrap();
+        tune(&connection).unwrap();
+        let set = |name: &str| {
+            connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0)).unwrap()
+        };
+        assert_eq!(set("cache_size"), -8192, "KiB; a positive number would be pages");
+        assert_eq!((set("secure_delete"), set("wal_autocheckpoint")), (1, 0));
+    }
+
+    #[test]
+    fn an_empty_file_becomes_a_store_and_a_folder_in_its_place_is_told() {
+        let folder = conformance::folder();
+        let path = folder.path().join("p.db");
+        std::fs::write(&path, "").unwrap();
+        drop(SqliteStore::open(&path).unwrap());
+        assert!(std::fs::read(&path).unwrap().starts_with(b"SQLite format 3"));
+        let in_the_way = folder.path().join("folder.db");
+        std::fs::create_dir(&in_the_way).unwrap();
+        let trouble = SqliteStore::open(&in_the_way).err().unwrap().to_string();
+        assert!(trouble.contains("cannot be written"), "{trouble}");
+    }
+}

@@ -53,3 +53,42 @@ pub(super) fn because(error: &rusqlite::Error) -> String {
         _ => error.to_string(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rusqlite::ffi;
+
+    use super::*;
+
+    fn error(code: i32) -> rusqlite::Error {
+        rusqlite::Error::SqliteFailure(ffi::Error::new(code), None)
+    }
+
+    #[test]
+    fn each_error_says_whose_fault_it_is_and_what_to_do() {
+        let told = [
+            (ffi::SQLITE_NOTADB, "not a database", "move it away"),
+            (ffi::SQLITE_CORRUPT, "damaged", "move it away"),
+            (ffi::SQLITE_CANTOPEN, "cannot be written", "check the owner and the mode"),
+            (ffi::SQLITE_READONLY, "cannot be written", "check the owner and the mode"),
+            (ffi::SQLITE_PERM, "cannot be written", "check the owner and the mode"),
+            (ffi::SQLITE_BUSY, "another program has locked it", "end that program"),
+            (ffi::SQLITE_LOCKED, "another program has locked it", "end that program"),
+            (ffi::SQLITE_FULL, "the disk is full", "make room"),
+            (ffi::SQLITE_INTERRUPT, "took too long", "ask for less"),
+        ];
+        for (code, cause, advice) in told {
+            let trouble = trouble_with(Path::new("/data/p.db"), &error(code));
+            let is_damaged = matches!(trouble, StoreError::Damaged(_));
+            assert_eq!(is_damaged, [ffi::SQLITE_NOTADB, ffi::SQLITE_CORRUPT].contains(&code));
+            let trouble = trouble.to_string();
+            for part in [cause, advice, "/data/p.db", "--data"] {
+                assert!(trouble.contains(part), "{part} is missing: {trouble}");
+            }
+            let is_full = matches!(failed(error(code)), StoreError::Full(_));
+            assert_eq!(is_full, code == ffi::SQLITE_FULL, "{cause}");
+        }
+        let other = error(ffi::SQLITE_IOERR);
+        assert_eq!(because(&other), other.to_string(), "as SQLite says it");
+    }
+}

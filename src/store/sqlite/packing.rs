@@ -82,6 +82,13 @@ mod tests {
     }
 
     #[test]
+    fn a_value_of_the_shortest_length_is_packed_and_a_shorter_one_is_not() {
+        let turn = |bytes: usize| format!("{{{:>1$}", "}", bytes - 1).into_bytes();
+        assert!(pack(&turn(SHORTEST)).is_some());
+        assert_eq!(pack(&turn(SHORTEST - 1)), None);
+    }
+
+    #[test]
     fn the_dictionary_is_the_one_that_files_were_written_with() {
         assert_eq!(xxhash_rust::xxh3::xxh3_64(TURN), DICTIONARY);
     }

@@ -242,6 +242,33 @@ mod tests {
         assert_eq!(next.await.unwrap(), 1, "the next one gets in again");
     }
 
+    /// The writer waits for nobody where nobody looks in, and who does is told to leave.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn who_looks_in_for_long_is_ended_when_the_writer_needs_the_way() {
+        let folder = conformance::folder();
+        let readers = readers(folder.path(), 1, Duration::from_secs(60));
+        let make_way = readers.make_way.clone();
+        let began = Instant::now();
+        make_way.during(|| ());
+        let endless = readers.ask(|it| it.query_row(ENDLESS, [], |row| row.get::<_, i64>(0)));
+        while lock(&make_way.looking).inside == 0 {
+            tokio::task::yield_now().await;
+        }
+        make_way.during(|| ());
+        assert!(began.elapsed() < LEAVE, "it waited as long as for somebody who does not leave");
+        assert!(endless.await.unwrap_err().to_string().contains("aborted"));
+        assert_eq!(lock(&make_way.looking).inside, 0);
+    }
+
+    #[tokio::test]
+    async fn a_question_of_many_steps_is_answered_within_its_time() {
+        let folder = conformance::folder();
+        let readers = readers(folder.path(), 1, Duration::from_secs(60));
+        let many = ENDLESS.replace("FROM n)", "FROM n WHERE i < 50000)");
+        let many = readers.ask(move |it| it.query_row(&many, [], |row| row.get::<_, i64>(0)));
+        assert_eq!(many.await.unwrap(), 50_000);
+    }
+
     #[tokio::test]
     async fn a_question_that_takes_too_long_is_ended_and_the_next_is_answered() {
         let folder = conformance::folder();

@@ -487,6 +487,9 @@ async fn a_clean_stop_leaves_one_whole_file() {
     let files: Vec<_> = std::fs::read_dir(folder.path()).unwrap().flatten().collect();
     assert_eq!(files.len(), 1, "{files:?}");
     assert!(store.put_if_absent(scope("t", "s"), vec![turn(1, "late", 1)]).await.is_err());
+    for store in [store.clone(), store.for_admin()] {
+        assert!(matches!(store.scan(scope("t", "s"), 9).await, Err(StoreError::Closed)));
+    }
     let copy = folder.path().join("copy.db");
     std::fs::copy(&path, &copy).unwrap();
     let copy = SqliteStore::open(&copy).unwrap();
@@ -557,6 +560,7 @@ async fn the_thread_that_writes_goes_on_after_a_panic() {
     old_put(&old, &scope("t", "old"), &turn(1, "{}", 1));
     drop(old);
     // What an earlier version wrote is moved to its new place, and that panics each time.
+    let began = Instant::now();
     let store = SqliteStore::open_rekeying(&path, Box::new(|_| panic!("a mistake"))).unwrap();
     let again = async {
         while store.load().restarts < 2 {
@@ -564,6 +568,10 @@ async fn the_thread_that_writes_goes_on_after_a_panic() {
         }
     };
     tokio::time::timeout(Duration::from_secs(60), again).await.expect("it goes on");
+    assert!(
+        began.elapsed() >= Duration::from_secs(2),
+        "a second after the start, then each second"
+    );
     let put = store.put_if_absent(scope("t", "s"), vec![turn(2, "{}", 2)]).await.unwrap();
     assert_eq!(put, [WriteOutcome::Written]);
     assert_eq!(store.scan(scope("t", "s"), 9).await.unwrap().len(), 1);
@@ -637,4 +645,153 @@ async fn a_store_is_examined_with_its_log_and_a_newer_one_is_refused() {
     let letter = folder.path().join("letter.db");
     std::fs::write(&letter, "this is a letter, not a database".repeat(100)).unwrap();
     assert!(matches!(examine(&letter), Err(StoreError::Damaged(_))));
+}
+
+/// Of a session that is partly moved, what is found is as if it were in one place: the newest, all decisions, in order.
+#[tokio::test]
+async fn a_session_that_is_partly_moved_is_read_and_deleted_as_a_whole() {
+    let folder = conformance::folder();
+    let path = folder.path().join("p.db");
+    let old = old_file(&path);
+    let cut = |key: u128| Record { kind: RecordKind::Cut, ..turn(key, "{}", key as u64) };
+    let of_session = |at: u128| turn(at, TURN, at as u64);
+    let all: Vec<Record> = (1..4).map(cut).chain((4..9).map(of_session)).collect();
+    all.iter().for_each(|record| old_put(&old, &scope("t", "s"), record));
+    drop(old);
+    SqliteStore::open(&path).unwrap().close().await.unwrap();
+    move_some(&path, 3, &(Box::new(|record| record) as RekeyFact));
+    let store = SqliteStore::open(&path).unwrap();
+    assert!(!is_moved(&path));
+    for newest in [0, 2, 4, 9] {
+        let mut expected = all.clone();
+        expected.retain(|it| it.kind == RecordKind::Cut || it.key as usize + newest > 8);
+        assert_eq!(store.scan(scope("t", "s"), newest).await.unwrap(), expected, "{newest}");
+    }
+    let size = store.size(scope("t", "s"), RecordKind::Cut).await.unwrap();
+    assert_eq!(size, 6, "the values of both layouts");
+    assert_eq!(store.drop_scope(scope("t", "s")).await.unwrap(), 8);
+    assert_eq!(store.scan(scope("t", "s"), 9).await.unwrap(), []);
+}
+
+/// However slow the queries of the admin API are, they have threads of their own. What waits is told.
+#[tokio::test]
+async fn queries_of_the_admin_api_delay_no_traffic_and_the_load_is_told() {
+    let folder = conformance::folder();
+    let store = SqliteStore::open(&folder.path().join("p.db")).unwrap();
+    store.put_if_absent(scope("t", "s"), vec![turn(1, TURN, 1)]).await.unwrap();
+    let admin = store.for_admin();
+    let gates = (0..=ADMIN.threads).map(|_| std::sync::mpsc::channel::<()>());
+    let (go, slow): (Vec<_>, Vec<_>) =
+        gates.map(|(go, gate)| (go, admin.read(move |_, _| Ok(gate.recv().is_ok())))).unzip();
+    let load = async |wanted: &dyn Fn(&StoreLoad) -> bool| {
+        let reached = async {
+            while !wanted(&store.load()) {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), reached).await.expect("it is told");
+    };
+    load(&|load| load.admin == 1).await;
+    let scanned = tokio::time::timeout(Duration::from_secs(20), store.scan(scope("t", "s"), 9));
+    assert_eq!(scanned.await.unwrap().unwrap().len(), 1);
+    assert_eq!(
+        (store.load().traffic, store.load().threads),
+        (0, TRAFFIC.threads + ADMIN.threads + 2)
+    );
+    drop(go);
+    for slow in slow {
+        assert!(!slow.await.unwrap());
+    }
+    let length = |name: &str| std::fs::metadata(folder.path().join(name)).unwrap().len();
+    load(&|load| load.bytes == length("p.db") + length("p.db-wal") && load.admin == 0).await;
+    store.close().await.unwrap();
+    assert_eq!(store.load().threads, 2, "the readers have ended");
+}
+
+/// What was written is in the log until so many jobs were done, then in the file; the log is used again.
+#[tokio::test]
+async fn a_checkpoint_comes_after_so_many_jobs() {
+    let folder = conformance::folder();
+    let path = folder.path().join("p.db");
+    let store = SqliteStore::open(&path).unwrap();
+    let log = beside(&path, "-wal");
+    let until = async |what: &str, holds: &dyn Fn() -> bool| {
+        let until = Instant::now() + Duration::from_secs(30);
+        while !holds() {
+            assert!(Instant::now() < until, "{what}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    until("upkeep after the start empties it", &|| file_bytes(&log) == 0).await;
+    let before = file_bytes(&path);
+    let put = async |key| {
+        store.put_if_absent(scope("t", "s"), vec![turn(key, TURN, 1)]).await.unwrap();
+    };
+    for key in 0..900 {
+        put(key).await;
+    }
+    assert_eq!(file_bytes(&path), before, "it waits for more");
+    for key in 900..1100 {
+        put(key).await;
+    }
+    until("no checkpoint came", &|| file_bytes(&path) > before).await;
+}
+
+/// A row for each record, as people read it: text where it is text; and the session's row counts what they take.
+#[tokio::test]
+async fn a_sessions_row_counts_what_its_records_take() {
+    let folder = conformance::folder();
+    let store = SqliteStore::open(&folder.path().join("p.db")).unwrap();
+    let row = async || {
+        let row = store.read(|connection, _| {
+            let row = "SELECT records, bytes FROM scopes WHERE session = 's'";
+            connection.query_row(row, [], |row| Ok((row.get::<_, u64>(0)?, row.get::<_, u64>(1)?)))
+        });
+        row.await.unwrap()
+    };
+    let content = |key, value: &'static [u8]| Record {
+        kind: RecordKind::Content,
+        value: Bytes::from_static(value),
+        ..turn(key, "", 1)
+    };
+    let fingerprint = Record { kind: RecordKind::Fingerprint, ..turn(3, "", 1) };
+    let records = vec![content(1, "é".as_bytes()), content(2, &[0xff; 10]), fingerprint];
+    store.put_if_absent(scope("t", "s"), records).await.unwrap();
+    assert_eq!(row().await, (3, (2 + 160) + (10 + 160) + 90));
+    let kinds = store.read(|connection, _| {
+        let kinds =
+            "SELECT group_concat(typeof(value)) FROM (SELECT value FROM facts ORDER BY key)";
+        connection.query_row(kinds, [], |row| row.get::<_, String>(0))
+    });
+    assert_eq!(kinds.await.unwrap(), "text,blob");
+    // A turn that takes the place of an interrupted one counts in its place.
+    let turn_of = |outcome: &str| turn(7, &format!(r#"{{"outcome":"{outcome}"}}"#), 1);
+    for (outcome, bytes) in [("interrupted", 25), ("complete", 22)] {
+        store.put_if_absent(scope("t", "s"), vec![turn_of(outcome)]).await.unwrap();
+        assert_eq!(row().await, (4, (2 + 160) + (10 + 160) + 90 + bytes + 160), "{outcome}");
+    }
+}
+
+/// A process that starts waits for another that is starting, and then shares the folder.
+#[test]
+fn a_start_waits_for_another_start_and_shares_the_folder() {
+    let folder = conformance::folder();
+    let path = folder.path().join("p.db");
+    let other = std::fs::File::open(folder.path()).unwrap();
+    other.lock().unwrap();
+    let starting = std::thread::spawn(move || {
+        let mut is_alone = false;
+        let began = Instant::now();
+        let lock = FolderLock::take(&path, || is_alone = true);
+        (is_alone, began.elapsed(), lock)
+    });
+    std::thread::sleep(Duration::from_millis(100));
+    other.unlock().unwrap();
+    let (is_alone, waited, lock) = starting.join().unwrap();
+    assert!(!is_alone && waited < Duration::from_secs(4), "{waited:?}");
+    assert!(other.try_lock().is_err(), "it has the folder");
+    other.try_lock_shared().unwrap();
+    other.unlock().unwrap();
+    drop(lock);
+    assert!(other.try_lock().is_ok());
 }

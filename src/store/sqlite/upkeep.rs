@@ -397,3 +397,264 @@ fn used_bytes(connection: &Connection) -> rusqlite::Result<u64> {
 fn pragma(connection: &Connection, name: &str) -> rusqlite::Result<u64> {
     connection.pragma_query_value(None, name, |row| row.get(0))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::connection::{connect, tune};
+    use super::super::tests::{old_file, old_put};
+    use super::super::{facts, schema};
+    use super::*;
+    use crate::store::conformance::{self, scope, turn};
+    use crate::store::{Record, RecordKind};
+
+    const NOW: Millis = 1_795_000_000_000;
+
+    /// A file with its tables, and the upkeep of it.
+    struct UpkeepFixture {
+        connection: Connection,
+        moving: LegacyFacts,
+        upkeep: Upkeep,
+        folder: tempfile::TempDir,
+    }
+
+    impl UpkeepFixture {
+        fn new() -> Self {
+            Self::over(conformance::folder())
+        }
+
+        fn over(folder: tempfile::TempDir) -> Self {
+            let path = folder.path().join("p.db");
+            let mut connection = connect(&path).unwrap();
+            tune(&connection).unwrap();
+            schema::prepare(&mut connection, &path).unwrap();
+            let moving = LegacyFacts::of(&connection).unwrap();
+            let upkeep = Upkeep::new(&path, Box::new(|record| record));
+            Self { connection, moving, upkeep, folder }
+        }
+
+        fn put(&self, scope: &Scope, records: &[Record]) {
+            let put = || facts::put(&self.connection, false, scope, records);
+            in_transaction(&self.connection, put).unwrap();
+        }
+
+        fn step(&mut self) -> bool {
+            self.upkeep.step(&self.connection, &self.moving).unwrap()
+        }
+
+        fn rests(&mut self) {
+            for _ in 0..1000 {
+                if !self.step() {
+                    return;
+                }
+            }
+            panic!("there is always more to do");
+        }
+
+        fn expire(&mut self, before: Millis, max_bytes: u64) -> SweepStep {
+            let rule = RetentionRule { before, max_bytes };
+            self.upkeep.expire(&self.connection, rule, &self.moving).unwrap()
+        }
+
+        fn number(&self, query: &str) -> u64 {
+            self.connection.query_row(query, [], |row| row.get(0)).unwrap()
+        }
+    }
+
+    fn content(key: u128, bytes: usize, at: Millis) -> Record {
+        Record { kind: RecordKind::Content, ..turn(key, &"x".repeat(bytes), at) }
+    }
+
+    fn sessions(names: impl IntoIterator<Item = u64>) -> Vec<Scope> {
+        names.into_iter().map(|n| scope("t", &format!("s{n}"))).collect()
+    }
+
+    #[test]
+    fn a_step_is_halved_or_doubled_until_it_takes_about_as_long_as_it_should() {
+        let next = |count, us| next_count(count, Duration::from_micros(us));
+        assert_eq!([next(100, 3001), next(100, 3000)], [50, 100]);
+        assert_eq!([next(100, 1000), next(100, 999)], [100, 200]);
+        assert_eq!([next(COUNT.0, 9000), next(COUNT.1, 0)], [COUNT.0, COUNT.1], "the bounds");
+    }
+
+    /// A step that deletes large values does not hold up traffic: it ends after so many bytes.
+    #[test]
+    fn a_step_ends_after_so_many_bytes_however_few_rows_they_are() {
+        const VALUE: usize = 64 << 10;
+        let file = UpkeepFixture::new();
+        let all: Vec<Record> = (0..7).map(|key| content(key, VALUE, 1)).collect();
+        file.put(&scope("t", "s"), &all);
+        let session = file.number("SELECT id FROM scopes WHERE session = 's'") as i64;
+        let begin = ClearedSession { session, kind: 0, key: [0xff; 16], whole: false };
+        let overwritten = "SELECT count(*) FROM facts WHERE value = zeroblob(65536)";
+        let at = clear(&file.connection, begin, 2048).unwrap();
+        assert_eq!((file.number(overwritten), at.whole), (5, false), "four are exactly as many");
+        let at = clear(&file.connection, at, 2048).unwrap();
+        assert_eq!((file.number(overwritten), at.whole), (7, false));
+        assert!(clear(&file.connection, at, 2048).unwrap().whole);
+        let doomed = DoomedSession { id: session, urgent: true };
+        delete(&file.connection, &doomed, 2048).unwrap();
+        assert_eq!(file.number("SELECT count(*) FROM facts"), 2);
+        delete(&file.connection, &doomed, 1).unwrap();
+        assert_eq!(file.number("SELECT count(*) FROM facts"), 1, "nor more rows than it may");
+    }
+
+    #[test]
+    fn a_few_sessions_are_deleted_at_a_time_and_no_others_before_they_are_gone() {
+        let mut file = UpkeepFixture::new();
+        for n in 0..70 {
+            file.put(&scope("t", &format!("s{n}")), &[turn(1, "t", NOW + n)]);
+        }
+        // A clock that is not known yet puts nothing right.
+        assert_eq!(file.expire(NOW, u64::MAX), SweepStep::default());
+        let gone = file.expire(NOW + 69, u64::MAX);
+        assert_eq!((gone.records, gone.more), (64, true));
+        assert_eq!(gone.scopes, sessions(0..64), "the least recently used first");
+        let waits = SweepStep { more: true, ..SweepStep::default() };
+        assert_eq!(file.expire(NOW + 69, u64::MAX), waits);
+        file.rests();
+        assert_eq!(file.expire(NOW + 69, u64::MAX).scopes, sessions(64..69));
+        file.rests();
+        assert_eq!(file.expire(NOW + 69, u64::MAX), SweepStep::default());
+    }
+
+    #[test]
+    fn no_more_goes_than_is_too_much() {
+        let mut file = UpkeepFixture::new();
+        for n in 0..6 {
+            file.put(&scope("t", &format!("s{n}")), &[content(1, 20_000, NOW + n)]);
+        }
+        let used = used_bytes(&file.connection).unwrap();
+        let one = file.number("SELECT bytes FROM scopes WHERE session = 's0'");
+        assert_eq!(file.expire(0, used), SweepStep::default(), "exactly as much as there may be");
+        // What is old goes first; what is too much is measured again when that is gone.
+        assert_eq!(file.expire(NOW + 1, used - one).scopes, sessions(0..1));
+        file.rests();
+        let used = used_bytes(&file.connection).unwrap();
+        assert_eq!(file.expire(0, used - one).scopes, sessions(1..2));
+        file.rests();
+        let used = used_bytes(&file.connection).unwrap();
+        assert_eq!(file.expire(0, used - one - 1).scopes, sessions(2..4));
+    }
+
+    /// What was deleted on request is in the log no longer than somebody reads it; else the log stays, and is reused.
+    #[test]
+    fn the_log_is_emptied_of_what_was_deleted_on_request() {
+        let mut file = UpkeepFixture::new();
+        file.rests();
+        assert_eq!(file.upkeep.log_bytes(), 0, "another process may have left something in it");
+        let there = |file: &UpkeepFixture| file.upkeep.log_bytes() > 0;
+        let doom = |file: &UpkeepFixture, urgent| {
+            file.put(&scope("t", "s"), &[turn(1, "t", 1)]);
+            let id = file.number("SELECT id FROM scopes WHERE session = 's'") as i64;
+            in_transaction(&file.connection, || tombstones::doom(&file.connection, id, urgent))
+                .unwrap();
+        };
+        doom(&file, false);
+        file.rests();
+        assert!(there(&file), "it expired");
+        // Another process deleted it, so that nobody says so here.
+        doom(&file, true);
+        file.rests();
+        assert!(!there(&file), "it was deleted");
+        file.put(&scope("t", "other"), &[turn(1, "t", 1)]);
+        file.rests();
+        assert!(there(&file), "nothing was deleted");
+        file.upkeep.is_unclean();
+        file.rests();
+        assert!(!there(&file));
+    }
+
+    #[test]
+    fn the_log_is_emptied_once_nobody_reads_it() {
+        let mut file = UpkeepFixture::new();
+        file.rests();
+        file.put(&scope("t", "s"), &[turn(1, "t", 1)]);
+        let reader = Connection::open(file.connection.path().unwrap()).unwrap();
+        reader.execute_batch("BEGIN; SELECT count(*) FROM facts").unwrap();
+        file.put(&scope("t", "s"), &[turn(2, "t", 1)]);
+        assert!(!truncate(&file.connection, TIMEOUT).unwrap());
+        file.upkeep.is_unclean();
+        assert!(file.step(), "it is tried again");
+        reader.execute_batch("COMMIT").unwrap();
+        assert!(truncate(&file.connection, TIMEOUT).unwrap());
+        assert_eq!(file.upkeep.log_bytes(), 0);
+    }
+
+    /// Of pages of 512 bytes, so that a file of a few megabytes has many.
+    #[test]
+    fn free_pages_go_back_to_the_disk_where_they_are_many_of_all() {
+        for (vacuum, free, gives_back) in
+            [("INCREMENTAL", 1_000, false), ("INCREMENTAL", 1_500, true), ("NONE", 1_500, false)]
+        {
+            let connection = Connection::open_in_memory().unwrap();
+            connection
+                .execute_batch(&format!(
+                    "PRAGMA page_size = 512; PRAGMA auto_vacuum = {vacuum};
+                     CREATE TABLE filler (id INTEGER PRIMARY KEY, value BLOB);
+                     WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2000)
+                     INSERT INTO filler SELECT i, zeroblob(5000) FROM n;
+                     DELETE FROM filler WHERE id <= {free} / 10"
+                ))
+                .unwrap();
+            let pages = pragma(&connection, "page_count").unwrap();
+            let before = pragma(&connection, "freelist_count").unwrap();
+            assert!(before > FREE_PAGES && pages / 16 > FREE_PAGES, "{before} of {pages}");
+            assert_eq!(before > pages / 16, free == 1_500, "{before} of {pages}");
+            assert_eq!(give_back(&connection, 30).unwrap(), gives_back, "{vacuum}");
+            let after = pragma(&connection, "freelist_count").unwrap();
+            assert_eq!(before - after, if gives_back { 30 } else { 0 });
+        }
+    }
+
+    /// Rows of an earlier version for which there is no room are left out, the oldest sessions first; what was learned
+    /// is moved in any case. Another process counts on from what is there.
+    #[test]
+    fn no_more_is_moved_than_there_is_room_for() {
+        let folder = conformance::folder();
+        let old = old_file(&folder.path().join("p.db"));
+        let lesson = Record { kind: RecordKind::Learned, ..turn(1, "kept", 1) };
+        old_put(&old, &scope("", "~learned"), &lesson);
+        for n in 0..40 {
+            old_put(&old, &scope("t", &format!("s{n}")), &content(1, 10_000, n));
+        }
+        drop(old);
+        let mut file = UpkeepFixture::over(folder);
+        for round in 0..6 {
+            if round == 3 {
+                file.upkeep =
+                    Upkeep::new(&file.folder.path().join("p.db"), Box::new(|record| record));
+            }
+            file.upkeep.rule.max_bytes = 100_000;
+            file.upkeep.count = 4;
+            assert!(file.step());
+        }
+        // Ten are as much as there is room for; a step moves four.
+        let moved = "SELECT count(*) FROM scopes WHERE session LIKE 's%'";
+        assert_eq!(file.number(moved), 12);
+        file.rests();
+        assert_eq!(file.number(moved), 12);
+        assert_eq!(file.number("SELECT count(*) FROM scopes WHERE session = '~learned'"), 1);
+        assert!(!file.moving.has(&file.connection).unwrap());
+    }
+
+    #[test]
+    fn of_an_earlier_version_what_is_too_old_is_not_moved() {
+        let folder = conformance::folder();
+        let old = old_file(&folder.path().join("p.db"));
+        for n in 18..23 {
+            old_put(&old, &scope("t", &format!("s{n}")), &turn(1, "t", n));
+        }
+        drop(old);
+        let mut file = UpkeepFixture::over(folder);
+        let waits = SweepStep { more: true, ..SweepStep::default() };
+        assert_eq!(file.expire(20, 0), waits, "nothing that is moved is measured yet");
+        file.upkeep.rule.max_bytes = u64::MAX;
+        file.rests();
+        assert_eq!(file.number("SELECT count(*) FROM scopes WHERE session LIKE 's%'"), 3);
+        assert_eq!(
+            file.number("SELECT min(used) FROM scopes WHERE session LIKE 's%'"),
+            20,
+            "at the limit"
+        );
+    }
+}

@@ -591,3 +591,327 @@ impl QueuedWrite {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::connection::{beside, connect, tune};
+    use super::super::schema;
+    use super::*;
+    use crate::context::Millis;
+    use crate::store::conformance::{self, scope, turn};
+
+    const SMALL: usize = 10;
+
+    /// The writer without its thread, so that a test runs one group at a time. The length of its log is that of
+    /// another file, which a test sets.
+    struct WriterFixture {
+        thread: WriterThread,
+        jobs: SyncSender<WriterJob>,
+        folder: tempfile::TempDir,
+    }
+
+    impl WriterFixture {
+        fn new() -> Self {
+            let folder = conformance::folder();
+            let path = folder.path().join("p.db");
+            let mut connection = connect(&path).unwrap();
+            tune(&connection).unwrap();
+            schema::prepare(&mut connection, &path).unwrap();
+            let moving = Arc::new(LegacyFacts::of(&connection).unwrap());
+            let (jobs, queue) = sync_channel(QUEUE);
+            let now = Instant::now();
+            let thread = WriterThread {
+                connection,
+                queue,
+                waiting: Arc::default(),
+                moving,
+                upkeep: Upkeep::new(&folder.path().join("other"), Box::new(|record| record)),
+                upkeep_due: None,
+                failure: None,
+                watch: HeartbeatWatch::default(),
+                made: Vec::new(),
+                worked: false,
+                since: 0,
+                checkpoint: (sync_channel(1).0, None),
+                checkpointing: Arc::default(),
+                make_way: Arc::default(),
+                is_full: false,
+                log_due: CheckpointSchedule { may_from: now, must_by: now, pause: LOG_AGAIN.0 },
+            };
+            Self { thread, jobs, folder }
+        }
+
+        fn send<T>(&self, job: impl FnOnce(DueAnswer<T>) -> WriterJob) -> DueResult<T> {
+            let (answer, due) = oneshot::channel();
+            let job = job(answer);
+            assert!(self.thread.waiting.add(job.bytes()));
+            self.jobs.try_send(job).unwrap();
+            due
+        }
+
+        fn put(&self, records: Vec<Record>) -> DueResult<Vec<WriteOutcome>> {
+            let (scope, only_if) = (scope("t", "s"), Precondition::default());
+            self.send(|answer| WriterJob::Put { scope, records, only_if, answer })
+        }
+
+        /// Runs one group; whether the writer is told to close.
+        fn group(&mut self) -> bool {
+            let first = self.thread.queue.recv().unwrap();
+            self.thread.group(first).is_some()
+        }
+
+        fn waiting(&self) -> usize {
+            self.thread.waiting.jobs.load(Ordering::Relaxed)
+        }
+
+        /// Whether there is anything in the log.
+        fn is_logged(&self) -> bool {
+            let log = std::fs::metadata(beside(&self.folder.path().join("p.db"), "-wal"));
+            log.is_ok_and(|log| log.len() > 0)
+        }
+
+        fn say_log_is(&self, bytes: u64) {
+            let log = std::fs::File::create(self.folder.path().join("other-wal")).unwrap();
+            log.set_len(bytes).unwrap();
+        }
+    }
+
+    type DueResult<T> = oneshot::Receiver<Result<T, StoreError>>;
+
+    fn small(key: usize) -> Vec<Record> {
+        vec![turn(key as u128, &"x".repeat(SMALL), 1)]
+    }
+
+    #[test]
+    fn what_a_job_takes_while_it_waits_is_counted() {
+        let (row, (answer, _due)) = (size_of::<Record>(), oneshot::channel());
+        let records = [small(1), small(2)].concat();
+        let only_if = Precondition::default();
+        let put = WriterJob::Put { scope: scope("t", "s"), records, only_if, answer };
+        assert_eq!(put.bytes(), 2 * (SMALL + row));
+        let (answer, _due) = oneshot::channel();
+        let (record, since) = (small(1).remove(0), Instant::now());
+        let drafts = vec![Draft { scope: scope("t", "s"), record, since }];
+        let draft = WriterJob::Draft { instance: 1, drafts, ended: vec![1, 2], answer };
+        assert_eq!(draft.bytes(), SMALL + row + size_of::<Scope>() + 2 * size_of::<u128>());
+        let (answer, _due) = oneshot::channel();
+        assert_eq!(WriterJob::Drop { scope: scope("t", "s"), answer }.bytes(), 0);
+    }
+
+    #[test]
+    fn a_single_job_has_room_and_more_than_that_only_within_the_limit() {
+        let queue = WriterQueue::default();
+        assert!(queue.add(QUEUE_BYTES + 1), "one that is larger than all");
+        assert!(!queue.add(1) && queue.add(0), "what takes no memory is always accepted");
+        assert_eq!(queue.jobs.load(Ordering::Relaxed), 2);
+        queue.remove(0);
+        queue.remove(QUEUE_BYTES + 1);
+        assert_eq!(
+            (queue.jobs.load(Ordering::Relaxed), queue.bytes.load(Ordering::Relaxed)),
+            (0, 0)
+        );
+        assert!(queue.add(QUEUE_BYTES - 1) && queue.add(1), "at the limit");
+        assert!(!queue.add(1));
+    }
+
+    #[tokio::test]
+    async fn what_waits_is_counted_and_what_is_refused_is_not() {
+        let (jobs, queue) = sync_channel(2);
+        let writer = Writer { jobs, waiting: Arc::default(), restarts: Arc::default() };
+        let put = |key| {
+            let (scope, records, only_if) = (scope("t", "s"), small(key), Precondition::default());
+            writer.ask(|answer| WriterJob::Put { scope, records, only_if, answer })
+        };
+        let _waiting = [put(1), put(2)];
+        assert!(matches!(put(3).await, Err(StoreError::Closed)), "the queue is full");
+        let each = SMALL + size_of::<Record>();
+        assert_eq!((writer.waiting(), writer.waiting_bytes()), (2, 2 * each));
+        drop(queue);
+        assert!(matches!(put(4).await, Err(StoreError::Closed)), "the thread is gone");
+        assert_eq!(writer.waiting(), 2);
+    }
+
+    #[test]
+    fn a_group_ends_after_so_many_jobs_or_bytes_so_that_its_first_does_not_wait_long() {
+        let mut writer = WriterFixture::new();
+        let puts: Vec<_> = (0..GROUP + 9).map(|key| writer.put(small(key))).collect();
+        assert!(!writer.group());
+        assert_eq!((writer.waiting(), writer.thread.since), (9, GROUP));
+        let answered = puts.into_iter().map_while(|mut due| due.try_recv().ok());
+        assert_eq!(answered.map(Result::unwrap).count(), GROUP, "and these are answered");
+        writer.group();
+        // Sweeps count as well.
+        let rule = RetentionRule { before: 0, max_bytes: u64::MAX };
+        let _puts: Vec<_> = (0..GROUP - 2).map(|key| writer.put(small(key))).collect();
+        let sweep = |answer| WriterJob::Expire { rule, answer };
+        let _sweeps: Vec<_> = (0..5).map(|_| writer.send(sweep)).collect();
+        writer.group();
+        assert_eq!(writer.waiting(), 3);
+        writer.group();
+        let large = |key| vec![turn(key, &"x".repeat(GROUP_BYTES / 4), 1)];
+        let _puts: Vec<_> = (0..5).map(|key| writer.put(large(1000 + key))).collect();
+        writer.group();
+        assert_eq!(writer.waiting(), 1);
+    }
+
+    #[test]
+    fn what_was_queued_before_a_close_is_written_and_nothing_after_it() {
+        let mut writer = WriterFixture::new();
+        let mut before = writer.put(small(1));
+        let _closed = writer.send(|answer| WriterJob::Close { answer });
+        let mut after = writer.put(small(2));
+        assert!(writer.group());
+        assert_eq!(before.try_recv().unwrap().unwrap(), [WriteOutcome::Written]);
+        drop(writer);
+        assert_eq!(after.try_recv().unwrap_err(), oneshot::error::TryRecvError::Closed);
+    }
+
+    /// The time is that of turns: other records may be of any time.
+    #[test]
+    fn the_time_is_that_of_the_newest_turn() {
+        const AHEAD: Millis = 365 * 24 * 3600 * 1000;
+        let mut writer = WriterFixture::new();
+        let cut = |key, at| vec![Record { kind: RecordKind::Cut, ..turn(key, "{}", at) }];
+        let _puts = [writer.put(cut(1, 2 * AHEAD)), writer.put(vec![turn(1, "t", AHEAD)])];
+        let _put = writer.put(cut(2, 3 * AHEAD));
+        let rule = RetentionRule { before: 0, max_bytes: u64::MAX };
+        let _swept = writer.send(|answer| WriterJob::Expire { rule, answer });
+        writer.group();
+        let used = |writer: &WriterFixture| {
+            let used = "SELECT used FROM scopes WHERE session = 's'";
+            writer.thread.connection.query_row(used, [], |row| row.get::<_, u64>(0)).unwrap()
+        };
+        assert_eq!(used(&writer), AHEAD, "what was used in the future counts as used now");
+    }
+
+    #[test]
+    fn a_full_disk_is_told_until_something_can_be_written() {
+        let mut writer = WriterFixture::new();
+        writer.thread.connection.pragma_update(None, "max_page_count", 1).unwrap();
+        let large = turn(1, &"x".repeat(1 << 20), 1);
+        let large = vec![Record { kind: RecordKind::Content, ..large }];
+        let mut put = writer.put(large.clone());
+        writer.group();
+        assert!(matches!(put.try_recv().unwrap(), Err(StoreError::Full(_))));
+        assert!(writer.thread.is_full);
+        // Asked whether it is ready, the store writes a page that is there already.
+        let mut ready = writer.put(Vec::new());
+        writer.group();
+        assert_eq!((ready.try_recv().unwrap().unwrap(), writer.thread.is_full), (vec![], false));
+        writer.thread.connection.execute_batch("ALTER TABLE facts RENAME TO hidden").unwrap();
+        let mut put = writer.put(large);
+        writer.group();
+        assert!(matches!(put.try_recv().unwrap(), Err(StoreError::Failed(_))));
+        assert!(!writer.thread.is_full, "it failed for another reason");
+    }
+
+    #[test]
+    fn the_writer_empties_a_long_log_and_tries_again_later_while_it_is_read() {
+        let mut writer = WriterFixture::new();
+        let put = |writer: &mut WriterFixture, key| {
+            let _put = writer.put(small(key));
+            writer.group();
+        };
+        put(&mut writer, 1);
+        for short in [0, LOG - 1] {
+            writer.say_log_is(short);
+            writer.thread.bound_log();
+            assert!(writer.is_logged(), "{short} bytes are not long");
+        }
+        writer.say_log_is(LOG);
+        let (due, busy) = (writer.thread.log_due.may_from, writer.thread.checkpointing.clone());
+        let checkpoint = busy.lock().unwrap();
+        writer.thread.bound_log();
+        assert!(writer.is_logged(), "a checkpoint is under way");
+        drop(checkpoint);
+        writer.thread.bound_log();
+        assert!(!writer.is_logged());
+        assert_eq!(writer.thread.log_due.may_from, due, "it need not rest");
+        put(&mut writer, 2);
+        let reader = Connection::open(writer.folder.path().join("p.db")).unwrap();
+        reader.execute_batch("BEGIN; SELECT count(*) FROM facts").unwrap();
+        writer.thread.bound_log();
+        assert!(writer.is_logged() && writer.thread.log_due.may_from > Instant::now());
+        reader.execute_batch("COMMIT").unwrap();
+        writer.thread.bound_log();
+        assert!(writer.is_logged(), "not before its time");
+        writer.thread.log_due.may_from = Instant::now();
+        writer.thread.bound_log();
+        assert!(!writer.is_logged());
+    }
+
+    #[test]
+    fn past_the_most_the_writer_waits_for_readers_again_after_longer_and_longer() {
+        let mut writer = WriterFixture::new();
+        let _put = writer.put(small(1));
+        writer.group();
+        let reader = Connection::open(writer.folder.path().join("p.db")).unwrap();
+        reader.execute_batch("BEGIN; SELECT count(*) FROM facts").unwrap();
+        writer.say_log_is(LOG_MOST);
+        writer.thread.log_due.may_from = Instant::now() + IDLE;
+        for pauses in [LOG_AGAIN.0, LOG_AGAIN.0 * 2] {
+            assert_eq!(writer.thread.log_due.pause, pauses);
+            writer.thread.log_due.must_by = Instant::now();
+            let began = Instant::now();
+            writer.thread.bound_log();
+            assert!(began.elapsed() >= TIMEOUT.1 && writer.is_logged());
+            assert!(writer.thread.log_due.must_by >= began + TIMEOUT.1 + pauses);
+        }
+        writer.thread.log_due.pause = LOG_AGAIN.1;
+        writer.thread.log_due.must_by = Instant::now();
+        writer.thread.bound_log();
+        assert_eq!(writer.thread.log_due.pause, LOG_AGAIN.1, "the longest");
+        reader.execute_batch("COMMIT").unwrap();
+        writer.thread.log_due.must_by = Instant::now() + IDLE;
+        writer.thread.bound_log();
+        assert!(writer.is_logged(), "not before its time");
+        writer.thread.log_due.must_by = Instant::now();
+        writer.thread.bound_log();
+        assert_eq!((writer.is_logged(), writer.thread.log_due.pause), (false, LOG_AGAIN.0));
+    }
+
+    #[test]
+    fn upkeep_goes_on_in_small_steps_rests_when_it_is_done_and_waits_for_a_long_log() {
+        let mut writer = WriterFixture::new();
+        let mut due = writer.put(small(1));
+        let _dropped = writer.send(|answer| WriterJob::Drop { scope: scope("t", "s"), answer });
+        writer.group();
+        due.try_recv().unwrap().unwrap();
+        assert!(writer.thread.upkeep_due.is_some_and(|due| due <= Instant::now()));
+        let doomed = |writer: &WriterFixture| {
+            let count = "SELECT count(*) FROM doomed";
+            writer.thread.connection.query_row(count, [], |row| row.get::<_, u64>(0)).unwrap()
+        };
+        writer.say_log_is(LOG_MOST + 1);
+        let (began, since) = (Instant::now(), writer.thread.since);
+        writer.thread.step();
+        assert_eq!((writer.thread.upkeep_due.unwrap() > began, writer.thread.since), (true, since));
+        writer.say_log_is(LOG_MOST);
+        writer.thread.step();
+        assert_eq!(writer.thread.since, since + STEP_JOBS, "at the limit it goes on");
+        for _ in 0..99 {
+            let before = Instant::now();
+            writer.thread.step();
+            let Some(next) = writer.thread.upkeep_due else { break };
+            assert!(next >= before + PAUSE.0, "it pauses");
+        }
+        assert_eq!((writer.thread.upkeep_due, doomed(&writer)), (None, 0));
+        assert_eq!(writer.thread.since, CHECKPOINT, "the file only shrinks with a checkpoint");
+    }
+
+    #[test]
+    fn a_failed_step_of_upkeep_is_told_once_and_tried_again_a_second_later() {
+        let mut writer = WriterFixture::new();
+        writer.thread.connection.execute_batch("ALTER TABLE doomed RENAME TO hidden").unwrap();
+        let began = Instant::now();
+        writer.thread.step();
+        assert!(writer.thread.upkeep_due.is_some_and(|due| due >= began + AFTER_FAILURE));
+        writer.thread.connection.execute_batch("ALTER TABLE hidden RENAME TO doomed").unwrap();
+        let rule = RetentionRule { before: 0, max_bytes: u64::MAX };
+        for fails in [true, false] {
+            let mut swept = writer.send(|answer| WriterJob::Expire { rule, answer });
+            writer.group();
+            assert_eq!(swept.try_recv().unwrap().is_err(), fails);
+        }
+    }
+}

@@ -78,10 +78,6 @@ const fn too_large(cause: RefusalCause) -> RetryState {
     RetryState::Original { cause, blamed: BlameTarget::Size }
 }
 
-const fn unlikely(cause: RefusalCause) -> RetryState {
-    RetryState::Original { cause, blamed: BlameTarget::Nothing }
-}
-
 const fn last(cause: RefusalCause, of_original: RefusalCause) -> RetryState {
     RetryState::LastAccepted { cause, of_original, may_repair: false }
 }
@@ -105,8 +101,6 @@ const ROWS: &[Row] = &[
     ("it does not fit",                         PLAIN, PLANNED, V::DoesNotFit(None), Send(ROOM), Some(Overflow)),
     ("a rewritten one does not fit",            REWRITTEN, PLANNED, UNFIT, Send(ROOM_OR_ORIGINAL), Some(Overflow)),
     ("a rewritten one is refused",              REWRITTEN, PLANNED, V::Refused(BOUND), Send(original(BOUND)), None),
-    ("it cannot be that large",                 REWRITTEN, PLANNED, V::Implausible(OVERFLOW), Send(unlikely(OVERFLOW)), None),
-    ("the same, and we changed nothing",        PLAIN, PLANNED, V::Implausible(OVERFLOW), Answer(Planned), None),
     ("what we asked for is refused",            USAGE_ASKED, PLANNED, V::Refused(RefusalCause::Usage), Send(original(RefusalCause::Usage)), None),
     ("the last of what we asked for is refused", THREE_ASKED, PLANNED, V::Refused(RefusalCause::Include), Send(original(RefusalCause::Include)), None),
     ("the client's fault: no guess",            USAGE_ASKED, PLANNED, V::Refused(RefusalCause::Other), Answer(Planned), None),
@@ -160,10 +154,6 @@ const ROWS: &[Row] = &[
     ("refused as it came, too",                 REWRITTEN, original(BOUND), V::Refused(SIGNATURE), Send(last(BOUND, SIGNATURE)), None),
     ("too large as it came",                    REWRITTEN, original(BOUND), UNFIT, Send(last(BOUND, OVERFLOW)), None),
     ("history is not to blame for an option",   USAGE_AND_REWRITTEN, original(RefusalCause::Usage), V::Refused(STRUCTURE), Answer(Original), all(RefusalCause::Usage, STRUCTURE)),
-    ("the provider erred, and may err again",   REWRITTEN, unlikely(OVERFLOW), UNFIT, Answer(Planned), None),
-    ("it erred: the original lacks something",  REWRITTEN, unlikely(OVERFLOW), V::Refused(STRUCTURE), Answer(Planned), None),
-    ("it erred, and has enough for now",        REWRITTEN, unlikely(OVERFLOW), V::Failed, Answer(Planned), None),
-    ("it did not err: the change is too much",  REWRITTEN, unlikely(OVERFLOW), V::Accepted, Answer(Original), Some(ChangeRefused(OVERFLOW))),
     ("too large both ways",                     REASONING_BACK, too_large(OVERFLOW), UNFIT, Answer(Planned), all(OVERFLOW, OVERFLOW)),
     ("too large, and by itself out of order",   REASONING_BACK, too_large(OVERFLOW), V::Refused(STRUCTURE), Answer(Original), all(OVERFLOW, STRUCTURE)),
 
@@ -259,7 +249,6 @@ fn no_answer_is_held_that_cannot_be_the_last_word() {
     assert_eq!(held(ROOM), [true, false, false, false]);
     assert_eq!(held(original(BOUND)), [false; 4]);
     assert_eq!(held(too_large(OVERFLOW)), [true, false, false, false]);
-    assert_eq!(held(unlikely(OVERFLOW)), [true, false, false, false]);
     assert_eq!(held(last(BOUND, SIGNATURE)), [false, false, true, false]);
     assert_eq!(held(repaired(FIRST, 1)), [true, false, false, false]);
     assert_eq!(held(repaired_last(1)), [false, false, true, false]);
@@ -283,7 +272,6 @@ fn walk(
     let mut verdicts = vec![Verdict::Accepted, Verdict::OverflowInReply, Verdict::Failed];
     verdicts.extend(RefusalCause::iter().map(Verdict::Refused));
     verdicts.extend(RefusalCause::iter().map(|cause| Verdict::DoesNotFit(Some(cause))));
-    verdicts.extend([BOUND, OVERFLOW].map(Verdict::Implausible));
     verdicts.push(Verdict::DoesNotFit(None));
     verdicts.extend([FIRST, TOO_MUCH, NOBODY, REASONING].map(Verdict::Repairable));
     if form != RequestForm::Planned && form != RequestForm::Original {

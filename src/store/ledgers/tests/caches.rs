@@ -1,0 +1,116 @@
+//! Sessions in memory: which are dropped when there are too many or too much, and what a deleted one leaves.
+
+use super::super::session_cache::{BYTES, SESSIONS, SessionCaches};
+use super::*;
+
+fn scope(number: usize) -> Scope {
+    Scope { tenant: "t".into(), session: format!("s{number}").into() }
+}
+
+fn words(bytes: usize) -> Vec<Fact> {
+    vec![Fact::Cut(Box::new(cut(1, &"w".repeat(bytes))))]
+}
+
+fn holds(caches: &SessionCaches, number: usize) -> bool {
+    caches.held(&scope(number)).is_some()
+}
+
+#[test]
+fn of_too_many_sessions_the_least_recently_used_go_unless_they_are_in_use() {
+    let mut caches = SessionCaches::default();
+    let in_use = caches.cache(&scope(0));
+    for number in 1..SESSIONS {
+        caches.cache(&scope(number));
+    }
+    caches.cache(&scope(1));
+    caches.cache(&scope(SESSIONS - 1));
+    assert!((0..SESSIONS).all(|number| holds(&caches, number)), "at the limit");
+    caches.cache(&scope(SESSIONS));
+    // An eighth of the room is free then, and the new one takes a place.
+    let kept: Vec<usize> = (0..=SESSIONS).filter(|number| holds(&caches, *number)).collect();
+    let expected = [0, 1].into_iter().chain(SESSIONS / 8 + 2..=SESSIONS);
+    assert!(kept.into_iter().eq(expected));
+    assert!(Arc::ptr_eq(&in_use, &caches.cache(&scope(0))));
+}
+
+#[test]
+fn of_too_much_memory_the_least_recently_used_sessions_go() {
+    let mut caches = SessionCaches::default();
+    caches.cache(&scope(0)).add_stored(words(1 << 20));
+    let each = caches.bytes();
+    let most = BYTES / each;
+    for number in 1..=most {
+        caches.cache(&scope(number)).add_stored(words(1 << 20));
+    }
+    assert_eq!(caches.bytes(), (most + 1) * each, "it was not too much before the last");
+    caches.cache(&scope(most + 1));
+    // An eighth of the room is free then, and no more.
+    let stay = (BYTES - BYTES / 8) / each;
+    assert_eq!(caches.bytes(), stay * each);
+    let kept: Vec<usize> = (0..=most + 1).filter(|number| holds(&caches, *number)).collect();
+    assert!(kept.into_iter().eq(most + 1 - stay..=most + 1), "the least recently used went");
+}
+
+#[tokio::test]
+async fn nothing_of_a_deleted_session_is_in_memory_or_comes_back() {
+    let mut caches = SessionCaches::default();
+    let cache = caches.cache(&scope(0));
+    cache.add_stored(words(1000));
+    assert!(caches.bytes() > 1000);
+    let mut ran = false;
+    cache.unless_forgotten(|| ran = true);
+    assert!(ran);
+    drop(cache.forget(|| Box::pin(std::future::ready(Ok(())))));
+    assert!(cache.look(Ledger::is_empty) && caches.bytes() < 1000, "{}", caches.bytes());
+    cache.unless_forgotten(|| panic!("it is deleted"));
+    assert!(!cache.add_stored(words(1000)), "what comes late is not added");
+    let mut late = Ledger::default();
+    words(1000).into_iter().for_each(|fact| late.add(fact));
+    cache.join(&late);
+    cache.loaded(late, true);
+    assert!(cache.look(Ledger::is_empty) && !cache.has_unread());
+    drop((caches.remove(&scope(0)), cache));
+    assert_eq!(caches.bytes(), 0);
+}
+
+/// A session is dropped by whoever knows which one it is: another of the same name stays.
+#[test]
+fn a_session_in_use_is_not_released_nor_is_another_of_its_name_removed() {
+    let mut caches = SessionCaches::default();
+    let (first, other) = (caches.cache(&scope(0)), caches.cache(&scope(1)));
+    caches.release(&[scope(0), scope(2)]);
+    assert!(holds(&caches, 0), "it is in use");
+    caches.remove_cache(&scope(0), &other);
+    assert!(holds(&caches, 0), "it is another");
+    caches.remove_cache(&scope(0), &first);
+    assert!(!holds(&caches, 0));
+    drop(other);
+    caches.release(&[scope(1)]);
+    assert!(!holds(&caches, 1));
+}
+
+/// A name is found if there is anything under it: a turn, or an exchange that is not over yet.
+#[tokio::test]
+async fn a_session_is_found_by_its_name_once_something_is_known_of_it() {
+    let ours = ledgers(&Arc::new(MemoryStore::default()));
+    let named = |name: &str| lock(&ours.caches).named(&name.into());
+    drop(ours.room(&scope(0)));
+    assert_eq!(named("s0"), [], "somebody has only asked for it");
+    let opened = ours.open(asked("t", Some("s0"), "1"), &conversation(&user("hi"))).await.unwrap();
+    assert_eq!(named("s0"), [scope(0)]);
+    let fact = turn(&opened, "A");
+    drop(opened);
+    assert_eq!(named("s0"), [], "it ended without a turn");
+    assert!(ours.room(&scope(0)).cache.add_stored(vec![fact]));
+    assert_eq!((named("s0"), named("s1")), (vec![scope(0)], vec![]));
+}
+
+/// Of a session that begins here the store knows nothing, so it is not asked.
+#[tokio::test]
+async fn a_session_that_begins_here_is_not_read() {
+    let store = Slow::new();
+    let ours = Ledgers::new(store.clone());
+    let opened = ours.open(asked("t", None, "1"), &conversation(&user("hi"))).await.unwrap();
+    assert!(!opened.store_missed && opened.cache.is_loaded());
+    assert_eq!(store.scans.load(Relaxed), 0);
+}
