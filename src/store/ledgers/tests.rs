@@ -811,7 +811,7 @@ async fn a_store_that_takes_no_drafts_costs_nothing() {
 #[tokio::test]
 async fn a_draft_that_is_written_too_late_is_removed_again() {
     let ours = ledgers(&Arc::new(MemoryStore::default()));
-    let opened = ours.open(asked("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
+    let opened = ours.open(lookup("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
     let key = turn_key(&opened.exchange);
     let begin = || ours.draft(&opened, drafted(&opened), Duration::ZERO);
     let due = || ours.drafts.due().map(|(due, ended)| (due.len(), ended));
@@ -844,7 +844,7 @@ async fn a_draft_that_is_written_too_late_is_removed_again() {
 async fn an_exchange_in_flight_is_a_heartbeat_once_a_second() {
     let store = Arc::new(MemoryStore::default());
     let (ours, theirs) = (ledgers(&store), ledgers(&store));
-    let opened = ours.open(asked("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
+    let opened = ours.open(lookup("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
     let _guard = ours.draft(&opened, drafted(&opened), Duration::ZERO);
     ours.write_drafts(7).await.unwrap();
     let second = Duration::from_secs(1);
@@ -860,7 +860,7 @@ async fn an_exchange_in_flight_is_a_heartbeat_once_a_second() {
 #[tokio::test]
 async fn of_many_drafts_those_are_written_that_wait_longest() {
     let ours = ledgers(&Arc::new(MemoryStore::default()));
-    let opened = ours.open(asked("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
+    let opened = ours.open(lookup("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
     let begin = |number: usize| {
         let turn = Turn { exchange: number.to_string().into(), ..drafted(&opened) };
         ours.draft(&opened, turn, Duration::ZERO)
@@ -885,7 +885,7 @@ async fn of_many_drafts_those_are_written_that_wait_longest() {
 async fn whoever_writes_drafts_sleeps_until_there_is_one() {
     use futures_util::FutureExt as _;
     let ours = ledgers(&Arc::new(MemoryStore::default()));
-    let opened = ours.open(asked("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
+    let opened = ours.open(lookup("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
     let mut sleeps = Box::pin(ours.has_drafts());
     assert!((&mut sleeps).now_or_never().is_none());
     let guard = ours.draft(&opened, drafted(&opened), LONG);
@@ -904,7 +904,7 @@ async fn whoever_writes_drafts_sleeps_until_there_is_one() {
 #[tokio::test]
 async fn a_draft_is_the_same_until_more_comes() {
     let ours = ledgers(&Arc::new(MemoryStore::default()));
-    let opened = ours.open(asked("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
+    let opened = ours.open(lookup("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
     let guard = ours.draft(&opened, drafted(&opened), Duration::ZERO);
     let latest = guard.latest();
     let mut due = ours.drafts.due().unwrap().0.remove(0);
@@ -942,7 +942,7 @@ async fn a_draft_is_the_same_until_more_comes() {
 #[tokio::test]
 async fn a_turn_leaves_the_end_of_its_reply_else_that_of_its_request() {
     let ours = ledgers(&Arc::new(MemoryStore::default()));
-    let opened = ours.open(asked("t", None, "1"), &conversation(&user("hi"))).await.unwrap();
+    let opened = ours.open(lookup("t", None, "1"), &conversation(&user("hi"))).await.unwrap();
     let (answered, unanswered) = (turn(&opened, "A"), drafted(&opened));
     let request = opened.placed.position.chain;
     let keys =
@@ -977,7 +977,7 @@ fn no_two_decisions_share_a_place() {
 #[tokio::test]
 async fn an_unreadable_record_is_told_once() {
     let store = Arc::new(MemoryStore::default());
-    say(&ledgers(&store), asked("t", Some("s"), "1"), &user("hi"), "A").await;
+    add_turn(&ledgers(&store), lookup("t", Some("s"), "1"), &user("hi"), "A").await;
     let broken = crate::store::conformance::turn(7, "not a fact", 1);
     store
         .put_if_absent(Scope { tenant: "t".into(), session: "s".into() }, vec![broken])
@@ -986,13 +986,13 @@ async fn an_unreadable_record_is_told_once() {
     let ours = ledgers(&store);
     for (exchange, unread) in [("2", true), ("3", false)] {
         let next = conversation(&[user("hi"), model("A"), user("go")].join(","));
-        let opened = ours.open(asked("t", Some("s"), exchange), &next).await.unwrap();
+        let opened = ours.open(lookup("t", Some("s"), exchange), &next).await.unwrap();
         let parent = opened.placed.position.parent.is_some();
         assert_eq!((opened.unread, parent), (unread, true), "the rest is known");
         let fact = turn(&opened, "B");
         ours.commit(opened, vec![fact]).await.unwrap();
     }
-    let other = ours.open(asked("t", Some("u"), "4"), &conversation(&user("hi"))).await.unwrap();
+    let other = ours.open(lookup("t", Some("u"), "4"), &conversation(&user("hi"))).await.unwrap();
     assert!(!other.unread);
 }
 
@@ -1001,9 +1001,9 @@ async fn an_unreadable_record_is_told_once() {
 async fn a_refresh_knows_what_another_process_wrote() {
     let store = Arc::new(MemoryStore::default());
     let (ours, theirs) = (ledgers(&store), ledgers(&store));
-    let (scope, _) = say(&ours, asked("t", Some("s"), "1"), &user("hi"), "A").await;
+    let (scope, _) = add_turn(&ours, lookup("t", Some("s"), "1"), &user("hi"), "A").await;
     let next = [user("hi"), model("A"), user("go")].join(",");
-    say(&theirs, asked("t", Some("s"), "2"), &next, "B").await;
+    add_turn(&theirs, lookup("t", Some("s"), "2"), &next, "B").await;
     let count = |ledger: &Ledger| ledger.turns().count();
     assert_eq!(ours.look(&scope, count).await.unwrap(), 1);
     ours.refresh(&scope).await.unwrap();
@@ -1016,7 +1016,7 @@ async fn a_refresh_knows_what_another_process_wrote() {
 #[tokio::test]
 async fn decisions_leave_less_room_for_pictures() {
     let ours = ledgers(&Arc::new(MemoryStore::default()));
-    let opened = ours.open(asked("t", Some("s"), "1"), &conversation("")).await.unwrap();
+    let opened = ours.open(lookup("t", Some("s"), "1"), &conversation("")).await.unwrap();
     assert_eq!(opened.room_for_pictures(), session_cache::PICTURES);
     for about in 1..9 {
         let cut = Fact::Cut(Box::new(cut(about, &"w".repeat(1 << 20))));
@@ -1040,7 +1040,7 @@ async fn ledgers_are_as_ready_as_their_store() {
 #[tokio::test]
 async fn a_compaction_that_was_not_carried_out_waits_again() {
     let ours = Arc::new(ledgers(&Arc::new(MemoryStore::default())));
-    let opened = ours.open(asked("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
+    let opened = ours.open(lookup("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();
     let (scope, room) = (opened.scope.clone(), || opened.room());
     assert!(ours.claim_compaction(room()).is_none() && !ours.has_pending_compaction(&scope));
     assert!(ours.request_compaction(scope.clone(), None));
@@ -1072,7 +1072,7 @@ async fn a_decision_that_comes_too_late_is_cancelled() {
     let folder = crate::store::conformance::folder();
     let store = crate::store::sqlite::SqliteStore::open(&folder.path().join("p.db")).unwrap();
     let ours = Ledgers::new(Arc::new(store.clone()));
-    let opened = ours.open(asked("t", Some("s"), "1"), &conversation("")).await.unwrap();
+    let opened = ours.open(lookup("t", Some("s"), "1"), &conversation("")).await.unwrap();
     let decide = |words: &str, timeout| {
         let cut = Fact::Cut(Box::new(cut(1, words)));
         ours.decide(&opened, vec![cut], timeout)
@@ -1092,18 +1092,18 @@ async fn a_decision_that_comes_too_late_is_cancelled() {
 async fn after_a_deletion_elsewhere_only_what_began_later_is_kept() {
     let store = Arc::new(MemoryStore::default());
     let (ours, theirs) = (ledgers(&store), ledgers(&store));
-    let (scope, _) = say(&ours, asked("t", Some("s"), "1"), &user("hi"), "A").await;
+    let (scope, _) = add_turn(&ours, lookup("t", Some("s"), "1"), &user("hi"), "A").await;
     let known = |ledger: &Ledger| ledger.turns().map(|turn| turn.exchange.clone()).collect();
     let known = async || -> Vec<ExchangeId> { ours.look(&scope, known).await.unwrap() };
     let next = [user("hi"), model("A"), user("go")].join(",");
-    let in_flight = ours.open(asked("t", Some("s"), "2"), &conversation(&next)).await.unwrap();
+    let in_flight = ours.open(lookup("t", Some("s"), "2"), &conversation(&next)).await.unwrap();
     theirs.forget(&scope).await.unwrap();
     let fact = turn(&in_flight, "B");
     ours.commit(in_flight, vec![fact]).await.unwrap();
     assert_eq!((known().await, store.scan(scope.clone(), 9).await.unwrap()), (vec![], vec![]));
-    say(&ours, asked("t", Some("s"), "3"), &user("hi"), "C").await;
+    add_turn(&ours, lookup("t", Some("s"), "3"), &user("hi"), "C").await;
     theirs.forget(&scope).await.unwrap();
-    say(&ours, asked("t", Some("s"), "4"), &user("ho"), "D").await;
+    add_turn(&ours, lookup("t", Some("s"), "4"), &user("ho"), "D").await;
     assert_eq!(known().await, ["4"]);
     assert_eq!(store.scan(scope.clone(), 9).await.unwrap().len(), 1);
 }

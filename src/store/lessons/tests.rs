@@ -347,7 +347,7 @@ async fn what_was_accepted_disproves_a_smaller_window_for_a_while() {
     let say = async |tenants: [&str; 3], now: Millis| {
         for tenant in tenants {
             server.lessons.answered(&by(tenant), None, now);
-            server.said(tenant, (200_000, 9_000), now).await;
+            server.offer_window(tenant, (200_000, 9_000), now).await;
         }
     };
     server.lessons.answered(&other, Some(50_000), NOW);
@@ -371,7 +371,7 @@ async fn what_is_disproved_or_forgotten_in_the_millisecond_that_it_was_met_in_is
     let server = LessonsFixture::new().await;
     for tenant in ["a", "b", "c", "e"] {
         server.lessons.answered(&by(tenant), None, NOW);
-        server.said(tenant, (200_000, 9_000), NOW).await;
+        server.offer_window(tenant, (200_000, 9_000), NOW).await;
     }
     server.lessons.answered(&by("a"), Some(9_001), NOW);
     assert_eq!(server.window("a", NOW), 200_000);
@@ -431,12 +431,20 @@ async fn a_lesson_that_was_met_at_the_end_of_a_day_lasts_as_long_after_a_restart
 async fn expired_lessons_make_room_for_new_ones() {
     let server = LessonsFixture::new().await;
     for window in 0..32 {
-        server.said("a", (200_000, 1_000 + window), NOW).await;
+        server.offer_window("a", (200_000, 1_000 + window), NOW).await;
     }
     let last = NOW + 7 * DAY - 1;
-    assert_eq!(server.said("b", (200_000, 7), last).await, LessonOffer::Full, "of one model");
-    assert_eq!(server.said("b", (200_000, 1_000), last).await, LessonOffer::New, "it is known");
-    assert_eq!(server.said("b", (200_000, 7), last + 1).await, LessonOffer::New);
+    assert_eq!(
+        server.offer_window("b", (200_000, 7), last).await,
+        LessonOffer::Full,
+        "of one model"
+    );
+    assert_eq!(
+        server.offer_window("b", (200_000, 1_000), last).await,
+        LessonOffer::New,
+        "it is known"
+    );
+    assert_eq!(server.offer_window("b", (200_000, 7), last + 1).await, LessonOffer::New);
     for number in 0..64 {
         let model = format!("m{number}");
         let source = LessonSource { model: &model, ..by("c") };
@@ -452,7 +460,7 @@ async fn a_window_is_corrected_so_many_times() {
     let server = LessonsFixture::new().await;
     for step in 0..10 {
         let believed = 200_000 - 1_000 * step;
-        server.said("a", (believed, believed - 1_000), NOW).await;
+        server.offer_window("a", (believed, believed - 1_000), NOW).await;
     }
     assert_eq!(server.window("a", NOW), 192_000, "eight times");
 }

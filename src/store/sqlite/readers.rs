@@ -250,7 +250,7 @@ mod tests {
         let make_way = readers.make_way.clone();
         let began = Instant::now();
         make_way.during(|| ());
-        let endless = readers.ask(|it| it.query_row(ENDLESS, [], |row| row.get::<_, i64>(0)));
+        let endless = readers.query(|it| it.query_row(ENDLESS, [], |row| row.get::<_, i64>(0)));
         while lock(&make_way.looking).inside == 0 {
             tokio::task::yield_now().await;
         }
@@ -265,7 +265,7 @@ mod tests {
         let folder = conformance::folder();
         let readers = readers(folder.path(), 1, Duration::from_secs(60));
         let many = ENDLESS.replace("FROM n)", "FROM n WHERE i < 50000)");
-        let many = readers.ask(move |it| it.query_row(&many, [], |row| row.get::<_, i64>(0)));
+        let many = readers.query(move |it| it.query_row(&many, [], |row| row.get::<_, i64>(0)));
         assert_eq!(many.await.unwrap(), 50_000);
     }
 

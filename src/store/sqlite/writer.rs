@@ -720,7 +720,7 @@ mod tests {
         let writer = Writer { jobs, waiting: Arc::default(), restarts: Arc::default() };
         let put = |key| {
             let (scope, records, only_if) = (scope("t", "s"), small(key), Precondition::default());
-            writer.ask(|answer| WriterJob::Put { scope, records, only_if, answer })
+            writer.submit(|answer| WriterJob::Put { scope, records, only_if, answer })
         };
         let _waiting = [put(1), put(2)];
         assert!(matches!(put(3).await, Err(StoreError::Closed)), "the queue is full");

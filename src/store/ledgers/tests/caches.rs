@@ -96,7 +96,7 @@ async fn a_session_is_found_by_its_name_once_something_is_known_of_it() {
     let named = |name: &str| lock(&ours.caches).named(&name.into());
     drop(ours.room(&scope(0)));
     assert_eq!(named("s0"), [], "somebody has only asked for it");
-    let opened = ours.open(asked("t", Some("s0"), "1"), &conversation(&user("hi"))).await.unwrap();
+    let opened = ours.open(lookup("t", Some("s0"), "1"), &conversation(&user("hi"))).await.unwrap();
     assert_eq!(named("s0"), [scope(0)]);
     let fact = turn(&opened, "A");
     drop(opened);
@@ -110,7 +110,7 @@ async fn a_session_is_found_by_its_name_once_something_is_known_of_it() {
 async fn a_session_that_begins_here_is_not_read() {
     let store = Slow::new();
     let ours = Ledgers::new(store.clone());
-    let opened = ours.open(asked("t", None, "1"), &conversation(&user("hi"))).await.unwrap();
+    let opened = ours.open(lookup("t", None, "1"), &conversation(&user("hi"))).await.unwrap();
     assert!(!opened.store_missed && opened.cache.is_loaded());
     assert_eq!(store.scans.load(Relaxed), 0);
 }
