@@ -32,6 +32,8 @@ pub fn chosen(
     }
     let mut foreign = &known.foreign[..];
     let mut need = OrderConstraint::Free;
+    // The replies since the client's own reasoning that get theirs back.
+    let mut back: Vec<usize> = Vec::new();
     for (index, returned) in known.replies.iter().enumerate().rev() {
         let begins = returned.start();
         let is_before = |other: &ForeignReasoning| other.at > begins || returned.spans(other.at);
@@ -39,6 +41,7 @@ pub fn chosen(
             foreign = rest;
             let made = last.made.as_ref().map(|made| made.order);
             need = made.map_or(OrderConstraint::Unknown, OrderConstraint::Exactly);
+            back.clear();
         }
         if returned.is_replaced {
             chosen[index] = false;
@@ -51,8 +54,18 @@ pub fn chosen(
         }
         let missing = returned.missing(request);
         let order = OrderConstraint::Exactly(returned.reasoning.order);
+        let last = returned.reasoning.blocks.last().and_then(|block| signature_key(&block.raw));
+        let leads_on = match need {
+            OrderConstraint::Free => true,
+            OrderConstraint::Exactly(before) => before.is_some() && before == last,
+            OrderConstraint::Unknown => false,
+        };
         let keeps_some = missing.blocks.len() < returned.reasoning.blocks.len();
         if missing.is_nothing() || keeps_some && missing.is_partial() {
+            // What the client sends stays, so what does not follow on it cannot come back.
+            let stays = !returned.reasoning.blocks.is_empty();
+            let void = back.drain(..).filter(|_| stays && !leads_on);
+            void.for_each(|later| chosen[later] = false);
             need = order;
         } else if !keeps_some && returned.parts.is_empty() && is_elsewhere(known, returned) {
             // No part of it came back: the reasoning there belongs to a reply that was made in its place.
@@ -61,14 +74,10 @@ pub fn chosen(
             // The client kept some of it, or sends reasoning of another reply; the provider decides what that
             // is worth.
             (chosen[index], need) = (false, OrderConstraint::Unknown);
+            back.clear();
         } else if chosen[index] {
-            let last = returned.reasoning.blocks.last().and_then(|block| signature_key(&block.raw));
-            let leads_on = match need {
-                OrderConstraint::Free => true,
-                OrderConstraint::Exactly(before) => before.is_some() && before == last,
-                OrderConstraint::Unknown => false,
-            };
             (chosen[index], need) = if leads_on { (true, order) } else { (false, need) };
+            back.extend(leads_on.then_some(index));
         }
     }
     chosen

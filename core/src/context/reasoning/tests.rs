@@ -313,6 +313,29 @@ fn reasoning_before_what_is_taken_out_is_put_back() {
     assert_eq!(steps, [(Change::PutBack, 1), (Change::Removed, 5)]);
 }
 
+/// A reply was made while the reasoning before it was left out. Its client sends that now: behind it, the reply's
+/// own cannot come back.
+#[test]
+fn reasoning_is_not_put_back_behind_what_it_was_not_made_from() {
+    let mut scene = session(BOUND, "uauauau", DROPS);
+    let all = messages("uauauau");
+    let thinks = |numbers: &[usize]| -> Value {
+        let message = |(number, one): (usize, &Value)| {
+            let mut one = one.clone();
+            if numbers.contains(&number) {
+                one["content"] = thought(number, &one);
+            }
+            one
+        };
+        all.as_array().unwrap().iter().enumerate().map(message).collect()
+    };
+    let back = |scene: &SessionFixture| proposed(scene).0.len();
+    scene.send(&thinks(&[1]));
+    assert_eq!(back(&scene), 0, "behind the first");
+    scene.send(&thinks(&[]));
+    assert_eq!(back(&scene), 1, "without it");
+}
+
 /// A request was repeated, and its client sends the reasoning of the second reply.
 #[test]
 fn reasoning_behind_a_summary_is_judged_by_the_reply_that_made_it() {
