@@ -10,7 +10,7 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::ledger::{BoundaryHash, Ledger};
-use super::{ExchangeId, Outcome, Position, PromptSection, ThreadId, Turn};
+use super::{ExchangeId, Millis, Outcome, Position, PromptSection, ThreadId, Turn};
 use crate::dialect::{Chain, Conversation, HeldHistory, Part, PartKey, Purpose, Role};
 
 /// How a request relates to its parent turn.
@@ -140,26 +140,46 @@ fn grown_from<'l>(
         return None;
     }
     let chains: Vec<Chain> = conversation.chains().collect();
-    let by_chain = longest_prefix(ledger, &chains, position);
+    let by_chain = longest_prefix(ledger, conversation, &chains, position);
     let covered = by_chain.as_ref().map_or(0, |found| found.covers);
     last_boundary(ledger, conversation, position, covered).or(by_chain)
 }
 
-/// Ways 1 and 3: the longest prefix that identifies a turn.
+/// Ways 1 and 3: the longest prefix that identifies a turn. Reasoning is in no chain, but a turn is no ancestor if it
+/// was sent before reasoning was made that its prefix has here: the model said the same in two branches.
 fn longest_prefix<'l>(
     ledger: &'l Ledger,
+    conversation: &Conversation,
     chains: &[Chain],
     position: &Position,
 ) -> Option<AncestorMatch<'l>> {
+    let newest = newest_reasoning(ledger, conversation);
     chains.iter().enumerate().rev().find_map(|(index, chain)| {
         let covers = index + 1;
         let replied = prefer(ledger.replied_to(*chain), position);
         let ended = || {
-            let same_head = |turn: &&Arc<Turn>| has_head(turn, position);
-            prefer(ledger.ended_at(*chain).filter(same_head), position)
+            let could_have_it = |turn: &Turn| {
+                newest.is_none_or(|(before, made)| covers <= before || turn.at >= made)
+            };
+            let ended = ledger.ended_at(*chain);
+            prefer(ended.filter(|it| has_head(it, position) && could_have_it(it)), position)
         };
         replied.or_else(ended).map(|turn| AncestorMatch { turn, covers })
     })
+}
+
+/// How many keyed parts come before the newest reasoning of which it is known when it was made, and when that was.
+fn newest_reasoning(ledger: &Ledger, conversation: &Conversation) -> Option<(usize, Millis)> {
+    if !ledger.knows_reasoning() {
+        return None;
+    }
+    let (mut before, mut newest) = (0, None);
+    for part in conversation.parts() {
+        let made = part.reasoning_key.and_then(|key| ledger.reasoning_by_signature(PartKey(key)));
+        newest = made.map(|made| (before, made.at)).or(newest);
+        before += usize::from(part.key.is_some());
+    }
+    newest
 }
 
 /// The best of several turns at one chain (given newest first): on the client's thread, then with the same

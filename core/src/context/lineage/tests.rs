@@ -1,5 +1,6 @@
 use super::*;
 use crate::context::ledger::anchor_keys;
+use crate::context::reasoning::{self, ReplyOrigin};
 use crate::context::{Fact, PromptSection, Sketch, SketchPart};
 use crate::dialect::models::Family;
 use crate::dialect::reading::{Framing, ResponseReader};
@@ -34,16 +35,29 @@ impl Play {
         let id = format!("msg_{}", self.count);
         reading.push(format!(r#"{{"id":"{id}","content":[{answer}],"stop_reason":"end_turn","usage":{{"input_tokens":9,"output_tokens":1}}}}"#).as_bytes());
         let reply = reading.finish(true);
+        let after = reply.chain_after(placed.position.chain);
+        let at = 10 * self.count as u64;
+        let origin = ReplyOrigin {
+            dialect: Dialect::Anthropic,
+            after,
+            prefix: placed.position.chain,
+            order: None,
+            model: "m",
+            upstream: "a",
+            at: at + 5,
+        };
+        let thought = reasoning::record(&reply, origin);
+        thought.into_iter().for_each(|it| self.ledger.add(Fact::Reasoning(Box::new(it))));
         let sketched =
             |key| SketchPart { key, tokens: 1, place: PromptSection::History, by_length: false };
         self.ledger.add(Fact::Turn(Box::new(Turn {
             exchange,
-            after: reply.chain_after(placed.position.chain),
+            after,
             position: placed.position.clone(),
             done: Default::default(),
             response: reply.id.clone(),
-            at: 0,
-            ended: 0,
+            at,
+            ended: at + 5,
             upstream: "a".into(),
             dialect: Dialect::Anthropic,
             model: "m".into(),
@@ -192,6 +206,24 @@ fn a_client_that_resumes_with_its_partial_answer_stays() {
     let first = play.send(&request, &words("Half an ans"), Outcome::UpstreamFailed, None);
     let resumed = play.say(&[user("hi"), model("Half"), user("Resume")].join(","), &words("wer"));
     assert_eq!(resumed.position.thread, first.position.thread);
+}
+
+/// Twice the model thought and broke off, and twice its client had it go on in the same words: whose thought is in a
+/// request tells which of the two it continues.
+#[test]
+fn whose_reasoning_a_request_has_tells_its_parent() {
+    let mut play = Play::default();
+    let thought =
+        |sign: &str| format!(r#"{{"type":"thinking","thinking":"Hm.","signature":"{sign}"}}"#);
+    let goes_on = |sign: &str| {
+        let partial = format!(r#"{{"role":"assistant","content":[{}]}}"#, thought(sign));
+        [user("hi"), partial, user("Resume directly")].join(",")
+    };
+    let asks = body(&user("hi"), "You are calm.", "");
+    play.send(&asks, &thought("A"), Outcome::UpstreamFailed, None);
+    assert_eq!(parent(&play.say(&goes_on("A"), &words("one"))), Some("req-1"));
+    play.send(&asks, &thought("B"), Outcome::UpstreamFailed, None);
+    assert_eq!(parent(&play.say(&goes_on("B"), &words("two"))), Some("req-3"));
 }
 
 #[test]
