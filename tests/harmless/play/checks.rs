@@ -142,7 +142,8 @@ impl Play {
         let first = &log[0];
         let Some(accepted) = first.verdict.accepted() else { return Ok(()) };
         // Where the client changed nothing, what its reasoning rests on was changed by us.
-        let theirs = original.alone.as_ref().unwrap_or(&original.here);
+        let alone = original.alone.as_ref().filter(|_| self.is_rewritten);
+        let theirs = alone.unwrap_or(&original.here);
         let Ok(theirs) = theirs else { return Ok(()) };
         let strips = self.policy.reasoning.strip() != StripPolicy::None;
         // Nor with what a summary stands for: the reasoning that rests on it goes with it.
