@@ -334,7 +334,7 @@ fn the_table_of_waits_lists_every_wait() {
     for (file, constant, row) in [
         ("server/full.rs", "const TIMEOUT: Duration = Duration::from_secs(2)", "get 503 | 2 s"),
         (
-            "exchange_recorder.rs",
+            "state/exchange_recorder.rs",
             "const TOLD_WITHIN: Duration = Duration::from_secs(5)",
             "is kept | 5 s",
         ),

@@ -167,7 +167,7 @@ fn items(body: &Bytes) -> Option<Bytes> {
 /// Reads a provider's successful response to [`ask`].
 ///
 /// # Errors
-/// The reason why it is not a compaction; [`SummaryRejection::NotAsked`] if it is a response to something
+/// The reason why it is not a compaction; [`SummaryRejection::Unrelated`] if it is a response to something
 /// else.
 pub fn read(dialect: Dialect, body: &[u8]) -> Result<ProviderSummary, SummaryRejection> {
     let document = Document::read(body).map_err(|_| SummaryRejection::Unrelated)?;
