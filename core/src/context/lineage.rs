@@ -10,7 +10,7 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::ledger::{BoundaryHash, Ledger};
-use super::{ExchangeId, Millis, Outcome, Position, PromptSection, ThreadId, Turn};
+use super::{ExchangeId, Outcome, Position, PromptSection, ThreadId, Turn};
 use crate::dialect::{Chain, Conversation, HeldHistory, Part, PartKey, Purpose, Role};
 
 /// How a request relates to its parent turn.
@@ -145,8 +145,9 @@ fn grown_from<'l>(
     last_boundary(ledger, conversation, position, covered).or(by_chain)
 }
 
-/// Ways 1 and 3: the longest prefix that identifies a turn. Reasoning is in no chain, but a turn is no ancestor if it
-/// was sent before reasoning was made that its prefix has here: the model said the same in two branches.
+/// Ways 1 and 3: the longest prefix that identifies a turn. Reasoning is in no chain. But a turn is no ancestor if it
+/// arrived before the request whose reply has reasoning that the prefix has here: the model said the same in two
+/// branches.
 fn longest_prefix<'l>(
     ledger: &'l Ledger,
     conversation: &Conversation,
@@ -158,25 +159,34 @@ fn longest_prefix<'l>(
         let covers = index + 1;
         let replied = prefer(ledger.replied_to(*chain), position);
         let ended = || {
-            let could_have_it = |turn: &Turn| {
-                newest.is_none_or(|(before, made)| covers <= before || turn.at >= made)
+            let is_later = |turn: &Turn| {
+                newest.is_none_or(|(before, maker)| covers <= before || turn.at >= maker.at)
             };
             let ended = ledger.ended_at(*chain);
-            prefer(ended.filter(|it| has_head(it, position) && could_have_it(it)), position)
+            prefer(ended.filter(|it| has_head(it, position) && is_later(it)), position)
         };
         replied.or_else(ended).map(|turn| AncestorMatch { turn, covers })
     })
 }
 
-/// How many keyed parts come before the newest reasoning of which it is known when it was made, and when that was.
-fn newest_reasoning(ledger: &Ledger, conversation: &Conversation) -> Option<(usize, Millis)> {
+/// The turn that made the newest reasoning in a request whose maker is known, after how many keyed parts. Arrivals are
+/// compared, not ends: a client may go on before its reply has ended here, and another replica has another clock.
+fn newest_reasoning<'l>(
+    ledger: &'l Ledger,
+    conversation: &Conversation,
+) -> Option<(usize, &'l Arc<Turn>)> {
     if !ledger.knows_reasoning() {
         return None;
     }
+    let maker = |key| {
+        let made = ledger.reasoning_by_signature(PartKey(key))?;
+        // Where the reply was reasoning alone, the chain after it is the request's.
+        let mut turns = ledger.replied_to(made.after).chain(ledger.ended_at(made.after));
+        turns.find(|turn| turn.ended == made.at && turn.after == made.after)
+    };
     let (mut before, mut newest) = (0, None);
     for part in conversation.parts() {
-        let made = part.reasoning_key.and_then(|key| ledger.reasoning_by_signature(PartKey(key)));
-        newest = made.map(|made| (before, made.at)).or(newest);
+        newest = part.reasoning_key.and_then(maker).map(|maker| (before, maker)).or(newest);
         before += usize::from(part.key.is_some());
     }
     newest

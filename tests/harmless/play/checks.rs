@@ -204,8 +204,8 @@ impl Play {
         }
     }
 
-    /// What went out, each with the hash of the client's history to the message that it stands for; nothing where
-    /// a summary stands for many.
+    /// What went out, each with the hash of the client's history to the message that it stands for; 0 where a
+    /// summary stands for many.
     fn placed(&self, body: &Value, sent: &Judged) -> Vec<(u64, Value)> {
         let is_reasoning = |said: &Value| said["type"] == "reasoning";
         let mut came = speak::history(self.dialect, body);

@@ -43,12 +43,8 @@ pub fn chosen(
             need = made.map_or(OrderConstraint::Unknown, OrderConstraint::Exactly);
             back.clear();
         }
-        if returned.is_replaced {
-            chosen[index] = false;
-            continue;
-        }
         // What goes out without its reasoning asks for nothing before it.
-        if is_taken_out(request, known, returned) {
+        if returned.is_replaced || is_taken_out(request, known, returned) {
             chosen[index] = false;
             continue;
         }
