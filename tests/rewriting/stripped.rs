@@ -2,7 +2,8 @@
 
 use plimsoll::context::plan::{Change, Decision, DecisionReason};
 use plimsoll::context::policy::{
-    Policy, PruneGate, PrunePolicy, ReasoningPolicy, ReinjectPolicy, StripPolicy, SummaryEngine,
+    EchoRule, Policy, PruneGate, PrunePolicy, ReasoningPolicy, ReinjectPolicy, StripPolicy,
+    SummaryEngine,
 };
 use serde_json::{Value, json};
 
@@ -112,6 +113,63 @@ async fn what_another_branch_took_out_is_new_here() {
         let taken_out = (Change::Removed, Decision::New, DecisionReason::Stripped);
         assert_eq!(asked.steps(), [taken_out], "{question}");
     }
+}
+
+/// Without a signature reasoning is known by its text. A model that thinks the same again means something new: what
+/// was left out before says nothing about it.
+#[tokio::test]
+async fn equal_reasoning_is_left_out_one_by_one() {
+    let mut play = Play::of("/v1/chat/completions", strips(StripPolicy::All)).await;
+    play.config.upstreams[0].reasoning_echo = Some(EchoRule::Wanted);
+    play.restarts().await;
+    let mut history = vec![message("user", json!("How deep?")), thinks("Look.", json!([]))];
+    history.push(message("user", json!("And here?")));
+    let first = play.asks(&asks("glm-5", &history), &reply()).await;
+    assert_eq!(thinking(&first.sent), [false]);
+    history.extend([thinks("", json!([call("c1")])), result("c1", "Deep.")]);
+    let open = play.asks(&asks("glm-5", &history), &reply()).await;
+    assert_eq!(thinking(&open.sent), [false, true], "the open loop's own stays");
+    history.extend([message("assistant", json!("Deep.")), message("user", json!("Thanks."))]);
+    let closed = play.asks(&asks("glm-5", &history), &reply()).await;
+    assert_eq!(thinking(&closed.sent), [false, false, false]);
+    play.restarts().await;
+    assert_eq!(play.asks(&asks("glm-5", &history), &reply()).await.bytes, closed.bytes);
+}
+
+/// One branch left reasoning out, for a model that takes it or leaves it. Another model demands it, and thought the
+/// same in its own branch.
+#[tokio::test]
+async fn new_reasoning_goes_to_a_model_that_demands_it() {
+    let mut play = Play::of("/v1/chat/completions", strips(StripPolicy::All)).await;
+    let question = message("user", json!("How deep?"));
+    let resumed = [question.clone(), thinks("It i", json!([])), message("user", json!("Go on."))];
+    let first = play.asks(&asks("glm-5", &resumed), &reply()).await;
+    assert_eq!(thinking(&first.sent), [false]);
+    let mut history = vec![question];
+    let called = thinks("It is deep.", json!([call("c1")]));
+    let answer = json!({"id": "k", "choices": [{"index": 0, "finish_reason": "tool_calls",
+        "message": called}]});
+    play.asks(&asks("kimi-k3", &history), &answer).await;
+    history.extend([called, result("c1", "Deep.")]);
+    let next = play.asks(&asks("kimi-k3", &history), &reply()).await;
+    assert_eq!(thinking(&next.sent), [true]);
+}
+
+fn thinks(text: &str, calls: Value) -> Value {
+    let mut said = message("assistant", json!(text));
+    said["reasoning_content"] = json!("Hm.");
+    if calls != json!([]) {
+        said["tool_calls"] = calls;
+    }
+    said
+}
+
+fn call(id: &str) -> Value {
+    json!({"id": id, "type": "function", "function": {"name": "Read", "arguments": "{}"}})
+}
+
+fn result(id: &str, text: &str) -> Value {
+    json!({"role": "tool", "tool_call_id": id, "content": text})
 }
 
 /// 100k of content and 50k of reasoning that is left out: 100k is shown, and no threshold that lies

@@ -490,7 +490,7 @@ pub fn propose(
     let after = request.conversation.messages.iter().skip(*cut).flat_map(|it| &it.parts);
     let voids: Vec<u128> = after
         .filter(|_| request.is_bound() && carries.is_none())
-        .filter_map(|part| part.reasoning_key)
+        .filter_map(Part::removal_key)
         .collect();
     if !voids.is_empty() && request.is_in_loop() && due < CompactionNeed::Must {
         return Err(DecisionReason::OpenLoop);

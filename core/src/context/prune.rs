@@ -240,7 +240,7 @@ impl<'a> PruneCandidates<'a> {
         let first = self.old.last().filter(|_| request.is_bound()).map(|result| result.at.message);
         let after = request.conversation.messages.iter().skip(first.unwrap_or(usize::MAX));
         let parts = after.flat_map(|message| &message.parts);
-        let out = parts.filter_map(|part| part.reasoning_key);
+        let out = parts.filter_map(Part::removal_key);
         out.map(|about| reasoning::take_out(request, about, DecisionReason::Bound)).collect()
     }
 

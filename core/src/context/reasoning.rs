@@ -22,7 +22,7 @@ use super::{
     Fact, Millis, ReasoningAction, ReasoningBlock, ReasoningDecision, ReasoningRecord, ledger,
 };
 use crate::dialect::{
-    Chain, Dialect, PartIndex, PartKey, PartKind, Purpose, Reply, ReplyPart, Span,
+    Chain, Dialect, Part, PartIndex, PartKey, PartKind, Purpose, Reply, ReplyPart, Span,
 };
 
 /// What an upstream does with reasoning that is sent back, judged by its host and the model's name
@@ -348,7 +348,7 @@ impl ReasoningProposal<'_> {
         for returned in &known.replies {
             let before = self.sent.before(returned.index);
             for at in returned.places(request.conversation) {
-                let about = request.part(at).and_then(|part| part.reasoning_key);
+                let about = request.part(at).and_then(Part::removal_key);
                 let open = about.filter(|about| known.reasoning_decision(*about).is_none());
                 let is_void = |_: &u128| known.maker_at(at, returned).prefix != before;
                 if let Some(about) = open.filter(is_void) {
@@ -368,7 +368,7 @@ impl ReasoningProposal<'_> {
         let begins = request.turn_start();
         for (index, message) in conversation.messages.iter().enumerate().skip(known.kept_from()) {
             for (part_at, part) in message.parts.iter().enumerate() {
-                let Some(about) = part.reasoning_key else { continue };
+                let Some(about) = part.removal_key() else { continue };
                 let kept = request.policy.reasoning.strip() == StripPolicy::AllButLast
                     && newest == Some(index);
                 let decided = self.facts.iter().any(|fact| is_about(fact, about));

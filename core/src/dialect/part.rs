@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::key::{Keyer, PartKey};
+use super::key::{Chain, Keyer, PartKey};
 use super::kinds::{PartKind, Role};
 use crate::wire::json::{Span, Value};
 
@@ -79,6 +79,8 @@ pub struct Part {
     pub key: Option<PartKey>,
     /// The key of a client's own reasoning: the hash of its signature, else of its text.
     pub reasoning_key: Option<u128>,
+    /// How many parts of the history before it have the same reasoning key.
+    pub repeats: u32,
 }
 
 impl Part {
@@ -99,7 +101,16 @@ impl Part {
             is_schema: false,
             key: None,
             reasoning_key: None,
+            repeats: 0,
         }
+    }
+
+    /// The key that a decision to remove this reasoning is stored under: its own, and a later key for each time that
+    /// equal reasoning came before it. Without a signature a model's reasoning can repeat to the letter.
+    pub fn removal_key(&self) -> Option<u128> {
+        let key = self.reasoning_key?;
+        let later = || Chain(key).then(PartKey(u128::from(self.repeats))).0;
+        Some(if self.repeats == 0 { key } else { later() })
     }
 
     /// Sets the key of reasoning that has its own: by its seal, else by its text.

@@ -2,6 +2,8 @@
 //!
 //! Never fails: what is not understood becomes an opaque part and a note.
 
+use foldhash::HashMap;
+
 use super::conversation::Conversation;
 use super::kinds::{Dialect, Purpose};
 use super::{anthropic, gemini, openai_chat, openai_responses, paths, purpose, size};
@@ -33,7 +35,18 @@ pub fn read_in(document: &Document, dialect: Dialect, target: &str, body: &[u8])
         conversation.purpose = purpose::by_text(&conversation, body).unwrap_or_default();
     }
     conversation.model = conversation.model.map(size::name);
-    let messages = conversation.messages.iter_mut();
-    messages.flat_map(|message| &mut message.parts).for_each(|part| part.hash_reasoning(body));
+    key_reasoning(&mut conversation, body);
     conversation
+}
+
+/// Gives the reasoning in the history its keys.
+fn key_reasoning(conversation: &mut Conversation, body: &[u8]) {
+    let mut seen: HashMap<u128, u32> = HashMap::default();
+    for part in conversation.messages.iter_mut().flat_map(|message| &mut message.parts) {
+        part.hash_reasoning(body);
+        let Some(key) = part.reasoning_key else { continue };
+        let repeats = seen.entry(key).or_default();
+        part.repeats = *repeats;
+        *repeats += 1;
+    }
 }

@@ -26,7 +26,7 @@ use crate::context::{
     ReasoningAction, ReasoningDecision, ThreadId, Turn, inject,
 };
 use crate::dialect::{Chain, Conversation, Part, PartIndex, PartKey, PartKind, Role};
-use branch::{Branch, CutCount};
+use branch::{Branch, CutCount, OwnReasoning};
 use keyed::{KeyedPart, head, keyed_parts};
 
 pub(crate) use reply::ForeignReasoning;
@@ -63,6 +63,8 @@ pub struct RecordedDecisions {
     exchange: ExchangeId,
     /// The keys of the reasoning that the parent turn sent.
     thoughts: Arc<HashSet<PartKey>>,
+    /// The removal keys of the client's reasoning that the parent turn did not send.
+    left_out: HashSet<u128>,
     /// Replies whose reasoning is recorded, oldest first.
     pub replies: Vec<ReturnedReply>,
     /// The client's own reasoning that belongs to none of them, in order.
@@ -120,8 +122,15 @@ impl RecordedDecisions {
             known.thoughts = Arc::new(branch.thoughts());
         }
         if ledger.has_decided(shadow) {
-            let forms =
-                known.find_decisions(ledger, shadow, &branch, conversation.model.as_deref());
+            let thought = branch.own_reasoning(conversation);
+            let forms = known.find_decisions(
+                ledger,
+                shadow,
+                &branch,
+                &thought,
+                conversation.model.as_deref(),
+            );
+            known.left_out = thought.left_out;
             known.given_up = ledger.given_up(shadow, known.suspended);
             known.given_up.extend(branch.given_up());
             known.find_reaches(ledger, conversation, &branch, &forms);
@@ -227,6 +236,7 @@ impl RecordedDecisions {
         ledger: &Ledger,
         shadow: bool,
         branch: &Branch<'_>,
+        own: &OwnReasoning,
         model: Option<&str>,
     ) -> HashMap<usize, CutCount> {
         let suspended = self.suspended;
@@ -262,7 +272,7 @@ impl RecordedDecisions {
         }
         // The bytes of what the client sends are not at hand here, so all decisions to remove are taken.
         let replies = self.replies.iter().map(|returned| &*returned.reasoning);
-        let elsewhere = branch.not_out(ledger.reasoning_removals(shadow, suspended), replies);
+        let elsewhere = branch.not_out(ledger.reasoning_removals(shadow, suspended), replies, own);
         let out = ledger
             .reasoning_removals(shadow, suspended)
             .filter(|decision| !elsewhere.contains(&decision.about));
@@ -478,7 +488,7 @@ impl RecordedDecisions {
         let was_left_out = || {
             let is_its = |parent: &&Arc<Turn>| *parent.model == *request.name;
             self.parent.as_ref().filter(is_its).is_some()
-                && !self.thoughts.contains(&decision.about)
+                && self.left_out.contains(&decision.about.0)
         };
         request.echo != EchoRule::Demanded
             || decision.why == DecisionReason::Refusal

@@ -258,7 +258,7 @@ fn take_out(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Pla
     }
     let messages = request.conversation.messages.iter().enumerate();
     for (index, message) in messages.skip(known.kept_from()) {
-        let is_out = |part: &Part| known.takes_out_reasoning(request, part.reasoning_key?);
+        let is_out = |part: &Part| known.takes_out_reasoning(request, part.removal_key()?);
         let out: Vec<(usize, &ReasoningDecision)> = message
             .parts
             .iter()

@@ -86,7 +86,7 @@ fn is_taken_out(
     returned: &ReturnedReply,
 ) -> bool {
     let conversation = request.conversation;
-    let keys = returned.places(conversation).filter_map(|at| request.part(at)?.reasoning_key);
+    let keys = returned.places(conversation).filter_map(|at| request.part(at)?.removal_key());
     let mut keys = keys.peekable();
     keys.peek().is_some() && keys.all(|about| known.takes_out_reasoning(request, about).is_some())
 }

@@ -18,7 +18,7 @@ pub(super) fn propose(refused: &RefusedRequest<'_>, place: Option<&PathTarget>) 
     };
     let own = conversation.parts().filter(|part| part.kind == PartKind::Reasoning);
     let own: Vec<(u128, &Part)> =
-        own.filter_map(|part| Some((part.reasoning_key?, part))).collect();
+        own.filter_map(|part| Some((part.removal_key()?, part))).collect();
     let tried = own.iter().any(|(about, _)| {
         let echo = refused.known.reasoning_decision(*about);
         echo.is_some_and(|echo| {
@@ -61,7 +61,8 @@ fn named(
     let there = sent.parts().filter(|part| part.kind == PartKind::Reasoning);
     let there = there.filter(|part| meets(part.span, place.span));
     let there: Vec<u128> = there.filter_map(|part| part.reasoning_key).collect();
-    own.iter().map(|(about, _)| *about).filter(|about| there.contains(about)).collect()
+    let is_there = |part: &Part| part.reasoning_key.is_some_and(|key| there.contains(&key));
+    own.iter().filter(|(_, part)| is_there(part)).map(|(about, _)| *about).collect()
 }
 
 /// OpenAI names content without an id by its first and last characters: `gAAA...DQ==` (`docs/protocols.md` 3.2).

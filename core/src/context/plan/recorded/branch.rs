@@ -22,7 +22,7 @@ use crate::context::{
     reasoning,
 };
 use crate::dialect::repair::Repair;
-use crate::dialect::{PartKey, Role};
+use crate::dialect::{Conversation, PartKey, Role};
 
 /// The branch that a request is the end of.
 pub(super) struct Branch<'l> {
@@ -33,6 +33,8 @@ pub(super) struct Branch<'l> {
     parent: Option<&'l Turn>,
     /// What that turn sent, part by part; `None` if unknown.
     sent: Option<Vec<SketchPart>>,
+    /// How many keyed parts of the request that turn's request covers.
+    covers: usize,
     /// The ancestors of the request.
     line: OnceCell<HashSet<&'l ExchangeId>>,
     /// The keys of everything in `sent`.
@@ -56,8 +58,14 @@ impl<'l> Branch<'l> {
             is_known && !decides_apart
         });
         let sent = known.and_then(|parent| ledger.sketch(parent)).filter(|sent| !sent.is_empty());
+        let covered = keyed_parts.get(..placed.covers).unwrap_or(keyed_parts);
+        let is_reply = |keyed: &&KeyedPart| {
+            let reply = parent.into_iter().flat_map(|parent| parent.reply.iter());
+            keyed.role == Role::Assistant && reply.into_iter().any(|part| part.key == keyed.key)
+        };
+        let covers = covered.len() - covered.iter().rev().take_while(is_reply).count();
         let (line, keys) = Default::default();
-        Self { ledger, exchange: &placed.exchange, parent, sent, line, keys }
+        Self { ledger, exchange: &placed.exchange, parent, sent, covers, line, keys }
     }
 
     fn has_sent(&self, key: PartKey) -> bool {
@@ -182,14 +190,17 @@ impl<'l> Branch<'l> {
         &self,
         out: impl Iterator<Item = &'r Arc<ReasoningDecision>>,
         replies: impl Iterator<Item = &'r ReasoningRecord>,
+        own: &OwnReasoning,
     ) -> HashSet<PartKey> {
         let others =
             out.filter(|decision| self.sent.is_some() && !self.has_made(&decision.exchange));
         let others: HashMap<PartKey, &ReasoningDecision> =
             others.map(|decision| (decision.about, &**decision)).collect();
         // If policy does not put reasoning back, no replies are known; the keys of what was sent still tell.
-        let sent = others.keys().copied().filter(|about| self.has_sent(*about));
-        let sent: HashSet<PartKey> = sent.collect();
+        let has_sent = |about: &PartKey| {
+            own.sent.contains(&about.0) || self.has_sent(*about) && !own.left_out.contains(&about.0)
+        };
+        let sent: HashSet<PartKey> = others.keys().copied().filter(has_sent).collect();
         // Such decisions are rare, and reading all replies takes time.
         let replies = replies.filter(|_| !others.is_empty());
         let blocks = replies.flat_map(|reply| reply.blocks.iter().map(move |it| (it, reply)));
@@ -216,17 +227,37 @@ impl<'l> Branch<'l> {
         names(reasoning).any(|key| self.has_sent(key))
     }
 
+    /// What the parent turn did with the client's own reasoning in its request. Of reasoning that repeats to the
+    /// letter, the oldest is taken to be left out.
+    pub(super) fn own_reasoning(&self, conversation: &Conversation) -> OwnReasoning {
+        let (mut before, mut own) = (0, OwnReasoning::default());
+        let mut places: HashMap<u128, Vec<u128>> = HashMap::default();
+        for part in conversation.parts() {
+            if before >= self.covers {
+                break;
+            }
+            before += usize::from(part.key.is_some());
+            if let (Some(key), Some(about)) = (part.reasoning_key, part.removal_key()) {
+                places.entry(key).or_default().push(about);
+            }
+        }
+        let mut count: HashMap<u128, usize> = HashMap::default();
+        for part in self.sent.iter().flatten().filter(|part| is_reasoning(part)) {
+            *count.entry(part.key.0).or_default() += 1;
+        }
+        for (key, abouts) in places {
+            let sent = count.get(&key).copied().unwrap_or_default();
+            let (left_out, sent) = abouts.split_at(abouts.len().saturating_sub(sent));
+            own.left_out.extend(left_out);
+            own.sent.extend(sent);
+        }
+        own
+    }
+
     /// The keys of the reasoning that the parent turn sent.
     pub(super) fn thoughts(&self) -> HashSet<PartKey> {
-        let is_thought = |part: &&SketchPart| {
-            let places = [
-                PromptSection::Reasoning,
-                PromptSection::SteeredReasoning,
-                PromptSection::OldReasoning,
-            ];
-            places.contains(&part.place)
-        };
-        self.sent.iter().flatten().filter(is_thought).map(|part| part.key).collect()
+        let sent = self.sent.iter().flatten();
+        sent.filter(|part| is_reasoning(part)).map(|part| part.key).collect()
     }
 
     /// Keys of decisions that are never made again in this branch: revoked twice, or for good.
@@ -284,6 +315,19 @@ impl<'l> Branch<'l> {
         }
         began
     }
+}
+
+/// What a turn did with the client's own reasoning in its request, by removal key.
+#[derive(Debug, Default)]
+pub(super) struct OwnReasoning {
+    pub(super) sent: HashSet<u128>,
+    pub(super) left_out: HashSet<u128>,
+}
+
+fn is_reasoning(part: &SketchPart) -> bool {
+    let places =
+        [PromptSection::Reasoning, PromptSection::SteeredReasoning, PromptSection::OldReasoning];
+    places.contains(&part.place)
 }
 
 /// How often a part was cut: a trimmed result may be cleared later.

@@ -75,8 +75,8 @@ impl RecordedDecisions {
         let others: Vec<_> = others.collect();
         let is_foreign = |at| others.iter().any(|reply| reply.spans(at));
         let thoughts = parts.filter_map(|(at, part)| {
-            let about = part.reasoning_key.filter(|about| !is_out(*about))?;
-            (!is_foreign(at)).then(|| (at, self.thoughts.contains(&PartKey(about))))
+            let key = part.reasoning_key.filter(|_| !part.removal_key().is_some_and(is_out))?;
+            (!is_foreign(at)).then(|| (at, self.thoughts.contains(&PartKey(key))))
         });
         let thoughts: Vec<(PartIndex, bool)> = thoughts.collect();
         let is_void = |at, reach: &CutReach| {

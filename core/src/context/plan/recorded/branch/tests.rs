@@ -20,7 +20,7 @@ fn branch<'l>(ledger: &'l Ledger, sent: Option<&[u128]>) -> Branch<'l> {
     let sent = sent.map(|keys| keys.iter().map(part).collect());
     let (line, keys) = Default::default();
     static HERE: std::sync::LazyLock<ExchangeId> = std::sync::LazyLock::new(|| "here".into());
-    Branch { ledger, exchange: &HERE, parent: None, sent, line, keys }
+    Branch { ledger, exchange: &HERE, parent: None, sent, covers: 0, line, keys }
 }
 
 fn echo(request: &str, does: ReasoningAction, why: DecisionReason) -> ReasoningDecision {
@@ -143,7 +143,8 @@ fn what_is_taken_out_elsewhere_stays_where_it_was_sent() {
     let stays = |sent: Option<&[u128]>, request, why, parent: Option<&Turn>| {
         let out = Arc::new(echo(request, ReasoningAction::Out, why));
         let branch = Branch { parent, ..branch(&ledger, sent) };
-        branch.not_out([&out].into_iter(), [&reasoning].into_iter()).contains(&sealed)
+        let own = OwnReasoning::default();
+        branch.not_out([&out].into_iter(), [&reasoning].into_iter(), &own).contains(&sealed)
     };
     use DecisionReason::{Bound, Stripped};
     assert!(!stays(Some(&[]), "there", Stripped, None));
@@ -171,7 +172,8 @@ fn a_block_that_was_left_out_stays_out_beside_one_that_was_sent() {
     let out = Arc::new(echo("there", ReasoningAction::Out, DecisionReason::Stripped));
     let stays = |sent: &[u128]| {
         let branch = branch(&ledger, Some(sent));
-        !branch.not_out([&out].into_iter(), [&reasoning].into_iter()).is_empty()
+        let own = OwnReasoning::default();
+        !branch.not_out([&out].into_iter(), [&reasoning].into_iter(), &own).is_empty()
     };
     let (first, second) = (PartKey::of_bytes(b"\"c2ln\""), PartKey::of_bytes(b"\"bmV4\""));
     assert!(stays(&[first.0]) && stays(&[first.0, second.0]));
