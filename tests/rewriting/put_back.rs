@@ -103,6 +103,26 @@ async fn the_reasoning_of_a_repeated_requests_second_reply_stands_alone() {
     }
 }
 
+/// After a rewind the model says the same without thinking: the thinking of its first reply is not this one's.
+#[tokio::test]
+async fn a_reply_without_reasoning_gets_none_of_another() {
+    let mut play = Play::of("/v1/messages", Policy::default()).await;
+    let ids = ["toolu_01AbCdEfGh12", "toolu_01ZyXwVuTs34"];
+    let question = message("user", json!("Look."));
+    let text =
+        json!({"type": "text", "text": "I look at the depth of the water under the keel now."});
+    for (id, thinks, count) in [(ids[0], vec![thinking("So.")], 3), (ids[1], vec![], 2)] {
+        let said = vec![text.clone(), call(id)];
+        let reply = json!([thinks, said.clone()].concat());
+        play.asks(&asks(MODEL, &[question.clone()]), &answers(id, MODEL, reply)).await;
+        let result = message("user", json!([result(id, "Deep.")]));
+        let history = [question.clone(), message("assistant", json!(said)), result];
+        let scene = play.asks(&asks(MODEL, &history), &answers("next", MODEL, json!([]))).await;
+        let content = &scene.sent["messages"][1]["content"];
+        assert_eq!(content.as_array().unwrap().len(), count, "{content}");
+    }
+}
+
 /// A reply breaks off after its text. The request is repeated, and the second reply says the same and calls a
 /// tool. Its own reasoning is put back, once.
 #[tokio::test]

@@ -21,7 +21,12 @@ impl RecordedDecisions {
         let mut found: HashSet<Chain> = HashSet::default();
         let mut covered = vec![false; self.keyed_parts.len()];
         for (index, chain) in conversation.chains().enumerate() {
-            let Some(reasoning) = ledger.reasoning(chain) else { continue };
+            let Some(reasoning) = ledger.reasoning(chain) else {
+                // A reply without reasoning is no other's with the same text.
+                let count = ledger.replied_to(chain).next().map_or(0, |turn| turn.reply.len());
+                covered[(index + 1).saturating_sub(count)..=index].fill(true);
+                continue;
+            };
             let count = reasoning.parts.len();
             let Some(first) = (index + 1).checked_sub(count) else { continue };
             if count == 0 {
