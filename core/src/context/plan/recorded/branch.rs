@@ -184,8 +184,9 @@ impl<'l> Branch<'l> {
         self.ledger.turn(&decision.exchange).is_none_or(|turn| Some(&*turn.model) == model)
     }
 
-    /// Decisions to remove reasoning that do not apply here, because this branch has sent that reasoning.
-    /// Returns their keys. If it is unknown what this branch sent, all decisions apply and none is returned.
+    /// Decisions of other branches to remove reasoning that do not apply here, because this branch has sent that
+    /// reasoning, or has it for the first time and decides by itself; what a provider refused there is refused here,
+    /// too. Returns their keys. If it is unknown what this branch sent, all decisions apply and none is returned.
     pub(super) fn not_out<'r>(
         &self,
         out: impl Iterator<Item = &'r Arc<ReasoningDecision>>,
@@ -197,22 +198,22 @@ impl<'l> Branch<'l> {
         let others: HashMap<PartKey, &ReasoningDecision> =
             others.map(|decision| (decision.about, &**decision)).collect();
         // If policy does not put reasoning back, no replies are known; the keys of what was sent still tell.
-        let has_sent = |about: &PartKey| {
-            own.sent.contains(&about.0) || self.has_sent(*about) && !own.left_out.contains(&about.0)
+        let is_kept = |decision: &&&ReasoningDecision| {
+            let about = decision.about;
+            let is_left_out = own.left_out.contains(&about.0);
+            let is_refused = decision.why == DecisionReason::Refusal;
+            own.sent.contains(&about.0) || !is_left_out && (!is_refused || self.has_sent(about))
         };
-        let sent: HashSet<PartKey> = others.keys().copied().filter(has_sent).collect();
+        let kept: HashSet<PartKey> = others.values().filter(is_kept).map(|it| it.about).collect();
         // Such decisions are rare, and reading all replies takes time.
-        let replies = replies.filter(|_| !others.is_empty());
+        let replies = replies.filter(|_| kept.len() < others.len());
         let blocks = replies.flat_map(|reply| reply.blocks.iter().map(move |it| (it, reply)));
         let elsewhere = blocks.filter_map(|(block, reply)| {
             let literal = reasoning::literal(&block.raw)?;
             let decision = others.get(&PartKey::of_bytes(literal.as_bytes()))?;
-            // It was removed there together with the change that made it void.
-            let is_new = self.parent.is_some_and(|parent| parent.after == reply.after);
-            (self.has_sent_block(block, reply) || is_new && decision.why == DecisionReason::Bound)
-                .then_some(decision.about)
+            self.has_sent_block(block, reply).then_some(decision.about)
         });
-        elsewhere.chain(sent).collect()
+        elsewhere.chain(kept.iter().copied()).collect()
     }
 
     /// Whether the parent turn sent this block of a reply's reasoning. Of a reply with one block its other names tell,

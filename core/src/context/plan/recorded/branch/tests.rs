@@ -140,25 +140,31 @@ fn what_is_taken_out_elsewhere_stays_where_it_was_sent() {
     let reasoning = thought();
     let sealed = PartKey::of_bytes(b"c2ln");
     let quoted = PartKey::of_bytes(b"\"c2ln\"");
-    let stays = |sent: Option<&[u128]>, request, why, parent: Option<&Turn>| {
+    let all: HashSet<u128> = [sealed.0].into_iter().collect();
+    let (new, left_out) = (OwnReasoning::default, || OwnReasoning {
+        left_out: all.clone(),
+        ..OwnReasoning::default()
+    });
+    let was_sent = || OwnReasoning { sent: all.clone(), ..OwnReasoning::default() };
+    let stays = |sent: Option<&[u128]>, request, why, own: OwnReasoning| {
         let out = Arc::new(echo(request, ReasoningAction::Out, why));
-        let branch = Branch { parent, ..branch(&ledger, sent) };
-        let own = OwnReasoning::default();
+        let branch = branch(&ledger, sent);
         branch.not_out([&out].into_iter(), [&reasoning].into_iter(), &own).contains(&sealed)
     };
-    use DecisionReason::{Bound, Stripped};
-    assert!(!stays(Some(&[]), "there", Stripped, None));
-    assert!(stays(Some(&[sealed.0]), "there", Stripped, None));
-    assert!(stays(Some(&[quoted.0]), "there", Stripped, None), "put back, or its client's");
-    assert!(
-        !stays(None, "there", Stripped, None) && !stays(Some(&[sealed.0]), "here", Stripped, None)
-    );
-    let scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
-    let mut turn = scene.turn(&scene.reply(&json!([{"type": "text", "text": "Aye."}])));
-    assert!(!stays(Some(&[]), "there", Bound, Some(&turn)), "another reply ended the turn");
-    turn.after = reasoning.after;
-    assert!(stays(Some(&[]), "there", Bound, Some(&turn)), "what made it void is not here");
-    assert!(!stays(Some(&[]), "there", Stripped, Some(&turn)));
+    use DecisionReason::{Bound, Refusal, Stripped};
+    for why in [Stripped, Bound, Refusal] {
+        assert!(!stays(Some(&[]), "there", why, left_out()), "{why:?}: it was left out here");
+        assert!(stays(Some(&[sealed.0]), "there", why, new()), "{why:?}");
+        assert!(stays(Some(&[]), "there", why, was_sent()), "{why:?}");
+        assert!(stays(Some(&[quoted.0]), "there", why, left_out()), "put back, or its client's");
+        assert!(!stays(None, "there", why, new()), "{why:?}: nobody knows what was sent");
+        assert!(!stays(Some(&[sealed.0]), "here", why, was_sent()), "{why:?}: decided here");
+        assert_eq!(
+            stays(Some(&[]), "there", why, new()),
+            why != Refusal,
+            "{why:?}: it is new here"
+        );
+    }
 }
 
 /// Of two blocks of one reply the branch sent one: the other stays out.
@@ -172,7 +178,8 @@ fn a_block_that_was_left_out_stays_out_beside_one_that_was_sent() {
     let out = Arc::new(echo("there", ReasoningAction::Out, DecisionReason::Stripped));
     let stays = |sent: &[u128]| {
         let branch = branch(&ledger, Some(sent));
-        let own = OwnReasoning::default();
+        let left_out = block_names(&reasoning.blocks[0]).map(|key| key.0).collect();
+        let own = OwnReasoning { left_out, ..OwnReasoning::default() };
         !branch.not_out([&out].into_iter(), [&reasoning].into_iter(), &own).is_empty()
     };
     let (first, second) = (PartKey::of_bytes(b"\"c2ln\""), PartKey::of_bytes(b"\"bmV4\""));
