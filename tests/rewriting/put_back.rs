@@ -255,6 +255,33 @@ async fn nothing_is_put_back_or_kept_where_policy_forbids_it() {
     assert!(!knows.unwrap());
 }
 
+/// Bound reasoning that was made after what we put back is void without it.
+#[tokio::test]
+async fn what_was_put_back_stays_when_policy_no_longer_puts_back() {
+    const BOUND: &str = "claude-opus-5-5";
+    let mut play = Play::of("/v1/messages", Policy::default()).await;
+    let ids = ["toolu_01AbCdEfGh12", "toolu_01ZyXwVuTs34"];
+    let mut history = vec![message("user", json!("Look."))];
+    let reply = json!([thinking("Let me look."), call(ids[0])]);
+    play.asks(&asks(BOUND, &history), &answers("m1", BOUND, reply)).await;
+    history.push(message("assistant", json!([call(ids[0])])));
+    history.push(message("user", json!([result(ids[0], "Deep water.")])));
+    let reply = json!([{"type": "text", "text": "It is deep."}]);
+    play.asks(&asks(BOUND, &history), &answers("m2", BOUND, reply.clone())).await;
+    let mut policy = Policy::default();
+    policy.reasoning.reinject = ReinjectPolicy::Off;
+    play.config.policy = policy.into();
+    play.restarts().await;
+    history.extend([message("assistant", reply), message("user", json!("And here?"))]);
+    let reply = json!([thinking("I look here."), call(ids[1])]);
+    let first = play.asks(&asks(BOUND, &history), &answers("m3", BOUND, reply.clone())).await;
+    assert_eq!(first.sent["messages"][1]["content"][0], thinking("Let me look."));
+    history
+        .extend([message("assistant", reply), message("user", json!([result(ids[1], "Deep.")]))]);
+    let next = play.asks(&asks(BOUND, &history), &answers("m4", BOUND, json!([]))).await;
+    assert_eq!(next.sent["messages"][1], first.sent["messages"][1]);
+}
+
 #[tokio::test]
 async fn another_model_gets_nothing_it_cannot_read() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;

@@ -91,8 +91,10 @@ impl PendingExchange {
         let content = kept.keep.then(|| tokio::spawn(self.content(kept.exchange_bytes)));
         let Self { mut opened, prepared, mut planned, counted, draft, .. } = self;
         (opened.known, opened.anchor) = Default::default();
-        let records = prepared.policy.reasoning.reinject != ReinjectPolicy::Off;
         let sent = &planned.sent;
+        // Reasoning that was made after some that we put back needs it there, whatever policy says now.
+        let records =
+            prepared.policy.reasoning.reinject != ReinjectPolicy::Off || sent.has_put_back();
         let forwarded = ForwardedPrefix { prefix: sent.chain(), order: sent.thought() };
         OpenTurn {
             opened,

@@ -82,6 +82,11 @@ impl Overlay {
         self.back.get(&at).map(Vec::as_slice).unwrap_or_default()
     }
 
+    /// Whether reasoning was put back.
+    pub fn has_put_back(&self) -> bool {
+        !self.back.is_empty()
+    }
+
     /// All reasoning that was put back.
     pub(crate) fn all_back(&self) -> impl Iterator<Item = PartKey> + '_ {
         self.back.values().flatten().copied()
