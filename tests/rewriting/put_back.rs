@@ -103,6 +103,30 @@ async fn the_reasoning_of_a_repeated_requests_second_reply_stands_alone() {
     }
 }
 
+/// After a rewind the model says the same, and thinks something else. Each branch gets its own thinking back.
+#[tokio::test]
+async fn each_branch_gets_the_reasoning_of_its_own_reply() {
+    let mut play = Play::of("/v1/messages", Policy::default()).await;
+    let text = json!({"type": "text", "text": "Aye."});
+    let mut branches = Vec::new();
+    for (thought, question) in [("Hm.", "And here?"), ("I see it.", "And there?")] {
+        let mut history = vec![message("user", json!("Look."))];
+        let reply = json!([thinking(thought), text]);
+        play.asks(&asks(MODEL, &history), &answers(thought, MODEL, reply)).await;
+        history.extend([message("assistant", json!([text])), message("user", json!(question))]);
+        let reply = json!([{"type": "text", "text": question}]);
+        let scene = play.asks(&asks(MODEL, &history), &answers(question, MODEL, reply)).await;
+        assert_eq!(scene.sent["messages"][1]["content"], json!([thinking(thought), text]));
+        history.extend([message("assistant", json!(question)), message("user", json!("So."))]);
+        branches.push((thought, history));
+    }
+    play.restarts().await;
+    for (thought, history) in branches {
+        let scene = play.asks(&asks(MODEL, &history), &answers("m", MODEL, json!([]))).await;
+        assert_eq!(scene.sent["messages"][1]["content"], json!([thinking(thought), text]));
+    }
+}
+
 /// After a rewind the model says the same without thinking: the thinking of its first reply is not this one's.
 #[tokio::test]
 async fn a_reply_without_reasoning_gets_none_of_another() {

@@ -34,6 +34,8 @@ pub struct Ledger {
     /// Turns that a later turn continues.
     grown: HashSet<ExchangeId>,
     reasoning: HashMap<Chain, Arc<ReasoningRecord>>,
+    /// Signed reasoning of later replies with the same parts, to a repeated request.
+    repeated_reasoning: HashMap<Chain, Vec<Arc<ReasoningRecord>>>,
     /// The same, and that of replies to a repeated request, by the keys of its signed pieces.
     by_signature: HashMap<PartKey, Arc<ReasoningRecord>>,
     /// Chains after replies, by the replies' anchor keys, oldest first; of many replies with a key, the newest.
@@ -170,7 +172,7 @@ impl Ledger {
     }
 
     /// Adds the reasoning of a reply. If a request was repeated and answered with the same parts, the first
-    /// reply is the one that is put back; the other one is only found by its signatures.
+    /// reply is the one that is put back; another one only in its own branch, if it is signed.
     fn add_reasoning(&mut self, reasoning: Arc<ReasoningRecord>) {
         let signatures: Vec<_> =
             reasoning.blocks.iter().filter_map(|it| signature_key(&it.raw)).collect();
@@ -193,14 +195,22 @@ impl Ledger {
         let is_first = |known: &Arc<ReasoningRecord>| {
             (known.at, known.key()) <= (reasoning.at, reasoning.key())
         };
-        if self.reasoning.get(&reasoning.after).is_none_or(|known| !is_first(known)) {
-            self.reasoning.insert(reasoning.after, reasoning.clone());
+        let after = reasoning.after;
+        let later = if self.reasoning.get(&after).is_none_or(|known| !is_first(known)) {
             reasoning.anchor_keys.iter().for_each(|key| self.add_anchor_key(*key, &reasoning));
+            self.reasoning.insert(after, reasoning.clone())
         } else if signatures.is_empty() {
             return;
-        }
+        } else {
+            Some(reasoning.clone())
+        };
         self.bytes += bytes;
         self.by_signature.extend(signatures.into_iter().map(|key| (key, reasoning.clone())));
+        let is_signed = |it: &ReasoningRecord| {
+            it.blocks.iter().any(|block| signature_key(&block.raw).is_some())
+        };
+        let later = later.filter(|it| is_signed(it));
+        later.into_iter().for_each(|it| self.repeated_reasoning.entry(after).or_default().push(it));
     }
 
     fn add_anchor_key(&mut self, key: PartKey, reasoning: &ReasoningRecord) {
@@ -315,7 +325,9 @@ impl Ledger {
                 _ => turn.clone(),
             });
         }
-        let reasoning = old.reasoning.values().filter(|of| self.by_after.contains_key(&of.after));
+        let later = old.repeated_reasoning.values().flatten();
+        let reasoning = old.reasoning.values().chain(later);
+        let reasoning = reasoning.filter(|of| self.by_after.contains_key(&of.after));
         reasoning.cloned().collect::<Vec<_>>().into_iter().for_each(|of| self.add_reasoning(of));
         self.take_decisions(&old);
     }
@@ -366,6 +378,14 @@ impl Ledger {
     /// The reasoning of the reply that ended at `chain`.
     pub fn reasoning(&self, after: Chain) -> Option<&Arc<ReasoningRecord>> {
         self.reasoning.get(&after)
+    }
+
+    /// The signed reasoning of later replies that ended at `chain`, too.
+    pub(crate) fn repeated_reasoning(
+        &self,
+        after: Chain,
+    ) -> impl Iterator<Item = &Arc<ReasoningRecord>> {
+        self.repeated_reasoning.get(&after).into_iter().flatten()
     }
 
     /// The reasoning of replies with this anchor key, newest first.

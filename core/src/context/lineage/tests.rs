@@ -11,6 +11,8 @@ use crate::dialect::{self, Dialect, Usage};
 struct Play {
     ledger: Ledger,
     count: usize,
+    /// How far the clock of the next request's replica is behind.
+    behind: u64,
 }
 
 impl Play {
@@ -36,7 +38,7 @@ impl Play {
         reading.push(format!(r#"{{"id":"{id}","content":[{answer}],"stop_reason":"end_turn","usage":{{"input_tokens":9,"output_tokens":1}}}}"#).as_bytes());
         let reply = reading.finish(true);
         let after = reply.chain_after(placed.position.chain);
-        let at = 10 * self.count as u64;
+        let at = 10 * self.count as u64 - self.behind;
         let origin = ReplyOrigin {
             dialect: Dialect::Anthropic,
             after,
@@ -224,6 +226,24 @@ fn whose_reasoning_a_request_has_tells_its_parent() {
     assert_eq!(parent(&play.say(&goes_on("A"), &words("one"))), Some("req-1"));
     play.send(&asks, &thought("B"), Outcome::UpstreamFailed, None);
     assert_eq!(parent(&play.say(&goes_on("B"), &words("two"))), Some("req-3"));
+}
+
+/// A replica whose clock is behind gets the next request, and it fails: asked again, it is on the same thread.
+#[test]
+fn a_clock_that_is_behind_makes_no_fork() {
+    let mut play = Play::default();
+    let thought = r#"{"type":"thinking","thinking":"Hm.","signature":"A"}"#;
+    let reply = format!("{thought},{}", call("toolu_1"));
+    let first = play.say(&user("hi"), &reply);
+    let called = format!(r#"{{"role":"assistant","content":[{reply}]}}"#);
+    let next = body(&[user("hi"), called, result("toolu_1")].join(","), "You are calm.", "");
+    for (growth, outcome) in
+        [(Growth::Grows, Outcome::UpstreamFailed), (Growth::Grows, Outcome::Complete)]
+    {
+        play.behind = 15;
+        let placed = play.send(&next, &words("done"), outcome, None);
+        assert_eq!((placed.growth, &placed.position.thread), (growth, &first.position.thread));
+    }
 }
 
 #[test]

@@ -116,7 +116,7 @@ impl RecordedDecisions {
         let branch = Branch::of(ledger, placed, &known.keyed_parts, shadow);
         known.find_summaries(ledger, conversation, shadow, &branch);
         if ledger.knows_reasoning() {
-            known.find_replies(ledger, conversation);
+            known.find_replies(ledger, conversation, &branch);
         }
         if ledger.knows_reasoning() || ledger.has_decided(shadow) {
             known.thoughts = Arc::new(branch.thoughts());

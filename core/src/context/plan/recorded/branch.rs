@@ -22,7 +22,7 @@ use crate::context::{
     reasoning,
 };
 use crate::dialect::repair::Repair;
-use crate::dialect::{Conversation, PartKey, Role};
+use crate::dialect::{Chain, Conversation, PartKey, Role};
 
 /// The branch that a request is the end of.
 pub(super) struct Branch<'l> {
@@ -91,6 +91,19 @@ impl<'l> Branch<'l> {
             }
             line
         })
+    }
+
+    /// The reasoning of the reply that ended at `chain`: of several with the same parts, of the one in this branch.
+    pub(super) fn reasoning(&self, chain: Chain) -> Option<&'l Arc<ReasoningRecord>> {
+        let first = self.ledger.reasoning(chain)?;
+        let mut later = self.ledger.repeated_reasoning(chain).peekable();
+        if later.peek().is_none() {
+            return Some(first);
+        }
+        let mut replies = self.ledger.replied_to(chain);
+        let here = replies.find(|turn| self.line().contains(&turn.exchange));
+        let own = here.and_then(|turn| later.find(|it| it.at == turn.ended));
+        Some(own.unwrap_or(first))
     }
 
     /// In which form this branch sent the parts with these keys: how often each was cut, by index into

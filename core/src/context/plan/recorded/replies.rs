@@ -9,6 +9,7 @@ use std::sync::Arc;
 use foldhash::HashSet;
 
 use super::RecordedDecisions;
+use super::branch::Branch;
 use super::reply::{ForeignReasoning, ReturnedReply};
 use crate::context::ReasoningRecord;
 use crate::context::ledger::Ledger;
@@ -17,11 +18,16 @@ use crate::dialect::{Chain, Conversation, PartIndex, PartKey, PartKind, Role};
 
 impl RecordedDecisions {
     /// Finds replies by the chain after them, else by an anchor key.
-    pub(super) fn find_replies(&mut self, ledger: &Ledger, conversation: &Conversation) {
+    pub(super) fn find_replies(
+        &mut self,
+        ledger: &Ledger,
+        conversation: &Conversation,
+        branch: &Branch<'_>,
+    ) {
         let mut found: HashSet<Chain> = HashSet::default();
         let mut covered = vec![false; self.keyed_parts.len()];
         for (index, chain) in conversation.chains().enumerate() {
-            let Some(reasoning) = ledger.reasoning(chain) else {
+            let Some(reasoning) = branch.reasoning(chain) else {
                 // A reply without reasoning is no other's with the same text.
                 let count = ledger.replied_to(chain).next().map_or(0, |turn| turn.reply.len());
                 covered[(index + 1).saturating_sub(count)..=index].fill(true);
