@@ -40,7 +40,7 @@ enum TextSplitter {
 const NONE: u32 = u32::MAX;
 
 /// The public vocabulary of `family`, or the nearest one, if it is loaded.
-pub fn loaded(family: Family) -> Option<&'static Encoding> {
+pub(crate) fn loaded(family: Family) -> Option<&'static Encoding> {
     if let Some(own) = own(family) {
         return Some(own);
     }

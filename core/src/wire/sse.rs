@@ -74,7 +74,7 @@ impl Framer {
     }
 
     /// The bytes that an unfinished event occupies.
-    pub fn holds(&self) -> usize {
+    pub(crate) fn holds(&self) -> usize {
         self.line.capacity() + self.name.capacity() + self.data.capacity()
     }
 
