@@ -143,7 +143,7 @@ fn members(root: Value<'_>, wanted: impl Fn(&str) -> bool) -> String {
 mod tests {
     use super::*;
 
-    fn asked(dialect: Dialect, target: &str, body: &str) -> Option<(String, String)> {
+    fn question_of(dialect: Dialect, target: &str, body: &str) -> Option<(String, String)> {
         let question = CountQuestion::of(dialect, target, body.as_bytes())?;
         Some((question.target, String::from_utf8(question.body.into()).unwrap()))
     }
@@ -158,7 +158,7 @@ mod tests {
             "messages": [ {"role":"user","content":"\u00e9 1.0" } ], "temperature":1e0}"#;
         let counted =
             r#"{"model":"m","system":"s","messages":[ {"role":"user","content":"\u00e9 1.0" } ]}"#;
-        let at = |path: &str| asked(Dialect::Anthropic, path, body);
+        let at = |path: &str| question_of(Dialect::Anthropic, path, body);
         assert_eq!(at("/v1/messages"), is("/v1/messages/count_tokens", counted));
         assert_eq!(
             at("/x/v1/messages?beta=true"),
@@ -167,29 +167,33 @@ mod tests {
         assert_eq!(at("/model/m/invoke"), None);
         let body = r#"{"model":"m","input":"hi","store":false,"include":[],"stream":true}"#;
         assert_eq!(
-            asked(Dialect::OpenaiResponses, "/v1/responses", body),
+            question_of(Dialect::OpenaiResponses, "/v1/responses", body),
             is("/v1/responses/input_tokens", r#"{"model":"m","input":"hi"}"#)
         );
-        assert_eq!(asked(Dialect::OpenaiChat, "/v1/chat/completions", "{}"), None);
+        assert_eq!(question_of(Dialect::OpenaiChat, "/v1/chat/completions", "{}"), None);
     }
 
     #[test]
     fn gemini_is_asked_with_the_whole_request_inside_and_vertex_plainly() {
         let body = r#"{"contents":[{"parts":[]}],"tools":[],"safetySettings":[]}"#;
         assert_eq!(
-            asked(Dialect::Gemini, "/v1beta/models/g-3:streamGenerateContent?alt=sse&key=k", body),
+            question_of(
+                Dialect::Gemini,
+                "/v1beta/models/g-3:streamGenerateContent?alt=sse&key=k",
+                body
+            ),
             is(
                 "/v1beta/models/g-3:countTokens?key=k",
                 r#"{"generateContentRequest":{"model":"models/g-3","contents":[{"parts":[]}],"tools":[],"safetySettings":[]}}"#
             )
         );
         assert_eq!(
-            asked(Dialect::Gemini, "/v1/models/g:generateContent", "{}"),
+            question_of(Dialect::Gemini, "/v1/models/g:generateContent", "{}"),
             is("/v1/models/g:countTokens", r#"{"generateContentRequest":{"model":"models/g"}}"#)
         );
         let vertex = "/v1/projects/p/locations/l/publishers/google/models/g";
         assert_eq!(
-            asked(Dialect::Gemini, &format!("{vertex}:generateContent"), body),
+            question_of(Dialect::Gemini, &format!("{vertex}:generateContent"), body),
             is(&format!("{vertex}:countTokens"), r#"{"contents":[{"parts":[]}],"tools":[]}"#)
         );
     }
@@ -203,8 +207,8 @@ mod tests {
             (Dialect::Gemini, "/v1beta/models/g:countTokens?key=k"),
             (Dialect::Gemini, "/v1beta/models/g%3AcountTokens"),
         ] {
-            let told = estimated(dialect, target, 12).unwrap();
-            assert_eq!(answer(dialect, told.as_bytes()), Some(12), "{target}");
+            let body = estimated(dialect, target, 12).unwrap();
+            assert_eq!(answer(dialect, body.as_bytes()), Some(12), "{target}");
         }
         assert_eq!(estimated(Dialect::Anthropic, "/model/claude/count-tokens", 12), None);
         assert_eq!(estimated(Dialect::OpenaiChat, "/v1/chat/completions", 12), None);

@@ -235,8 +235,8 @@ impl Reader {
         let [id, name, content] = message.members(["tool_call_id", "name", "content"]);
         (part.id, part.name) = (known(id), known(name));
         let content = first([content]);
-        let is_words = |content: &Value<'_>| matches!(content.kind(), Kind::String | Kind::Array);
-        part.content = content.filter(is_words).map(|content| content.span());
+        let is_text = |content: &Value<'_>| matches!(content.kind(), Kind::String | Kind::Array);
+        part.content = content.filter(is_text).map(|content| content.span());
         let mut pieces = Vec::new();
         let mut inner = Vec::new();
         match content {

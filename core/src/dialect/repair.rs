@@ -172,7 +172,7 @@ impl Repair {
     }
 
     /// The text or base64 data that it inserts; empty if none.
-    pub fn inserted_text(&self) -> &str {
+    pub(crate) fn inserted_text(&self) -> &str {
         match self {
             Self::Media { text, .. }
             | Self::Empty { text }

@@ -12,7 +12,7 @@ use crate::wire::json::{Document, Kind, Value};
 /// Most parts of a request that is read.
 pub const MOST_PARTS: usize = 200_000;
 /// Longest name of a model that is kept as it is, bytes.
-pub const LONGEST_NAME: usize = 128;
+pub(crate) const LONGEST_NAME: usize = 128;
 
 /// Memory for a part: itself, its ranges and key, and what measuring and planning make from it.
 const PART: usize = size_of::<Part>() + size_of::<Message>() + 512;
@@ -77,8 +77,8 @@ mod tests {
             (Dialect::OpenaiResponses, format!(r#"{{"input":[{{"role":"user","content":[{many}]}},7]}}"#)),
             (Dialect::Gemini, r#"{"systemInstruction":{"parts":[{"text":"a"},{"text":"b"}]},"tools":[{"functionDeclarations":[{},{}]}],"contents":[{"parts":[{"text":"a"},{"text":"b"}]}]}"#.to_owned()),
         ] {
-            let (told, made) = parts(dialect, &body);
-            assert!(told >= made && made > 1, "{dialect:?}: {told} told, {made} made");
+            let (estimated, made) = parts(dialect, &body);
+            assert!(estimated >= made && made > 1, "{dialect:?}: {estimated} estimated, {made} made");
         }
     }
 

@@ -116,10 +116,10 @@ pub fn without_signed(dialect: Dialect, target: &str, body: Bytes, bound: bool) 
     }
     let conversation = super::read(dialect, target, &body);
     let messages = &conversation.messages;
-    let is_words = |message: &super::Message| {
+    let is_text = |message: &super::Message| {
         message.role == Role::User && message.parts.iter().all(|it| it.kind == PartKind::Text)
     };
-    let until = messages.iter().rposition(is_words).filter(|_| !bound).unwrap_or(messages.len());
+    let until = messages.iter().rposition(is_text).filter(|_| !bound).unwrap_or(messages.len());
     let edits = messages[..until].iter().enumerate().filter_map(|(index, message)| {
         let parts = message.parts.iter().enumerate();
         let parts = parts.filter(|(_, part)| part.kind == PartKind::Reasoning);
@@ -254,7 +254,7 @@ fn changes(
     for path in output.iter().filter(|_| raised) {
         changes.push((path, question.output.to_string()));
     }
-    let taken_back: &[&'static [&'static str]] = match conversation.dialect {
+    let reset: &[&'static [&'static str]] = match conversation.dialect {
         Dialect::Anthropic => {
             &[&["output_config", "format"], &["tool_choice"], &["stop_sequences"]]
         }
@@ -268,7 +268,7 @@ fn changes(
             &["toolConfig"],
         ],
     };
-    changes.extend(taken_back.iter().map(|path| (*path, "null".to_owned())));
+    changes.extend(reset.iter().map(|path| (*path, "null".to_owned())));
     if conversation.dialect != Dialect::Gemini {
         changes.push((&["stream"], "true".to_owned()));
         if let Some(model) = question.model {

@@ -87,9 +87,9 @@ impl ReplyReasoning {
     fn detail(&mut self, detail: Map<String, Json>) {
         let same = |name: &str, other: &Map<String, Json>| detail.get(name) == other.get(name);
         let kind = detail.get("type").and_then(Json::as_str);
-        let is_words = matches!(kind, Some("reasoning.text" | "reasoning.summary"));
+        let is_text = matches!(kind, Some("reasoning.text" | "reasoning.summary"));
         match self.details.last_mut() {
-            Some(last) if is_words && same("type", last) && same("index", last) => {
+            Some(last) if is_text && same("type", last) && same("index", last) => {
                 for (name, value) in detail {
                     match (last.get_mut(&name), value) {
                         (Some(Json::String(text)), Json::String(more)) if is_joined(&name) => {

@@ -145,7 +145,7 @@ impl ReplyStream {
     }
 
     /// Bytes of text so far.
-    pub fn content_bytes(&self) -> usize {
+    pub(crate) fn content_bytes(&self) -> usize {
         self.slots.iter().map(OutputItem::bytes).sum()
     }
 

@@ -299,10 +299,10 @@ mod tests {
     /// It is void after this history alone: taken out, it would be missing where it belongs.
     #[test]
     fn reasoning_that_is_bound_elsewhere_is_left_alone() {
-        let said_of =
+        let read_of =
             |why| captured(400, &format!("Invalid `signature` in `thinking` block.{why}"));
-        assert_eq!(said_of("").unwrap().cause, RepairCause::Reasoning);
-        assert_eq!(said_of(" The block is bound to a different conversation."), None);
+        assert_eq!(read_of("").unwrap().cause, RepairCause::Reasoning);
+        assert_eq!(read_of(" The block is bound to a different conversation."), None);
     }
 
     #[test]

@@ -173,7 +173,7 @@ impl<'a> RequestSnapshot<'a> {
     }
 
     /// The text of a string literal.
-    pub(super) fn words_at(&self, span: Span) -> String {
+    pub(super) fn text_at(&self, span: Span) -> String {
         let raw = span.of(&self.body);
         let document = Document::read(raw).unwrap_or_default();
         let text = document.root(raw).and_then(|root| root.text());
