@@ -38,7 +38,7 @@ fn is_empty(request: &PlanRequest<'_>, known: &RecordedDecisions, parent: &Turn)
         let is_large = usage.input.is_some_and(|input| input >= model.cache_min);
         usage.cache_read == Some(0) && usage.cache_write.unwrap_or(0) == 0 && is_large
     };
-    let missed_again = || {
+    let missed_twice = || {
         known.repeated.as_ref().is_some_and(|(before, tokens)| {
             let is_its = before.model == parent.model && before.upstream == parent.upstream;
             let idle = parent.at.checked_sub(before.ended);
@@ -49,7 +49,7 @@ fn is_empty(request: &PlanRequest<'_>, known: &RecordedDecisions, parent: &Turn)
     let is_claude = matches!(model.family, Family::Claude | Family::ClaudeNew);
     let bills_writes = is_claude || model.price.is_some_and(|it| it.cache_write > it.input);
     let tells_writes = bills_writes && parent.usage.cache_write.is_some();
-    missed(&parent.usage) && (tells_writes || missed_again())
+    missed(&parent.usage) && (tells_writes || missed_twice())
 }
 
 #[cfg(test)]

@@ -48,7 +48,7 @@ pub fn can(request: &PlanRequest<'_>) -> bool {
 }
 
 /// Whether policy allows compacting it.
-pub fn may(request: &PlanRequest<'_>) -> bool {
+pub(crate) fn may(request: &PlanRequest<'_>) -> bool {
     request.policy.compact.engine != SummaryEngine::Off && can(request)
 }
 
@@ -121,15 +121,16 @@ pub fn would_leave(
 }
 
 /// Who can write a summary of a request, the first choice first. Empty if policy leaves it to a provider that
-/// cannot. `refused`: the provider refused to write one before. `is_told`: the writer needs instructions.
+/// cannot. `refused`: the provider refused to write one before. `instructed`: it must follow
+/// instructions of ours.
 pub fn writers(
     request: &PlanRequest<'_>,
     refused: bool,
-    is_told: bool,
+    instructed: bool,
 ) -> &'static [SummaryAuthor] {
     let dialect = request.conversation.dialect;
     let may = !refused
-        && (!is_told || provider::takes_instructions(dialect))
+        && (!instructed || provider::takes_instructions(dialect))
         && provider::is_possible(dialect, request.body);
     let families: &[Family] = match dialect {
         Dialect::Anthropic => &[Family::Claude, Family::ClaudeNew],
@@ -454,20 +455,21 @@ pub struct SummaryMessage {
 }
 
 /// The messages for a summary that we asked for, with quotes of the user; they replace those before `cut`.
-/// `seed` is drawn at random once the summary is written. `is_asked`: an operator asked for the compaction.
+/// `seed` is drawn at random once the summary is written. `is_requested`: by an operator.
 pub fn lay_out(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
     cut: usize,
     summary: &str,
     seed: u32,
-    is_asked: bool,
+    is_requested: bool,
 ) -> SummaryMessage {
     let Quotes { quotes, messages } = quotes::quotes(request, known, cut);
     let summary_text = SummaryFrame { summary, quotes: &quotes, messages }.text(seed);
     let goes_on = request.conversation.messages.get(cut);
     let is_user = goes_on.is_some_and(|message| message.role != Role::Assistant);
-    let boundary = request.policy.compact.boundary(request.conversation.messages.len(), is_asked);
+    let boundary =
+        request.policy.compact.boundary(request.conversation.messages.len(), is_requested);
     let boundary = boundary.filter(|_| is_user);
     let raw = rewrite::continued(request.conversation.dialect, &summary_text, boundary.as_deref());
     SummaryMessage { raw, by: SummaryAuthor::Summary }

@@ -100,7 +100,7 @@ pub struct Totals {
 
 impl Totals {
     /// Adds the usage of one exchange. The sums saturate, because a provider may report anything.
-    pub fn add(&mut self, usage: &Usage) {
+    pub(crate) fn add(&mut self, usage: &Usage) {
         let add = |sum: &mut u64, reported: Option<u64>| {
             *sum = sum.saturating_add(reported.unwrap_or(0));
         };
@@ -405,11 +405,6 @@ impl Ledger {
         self.queued.values()
     }
 
-    /// What happened to a queued message.
-    pub fn injected(&self, id: &str) -> Option<&Arc<InjectedMessage>> {
-        self.injected.get(id)
-    }
-
     /// Messages that a request took, in the order in which they were queued.
     pub fn injections(&self) -> Vec<(&Arc<InjectedMessage>, &InjectionPlace)> {
         let injections =
@@ -524,7 +519,7 @@ pub fn anchor_keys(reply: &Reply) -> Vec<PartKey> {
 }
 
 /// Whether a call's id is unique: random, not counted (`call_0`, `functions.Read:12`).
-pub fn is_own(id: &str, tool: &str) -> bool {
+pub(crate) fn is_own(id: &str, tool: &str) -> bool {
     let (before, after) = match memchr::memmem::find(id.as_bytes(), tool.as_bytes()) {
         Some(at) if !tool.is_empty() => (&id[..at], &id[at + tool.len()..]),
         _ => (id, ""),
@@ -709,7 +704,7 @@ mod tests {
             about: vec![],
             retry: crate::context::RevocationRetry::Next,
         };
-        let of = |taken| added(Fact::Revocation(Box::new(taken)));
+        let of = |revocation| added(Fact::Revocation(Box::new(revocation)));
         let base = of(revoked.clone());
         let own = size_of::<Revocation>();
         assert!((4 * own..6 * own).contains(&base), "{base} for {own}");

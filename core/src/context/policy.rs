@@ -104,19 +104,19 @@ pub enum CountSchedule {
 impl TryFrom<String> for CountSchedule {
     type Error = String;
 
-    fn try_from(said: String) -> Result<Self, String> {
-        match said.as_str() {
+    fn try_from(value: String) -> Result<Self, String> {
+        match value.as_str() {
             "off" => return Ok(CountSchedule::Off),
             "cold" => return Ok(CountSchedule::Cold),
             "near_threshold" => return Ok(CountSchedule::NearThreshold),
             "media" => return Ok(CountSchedule::Media),
             _ => {}
         }
-        let share = said.strip_prefix("sample:").and_then(|share| share.parse().ok());
+        let share = value.strip_prefix("sample:").and_then(|share| share.parse().ok());
         let share = share.filter(|share| (0.0..=1.0).contains(share));
         share.map(CountSchedule::Sample).ok_or_else(|| {
             format!(
-                "{said:?} is none of `off`, `cold`, `near_threshold`, `media` and `sample:SHARE` with a share \
+                "{value:?} is none of `off`, `cold`, `near_threshold`, `media` and `sample:SHARE` with a share \
                  between 0 and 1"
             )
         })
@@ -485,8 +485,8 @@ mod tests {
             assert!(pattern.contains(word.split(':').next().unwrap()), "{pattern}");
         }
         for word in ["", "never", "sample:", "sample:1.5", "sample:-0.1", "sample:NaN"] {
-            let told = CountSchedule::try_from(word.to_owned()).unwrap_err();
-            assert!(told.starts_with(&format!("{word:?} is none of ")), "{told}");
+            let error = CountSchedule::try_from(word.to_owned()).unwrap_err();
+            assert!(error.starts_with(&format!("{word:?} is none of ")), "{error}");
         }
     }
 

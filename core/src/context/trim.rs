@@ -28,7 +28,7 @@ pub struct TrimRange {
 const NOTE_BYTES: usize = 120;
 
 /// The text of a result without surrounding white space, which its part key ignores, too.
-pub fn text(part: &Part, body: &[u8]) -> String {
+pub(crate) fn text(part: &Part, body: &[u8]) -> String {
     let full_text: String = part.texts.iter().map(|span| text_at(*span, body)).collect();
     match full_text.trim() {
         trimmed if trimmed.len() == full_text.len() => full_text,

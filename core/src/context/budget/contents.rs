@@ -77,7 +77,7 @@ impl MessageTokens {
 
     /// Adds a reply, in the form in which its client will send it back: `parts` are its keyed parts.
     #[must_use]
-    pub fn with_reply(mut self, reply: &Reply, parts: &[SketchPart]) -> Self {
+    pub(crate) fn with_reply(mut self, reply: &Reply, parts: &[SketchPart]) -> Self {
         for ((_, run), sketched) in reply.runs().zip(parts) {
             let kind = run.last().map_or(PartKind::Opaque, |part| part.kind);
             *self.place(kind, Role::Assistant) += u64::from(sketched.tokens);
@@ -293,10 +293,10 @@ mod tests {
         assert_eq!(turn.reply.len(), 2);
         let before = MessageTokens { user: 5, ..MessageTokens::default() };
         let with = before.with_reply(&reply, &turn.reply);
-        let [said, called] = [0, 1].map(|at| u64::from(turn.reply[at].tokens));
+        let [text, call] = [0, 1].map(|at| u64::from(turn.reply[at].tokens));
         let expected =
-            MessageTokens { user: 5, assistant: said, tool_calls: called, ..<_>::default() };
-        assert!(said > 0 && called > 0);
+            MessageTokens { user: 5, assistant: text, tool_calls: call, ..<_>::default() };
+        assert!(text > 0 && call > 0);
         assert_eq!(with, expected);
     }
 
@@ -327,8 +327,8 @@ mod tests {
         let mut sorted = names;
         sorted.sort_unstable();
         let few = contents.clone().with_few_tools();
-        let told: Vec<&str> = few.tool_results.iter().map(|it| &*it.tool).collect();
-        assert_eq!(told, sorted);
+        let listed: Vec<&str> = few.tool_results.iter().map(|it| &*it.tool).collect();
+        assert_eq!(listed, sorted);
         contents.add_result("z", 5);
         let few = contents.with_few_tools();
         let others = few.tool_results.last().unwrap();

@@ -59,8 +59,8 @@ pub fn measure(
     let anchor = anchor.filter(|anchor| anchor.turn.context().is_some());
     // Token counts of another family's tokenizer cannot be used for single parts.
     let stored = anchor.filter(|anchor| anchor.turn.family == model.family);
-    let again = stored.and_then(|it| recounted(conversation, body, model, tokenizer, it.sketch));
-    let same = stored.map(|it| Anchor { sketch: again.as_deref().unwrap_or(it.sketch), ..it });
+    let recount = stored.and_then(|it| recounted(conversation, body, model, tokenizer, it.sketch));
+    let same = stored.map(|it| Anchor { sketch: recount.as_deref().unwrap_or(it.sketch), ..it });
     let mut scale = PartScale::new(conversation, body, sent, model, same, tokenizer);
     let parts = match (&conversation.held, same) {
         (Some(held), Some(anchor)) => scale.weigh_held(held, &anchor),
@@ -230,9 +230,9 @@ impl<'a> PartScale<'a> {
             self.held(anchor, &mut parts);
         } else {
             // The anchor's history is sent again, after a warm-up that may hold what came before it.
-            let again: HashSet<PartKey> = parts.iter().map(|part| part.key).collect();
+            let sent_keys: HashSet<PartKey> = parts.iter().map(|part| part.key).collect();
             let items = anchor.sketch.iter().filter(|part| is_item(part.place));
-            parts.extend(items.filter(|part| !again.contains(&part.key)));
+            parts.extend(items.filter(|part| !sent_keys.contains(&part.key)));
             self.sums = TokenSums { new: self.sums.new, ..TokenSums::of(&parts) };
         }
         self.history(&mut parts);
@@ -242,8 +242,8 @@ impl<'a> PartScale<'a> {
 
     /// Whether part of the turn's reply is sent again.
     fn repeats(&self, turn: &Turn) -> bool {
-        let said = |part: &Part| turn.reply.iter().any(|said| part.key == Some(said.key));
-        self.conversation.parts().any(said)
+        let is_of_reply = |part: &Part| turn.reply.iter().any(|it| part.key == Some(it.key));
+        self.conversation.parts().any(is_of_reply)
     }
 
     /// The anchor's history and reply, to which this request adds.

@@ -51,7 +51,7 @@ impl SectionTokens {
             }
             (PartKind::Text, Role::User) => {
                 let raw = part.texts.first()?.of(body);
-                let says = |words: &str| memmem::find(raw, words.as_bytes()).is_some();
+                let says = |text: &str| memmem::find(raw, text.as_bytes()).is_some();
                 if !raw.starts_with(REMINDER) {
                     None
                 } else if says("# claudeMd") {

@@ -64,8 +64,8 @@ impl TokenSums {
                 ReasoningRetention::Turns => (self.reasoning, self.around_read),
                 ReasoningRetention::Drops => (0, 0),
             };
-            let words = self.content.saturating_add_signed(self.around);
-            (retention, words.saturating_add(thoughts).saturating_add(around))
+            let content = self.content.saturating_add_signed(self.around);
+            (retention, content.saturating_add(thoughts).saturating_add(around))
         })
     }
 }

@@ -53,7 +53,7 @@ pub struct Compactions {
 
 impl CompactionReport {
     /// The report on a fact, without its price.
-    pub fn of(compact: &CompactionRecord) -> Self {
+    pub(crate) fn of(compact: &CompactionRecord) -> Self {
         Self {
             engine: compact.by,
             upstream: compact.upstream.clone(),
@@ -71,11 +71,6 @@ impl CompactionReport {
 }
 
 impl Compactions {
-    /// Whether there are none.
-    pub fn is_nothing(&self) -> bool {
-        self.used.is_empty() && self.ready.is_none()
-    }
-
     /// The one that is in the context.
     pub fn newest(&self) -> Option<&CompactionReport> {
         self.used.last()

@@ -182,12 +182,12 @@ impl RewriteSummary {
     }
 
     /// Claimed tokens, corrected by the share that the provider's counts confirm.
-    pub fn measured(&self, claimed: u64) -> u64 {
+    pub(crate) fn measured(&self, claimed: u64) -> u64 {
         (claimed as f64 * self.measured.unwrap_or(1.0)).round() as u64
     }
 
     /// The sums over all new steps. Turns of earlier versions have none: then over those that were stored.
-    pub fn tokens_of_new(&self) -> NewTokens {
+    pub(crate) fn tokens_of_new(&self) -> NewTokens {
         if is_default(&self.new_tokens) { NewTokens::of(&self.steps) } else { self.new_tokens }
     }
 
@@ -415,10 +415,10 @@ mod tests {
         };
         assert_eq!(made.count(), 18);
         let new = ChangeCounts { put_back: 1, ..ChangeCounts::default() };
-        let words = "1 tool result cut, 2 pieces of reasoning put back (1 new), 3 pieces of \
+        let description = "1 tool result cut, 2 pieces of reasoning put back (1 new), 3 pieces of \
                      reasoning removed, 1 history compacted, 5 queued messages sent, 6 refused \
                      parts repaired";
-        assert_eq!(made.description(new), words);
+        assert_eq!(made.description(new), description);
         let mut counted = ChangeCounts::default();
         let changes = [
             (Change::Cut, 1, "cut a tool result"),
@@ -429,9 +429,9 @@ mod tests {
             (Change::Injected, 5, "sent a queued message"),
             (Change::Repaired, 6, "changed what the provider refused"),
         ];
-        for (change, times, words) in changes {
+        for (change, times, expected) in changes {
             *counted.of(change) += times;
-            assert_eq!(change.description(), words);
+            assert_eq!(change.description(), expected);
         }
         assert_eq!(counted, made);
     }

@@ -271,12 +271,12 @@ impl CompactPolicy {
     }
 
     /// The model's reply to a summary of this many messages.
-    pub(crate) fn boundary(&self, messages: usize, is_asked: bool) -> Option<String> {
-        let kind = if is_asked { "manual" } else { "auto" };
-        let words = self.boundary.replace("{type}", kind);
-        let words = words.replace("{messages}", &messages.to_string());
+    pub(crate) fn boundary(&self, messages: usize, is_requested: bool) -> Option<String> {
+        let kind = if is_requested { "manual" } else { "auto" };
+        let text = self.boundary.replace("{type}", kind);
+        let text = text.replace("{messages}", &messages.to_string());
         // A message without text would be refused.
-        (!words.trim().is_empty()).then_some(words)
+        (!text.trim().is_empty()).then_some(text)
     }
 
     /// Most tokens that are kept as they are.

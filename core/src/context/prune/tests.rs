@@ -122,8 +122,8 @@ fn the_newest_messages_and_turns_stay() {
         (2, 2, vec![2]),
     ] {
         let policy = PrunePolicy { protect_messages: messages, protect_turns: turns, ..eased() };
-        let told = format!("{messages} messages, {turns} turns");
-        assert_eq!(old(&scene("ucraucraucra", policy)), rest, "{told}");
+        let case = format!("{messages} messages, {turns} turns");
+        assert_eq!(old(&scene("ucraucraucra", policy)), rest, "{case}");
     }
 }
 
@@ -159,8 +159,8 @@ fn nothing_is_cut_before_a_summary_of_the_providers() {
 
 fn trim_of(scene: &SessionFixture, message: usize) -> Replacement {
     let part = &scene.conversation.messages[message].parts[0];
-    let words = trim::text(part, &scene.body);
-    Replacement::Trim(TrimRange::new(&words, 1000, 300).unwrap())
+    let text = trim::text(part, &scene.body);
+    Replacement::Trim(TrimRange::new(&text, 1000, 300).unwrap())
 }
 
 fn cut(scene: &SessionFixture, message: usize, why: DecisionReason) -> Fact {
@@ -218,9 +218,9 @@ fn nothing_is_cut_before_what_was_cut_where_policy_stops_there() {
     };
     assert_eq!((ours(true), ours(false)), (vec![6], vec![6, 2]));
     // Its client cut it: it says our words, or others.
-    let clients = |words: &str| {
+    let clients = |text: &str| {
         let mut all = messages("ucrcrcra");
-        all[4]["content"][0]["content"] = words.into();
+        all[4]["content"][0]["content"] = text.into();
         old(&of(FREE, &all, PrunePolicy { stop_at_cut: true, ..eased() }))
     };
     let placeholder = eased().placeholder;
@@ -252,8 +252,8 @@ fn a_placeholder_that_is_no_smaller_stands_for_nothing() {
 fn pictures_in_a_result_are_counted_with_it_where_they_go_too() {
     let picture = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}});
     let mut all = messages("ucra");
-    let words = all[2]["content"][0]["content"].clone();
-    all[2]["content"][0]["content"] = json!([{"type": "text", "text": words}, picture, picture]);
+    let text = all[2]["content"][0]["content"].clone();
+    all[2]["content"][0]["content"] = json!([{"type": "text", "text": text}, picture, picture]);
     let tokens = |all: &Value, keep_media| {
         let scene = of(FREE, all, PrunePolicy { keep_media, ..eased() });
         let parts = scene.parts(|_| EACH);
@@ -279,13 +279,13 @@ fn what_stands_behind_the_oldest_cut_is_counted() {
     assert_eq!(of("ucrtra"), (4, true), "thinking costs nothing here: it has no key");
     assert_eq!(of("utra"), (2, false), "before it");
     // A signature may stand on the words or calls themselves.
-    let call = |n: usize, seal: Option<&str>| json!({"functionCall": {"name": "ls", "args": {"n": n}}, "thoughtSignature": seal});
+    let call = |n: usize, signature: Option<&str>| json!({"functionCall": {"name": "ls", "args": {"n": n}}, "thoughtSignature": signature});
     let result = |n: usize| json!({"functionResponse": {"name": "ls", "response": {"output": format!("{n}: {}", "a ".repeat(900))}}});
-    let signed = |seals: [Option<&str>; 2]| {
+    let signed = |signatures: [Option<&str>; 2]| {
         let body = json!({"contents": [
             {"role": "user", "parts": [{"text": "Look."}]},
-            {"role": "model", "parts": [call(1, seals[0])]}, {"role": "user", "parts": [result(1)]},
-            {"role": "model", "parts": [call(2, seals[1])]}, {"role": "user", "parts": [result(2)]}]});
+            {"role": "model", "parts": [call(1, signatures[0])]}, {"role": "user", "parts": [result(1)]},
+            {"role": "model", "parts": [call(2, signatures[1])]}, {"role": "user", "parts": [result(2)]}]});
         let path = "/v1beta/models/gemini-3-pro:generateContent";
         let mut scene = SessionFixture::read(Dialect::Gemini, path, "gemini-3-pro", &body);
         scene.policy.prune = eased();
@@ -707,11 +707,11 @@ fn room_is_made_of_old_results_first_and_of_new_ones_where_these_are_not_enough(
     let mut scene =
         scene("ucraucrcr", PrunePolicy { protect_messages: 9, ..PrunePolicy::default() });
     (scene.model.window, scene.reserve) = (10_000, 1_000);
-    let made = |tokens: u64, own: u32, said| {
+    let made = |tokens: u64, own: u32, reported| {
         let parts = scene.parts(|message| if message == 8 { own } else { 900 });
         let cost = RequestCost { tokens, parts: &parts, rules: None };
         let (request, known) = (scene.request(), scene.known());
-        let goal = room_goal(&request, &known, tokens, said);
+        let goal = room_goal(&request, &known, tokens, reported);
         let mut facts = clear_for_room(&request, &known, cost, goal);
         // Each result that was cut gives way to a few words.
         let left = RequestCost { tokens: tokens - 890 * facts.len() as u64, ..cost };
@@ -727,14 +727,14 @@ fn room_is_made_of_old_results_first_and_of_new_ones_where_these_are_not_enough(
         cuts.collect::<Vec<_>>()
     };
     use DecisionReason::{Overflow as Full, TooLarge};
-    let said = |input| Overflow { window: None, input };
+    let reported = |input| Overflow { window: None, input };
     // Three quarters of 6,000 are the goal: the newest of them keep a quarter, and two messages stay. The oldest go
     // first.
-    assert_eq!(made(6_000, 900, said(None)), [(2, Full), (6, Full)]);
+    assert_eq!(made(6_000, 900, reported(None)), [(2, Full), (6, Full)]);
     let with_new = vec![(2, Full), (6, Full), (8, TooLarge)];
-    assert_eq!(made(40_000, 30_000, said(None)), with_new);
+    assert_eq!(made(40_000, 30_000, reported(None)), with_new);
     // By the provider's count the same tokens are more than fit.
-    assert_eq!(made(8_000, 5_000, said(Some(80_000))), with_new);
+    assert_eq!(made(8_000, 5_000, reported(Some(80_000))), with_new);
     scene.conversation.purpose = Purpose::Compaction;
     let parts = scene.parts(|_| 900);
     let cost = RequestCost { tokens: 8_000, parts: &parts, rules: None };

@@ -35,9 +35,9 @@ pub struct RepairDecision {
 
 impl RepairDecision {
     pub(super) fn new(request: &PlanRequest<'_>, repair: Repair) -> Self {
-        let words = format!("{}\n{}\n{}", identity(&repair), request.name, request.upstream);
+        let text = format!("{}\n{}\n{}", identity(&repair), request.name, request.upstream);
         Self {
-            about: PartKey(xxh3_128(words.as_bytes())),
+            about: PartKey(xxh3_128(text.as_bytes())),
             at: request.now,
             exchange: request.exchange.clone(),
             model: request.name.into(),

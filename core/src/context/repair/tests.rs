@@ -125,9 +125,9 @@ fn a_rule_mends_what_breaks_it_and_nothing_else() {
         }
         let clean = json!([user(&json!("Go."))]);
         let place = refusal.place.is_some();
-        let told = propose(&scene(&clean).request(), &scene(&clean).known(), &refusal);
+        let proposal = propose(&scene(&clean).request(), &scene(&clean).known(), &refusal);
         assert_eq!(
-            (told.facts, told.is_misplaced),
+            (proposal.facts, proposal.is_misplaced),
             (vec![], place),
             "{refusal:?}: nothing breaks it"
         );
@@ -194,8 +194,8 @@ fn what_may_not_be_changed_stays() {
     assert_eq!(proposed(&held(Some("r")), &empty), []);
     let mut one = scene(&messages("u"));
     let place = of_place(RepairCause::Field, "messages.7.content.0.citations");
-    let told = propose(&one.request(), &one.known(), &place);
-    assert_eq!(told, RepairProposal { facts: Vec::new(), is_misplaced: true });
+    let proposal = propose(&one.request(), &one.known(), &place);
+    assert_eq!(proposal, RepairProposal { facts: Vec::new(), is_misplaced: true });
     let cited = json!([user(&json!([{"type": "text", "text": "So.", "citations": []}]))]);
     one = scene(&cited);
     let named = |name: &str, place: &str| {
@@ -284,9 +284,9 @@ fn a_change_is_for_who_refused() {
     distinct.sort_unstable();
     distinct.dedup();
     assert_eq!(distinct.len(), all.len());
-    // Its words may be others in another version.
-    let words = |words: &str| about("a", "up", Repair::Empty { text: words.into() });
-    assert_eq!(words("one"), words("two"));
+    // The text that is put there may change with a version; the decision is the same.
+    let empty = |text: &str| about("a", "up", Repair::Empty { text: text.into() });
+    assert_eq!(empty("one"), empty("two"));
 }
 
 #[test]
@@ -311,7 +311,7 @@ fn decisions_are_named_by_what_they_are_kept_by() {
 // ---- reasoning
 
 /// The messages whose reasoning a refusal takes out.
-fn taken_out(scene: &mut SessionFixture, refusal: &Refusal) -> Vec<u128> {
+fn removed(scene: &mut SessionFixture, refusal: &Refusal) -> Vec<u128> {
     let facts = proposed(scene, refusal);
     let keys = keys(&facts).into_iter().map(|key| key.0).collect();
     let is_out = |fact: &Fact| matches!(fact, Fact::ReasoningDecision(echo) if echo.does == ReasoningAction::Out);
@@ -332,23 +332,23 @@ fn reasoning_goes_piece_by_piece_and_then_all_of_it() {
     };
     let named = of_place(RepairCause::Reasoning, "messages.3.content.0: Invalid `signature`");
     let mut one = scene(&all);
-    assert_eq!(taken_out(&mut one, &named).len(), 1);
+    assert_eq!(removed(&mut one, &named).len(), 1);
     assert_eq!(thoughts(&sent(&one)), [true, false]);
     // The same request is refused for it again: the rest goes.
     let rest = of_place(RepairCause::Reasoning, "messages.1.content.0: Invalid `signature`");
-    assert_eq!(taken_out(&mut one, &rest).len(), 1);
+    assert_eq!(removed(&mut one, &rest).len(), 1);
     assert_eq!(thoughts(&sent(&one)), [false, false]);
-    assert_eq!(taken_out(&mut one, &refusal(RepairCause::Reasoning)), []);
+    assert_eq!(removed(&mut one, &refusal(RepairCause::Reasoning)), []);
     // Nothing is named: all of it.
-    assert_eq!(taken_out(&mut scene(&all), &refusal(RepairCause::Reasoning)).len(), 2);
+    assert_eq!(removed(&mut scene(&all), &refusal(RepairCause::Reasoning)).len(), 2);
     // What is named is no reasoning of the client's.
-    let words = of_place(RepairCause::Reasoning, "messages.5.content");
-    assert_eq!(taken_out(&mut scene(&all), &words), []);
+    let not_reasoning = of_place(RepairCause::Reasoning, "messages.5.content");
+    assert_eq!(removed(&mut scene(&all), &not_reasoning), []);
     let call = of_place(RepairCause::Reasoning, "messages.3.content.1");
-    assert_eq!(taken_out(&mut scene(&all), &call), []);
+    assert_eq!(removed(&mut scene(&all), &call), []);
     // A message holds its reasoning.
     let message = of_place(RepairCause::Reasoning, "messages.3");
-    assert_eq!(taken_out(&mut scene(&all), &message).len(), 1);
+    assert_eq!(removed(&mut scene(&all), &message).len(), 1);
 }
 
 #[test]
@@ -362,7 +362,7 @@ fn reasoning_is_found_by_its_id() {
         let path = "/v1/responses";
         let mut one = SessionFixture::read(Dialect::OpenaiResponses, path, "gpt-5", &body);
         let named = Refusal { name: Some(name.into()), ..refusal(RepairCause::Reasoning) };
-        taken_out(&mut one, &named).len()
+        removed(&mut one, &named).len()
     };
     assert_eq!((of("rs_1"), of("rs_2"), of("rs_3")), (1, 1, 0));
 }

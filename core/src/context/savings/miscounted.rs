@@ -19,9 +19,9 @@ fn history(turns: usize) -> Value {
     let mut messages = vec![json!({"role": "user", "content": "Read them all, one by one."})];
     for number in 1..=turns {
         let id = format!("toolu_{number:02}AbCdEfGh{number:02}");
-        let words = format!("That was number {number}. ").repeat(10 + number % 4);
+        let text = format!("That was number {number}. ").repeat(10 + number % 4);
         let result = format!("Line {number} of it is so. ").repeat(200 + 83 * number % 300);
-        messages.push(json!({"role": "assistant", "content": [{"type": "text", "text": words},
+        messages.push(json!({"role": "assistant", "content": [{"type": "text", "text": text},
             {"type": "tool_use", "id": id, "name": "Read", "input": {"n": number}}]}));
         messages.push(json!({"role": "user", "content":
             [{"type": "tool_result", "tool_use_id": id, "content": result}]}));

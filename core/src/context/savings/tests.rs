@@ -426,8 +426,11 @@ fn summaries_are_taken_from_what_was_saved() {
     near(savings.net, 1.0 - 0.25 - cost);
     savings.wrote(SummaryCosts::of(&usage(5, 0, 0), None, Dialect::Anthropic));
     savings.wrote(SummaryCosts::of(&Usage::default(), Some(PRICE), Dialect::Anthropic));
-    let told = savings.summaries;
-    assert_eq!((told.written, told.priced, told.input, told.output), (3, 1, 100_005, 2_000));
+    let summaries = savings.summaries;
+    assert_eq!(
+        (summaries.written, summaries.priced, summaries.input, summaries.output),
+        (3, 1, 100_005, 2_000)
+    );
     near(savings.net, 0.75 - cost);
     assert_eq!((savings.turns, savings.removed), (1, 30), "no exchange of their own");
 }

@@ -263,17 +263,17 @@ fn a_client_that_drops_reasoning_is_seen_to() {
         place: PromptSection::Reasoning,
         by_length: false,
     };
-    let words = |key| SketchPart { place: PromptSection::History, ..thought(key) };
+    let text = |key| SketchPart { place: PromptSection::History, ..thought(key) };
     let of = |before: &[SketchPart], now: &[SketchPart], returns, drops| {
         let mut turn = turn();
         turn.carry = Some(CarryOver { returns, drops, ..CarryOver::default() });
         has_dropped(now, Some(Anchor { turn: &turn, sketch: before }))
     };
-    let before = [words(1), thought(2)];
-    assert!(of(&before, &[words(1), thought(2), words(3)], true, false));
-    assert!(!of(&before, &[words(1), thought(2), thought(3)], true, true), "it came");
+    let before = [text(1), thought(2)];
+    assert!(of(&before, &[text(1), thought(2), text(3)], true, false));
+    assert!(!of(&before, &[text(1), thought(2), thought(3)], true, true), "it came");
     assert!(!of(&before, &[thought(2), thought(2)], true, true), "as often as a signature comes");
-    assert!(of(&[thought(2), thought(2)], &[thought(2), words(9)], true, false));
+    assert!(of(&[thought(2), thought(2)], &[thought(2), text(9)], true, false));
     for drops in [false, true] {
         assert_eq!(of(&before, &before, false, drops), drops, "nothing was expected");
     }

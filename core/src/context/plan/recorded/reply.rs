@@ -97,8 +97,10 @@ impl ReturnedReply {
             sent.iter().any(|part| match part.signature {
                 Some(signature) => {
                     let literal = signature.of(request.body);
-                    let words = literal.get(1..literal.len().saturating_sub(1));
-                    words.is_some_and(|words| memchr::memmem::find(raw.as_bytes(), words).is_some())
+                    let unquoted = literal.get(1..literal.len().saturating_sub(1));
+                    unquoted.is_some_and(|unquoted| {
+                        memchr::memmem::find(raw.as_bytes(), unquoted).is_some()
+                    })
                 }
                 None => true,
             })

@@ -40,23 +40,23 @@ fn decided_of(
     refusal: &Refusal,
     room: usize,
 ) -> (Vec<Fact>, Vec<Option<(usize, usize)>>) {
-    let words = proposed(scene, refusal);
-    let facts = smaller(&scene.request(), &scene.known(), refusal, words.clone(), room);
-    assert_eq!(facts.len(), words.len());
-    let of = |(fact, words): (&Fact, &Fact)| match fact {
+    let proposal = proposed(scene, refusal);
+    let facts = smaller(&scene.request(), &scene.known(), refusal, proposal.clone(), room);
+    assert_eq!(facts.len(), proposal.len());
+    let of = |(fact, placeholder): (&Fact, &Fact)| match fact {
         Fact::Repair(one) => match &one.repair {
             Repair::Picture { data, .. } => {
                 let size = base64_size(data.as_bytes()).unwrap();
                 Some((size.width.max(size.height), data.len()))
             }
             _ => {
-                assert_eq!(fact, words);
+                assert_eq!(fact, placeholder);
                 None
             }
         },
         other => panic!("{other:?}"),
     };
-    let sizes = facts.iter().zip(&words).map(of).collect();
+    let sizes = facts.iter().zip(&proposal).map(of).collect();
     (facts, sizes)
 }
 

@@ -89,7 +89,7 @@ fn a_picture_stays_where_it_was_sent() {
 #[test]
 fn words_stand_where_they_were_said() {
     let ledger = Ledger::default();
-    let said = |request: &str| InjectedMessage {
+    let injected = |request: &str| InjectedMessage {
         id: "q".into(),
         at: 1,
         state: InjectionState::Injected(Box::new(InjectionPlace {
@@ -105,13 +105,14 @@ fn words_stand_where_they_were_said() {
         })),
     };
     let after = PartKey(1);
-    let has =
-        |sent: Option<&[u128]>, request| branch(&ledger, sent).has_injected(&said(request), after);
+    let has = |sent: Option<&[u128]>, request| {
+        branch(&ledger, sent).has_injected(&injected(request), after)
+    };
     assert!(!has(Some(&[1]), "there"), "the part was sent without them");
     assert!(!has(Some(&[after.cut().0]), "there") && !has(Some(&[after.cut().cut().0]), "there"));
     assert!(has(Some(&[2]), "there") && has(Some(&[1]), "here") && has(None, "there"));
-    assert!(has(Some(&[1, said("there").key().0]), "there"), "they were sent, too");
-    let removed = InjectedMessage { state: InjectionState::Removed, ..said("there") };
+    assert!(has(Some(&[1, injected("there").key().0]), "there"), "they were sent, too");
+    let removed = InjectedMessage { state: InjectionState::Removed, ..injected("there") };
     assert!(!branch(&ledger, Some(&[1])).has_injected(&removed, after));
 }
 
