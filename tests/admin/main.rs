@@ -8,7 +8,7 @@ mod support;
 mod export;
 mod openapi;
 mod place;
-mod said;
+mod queued;
 
 use place::{Place, tenant};
 use plimsoll::admin::AdminAccess;
@@ -134,8 +134,8 @@ async fn a_context_is_shown_as_text_and_as_json() {
     assert!(text.text().contains("Last estimate accuracy: +0.6% error\n"), "{}", text.text());
     let accepted = place.ask("GET", &path, &[("accept", "text/plain")]).await;
     assert_eq!(accepted.text(), text.text());
-    let asked = [("accept", "text/plain")];
-    let json = place.ask("GET", &format!("{path}?format=json"), &asked).await;
+    let headers = [("accept", "text/plain")];
+    let json = place.ask("GET", &format!("{path}?format=json"), &headers).await;
     assert_eq!(place::json(&json), view);
 }
 
@@ -223,9 +223,9 @@ async fn what_is_deleted_is_gone_and_nothing_else_is() {
 async fn an_exchange_can_be_looked_up() {
     let place = Place::new().await;
     place.telemetry.report(place::exchange("abc"));
-    let told = place.json("/api/v1/requests/abc").await;
-    assert_eq!((&told["id"], &told["usage"]["input"]), (&json!("abc"), &json!(51_790)));
-    assert_eq!((&told["actual"], &told["error"]), (&json!(51_790), &json!(310)));
+    let found = place.json("/api/v1/requests/abc").await;
+    assert_eq!((&found["id"], &found["usage"]["input"]), (&json!("abc"), &json!(51_790)));
+    assert_eq!((&found["actual"], &found["error"]), (&json!(51_790), &json!(310)));
     let answer = place.get("/api/v1/requests/other").await;
     assert_eq!(answer.status(), 404);
     assert!(answer.text().contains(&RECENT.to_string()), "{}", answer.text());
@@ -272,9 +272,9 @@ async fn live_streams_end_with_the_listener() {
 #[tokio::test]
 async fn metrics_are_what_telemetry_counted() {
     let place = Place::new().await;
-    let mut told = place::exchange("abc");
-    told.fail_open.push(FailOpen::Store);
-    place.telemetry.report(told);
+    let mut exchange = place::exchange("abc");
+    exchange.fail_open.push(FailOpen::Store);
+    place.telemetry.report(exchange);
     let metrics = place.get("/metrics").await;
     assert!(metrics.header("content-type").unwrap().starts_with("text/plain; version=0.0.4"));
     assert!(metrics.text().contains("plimsoll_fail_open_total{reason=\"store\"} 1"));

@@ -96,7 +96,7 @@ fn disagreements() -> Vec<String> {
     forms
 }
 
-async fn asked(clients: SocketAddr, target: &str) -> Message {
+async fn response_to(clients: SocketAddr, target: &str) -> Message {
     let mut wire = Wire::connect(clients).await;
     let request =
         format!("POST {target} HTTP/1.1\r\nhost: {clients}\r\ncontent-length: 2\r\n\r\n{{}}");
@@ -116,7 +116,7 @@ async fn no_request_hides_in_another() {
         // How it is refused, or that it is answered, is not the question here.
         let _ = within("an end", stream.read_to_end(&mut answers)).await;
         let target = format!("/v1/messages?after={at}");
-        assert_eq!(asked(serving.clients, &target).await.text(), target, "after {form:?}");
+        assert_eq!(response_to(serving.clients, &target).await.text(), target, "after {form:?}");
         let answers = String::from_utf8_lossy(&answers).into_owned();
         assert!(!answers.contains("\r\n\r\n/smuggled"), "{form:?} was answered {answers:?}");
     }
@@ -147,8 +147,8 @@ async fn names_are_never_sql() {
         let shown = serving.look(&["context", name]).await;
         assert_eq!(shown.code, 1, "{name} found something: {}", shown.out);
     }
-    let again = serving.look(&["sessions", "--json"]).await;
-    assert_eq!(again.code, 0, "{}", again.err);
+    let later = serving.look(&["sessions", "--json"]).await;
+    assert_eq!(later.code, 0, "{}", later.err);
 }
 
 /// Files that somebody sends for a look: an error or a table, in bounded time, never a crash.

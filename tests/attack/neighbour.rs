@@ -74,7 +74,7 @@ async fn impostor() -> (String, Arc<Mutex<String>>) {
         while let Ok((stream, _)) = listener.accept().await {
             let hearing = hearing.clone();
             tokio::spawn(async move {
-                make_up(stream, |said| hearing.lock().unwrap().push_str(said)).await;
+                make_up(stream, |heard| hearing.lock().unwrap().push_str(heard)).await;
             });
         }
     });
@@ -320,9 +320,9 @@ async fn guessing_takes_its_time_and_a_right_token_does_not() {
     // Once some are sent away, the gate is as full as it gets.
     let busy = "plimsoll_admin_refusals_total{reason=\"too_many_attempts\"}";
     serving.counted(busy).await;
-    let asked = Instant::now();
+    let began = Instant::now();
     assert_eq!(serving.ask("/api/v1/sessions").await.status(), 200);
-    let (right, mut late, mut away) = (asked.elapsed(), Vec::new(), 0);
+    let (right, mut late, mut away) = (began.elapsed(), Vec::new(), 0);
     for guess in guesses {
         match within("a guess to be answered", guess).await.unwrap() {
             (401, after) => late.push(after),
@@ -347,12 +347,12 @@ async fn what_is_said_and_deleted_leaves_a_line_without_the_words() {
     let provider = Provider::start().await;
     let mut serving = Serving::start(&provider.base(), &[]).await;
     talk(&mut serving, &provider).await;
-    let words = "words that nobody may read";
+    let secret = "words that nobody may read";
     let session = "/api/v1/sessions/the-session";
-    let said = serving.look(&["say", "the-session", "--json", words]).await;
-    let id = serde_json::from_str::<Value>(&said.out).unwrap()["id"].as_str().unwrap().to_owned();
+    let queued = serving.look(&["say", "the-session", "--json", secret]).await;
+    let id = serde_json::from_str::<Value>(&queued.out).unwrap()["id"].as_str().unwrap().to_owned();
     assert_eq!(serving.look(&["say", "the-session", "--remove", &id]).await.code, 0);
-    let body = format!("{{\"text\": \"{words}\"}}");
+    let body = format!("{{\"text\": \"{secret}\"}}");
     let answer = serving.ask_as("POST", &format!("{session}/say"), &serving.token, &body).await;
     assert_eq!(answer.status(), 200);
     let focus = format!("{session}/compact?focus=secret-focus");
@@ -381,7 +381,7 @@ async fn what_is_said_and_deleted_leaves_a_line_without_the_words() {
         "{log}"
     );
     assert!(of("compact session").ends_with(&format!(": {compacted}")), "{log}");
-    assert!(!log.contains(words) && !log.contains("secret-focus"), "{log}");
+    assert!(!log.contains(secret) && !log.contains("secret-focus"), "{log}");
     assert!(!log.contains(&serving.token), "no token either: {log}");
 }
 
@@ -483,8 +483,8 @@ async fn a_run_within_a_run_uses_the_same_house() {
 #[tokio::test]
 async fn a_run_beside_somebody_elses_ports_takes_free_ones() {
     let data = tempfile::tempdir().unwrap();
-    let taken = [TcpListener::bind(FREE).await.unwrap(), TcpListener::bind(FREE).await.unwrap()];
-    let [listen, admin] = taken.each_ref().map(|it| it.local_addr().unwrap().to_string());
+    let occupied = [TcpListener::bind(FREE).await.unwrap(), TcpListener::bind(FREE).await.unwrap()];
+    let [listen, admin] = occupied.each_ref().map(|it| it.local_addr().unwrap().to_string());
     let script = "echo $OPENAI_BASE_URL";
     let variables = [("PLIMSOLL_LISTEN", listen.as_str()), ("PLIMSOLL_ADMIN", admin.as_str())];
     let ran = with(running(data.path(), &[], script), &variables).await;

@@ -74,16 +74,16 @@ async fn check_prints_all_faults_at_once() {
 #[tokio::test]
 async fn a_port_in_use_is_told_with_what_to_do() {
     let holder = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let taken = holder.local_addr().unwrap().to_string();
+    let used = holder.local_addr().unwrap().to_string();
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().to_str().unwrap();
-    let done = run(&["serve", "--listen", &taken, "--admin", "127.0.0.1:0", "--data", data]).await;
+    let done = run(&["serve", "--listen", &used, "--admin", "127.0.0.1:0", "--data", data]).await;
     assert_eq!((done.code, done.out.as_str()), (1, ""));
-    let told = format!(
-        "plimsoll: {taken} is in use by another process. Stop it, or choose another port with --listen"
+    let expected = format!(
+        "plimsoll: {used} is in use by another process. Stop it, or choose another port with --listen"
     );
-    assert!(done.err.contains(&told), "{}", done.err);
-    let done = run(&["serve", "--admin", &taken, "--listen", "127.0.0.1:0", "--data", data]).await;
+    assert!(done.err.contains(&expected), "{}", done.err);
+    let done = run(&["serve", "--admin", &used, "--listen", "127.0.0.1:0", "--data", data]).await;
     assert!(done.err.contains("with --admin"), "{}", done.err);
     drop(holder);
 }
@@ -103,7 +103,7 @@ async fn a_stray_proxy_variable_is_told_at_start_without_its_credential() {
         .spawn()
         .unwrap();
     let mut log = program::lines(child.stderr.take().unwrap());
-    let told = within("the proxy to be told", async {
+    let line = within("the proxy to be told", async {
         loop {
             let line = log.next_line().await.unwrap().expect("the log ended");
             if line.contains("proxy.example") {
@@ -112,9 +112,9 @@ async fn a_stray_proxy_variable_is_told_at_start_without_its_credential() {
         }
     })
     .await;
-    assert!(told.contains("HTTPS_PROXY") && told.contains("proxy.example:3128"), "{told}");
-    assert!(told.contains("anthropic, gemini") && !told.contains("openai"), "{told}");
-    assert!(!told.contains("hunter2") && !told.contains("me:"), "{told}");
+    assert!(line.contains("HTTPS_PROXY") && line.contains("proxy.example:3128"), "{line}");
+    assert!(line.contains("anthropic, gemini") && !line.contains("openai"), "{line}");
+    assert!(!line.contains("hunter2") && !line.contains("me:"), "{line}");
     child.kill().await.unwrap();
 }
 
@@ -141,8 +141,8 @@ async fn where_nobody_answers_it_says_what_to_do() {
         let admin = ["--admin", &free.to_string()];
         let done = run(&[command, &admin].concat()).await;
         assert_eq!(done.code, 1, "{command:?}");
-        let told = format!("nothing answers at {free}. Start `plimsoll serve`");
-        assert!(done.err.contains(&told), "{command:?}: {}", done.err);
+        let expected = format!("nothing answers at {free}. Start `plimsoll serve`");
+        assert!(done.err.contains(&expected), "{command:?}: {}", done.err);
     }
 }
 

@@ -22,21 +22,21 @@ const WRITTEN: &str =
 struct Reader {
     play: Play,
     questions: Arc<Mutex<Vec<Value>>>,
-    asked: usize,
+    turns: usize,
 }
 
 impl Reader {
     async fn under(also: &str) -> Self {
         let mut play = Play::under(Preset::MicroCompact, also, WINDOW).await;
         let questions = play.writes_always(WRITTEN);
-        Self { play, questions, asked: 0 }
+        Self { play, questions, turns: 0 }
     }
 
     /// The person asks with so many words, the model has read a file, and is asked to go on.
-    async fn turn(&mut self, words: usize) -> Scene {
-        let id = format!("toolu_{:08}AbCd", self.asked);
-        self.asked += 1;
-        self.play.says(self.asked, words);
+    async fn turn(&mut self, count: usize) -> Scene {
+        let id = format!("toolu_{:08}AbCd", self.turns);
+        self.turns += 1;
+        self.play.says(self.turns, count);
         let call = json!([{"type": "tool_use", "id": id, "name": "Read", "input": {}}]);
         self.play.history.push(json!({"role": "assistant", "content": call}));
         let result = format!("Read:{}", "line of the file\n".repeat(90));
@@ -59,7 +59,7 @@ impl Reader {
 }
 
 fn is_compacted(scene: &Scene) -> bool {
-    let mut steps = scene.told.done.steps.iter();
+    let mut steps = scene.exchange.done.steps.iter();
     steps.any(|step| (step.change, step.decision) == (Change::Compacted, Decision::New))
 }
 
@@ -118,8 +118,8 @@ async fn micro_compact_clears_checks_summarises_keeps_a_tail_and_marks_the_bound
     let roles: Vec<&str> = sent.iter().map(|it| it["role"].as_str().unwrap()).collect();
     assert!(roles.windows(2).all(|pair| pair[0] != pair[1]), "{roles:?}");
     // It stays so, to the byte, but for what is cleared next.
-    let again = reader.turn(30).await;
-    assert_eq!(messages(&again.sent)[0], sent[0]);
+    let next = reader.turn(30).await;
+    assert_eq!(messages(&next.sent)[0], sent[0]);
 }
 
 /// Clearing off: nothing is cleared, and the history is summarised as it came.
@@ -139,10 +139,10 @@ async fn micro_compact_clears_nothing_without_its_gate() {
 async fn micro_compact_checks_by_the_threshold_that_is_said() {
     let mut reader = Reader::under("").await;
     reader.fills().await;
-    assert!(reader.asked >= 7, "{} turns to 67,000", reader.asked);
+    assert!(reader.turns >= 7, "{} turns to 67,000", reader.turns);
     let mut reader = Reader::under("compact.threshold_tokens = 30000").await;
     reader.fills().await;
-    assert!(reader.asked <= 6, "{} turns to 30,000", reader.asked);
+    assert!(reader.turns <= 6, "{} turns to 30,000", reader.turns);
 }
 
 /// The summary off: results are cleared, and nothing is asked for however full it is.
@@ -159,11 +159,11 @@ async fn micro_compact_writes_no_summary_without_its_engine() {
 /// The tagged analysis off: another prompt is asked, and its answer is taken whole.
 #[tokio::test]
 async fn micro_compact_asks_with_the_prompt_that_is_said() {
-    let words = "Write a summary of the conversation, in one line.";
-    let mut reader = Reader::under(&format!("compact.prompt = {words:?}")).await;
+    let prompt = "Write a summary of the conversation, in one line.";
+    let mut reader = Reader::under(&format!("compact.prompt = {prompt:?}")).await;
     let scene = reader.fills().await;
     let question = reader.questions.lock().unwrap()[0].to_string();
-    assert!(question.contains(words) && !question.contains("<analysis>"));
+    assert!(question.contains(prompt) && !question.contains("<analysis>"));
     assert!(scene.bytes.contains(SUMMARY));
 }
 
@@ -201,8 +201,8 @@ async fn micro_compact_sends_no_boundary_where_none_is_said() {
         assert_eq!(scene.bytes.contains("CompactBoundary"), is_there);
         assert_eq!(sent[1]["role"], if is_there { "assistant" } else { "user" });
         if is_there {
-            let words = sent[1]["content"].as_str().unwrap();
-            let count: usize = words.strip_prefix(BOUNDARY).unwrap().parse().unwrap();
+            let boundary = sent[1]["content"].as_str().unwrap();
+            let count: usize = boundary.strip_prefix(BOUNDARY).unwrap().parse().unwrap();
             // All messages of the request that it was written of, which may be that before this one.
             assert!((8..reader.play.history.len()).contains(&count) && count % 4 == 3, "{count}");
         }

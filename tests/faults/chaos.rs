@@ -42,12 +42,12 @@ const NOT_KEPT: [&str; 5] =
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn chaos() {
-    let said = |name: &str| std::env::var(name).ok();
-    let minutes = said("PLIMSOLL_CHAOS_MINUTES").map(|minutes| minutes.parse::<u64>().unwrap());
-    let seed = said("PLIMSOLL_CHAOS_SEED").map(|seed| seed.parse::<u64>().unwrap());
+    let variable = |name: &str| std::env::var(name).ok();
+    let minutes = variable("PLIMSOLL_CHAOS_MINUTES").map(|minutes| minutes.parse::<u64>().unwrap());
+    let seed = variable("PLIMSOLL_CHAOS_SEED").map(|seed| seed.parse::<u64>().unwrap());
     let seed = seed.unwrap_or_else(|| if minutes.is_some() { rand::random() } else { 1 });
     let time = minutes.map_or(Duration::from_secs(12), |minutes| Duration::from_secs(minutes * 60));
-    let small = said("PLIMSOLL_CHAOS_SMALL").map(PathBuf::from);
+    let small = variable("PLIMSOLL_CHAOS_SMALL").map(PathBuf::from);
     println!("PLIMSOLL_CHAOS_SEED={seed}");
     if small.is_none() {
         println!("PLIMSOLL_CHAOS_SMALL names no small disk: no disk is filled");
@@ -163,17 +163,20 @@ impl World {
         }
         let (outcomes, fates) = (lock(&self.outcomes), lock(&self.fates));
         println!("what was acknowledged:");
-        fates.iter().for_each(|(fate, times)| println!("{times:7} {fate}"));
+        fates.iter().for_each(|(ending, times)| println!("{times:7} {ending}"));
         println!("what clients got:");
         outcomes.iter().for_each(|(what, times)| println!("{times:7} {what}"));
         assert!(outcomes.len() > 10, "hardly anything happened: {outcomes:?}");
         let late: u64 =
             outcomes.iter().filter(|(what, _)| what.ends_with(LATE)).map(|it| it.1).sum();
-        let asked = self.next.load(Ordering::Relaxed);
-        assert!(late * 100 <= asked, "{late} of {asked} were lost because this machine was late");
+        let requests = self.next.load(Ordering::Relaxed);
+        assert!(
+            late * 100 <= requests,
+            "{late} of {requests} were lost because this machine was late"
+        );
         let wrong = lock(&self.wrong);
         assert!(wrong.is_empty(), "{} things were wrong: {wrong:#?}", wrong.len());
-        println!("VERDICT: good, {asked} requests");
+        println!("VERDICT: good, {requests} requests");
     }
 }
 
@@ -283,25 +286,25 @@ async fn all_is_kept(world: &World, data: &Path, log: &str, was_full: bool) {
     }
     store.close().await.unwrap();
     for Acknowledged { id, request } in acknowledged {
-        let fate = if kept.contains(&format!("msg_{id}")) {
+        let ending = if kept.contains(&format!("msg_{id}")) {
             "kept".to_owned()
         } else {
-            let told = line(log, &request);
-            let reasons = told.unwrap_or_default().split_whitespace();
+            let logged = line(log, &request);
+            let reasons = logged.unwrap_or_default().split_whitespace();
             let mut reasons = reasons.filter_map(|word| word.strip_prefix("fail_open="));
             match reasons.find(|why| NOT_KEPT.contains(why) && (was_full || *why != "store")) {
                 Some(why) => format!("not kept, as it told: {why}"),
                 None => {
-                    let told = told.unwrap_or("nothing");
+                    let logged = logged.unwrap_or("nothing");
                     world.is_wrong(format!(
-                        "request {id} was acknowledged, and is not kept ({} are). It told: {told}",
+                        "request {id} was acknowledged, and is not kept ({} are). It told: {logged}",
                         kept.len()
                     ));
                     "lost".to_owned()
                 }
             }
         };
-        *lock(&world.fates).entry(fate).or_default() += 1;
+        *lock(&world.fates).entry(ending).or_default() += 1;
     }
 }
 
@@ -344,9 +347,9 @@ async fn ask_until_the_end(world: Arc<World>, number: u64, mut dice: StdRng) {
         // Now and then a flood of small parts, which may pass unread.
         let is_flood = dice.random_bool(0.02);
         let messages = if is_flood { 20_000 } else { dice.random_range(1..6) };
-        let asked = request((id, number), fault, address, messages);
+        let sent = request((id, number), fault, address, messages);
         let leaves = dice.random_bool(0.05);
-        let answer = timeout(Duration::from_secs(60), ask(&kept, asked, leaves)).await;
+        let answer = timeout(Duration::from_secs(60), ask(&kept, sent, leaves)).await;
         let answer = answer.unwrap_or_else(|_| panic!("request {id} ({fault:?}) is not answered"));
         let lived = epoch == world.epoch.load(Ordering::SeqCst);
         judge(&world, (id, fault, lived), &answer);

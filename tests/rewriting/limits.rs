@@ -15,7 +15,7 @@ async fn view(play: &mut Play) -> ContextView {
     let content = json!([{"type": "text", "text": "Three metres."}]);
     let history = [message("user", json!("How deep is she?"))];
     let scene = play.asks(&asks(MODEL, &history), &answers("m1", MODEL, content)).await;
-    shown(play, &scene.told).await
+    shown(play, &scene.exchange).await
 }
 
 fn tokens(view: &ContextView) -> Value {

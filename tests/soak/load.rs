@@ -114,8 +114,8 @@ impl Load {
         let mut messages: Vec<Value> = Vec::new();
         for turn in 0..turns {
             let began = Instant::now();
-            let words = format!("Session {n}, turn {turn}: {}", noise(n * 64 + turn));
-            messages.push(json!({"role": "user", "content": words}));
+            let text = format!("Session {n}, turn {turn}: {}", noise(n * 64 + turn));
+            messages.push(json!({"role": "user", "content": text}));
             let ending = match rand::rng().random_range(0..20) {
                 0 => Ending::Cut,
                 1 => Ending::Left,

@@ -11,7 +11,7 @@ use crate::play::{Play, policy, writes};
 const SUMMARY: &str = "The person asks numbered questions.";
 
 /// Nothing is compacted but on request.
-fn asked_for() -> Policy {
+fn on_request() -> Policy {
     let mut policy = policy();
     policy.compact.engine = SummaryEngine::Off;
     policy
@@ -19,7 +19,7 @@ fn asked_for() -> Policy {
 
 /// A session of a few turns whose compaction somebody wants.
 async fn requested() -> (Play, Scope) {
-    let mut play = Play::of(asked_for()).await;
+    let mut play = Play::of(on_request()).await;
     for number in 0..4 {
         play.turn(number).await;
     }
@@ -65,14 +65,14 @@ async fn a_wish_outlives_a_request_whose_client_leaves() {
         play.is_received(crate::play::NEVER, times).await;
         assert!(!play.server.ledgers.has_pending_compaction(&scope), "the request took it up");
         drop(client);
-        let told = play.server.told().await;
-        assert_eq!(told.outcome, Outcome::ClientLeft);
-        let again = async {
+        let exchange = play.server.told().await;
+        assert_eq!(exchange.outcome, Outcome::ClientLeft);
+        let pending = async {
             while !play.server.ledgers.has_pending_compaction(&scope) {
                 tokio::task::yield_now().await;
             }
         };
-        crate::support::within("the wish waits again", again).await;
+        crate::support::within("the wish waits again", pending).await;
     }
     play.history.truncate(8);
     assert!(play.more_summaries().is_empty());
@@ -86,12 +86,12 @@ async fn a_wish_outlives_a_provider_that_fails_to_write() {
     let mut question = play.summary().await;
     question.answer("529 Overloaded", r#"{"error":{"message":"busy"}}"#).await;
     play.counts("outcome=\"upstream_failed\"", 1).await;
-    let again = async {
+    let pending = async {
         while !play.server.ledgers.has_pending_compaction(&scope) {
             tokio::task::yield_now().await;
         }
     };
-    crate::support::within("the wish waits again", again).await;
+    crate::support::within("the wish waits again", pending).await;
 }
 
 #[tokio::test]
@@ -101,8 +101,8 @@ async fn a_sub_agent_does_not_take_a_wish() {
     // As long as the main line is, and of other words.
     for number in 0..9 {
         let role = if number % 2 == 0 { "user" } else { "assistant" };
-        let words = format!("Chart {number}. ").repeat(40);
-        play.history.push(json!({"role": role, "content": words}));
+        let text = format!("Chart {number}. ").repeat(40);
+        play.history.push(json!({"role": role, "content": text}));
     }
     play.system = "You search.";
     let client = play.asks().await;

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 
 use crate::place::{Place, exchange, json as read, tenant};
 
-fn text(words: &str) -> String {
-    json!({"text": words}).to_string()
+fn text(message: &str) -> String {
+    json!({"text": message}).to_string()
 }
 
 async fn server() -> (Place, String) {
@@ -39,8 +39,8 @@ async fn words_wait_in_order_and_can_be_taken_back() {
     assert_eq!((&first["position"], &second["position"]), (&json!(1), &json!(2)));
     let queue = waiting(&place, &path).await;
     assert_eq!(queue, [(1, "Mind the tide.".into()), (2, "And \"the\" wind.\nBoth.".into())]);
-    let told = place.get(&format!("{path}?format=text")).await;
-    assert!(told.text().contains(": And \"the\" wind. ⏎ Both.\n"), "{}", told.text());
+    let answer = place.get(&format!("{path}?format=text")).await;
+    assert!(answer.text().contains(": And \"the\" wind. ⏎ Both.\n"), "{}", answer.text());
 
     let id = first["id"].as_str().unwrap();
     let gone = place.ask("DELETE", &format!("{path}/{id}"), &[]).await;
@@ -97,8 +97,8 @@ async fn live_events_tell_what_is_dequeued_compacted_and_pruned() {
         tokens_pruned: 40,
         ..RewriteView::default()
     };
-    let told = exchange("r2");
-    let estimate = told.estimate.as_ref().unwrap();
+    let sent = exchange("r2");
+    let estimate = sent.estimate.as_ref().unwrap();
     let view = ContextView::before(estimate, 200_000, 16_000, None, &RewriteSummary::default());
     let total = view.total;
     let of = |mode| OpenExchange {

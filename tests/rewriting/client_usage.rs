@@ -73,7 +73,7 @@ fn spoken() -> [Spoken; 4] {
     ]
 }
 
-fn policy(told: ReportedUsage) -> Policy {
+fn policy(reported: ReportedUsage) -> Policy {
     let prune = PrunePolicy {
         gate: vec![PruneGate::Always],
         protect_tokens: 0,
@@ -82,27 +82,27 @@ fn policy(told: ReportedUsage) -> Policy {
         min_messages: 0,
         ..PrunePolicy::default()
     };
-    Policy { prune, client_usage: told, ..Policy::default() }
+    Policy { prune, client_usage: reported, ..Policy::default() }
 }
 
 /// What the client gets: head and body; and how much was cut.
 async fn exchange(
-    told: ReportedUsage,
+    reported: ReportedUsage,
     spoken: &Spoken,
     streams: bool,
     coding: &str,
 ) -> (String, Vec<u8>, u64) {
     let target = if streams { spoken.streamed } else { spoken.target };
-    let mut play = Play::of(target, policy(told)).await;
+    let mut play = Play::of(target, policy(reported)).await;
     let mut request = spoken.request.clone();
     if streams && !target.contains("gemini") {
         request["stream"] = json!(true);
     }
     let mut client = play.sends(&request).await;
     let mut call = play.provider.call().await;
-    let said = if streams { spoken.events } else { spoken.whole };
+    let body_sent = if streams { spoken.events } else { spoken.whole };
     let kind = if streams { "text/event-stream" } else { "application/json" };
-    let body = Encoder::whole(coding, said.as_bytes());
+    let body = Encoder::whole(coding, body_sent.as_bytes());
     let encoding = match coding {
         "identity" => String::new(),
         coding => format!("content-encoding: {coding}\r\n"),
@@ -129,8 +129,8 @@ async fn a_client_is_told_the_input_as_if_nothing_had_been_cut() {
                 exchange(ReportedUsage::Unpruned, &spoken, streams, coding).await;
             assert!(cut > 500, "{cut}");
             let (input, total) = ((1000 + cut).to_string(), (1003 + cut).to_string());
-            let said = if streams { spoken.events } else { spoken.whole };
-            let expected = said.replace("1000", &input).replace("1003", &total);
+            let body_sent = if streams { spoken.events } else { spoken.whole };
+            let expected = body_sent.replace("1000", &input).replace("1003", &total);
             let what = format!("{} {streams} {coding}", spoken.target);
             assert_eq!(String::from_utf8(body).unwrap(), expected, "{what}");
             assert!(!head.contains("content-encoding"), "{what}: it comes plain: {head}");
@@ -143,8 +143,8 @@ async fn by_default_it_is_told_what_the_provider_says_to_the_byte() {
     for spoken in spoken() {
         for (streams, coding) in [(false, "gzip"), (true, "identity")] {
             let (_, body, _) = exchange(ReportedUsage::Actual, &spoken, streams, coding).await;
-            let said = if streams { spoken.events } else { spoken.whole };
-            assert_eq!(body, Encoder::whole(coding, said.as_bytes()), "{}", spoken.target);
+            let body_sent = if streams { spoken.events } else { spoken.whole };
+            assert_eq!(body, Encoder::whole(coding, body_sent.as_bytes()), "{}", spoken.target);
         }
     }
 }
