@@ -90,7 +90,7 @@ mod tests {
     /// Of a prompt that is large enough to be kept, nothing was read and nothing was written, by a provider that
     /// would bill and report it. That nobody says what was written is no proof that nothing was.
     #[test]
-    fn a_cache_is_cold_where_the_provider_said_that_it_holds_nothing() {
+    fn a_cache_is_cold_where_the_provider_reported_that_it_holds_nothing() {
         let of = |input, read, write| {
             cold_after(300, 0, move |turn| {
                 (turn.usage.input, turn.usage.cache_read) = (input, read);

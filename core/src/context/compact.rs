@@ -48,7 +48,7 @@ pub fn can(request: &PlanRequest<'_>) -> bool {
 }
 
 /// Whether policy allows compacting it.
-pub(crate) fn may(request: &PlanRequest<'_>) -> bool {
+fn may(request: &PlanRequest<'_>) -> bool {
     request.policy.compact.engine != SummaryEngine::Off && can(request)
 }
 
@@ -78,7 +78,7 @@ pub fn due(request: &PlanRequest<'_>, known: &RecordedDecisions, tokens: u64) ->
 
 /// The highest need that a request can have. If the provider requires bound reasoning in an open tool loop, a
 /// summary would make it void; it is then for the next turn, and nothing waits for it.
-pub(crate) fn at_most(request: &PlanRequest<'_>) -> CompactionNeed {
+fn at_most(request: &PlanRequest<'_>) -> CompactionNeed {
     let demands = request.echo == EchoRule::Demanded && request.is_bound();
     if demands && request.is_in_loop() { CompactionNeed::Swap } else { CompactionNeed::Must }
 }
@@ -93,7 +93,7 @@ fn is_settled(request: &PlanRequest<'_>, known: &RecordedDecisions) -> bool {
 }
 
 /// Whether a request of this many tokens, which does not fit, would fit once it is compacted.
-pub(crate) fn would_fit(
+pub(super) fn would_fit(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
     parts: &[SketchPart],

@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_as_they_were_said_and_pictures_leave_their_size() {
+    fn texts_are_kept_as_sent_and_pictures_leave_their_size() {
         let png = "iVBORw0KGgoAAAANSUhEUgAABQAAAALQCAIAAAA=";
         let body = format!(
             r#"{{"model":"m","system":"Be \"kind\".","tools":[{{"name":"look","input_schema":{{}}}}],
@@ -440,7 +440,7 @@ mod tests {
 
     /// What is exported of an exchange: who said each part, its name and identifier, and how long its signature is.
     #[test]
-    fn parts_keep_who_said_them_their_names_and_what_signs_them() {
+    fn parts_keep_role_name_id_and_signature_length() {
         let body = r#"{"model":"m","messages":[{"role":"user","content":"Look."},
             {"role":"assistant","content":[{"type":"thinking","thinking":"Hm.","signature":"c2lnbmVk"},
             {"type":"tool_use","id":"t","name":"look","input":{}}]},
@@ -516,7 +516,7 @@ mod tests {
     /// What a request says that its parent did not: the reply as the client sends it, then what is new. System prompt
     /// and tools are written again where they are others; of a history that changed all is said.
     #[test]
-    fn what_the_parent_said_is_not_said_again() {
+    fn what_the_parent_holds_is_not_stored_again() {
         use serde_json::{Value, json};
 
         use crate::context::scene::SessionFixture;

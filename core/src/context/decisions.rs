@@ -19,7 +19,7 @@ use super::{
 use crate::dialect::PartKey;
 
 /// The key of a decision: what it is about, whether it is of shadow mode, and the refusal that it came after.
-pub(super) type DecisionKey = (u128, bool, Option<Millis>);
+type DecisionKey = (u128, bool, Option<Millis>);
 
 /// A fact that can be decided again.
 pub(super) trait Decidable {
@@ -273,7 +273,7 @@ mod tests {
 
     /// Shadow mode's decisions apply to nothing that is sent, and the other way round.
     #[test]
-    fn what_holds_in_shadow_mode_is_told_apart() {
+    fn decisions_of_shadow_mode_are_kept_apart() {
         let mut cuts = Decisions::default();
         cuts.add(Arc::new(Cut { exchange: "sent".into(), ..cut(1, "words") }));
         assert!(cuts.any(false) && !cuts.any(true));

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_asked_where_policy_says_so_and_the_provider_can() {
+    fn editing_is_requested_if_policy_wants_it_and_the_provider_can() {
         let some = |method, name| editing_of(&read(), name, Mode::Active, by(method)).is_some();
         assert!(some(PruneMethod::Provider, FREE));
         let clone = |gate: PruneGate| {
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn only_gates_that_a_provider_can_watch_are_told() {
+    fn only_gates_that_a_provider_can_watch_are_sent() {
         let trigger = |gate: &[PruneGate], pressure| {
             let prune = PrunePolicy { gate: gate.to_vec(), pressure, ..by(PruneMethod::Provider) };
             editing_of(&read(), FREE, Mode::Active, prune).map(|editing| editing.trigger)

@@ -136,7 +136,7 @@ pub enum Replacement {
 
 impl Replacement {
     /// The replacement for `part` of this body; `None` if its text differs from the one that was decided on.
-    pub(crate) fn text(&self, part: &Part, body: &[u8]) -> Option<Cow<'_, str>> {
+    pub(super) fn text(&self, part: &Part, body: &[u8]) -> Option<Cow<'_, str>> {
         match self {
             Self::Text(text) => Some(Cow::Borrowed(text)),
             Self::Trim(trim) => trim.apply(&trim::text(part, body)).map(Cow::Owned),
@@ -227,7 +227,7 @@ pub struct CompactionRecord {
 
 impl CompactionRecord {
     /// The key of the messages of the summary.
-    pub(crate) fn key(&self) -> PartKey {
+    pub(super) fn key(&self) -> PartKey {
         PartKey::of_bytes(self.raw.as_bytes())
     }
 
@@ -314,7 +314,7 @@ impl Revocation {
 
     /// A marker for decisions that are made again after this revocation; `None` if they may not be. It is
     /// used like a time of refusal, and its highest bit is set, so that it never equals a real time.
-    pub(crate) fn epoch(&self) -> Option<Millis> {
+    pub(super) fn epoch(&self) -> Option<Millis> {
         (self.retry != RevocationRetry::Never).then(|| (self.key() >> 64) as u64 | 1 << 63)
     }
 }

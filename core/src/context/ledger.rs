@@ -100,7 +100,7 @@ pub struct Totals {
 
 impl Totals {
     /// Adds the usage of one exchange. The sums saturate, because a provider may report anything.
-    pub(crate) fn add(&mut self, usage: &Usage) {
+    fn add(&mut self, usage: &Usage) {
         let add = |sum: &mut u64, reported: Option<u64>| {
             *sum = sum.saturating_add(reported.unwrap_or(0));
         };
@@ -336,22 +336,22 @@ impl Ledger {
     }
 
     /// The turn whose response has this id.
-    pub(crate) fn answered_by(&self, response: &str) -> Option<&Arc<Turn>> {
+    pub(super) fn answered_by(&self, response: &str) -> Option<&Arc<Turn>> {
         self.turns.get(*self.by_response.get(response)?)
     }
 
     /// Turns whose request ended at `chain`, newest first.
-    pub(crate) fn ended_at(&self, chain: Chain) -> impl Iterator<Item = &Arc<Turn>> {
+    pub(super) fn ended_at(&self, chain: Chain) -> impl Iterator<Item = &Arc<Turn>> {
         self.listed(self.by_end.get(&chain))
     }
 
     /// Turns whose reply ended at `chain`, newest first.
-    pub(crate) fn replied_to(&self, chain: Chain) -> impl Iterator<Item = &Arc<Turn>> {
+    pub(super) fn replied_to(&self, chain: Chain) -> impl Iterator<Item = &Arc<Turn>> {
         self.listed(self.by_after.get(&chain))
     }
 
     /// Turns with this boundary hash, newest first.
-    pub(crate) fn turns_at_boundary(
+    pub(super) fn turns_at_boundary(
         &self,
         boundary: BoundaryHash,
     ) -> impl Iterator<Item = &Arc<Turn>> {
@@ -359,7 +359,7 @@ impl Ledger {
     }
 
     /// Whether a later turn already continues this one.
-    pub(crate) fn has_grown(&self, turn: &Turn) -> bool {
+    pub(super) fn has_grown(&self, turn: &Turn) -> bool {
         self.grown.contains(&turn.exchange)
     }
 
@@ -369,7 +369,7 @@ impl Ledger {
     }
 
     /// The reasoning of replies with this anchor key, newest first.
-    pub(crate) fn reasoning_by_anchor_key(
+    pub(super) fn reasoning_by_anchor_key(
         &self,
         key: PartKey,
     ) -> impl Iterator<Item = &Arc<ReasoningRecord>> {
@@ -378,7 +378,7 @@ impl Ledger {
     }
 
     /// The reasoning of the reply that holds a signed piece.
-    pub(crate) fn reasoning_by_signature(&self, key: PartKey) -> Option<&Arc<ReasoningRecord>> {
+    pub(super) fn reasoning_by_signature(&self, key: PartKey) -> Option<&Arc<ReasoningRecord>> {
         self.by_signature.get(&key)
     }
 
@@ -444,7 +444,7 @@ impl Ledger {
     }
 
     /// The earlier turn whose request this turn's begins like, and for how many tokens, as estimated.
-    pub(crate) fn repeated(&self, turn: &Turn) -> Option<(Arc<Turn>, u64)> {
+    pub(super) fn repeated(&self, turn: &Turn) -> Option<(Arc<Turn>, u64)> {
         let before = self.turn(turn.sketch.base.as_ref()?)?;
         let parts = self.sketch(before)?;
         let kept = parts.iter().take(turn.sketch.kept as usize);
@@ -519,7 +519,7 @@ pub fn anchor_keys(reply: &Reply) -> Vec<PartKey> {
 }
 
 /// Whether a call's id is unique: random, not counted (`call_0`, `functions.Read:12`).
-pub(crate) fn is_own(id: &str, tool: &str) -> bool {
+pub(super) fn is_own(id: &str, tool: &str) -> bool {
     let (before, after) = match memchr::memmem::find(id.as_bytes(), tool.as_bytes()) {
         Some(at) if !tool.is_empty() => (&id[..at], &id[at + tool.len()..]),
         _ => (id, ""),
@@ -578,7 +578,7 @@ mod tests {
 
     /// Gemini signs the last piece of a reply's words; a client sends them back as one.
     #[test]
-    fn words_that_came_in_pieces_mark_by_all_of_them() {
+    fn text_that_came_in_pieces_is_an_anchor_as_a_whole() {
         let piece =
             |text: &str, key| ReplyPart { text: text.into(), key, ..ReplyPart::of(PartKind::Text) };
         let long = "a".repeat(ANCHOR_BYTES - 1);

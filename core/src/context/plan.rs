@@ -47,7 +47,7 @@ pub struct Plan {
 /// The key that a decision about a part is stored under. It is the part key if the call's id is unique, else
 /// the chain up to the part: with counted ids or none (Gemini, `call_0`), equal content does not mean the
 /// same place.
-pub(crate) fn about(key: PartKey, chain: Chain, has_own_id: bool) -> u128 {
+fn about(key: PartKey, chain: Chain, has_own_id: bool) -> u128 {
     if has_own_id { key.0 } else { chain.0 }
 }
 

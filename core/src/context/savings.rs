@@ -56,7 +56,7 @@ pub struct Money {
 
 impl Money {
     /// Saved less broken; below 0 if rewriting cost more than it saved.
-    pub(crate) fn net(&self) -> f64 {
+    fn net(&self) -> f64 {
         self.saved - self.broken
     }
 }

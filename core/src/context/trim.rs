@@ -28,7 +28,7 @@ pub struct TrimRange {
 const NOTE_BYTES: usize = 120;
 
 /// The text of a result without surrounding white space, which its part key ignores, too.
-pub(crate) fn text(part: &Part, body: &[u8]) -> String {
+pub(super) fn text(part: &Part, body: &[u8]) -> String {
     let full_text: String = part.texts.iter().map(|span| text_at(*span, body)).collect();
     match full_text.trim() {
         trimmed if trimmed.len() == full_text.len() => full_text,
@@ -38,7 +38,7 @@ pub(crate) fn text(part: &Part, body: &[u8]) -> String {
 
 impl TrimRange {
     /// Keeps about `target` of the `tokens` that `full_text` costs; `None` if nothing would be left out.
-    pub(crate) fn new(full_text: &str, tokens: u64, target: u64) -> Option<Self> {
+    pub(super) fn new(full_text: &str, tokens: u64, target: u64) -> Option<Self> {
         let kept = u128::from(target) * full_text.len() as u128 / u128::from(tokens.max(1));
         let kept = usize::try_from(kept).ok()?.saturating_sub(NOTE_BYTES);
         if kept >= full_text.len() {
@@ -55,7 +55,7 @@ impl TrimRange {
     }
 
     /// The head and tail of `full_text`; `None` if it is not the text that the decision was made for.
-    pub(crate) fn apply(&self, full_text: &str) -> Option<String> {
+    pub(super) fn apply(&self, full_text: &str) -> Option<String> {
         let all = full_text.len();
         let is_same =
             all as u64 == self.bytes && PartKey::of_bytes(full_text.as_bytes()) == self.hash;
@@ -73,7 +73,7 @@ impl TrimRange {
 
 /// The head and tail of a result of `tokens`, about `target` tokens, with a note between them; `None` if
 /// nothing would be left out.
-pub(crate) fn head_and_tail(part: &Part, body: &[u8], tokens: u64, target: u64) -> Option<String> {
+pub(super) fn head_and_tail(part: &Part, body: &[u8], tokens: u64, target: u64) -> Option<String> {
     let full_text = text(part, body);
     TrimRange::new(&full_text, tokens, target)?.apply(&full_text)
 }
@@ -96,7 +96,7 @@ mod tests {
     use crate::context::{Cut, Replacement};
 
     #[test]
-    fn the_same_words_are_trimmed_the_same_and_other_words_not_at_all() {
+    fn the_same_text_is_trimmed_the_same_and_another_not_at_all() {
         let full_text = "héad ".repeat(100) + &"tail".repeat(100);
         let trim = TrimRange::new(&full_text, 1000, 400).unwrap();
         let text = trim.apply(&full_text).unwrap();
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_that_fit_no_words_trim_nothing() {
+    fn ranges_that_fit_no_text_trim_nothing() {
         let full_text = "é".repeat(40);
         let whole = TrimRange {
             head: 4,
@@ -126,7 +126,7 @@ mod tests {
 
     /// As earlier versions kept it: read, written and said the same.
     #[test]
-    fn a_cut_that_was_kept_with_its_words_stays_as_it_is() {
+    fn a_cut_that_was_stored_with_its_text_stays_as_it_is() {
         let old = r#"{"about":"000000000000000000000000000000ff","at":1,"request":"r","text":"begin … end","keep_media":true,"was":9,"tokens":2,"why":"too_large"}"#;
         let cut: Cut = serde_json::from_str(old).unwrap();
         assert_eq!(cut.content, Replacement::Text("begin … end".into()));

@@ -207,7 +207,7 @@ pub struct CarryOver {
 
 impl CarryOver {
     /// The number that is shown.
-    pub(crate) fn shown(&self) -> u64 {
+    pub(super) fn shown(&self) -> u64 {
         if self.ruled { self.by_rules } else { self.tokens }
     }
 }

@@ -57,7 +57,7 @@ mod tests {
 
     /// The same words beside a result, as three protocols put them.
     #[test]
-    fn words_beside_results_begin_a_turn_of_geminis_alone() {
+    fn text_beside_results_begins_a_turn_for_gemini_alone() {
         let gemini = r#"{"contents":[{"role":"user","parts":[{"text":"Look."}]},
             {"role":"model","parts":[{"functionCall":{"name":"ls","args":{}}}]},
             {"role":"user","parts":[{"functionResponse":{"name":"ls","response":{"output":"a"}}},

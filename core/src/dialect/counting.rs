@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn the_prompt_is_asked_for_as_it_stands_and_what_is_only_of_the_answer_is_left_out() {
+    fn a_count_holds_the_prompt_as_it_stands_and_no_option_of_the_answer() {
         let body = r#"{ "max_tokens": 9, "model":"m", "stream":true, "system" : "s",
             "messages": [ {"role":"user","content":"\u00e9 1.0" } ], "temperature":1e0}"#;
         let counted =
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn gemini_is_asked_with_the_whole_request_inside_and_vertex_plainly() {
+    fn a_count_for_gemini_wraps_the_request_and_one_for_vertex_does_not() {
         let body = r#"{"contents":[{"parts":[]}],"tools":[],"safetySettings":[]}"#;
         assert_eq!(
             question_of(
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn an_estimate_is_told_as_the_endpoint_would_and_nowhere_else() {
+    fn an_estimate_has_the_form_of_the_endpoints_answer() {
         for (dialect, target) in [
             (Dialect::Anthropic, "/v1/messages/count_tokens?beta=true"),
             (Dialect::Anthropic, "/v1/projects/p/models/count-tokens:rawPredict"),

@@ -178,7 +178,7 @@ mod tests {
     proptest::proptest! {
         /// Invariant 8; and what was JSON is so with the question in it.
         #[test]
-        fn invariant_8_any_bytes_are_asked_or_left_alone(body in "[ {}\\[\\]\":,a-c0-1\\\\]{0,24}") {
+        fn invariant_8_any_bytes_are_edited_or_left_alone(body in "[ {}\\[\\]\":,a-c0-1\\\\]{0,24}") {
             let is_json = serde_json::from_str::<serde_json::Value>(&body).is_ok();
             if let Some(out) = edited(&body).filter(|_| is_json) {
                 proptest::prop_assert!(serde_json::from_str::<serde_json::Value>(&out).is_ok());

@@ -137,7 +137,7 @@ pub(super) fn number(text: &str) -> Option<(Option<u64>, &str)> {
 
 /// The text of a body in lower case, with JSON escapes decoded: some servers escape `>`, `'` or all quotes in
 /// an error that they forward.
-pub(super) fn lowercase_text(body: &[u8]) -> String {
+fn lowercase_text(body: &[u8]) -> String {
     unescaped(body).to_lowercase()
 }
 

@@ -83,7 +83,7 @@ pub struct Part {
 
 impl Part {
     /// A part at `value`, with nothing else known yet.
-    pub(crate) fn at(kind: PartKind, role: Role, value: Value<'_>) -> Self {
+    pub(super) fn at(kind: PartKind, role: Role, value: Value<'_>) -> Self {
         Self {
             kind,
             role,
@@ -110,7 +110,7 @@ impl Part {
     }
 
     /// A text part: `value` is the string literal, which is also its range.
-    pub(crate) fn text(role: Role, value: Value<'_>, keyer: &mut Keyer) -> Self {
+    pub(super) fn text(role: Role, value: Value<'_>, keyer: &mut Keyer) -> Self {
         Self {
             texts: vec![value.span()],
             key: keyer.text(role, value),
@@ -128,7 +128,7 @@ impl Part {
     }
 
     /// A tool's definition, or another part of the prompt's head.
-    pub(crate) fn tool(value: Value<'_>, name: Option<Box<str>>, keyer: &mut Keyer) -> Self {
+    pub(super) fn tool(value: Value<'_>, name: Option<Box<str>>, keyer: &mut Keyer) -> Self {
         Self {
             texts: vec![value.span()],
             name,
@@ -138,7 +138,7 @@ impl Part {
     }
 
     /// The response format.
-    pub(crate) fn schema(value: Value<'_>, name: Option<Box<str>>, keyer: &mut Keyer) -> Self {
+    pub(super) fn schema(value: Value<'_>, name: Option<Box<str>>, keyer: &mut Keyer) -> Self {
         Self { is_schema: true, ..Self::tool(value, name, keyer) }
     }
 }

@@ -146,7 +146,7 @@ impl ResponseReader {
     }
 
     /// Reads a message of a transport with its own framing (WebSocket): a JSON event.
-    pub(crate) fn message(&mut self, data: &[u8]) {
+    fn message(&mut self, data: &[u8]) {
         let event = SseEvent { name: "", data, start: 0, end: 0 };
         self.builder.event(event, &mut self.document);
     }

@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_words_of_providers_tell_what_they_refuse() {
+    fn messages_of_providers_show_what_they_refuse() {
         for (message, named) in [
             ("`tool_use` ids were found without `tool_result` blocks", RefusalCause::Structure),
             ("text content blocks must be non-empty", RefusalCause::Structure),

@@ -12,7 +12,7 @@ use crate::wire::json::{Document, Kind, Value};
 /// Most parts of a request that is read.
 pub const MOST_PARTS: usize = 200_000;
 /// Longest name of a model that is kept as it is, bytes.
-pub(crate) const LONGEST_NAME: usize = 128;
+const LONGEST_NAME: usize = 128;
 
 /// Memory for a part: itself, its ranges and key, and what measuring and planning make from it.
 const PART: usize = size_of::<Part>() + size_of::<Message>() + 512;
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn no_fewer_parts_are_told_than_are_made() {
+    fn no_fewer_parts_are_estimated_than_are_made() {
         let text = r#"{"type":"text","text":"a"}"#;
         let many = [text; 9].join(",");
         for (dialect, body) in [

@@ -91,7 +91,7 @@ impl UsageSpelling {
 
 impl Usage {
     /// Input plus output, if both are known.
-    pub(crate) fn total(&self) -> Option<u64> {
+    pub(super) fn total(&self) -> Option<u64> {
         Some(self.input?.saturating_add(self.output?))
     }
 

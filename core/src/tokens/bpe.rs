@@ -40,7 +40,7 @@ enum TextSplitter {
 const NONE: u32 = u32::MAX;
 
 /// The public vocabulary of `family`, or the nearest one, if it is loaded.
-pub(crate) fn loaded(family: Family) -> Option<&'static Encoding> {
+pub(super) fn loaded(family: Family) -> Option<&'static Encoding> {
     if let Some(own) = own(family) {
         return Some(own);
     }
@@ -110,7 +110,7 @@ pub fn fits(file: &[u8]) -> Result<(), VocabularyError> {
 }
 
 /// Whether the tokens of `family` are counted with its own vocabulary.
-pub(crate) fn is_exact(family: Family) -> bool {
+pub(super) fn is_exact(family: Family) -> bool {
     match family {
         Family::O200k | Family::Cl100k => true,
         Family::Gemini => GEMINI.get().is_some(),
@@ -181,7 +181,7 @@ impl Encoding {
     }
 
     /// Counts the tokens of `text`, and adds their classes to `tally`.
-    pub(crate) fn tally(&self, text: &str, tally: &mut ClassCounts) -> usize {
+    pub(super) fn tally(&self, text: &str, tally: &mut ClassCounts) -> usize {
         let mut count = 0;
         self.each(text, |token, rank| {
             count += self.cost(token);

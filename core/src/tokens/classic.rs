@@ -566,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_sent_costs_nothing_and_what_stands_in_costs_its_words() {
+    fn what_is_not_sent_costs_nothing_and_a_placeholder_costs_its_text() {
         let read = dialect::read(Dialect::Anthropic, "/v1/messages", BODY.as_bytes());
         let rules = ClassicRules { head: false, image_tokens: 0, ..ClassicRules::default() };
         let count = |rules: &ClassicRules, seen: fn(&Part) -> SentContent<'static>| {

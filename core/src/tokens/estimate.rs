@@ -643,7 +643,7 @@ mod tests {
     /// What is no language, and what is no text at all: bounded work, and a count that is
     /// near what counting all of it gives.
     #[test]
-    fn what_is_too_long_is_told_from_samples() {
+    fn a_long_text_is_counted_from_samples() {
         let base64 = base64(1 << 20);
         for (text, family) in [
             (base64.clone(), Family::O200k),

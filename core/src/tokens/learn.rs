@@ -694,7 +694,7 @@ mod tests {
 
     /// A catalogue that names the wrong tokenizer, and then the right one again, whatever the family.
     #[test]
-    fn what_is_wrong_by_two_is_told_by_the_band_and_passes_within_ten_calls() {
+    fn an_error_by_two_is_within_the_band_and_passes_within_ten_calls() {
         let families =
             [Family::O200k, Family::Gemini, Family::Claude, Family::ClaudeNew, Family::Other];
         for (family, halves) in families.into_iter().flat_map(|it| [(it, false), (it, true)]) {
@@ -1102,7 +1102,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_saved_comes_back_and_what_is_broken_is_told() {
+    fn a_saved_state_comes_back_and_a_broken_one_is_an_error() {
         let mut learned = EstimatorState::new(Family::Other);
         played(&mut learned, 20, |size| size * 3 / 2);
         let saved = serde_json::to_string(&learned).unwrap();

@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_is_told() {
+    fn an_unusable_vocabulary_is_an_error() {
         let unigram = [field(3, 0, &[1]), [&[0x98, 0x02][..], &[1]].concat()].concat();
         for (file, why) in [
             (b"hello".to_vec(), VocabularyError::Unread),
@@ -349,7 +349,7 @@ mod tests {
 
     /// Nothing may be changed before text is split: no space in front, none taken away, no other characters.
     #[test]
-    fn a_normalizer_that_changes_text_is_told() {
+    fn a_normalizer_that_changes_text_is_an_error() {
         let of = |adds: u8, takes: u8, map: &[u8]| {
             let all = [field(3, 0, &[adds]), field(4, 0, &[takes]), bytes(2, map)].concat();
             changes(&all)

@@ -82,7 +82,7 @@ pub enum JsonError {
 }
 
 /// The deepest nesting that is read; a deeper body is opaque. Real requests stay below 30.
-pub(crate) const MAX_DEPTH: usize = 512;
+const MAX_DEPTH: usize = 512;
 
 /// One value, in 16 bytes: its range, and where its subtree ends.
 #[derive(Clone, Copy, Debug)]

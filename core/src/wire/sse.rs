@@ -79,7 +79,7 @@ impl Framer {
     }
 
     /// Whether the bytes so far end inside an event.
-    pub(crate) fn is_inside(&self) -> bool {
+    fn is_inside(&self) -> bool {
         self.begun || !self.line.is_empty()
     }
 
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bom_is_taken_off_the_stream_only() {
+    fn a_bom_is_removed_from_the_stream_only() {
         check("\u{feff}data: a\n\ndata: b\n\n", &[("", "a"), ("", "b")]);
         check("\u{feff}\n\ndata: b\n\n", &[("", "b")]);
         check("data: a\n\n\u{feff}data: b\n\n", &[("", "a")]);

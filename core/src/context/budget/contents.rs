@@ -77,7 +77,7 @@ impl MessageTokens {
 
     /// Adds a reply, in the form in which its client will send it back: `parts` are its keyed parts.
     #[must_use]
-    pub(crate) fn with_reply(mut self, reply: &Reply, parts: &[SketchPart]) -> Self {
+    pub(super) fn with_reply(mut self, reply: &Reply, parts: &[SketchPart]) -> Self {
         for ((_, run), sketched) in reply.runs().zip(parts) {
             let kind = run.last().map_or(PartKind::Opaque, |part| part.kind);
             *self.place(kind, Role::Assistant) += u64::from(sketched.tokens);

@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_of_a_client_are_not_the_users_words() {
+    fn blocks_that_a_client_adds_are_not_quoted() {
         for (text, own) in [
             ("Mend it.", "Mend it."),
             ("<system-reminder>\nBe calm.\n</system-reminder>", ""),

@@ -53,7 +53,7 @@ pub struct Compactions {
 
 impl CompactionReport {
     /// The report on a fact, without its price.
-    pub(crate) fn of(compact: &CompactionRecord) -> Self {
+    fn of(compact: &CompactionRecord) -> Self {
         Self {
             engine: compact.by,
             upstream: compact.upstream.clone(),

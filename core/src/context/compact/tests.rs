@@ -198,7 +198,7 @@ fn quoted(letters: &str, policy: policy::CompactPolicy) -> Vec<usize> {
 }
 
 #[test]
-fn the_first_words_and_those_that_are_pinned_are_quoted() {
+fn the_first_message_and_pinned_ones_are_quoted() {
     let quoted = |keep_first, pinned: &[&str]| {
         let pinned = pinned.iter().map(ToString::to_string).collect();
         let policy =
@@ -213,7 +213,7 @@ fn the_first_words_and_those_that_are_pinned_are_quoted() {
 }
 
 #[test]
-fn the_newest_words_are_quoted_as_far_as_their_tokens_reach() {
+fn the_newest_messages_are_quoted_as_far_as_their_tokens_reach() {
     let of = |keep_first, quote_tokens| {
         quoted("uauacruau", policy::CompactPolicy { keep_first, quote_tokens, ..keeping(1, 9_000) })
     };
@@ -591,7 +591,7 @@ fn results_too_large_to_be_summarised_are_shortened() {
 /// The request that takes a summary into use decides it: why, and with the reasoning that it makes void, which an open
 /// loop keeps as long as it can.
 #[test]
-fn a_summary_is_taken_into_use_with_what_it_makes_void() {
+fn a_summary_is_used_and_removes_the_reasoning_that_it_makes_void() {
     let of = |name, letters: &str, due, change: fn(&mut CompactionRecord)| {
         let mut scene = scene::SessionFixture::of(name, &messages(letters));
         (scene.now, scene.mode) = (9, Mode::Shadow);

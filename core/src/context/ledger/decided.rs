@@ -336,7 +336,7 @@ mod tests {
     /// What was taken back is not made by the request that made it, and what is decided anew stands after that. What
     /// answers a refusal is set aside by none.
     #[test]
-    fn what_was_taken_back_is_decided_anew_after_that() {
+    fn a_revoked_decision_can_be_made_again() {
         let back = revocation("first", RevocationRetry::Next);
         let epoch = back.epoch();
         for (at, fact) in decisions("first").into_iter().enumerate() {

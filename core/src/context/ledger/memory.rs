@@ -102,7 +102,7 @@ fn injected(id: &str, number: u32) -> InjectedMessage {
 }
 
 #[test]
-fn queued_words_count_for_what_they_hold() {
+fn queued_messages_count_the_memory_that_they_hold() {
     let of = |queued| grown(Fact::Queued(Box::new(queued)));
     let base = of(queued("q", 1, 1));
     let own = size_of::<QueuedMessage>();
@@ -130,7 +130,7 @@ fn queued_words_count_for_what_they_hold() {
 
 /// Words wait and stand in the order in which they were queued.
 #[test]
-fn words_are_told_in_the_order_in_which_they_were_queued() {
+fn injections_stand_in_the_order_in_which_they_were_queued() {
     let mut ledger = Ledger::default();
     for (id, number, at) in [("d", 2, 5), ("b", 1, 9), ("c", 2, 4), ("a", 1, 9)] {
         ledger.add(Fact::Queued(Box::new(queued(id, number, at))));

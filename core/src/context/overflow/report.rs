@@ -39,7 +39,7 @@ pub struct OverflowReport {
 
 impl OverflowSign {
     /// The sign as text.
-    pub(crate) fn description(self) -> &'static str {
+    pub(super) fn description(self) -> &'static str {
         match self {
             OverflowSign::Refused => "the provider refused the request: it does not fit the window",
             OverflowSign::InReply => "the provider broke off: the request does not fit the window",

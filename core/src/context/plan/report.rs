@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_replayed_is_counted_and_what_is_new_or_refused_is_told() {
+    fn replayed_steps_are_counted_and_new_or_refused_ones_listed() {
         let steps = [
             step(Change::Cut, Decision::Replayed, 900, 10),
             step(Change::Cut, Decision::New, 500, 10),
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn only_so_many_steps_are_told_and_all_are_counted() {
+    fn a_limited_number_of_steps_is_listed_and_all_are_counted() {
         let steps = vec![step(Change::Cut, Decision::New, 10, 1); MOST_STORED_STEPS + 5];
         let done = RewriteSummary::of(&steps, Mode::Active);
         assert_eq!(
@@ -374,7 +374,7 @@ mod tests {
 
     /// Of what is new all is summed, told or not, and by what became of the cache.
     #[test]
-    fn what_is_new_is_summed_beyond_what_is_told() {
+    fn new_tokens_are_summed_beyond_the_listed_steps() {
         let of = |why, change, decision| PlanStep { why, ..step(change, decision, 1_010, 10) };
         let cold = of(DecisionReason::ColdCache, Change::Cut, Decision::New);
         let mut steps = vec![cold; MOST_STORED_STEPS + 6];
@@ -404,7 +404,7 @@ mod tests {
 
     /// What is shown of each change: its number, and how many are new; of one thing in the singular.
     #[test]
-    fn changes_are_told_by_kind() {
+    fn changes_are_described_by_kind() {
         let made = ChangeCounts {
             cut: 1,
             put_back: 2,

@@ -170,7 +170,7 @@ impl PlanStep {
     }
 
     /// Tokens that it takes away.
-    pub(crate) fn removed(&self) -> u64 {
+    pub(super) fn removed(&self) -> u64 {
         self.tokens_before.saturating_sub(self.tokens_after)
     }
 }

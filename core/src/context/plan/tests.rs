@@ -214,7 +214,7 @@ fn a_trimmed_result_is_cleared_by_its_second_cut() {
 
 /// A fork takes over what it decides again, as it was decided first.
 #[test]
-fn what_another_branch_decided_is_taken_over() {
+fn decisions_of_another_branch_are_adopted() {
     let mut scene = with_cut("ucrauau", 5, 2, PRESSURE);
     let mut all = messages("ucrau");
     all[4]["content"] = "Another way.".into();
@@ -243,7 +243,7 @@ fn what_another_branch_decided_is_taken_over() {
 
 /// Nothing rests on the absence of what was decided when it was first seen.
 #[test]
-fn births_are_taken_over_by_what_is_sent_again() {
+fn births_are_adopted_by_what_is_sent_again() {
     let births = |why| {
         let mut scene = plain("ucr");
         scene.ledger.add(cut(&scene, 2, why));
@@ -341,7 +341,7 @@ fn a_summary_is_for_its_model_and_mode() {
 
 /// A summary that is written waits; the request that takes it into use decides so.
 #[test]
-fn a_written_summary_is_taken_into_use_once() {
+fn a_written_summary_is_used_once() {
     let mut scene = plain("uauauau");
     let written = |cut| Fact::Summary(Box::new(plain("uauauau").summary(cut)));
     assert_eq!(compact_of(&scene), Err(DecisionReason::NotReady));
@@ -385,7 +385,7 @@ fn a_summary_is_found_by_what_stands_before_its_cut() {
 }
 
 #[test]
-fn only_a_call_of_its_own_or_long_words_mark_a_cut() {
+fn only_a_call_of_its_own_or_a_long_text_marks_a_cut() {
     let own = |text: &str, cut| {
         let scene = SessionFixture::of(
             FREE,
@@ -449,7 +449,7 @@ fn reasoning_is_put_back_again_in_its_branch() {
 
 /// What a client sends and policy takes out goes, block by block; the rest of its message stays.
 #[test]
-fn reasoning_that_was_taken_out_stays_out() {
+fn removed_reasoning_stays_removed() {
     let mut all = messages("uauau");
     for number in [1, 3] {
         all[number]["content"] = json!([thinking(number), {"type": "text", "text": "Aye."}]);
@@ -474,7 +474,7 @@ fn reasoning_that_was_taken_out_stays_out() {
 
 /// Words that wait are said at the end of the next request, and stay where they were said.
 #[test]
-fn queued_words_are_said_once_and_stay() {
+fn queued_messages_are_sent_once_and_stay() {
     let mut scene = plain("uau");
     let queued = |number: u32| QueuedMessage {
         id: format!("q{number}").into(),
@@ -636,7 +636,7 @@ fn with_injected(letters: &str) -> SessionFixture {
 /// Where a client changed what came before them, words stay behind the part and its neighbour that they followed, if
 /// these stand in one place alone.
 #[test]
-fn words_are_found_by_what_they_stood_between() {
+fn injected_messages_are_found_by_their_neighbours() {
     let mut scene = with_injected("uau");
     let tell = |scene: &mut SessionFixture, changed: &[(usize, &str)], letters: &str| {
         let mut all = messages(letters);
@@ -655,7 +655,7 @@ fn words_are_found_by_what_they_stood_between() {
 
 /// The step that tells of queued words, and the chain of what is forwarded with them.
 #[test]
-fn words_are_told_and_forwarded_where_they_stand() {
+fn injected_messages_are_reported_and_sent_where_they_stand() {
     let scene = with_injected("uau");
     let (plan, known) = (scene.plan(), scene.known());
     let injected = known.injected_at(PartIndex::new(2, 0)).next().unwrap();

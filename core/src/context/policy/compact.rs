@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_over_it_takes_the_place_of_its_threshold() {
+    fn an_override_replaces_the_threshold() {
         let base = CompactPolicy { threshold_tokens: Some(100_000), ..CompactPolicy::default() };
         let engine =
             CompactOverride { engine: Some(SummaryEngine::Off), ..CompactOverride::default() };

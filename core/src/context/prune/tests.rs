@@ -366,7 +366,7 @@ fn gate(
 }
 
 #[test]
-fn nothing_is_said_of_a_request_that_is_not_pruned() {
+fn no_step_is_reported_for_a_request_that_is_not_pruned() {
     let of = |letters, prune| {
         let scene = scene(letters, prune);
         gate(&scene, &scene.known(), 0)
@@ -629,7 +629,7 @@ fn a_trimmed_result_keeps_a_twentieth_of_the_window() {
 
 /// Pictures stay with a trimmed result, and with a cut one as policy has it.
 #[test]
-fn pictures_stay_where_policy_keeps_them_or_words_stay() {
+fn pictures_stay_where_policy_keeps_them_or_text_stays() {
     let keeps = |keep_media, why| {
         let scene = scene("ucra", PrunePolicy { keep_media, ..eased() });
         let (request, known, parts) = (scene.request(), scene.known(), scene.parts(|_| EACH));
@@ -658,7 +658,7 @@ fn a_cut_saves_what_is_counted() {
 
 /// The same words are known however they are escaped.
 #[test]
-fn a_result_that_its_client_cut_is_known_by_its_words() {
+fn a_result_that_its_client_cut_is_known_by_its_text() {
     let mut all = messages("ucrcrcra");
     let placeholder = eased().placeholder;
     all[4]["content"][0]["content"] = placeholder.clone().into();

@@ -27,7 +27,7 @@ pub(super) fn scene(messages: &Value) -> SessionFixture {
 }
 
 /// The request as it is sent.
-pub(super) fn sent(scene: &SessionFixture) -> Value {
+fn sent(scene: &SessionFixture) -> Value {
     let plan = scene.plan();
     assert!(!plan.conflict, "{:?}", plan.steps);
     let body = Bytes::copy_from_slice(&scene.body);

@@ -374,7 +374,7 @@ fn a_claim_is_not_judged_by_an_agents_rules() {
 
 /// A turn stores some of its steps, and claims all of them: what they took away, broke and saved when new.
 #[test]
-fn a_batch_larger_than_what_is_told_is_claimed_whole() {
+fn a_batch_larger_than_the_listed_steps_is_claimed_whole() {
     for many in [80, 100, 300] {
         let of = |why| {
             let step = PlanStep { tokens_after: 10, ..cut(why, Decision::New, 1_010) };
@@ -416,7 +416,7 @@ fn a_turn_without_sums_is_claimed_by_its_steps() {
 /// A summary costs what it read and wrote, and takes that from what was saved; one whose price or usage is
 /// not known is counted and costs nothing that could be said.
 #[test]
-fn summaries_are_taken_from_what_was_saved() {
+fn summaries_are_subtracted_from_what_was_saved() {
     let mut savings = Savings::default();
     let money = Some(Money { spent: 3.0, saved: 1.0, broken: 0.25 });
     savings.add(&ExchangeSavings { removed: 30, sent: 70, money, ..ExchangeSavings::default() });

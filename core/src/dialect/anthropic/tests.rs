@@ -317,7 +317,7 @@ fn a_summary_by_the_provider_is_found_again() {
 }
 
 #[test]
-fn cache_writes_are_summed_where_only_their_split_is_told() {
+fn cache_writes_are_summed_where_only_their_split_is_reported() {
     let usage = r#"{"input_tokens":1,"cache_creation":{"ephemeral_5m_input_tokens":20,"ephemeral_1h_input_tokens":3}}"#;
     let body = format!(r#"{{"content":[],"stop_reason":"end_turn","usage":{usage}}}"#);
     let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Unknown, 1 << 20);

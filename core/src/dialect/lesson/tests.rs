@@ -54,7 +54,7 @@ fn every_form_teaches_what_it_says_and_only_from_end_to_end() {
 }
 
 #[test]
-fn words_that_stand_in_the_request_teach_nothing_wherever_they_stand() {
+fn a_message_that_stands_in_the_request_teaches_nothing() {
     const MESSAGE: &str = "prompt is too long: 10000 tokens > 9000 maximum";
     let refusal = anthropic(MESSAGE);
     assert_eq!(read(400, &refusal, "{}").window(), Some(9000));

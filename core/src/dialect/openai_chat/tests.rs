@@ -211,7 +211,7 @@ fn instructions_alone_are_the_history() {
 }
 
 #[test]
-fn what_is_no_request_is_said_so() {
+fn a_body_that_is_no_request_has_a_note() {
     for (bytes, note) in [
         ("", Note::NotJson),
         ("<html>", Note::NotJson),
@@ -225,7 +225,7 @@ fn what_is_no_request_is_said_so() {
 }
 
 #[test]
-fn side_calls_and_compactions_are_told_by_their_words() {
+fn side_calls_and_compactions_are_known_by_their_text() {
     let purpose = |system: &str, rest: &str| {
         let text = format!(
             r#"{{"messages":[{{"role":"system","content":"{system}"}},{{"role":"user","content":"x"}}]{rest}}}"#

@@ -283,7 +283,7 @@ fn tools_in_the_input_are_tools() {
 }
 
 #[test]
-fn history_at_the_provider_is_said_to_be_there() {
+fn history_held_by_the_provider_is_recognised() {
     for (text, held) in [
         (
             r#"{"previous_response_id":"resp_1","input":"x"}"#,
@@ -424,7 +424,7 @@ fn invariant_10_every_cut_gives_the_same_and_every_prefix_is_incomplete() {
 }
 
 #[test]
-fn a_stream_that_was_cut_leaves_what_was_said() {
+fn a_stream_that_was_cut_leaves_what_came() {
     let reply_of = |count: usize| {
         let mut reading =
             ResponseReader::new(Dialect::OpenaiResponses, 200, Framing::Events, 1 << 20);

@@ -88,7 +88,7 @@ fn errors_come_as_json_as_arrays_as_html_and_as_text() {
 }
 
 #[test]
-fn an_errors_code_is_told_where_it_says_more_than_the_type() {
+fn an_errors_code_is_used_where_it_says_more_than_the_type() {
     for (error, kind) in [
         (
             r#"{"type":"invalid_request_error","code":"context_length_exceeded"}"#,
@@ -182,7 +182,7 @@ fn one_event_may_be_a_megabyte() {
 }
 
 #[test]
-fn a_clients_leave_is_told_by_the_terminal_event() {
+fn a_client_that_leaves_after_the_terminal_event_has_the_reply() {
     let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Events, 1 << 12);
     let (before, last) = STREAM.split_at(STREAM.len() - 1);
     reading.push(before.as_bytes());

@@ -83,7 +83,7 @@ impl JsonPath {
     }
 
     /// The path from the steps of a `loc` list.
-    pub(crate) fn of_list(list: Value<'_>) -> Option<Self> {
+    pub(super) fn of_list(list: Value<'_>) -> Option<Self> {
         let step = |value: Value<'_>| match value.as_u64() {
             Some(number) => Some(JsonPathStep::Number(usize::try_from(number).ok()?)),
             None => Some(JsonPathStep::Name(value.text()?.into())),

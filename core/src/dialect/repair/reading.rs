@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn words_that_nobody_knows_are_none() {
+    fn unknown_messages_have_no_cause() {
         for body in ["", "{}", "temperature must be below 2", "Rate limit: image exceeds", "\\u12"]
         {
             assert_eq!(captured(400, body), None, "{body}");

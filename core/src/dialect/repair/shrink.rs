@@ -20,7 +20,7 @@ pub(crate) struct Goal {
 }
 
 /// Most bytes of a decoded image: 16 million pixels of four bytes. Larger images are left alone.
-pub(crate) const DECODED: u64 = 64 * 1024 * 1024;
+const DECODED: u64 = 64 * 1024 * 1024;
 /// A smaller image would be useless, pixels of its longer side.
 const LEAST: u32 = 32;
 /// How many times it is scaled.

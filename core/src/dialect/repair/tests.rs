@@ -27,7 +27,7 @@ fn paired(dialect: Dialect, body: &str) -> String {
 use Dialect::{Anthropic, Gemini, OpenaiChat as Chat, OpenaiResponses as Responses};
 
 #[test]
-fn empty_text_goes_or_gets_words() {
+fn empty_text_is_removed_or_filled() {
     let text = r#"{"type":"text","text":"(no content)"}"#;
     for (dialect, body, expected) in [
         (

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_history_ends_where_it_is_told() {
+    fn a_history_ends_at_the_given_message() {
         let body =
             br#"{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]}"#;
         let read = dialect::read(Dialect::Anthropic, "/v1/messages", body);

@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn thinking_that_was_asked_for_is_shown() {
+    fn thinking_that_was_requested_is_shown() {
         for (dialect, body, expected) in [
             (
                 Dialect::Anthropic,
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asked_for_none_or_said_how_is_left_alone() {
+    fn requests_without_thinking_or_with_a_display_are_left_alone() {
         for (dialect, body) in [
             (Dialect::Anthropic, r#"{"messages":[]}"#),
             (Dialect::Anthropic, r#"{"thinking":{"type":"disabled"}}"#),

@@ -15,7 +15,7 @@ use seen::{RequestSnapshot, agree, without};
 
 /// How many changes were made and checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct InvariantCounts {
+pub(super) struct InvariantCounts {
     /// Results that were cut.
     pub cut: usize,
     /// Pieces of reasoning that were put back.
@@ -47,7 +47,7 @@ pub fn fuzz(bytes: &[u8]) {
 }
 
 /// Makes every change at every place of a request, each alone.
-pub(crate) fn one_by_one(dialect: Dialect, target: &str, body: &[u8]) -> InvariantCounts {
+pub(super) fn one_by_one(dialect: Dialect, target: &str, body: &[u8]) -> InvariantCounts {
     let request = RequestSnapshot::read(dialect, target, body);
     let mut tried = InvariantCounts::default();
     for (message, of) in request.read.messages.iter().enumerate() {
@@ -70,7 +70,7 @@ pub(crate) fn one_by_one(dialect: Dialect, target: &str, body: &[u8]) -> Invaria
 
 /// Cuts every result, puts reasoning back before all that the model said, and takes out all that
 /// came with the request, in one splice.
-pub(crate) fn together(dialect: Dialect, target: &str, body: &[u8]) -> InvariantCounts {
+pub(super) fn together(dialect: Dialect, target: &str, body: &[u8]) -> InvariantCounts {
     let request = RequestSnapshot::read(dialect, target, body);
     let (mut tried, mut edits) = (InvariantCounts::default(), Vec::new());
     let (mut gone, mut expected) = (request.empty(), request.snapshots());
@@ -349,7 +349,7 @@ impl RequestSnapshot<'_> {
         if !self.is(Dialect::OpenaiResponses) {
             after.is_whole(message);
         }
-        self.put_back_again(&after, message, parts);
+        self.restore_removed(&after, message, parts);
         parts.len()
     }
 
@@ -375,7 +375,7 @@ impl RequestSnapshot<'_> {
 
     /// What was taken out, put back: the parts that were there. Only where it is all reasoning of the
     /// message, and has what it needs to come back.
-    fn put_back_again(&self, after: &Self, message: usize, parts: &[usize]) {
+    fn restore_removed(&self, after: &Self, message: usize, parts: &[usize]) {
         let of = &self.read.messages[message];
         let is_top = |part: &usize| self.outermost(message, *part) == *part;
         let is_all = self.reasoning(message).len() == parts.len();

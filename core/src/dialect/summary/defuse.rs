@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn words_and_code_stay_as_they_are() {
+    fn text_and_code_stay_as_they_are() {
         for text in [
             "The user asked: why? He is human: so it goes.",
             "let all: Vec<User> = HashMap<User, Vec<Tool>>; if a < b || c < user && d <- s {}",

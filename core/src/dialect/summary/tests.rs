@@ -70,7 +70,7 @@ fn the_cache_marker_stands_where_an_answered_request_ended() {
 }
 
 #[test]
-fn chat_is_asked_in_the_words_or_after_a_tools_answer() {
+fn chat_is_asked_in_the_users_message_or_after_a_tools_answer() {
     let target = "/v1/chat/completions";
     let body = r#"{"model":"m","response_format":{"type":"json_object"},"messages":[{"role":"user","content":"Hm."}]}"#;
     let request = summary_request(Dialect::OpenaiChat, target, body);
@@ -127,7 +127,7 @@ fn the_summary_is_taken_from_behind_its_analysis() {
 }
 
 #[test]
-fn only_words_are_a_summary() {
+fn only_text_is_a_summary() {
     let text = |content: &str| ReplyPart { text: content.into(), ..ReplyPart::of(PartKind::Text) };
     let reply = |parts: Vec<ReplyPart>| Reply {
         parts,

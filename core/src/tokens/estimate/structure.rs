@@ -252,7 +252,7 @@ fn a_name_that_may_not_be_read_is_counted_aside() {
 
 /// Reasoning in words costs its words; sealed, as much as its seal is long.
 #[test]
-fn reasoning_costs_its_words_where_it_has_some() {
+fn reasoning_costs_its_text_where_it_has_some() {
     let body = r#"{"input":[{"type":"reasoning","encrypted_content":"AAAAAAAAAAAAAAAAAAAAAAAAAAAA",
         "summary":[{"type":"summary_text","text":"Three metres and a half."}]}]}"#;
     let read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", body.as_bytes());

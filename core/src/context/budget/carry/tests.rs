@@ -122,7 +122,7 @@ const LOSES: ReplyCarry =
     ReplyCarry { returns: false, unsent: true, returns_by_rules: false, goes_on: false };
 
 #[test]
-fn the_next_request_holds_input_words_and_the_reasoning_that_is_read() {
+fn the_next_request_holds_input_reply_and_the_reasoning_that_is_read() {
     use ReasoningRetention::{Drops, Keeps, Loops, Turns};
     let of = |back, retention| {
         let carry = outlook().carried(&turn(), back, retention, false);

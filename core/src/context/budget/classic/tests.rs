@@ -99,7 +99,7 @@ fn what_was_reported_is_not_multiplied() {
 }
 
 #[test]
-fn what_the_provider_holds_is_told() {
+fn what_the_provider_holds_is_reported() {
     let body = json!({"model": "gpt-5", "previous_response_id": "r", "input": "12345678"});
     let scene = SessionFixture::read(Dialect::OpenaiResponses, "/v1/responses", "gpt-5", &body);
     let last = turn(&SessionFixture::of(FREE, &messages("u")));

@@ -104,7 +104,7 @@ fn a_result_that_gave_way_counts_as_its_placeholder() {
 
 /// Words of others count with the request that says them first, and in what is counted whole.
 #[test]
-fn words_of_others_count_where_they_are_new() {
+fn injected_messages_count_where_they_are_new() {
     let mut scene = ruled("uau");
     scene.ledger.add(Fact::Queued(Box::new(QueuedMessage {
         id: "q".into(),

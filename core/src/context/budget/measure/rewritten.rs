@@ -34,7 +34,7 @@ fn followed(name: &'static str) -> SessionFixture {
 }
 
 #[test]
-fn words_of_others_cost_what_they_are_counted_as() {
+fn injected_messages_cost_what_they_are_counted_as() {
     let mut scene = followed("claude-opus-4-6");
     let before = measured(&scene);
     scene.ledger.add(Fact::Queued(Box::new(QueuedMessage {

@@ -173,7 +173,7 @@ fn check_sum(measured: &MeasuredEstimate) {
 
 /// MCP tools by their names; memory files, skills and agents by their reminders' words.
 #[test]
-fn sections_are_told_apart() {
+fn prompt_sections_are_recognised() {
     let mcp = r#"{"name":"mcp__git__log","description":"Shows the log.","input_schema":{"type":"object"}}"#;
     let reminder = |content: &str| {
         let text = format!("<system-reminder>\\n{content}\\n</system-reminder>");
@@ -432,7 +432,7 @@ fn empty_reasoning_makes_no_tokens() {
 }
 
 #[test]
-fn an_aborted_call_anchors_by_the_input_that_it_told_at_the_start() {
+fn an_aborted_call_anchors_by_the_input_that_it_reported_at_the_start() {
     let cut = Usage { lower_bound: true, ..usage(1_000, 1) };
     let mut before = Case::new("S", "", &user("hi")).answered(TEXT, cut);
     let next = [user("hi"), model(TEXT), user("go")].join(",");
@@ -611,7 +611,7 @@ fn items_that_open_a_history_are_held_with_it() {
 }
 
 #[test]
-fn the_same_words_said_again_are_new_again() {
+fn the_same_text_sent_again_is_new_again() {
     let before = Case::new("S", "", &user("go on")).answered(TEXT, usage(1_000, 20));
     let next = [user("go on"), model(TEXT), user("go on")].join(",");
     let estimate = Case::new("S", "", &next).measure(Some(&before)).estimate;
@@ -741,7 +741,7 @@ fn a_breakdown_adds_up_to_what_was_counted() {
 
 /// What is new, by what it is; a result by itself is told by its tool.
 #[test]
-fn what_is_new_is_told_by_its_looks() {
+fn new_content_is_described_by_kind_and_tool() {
     let before = Case::new("S", TOOL, &user("hi")).answered(CALL, usage(1_000, 20));
     let seen = |messages: &[&str]| {
         let history = [user("hi"), model(CALL), messages.join(",")];
@@ -776,7 +776,7 @@ fn what_is_new_is_told_by_its_looks() {
 
 /// Tools that are not loaded are named, and cost nothing.
 #[test]
-fn tools_that_are_not_loaded_are_told_apart() {
+fn deferred_tools_are_recognised() {
     let late = r#"{"name":"Late","defer_loading":true,"input_schema":{"type":"object"}}"#;
     let with = Case::new("S", &format!("{TOOL},{late}"), &user("hi")).measure(None);
     let without = Case::new("S", TOOL, &user("hi")).measure(None);

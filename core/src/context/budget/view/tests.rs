@@ -36,7 +36,7 @@ Free space: 131,900 tokens (after 16,000 output buffer)";
 
 /// An error of what nobody could see is none of the estimate's.
 #[test]
-fn what_could_not_be_seen_is_told_in_place_of_an_error() {
+fn hidden_input_is_shown_in_place_of_an_error() {
     let view = ContextView {
         last_error_percent: None,
         hidden_input: Some(HiddenInput::HostedTools),
@@ -98,7 +98,7 @@ fn what_was_only_estimated_says_so() {
 }
 
 #[test]
-fn what_left_and_what_was_capped_is_said() {
+fn what_left_and_what_was_capped_is_shown() {
     let breakdown = Breakdown { capped: true, system: 30, tools: 70, ..<_>::default() };
     let basis = Some(EstimateBasis {
         input: 2_000_000,
@@ -291,7 +291,7 @@ fn what_is_nothing_has_no_line() {
 
 /// What messages are made of replaces the lines that say the same: sections and reasoning are told once.
 #[test]
-fn sections_and_reasoning_are_told_once() {
+fn sections_and_reasoning_are_shown_once() {
     let sections = SectionTokens { skills: 300, ..<_>::default() };
     let breakdown = Breakdown { sections, reasoning: 2_000, ..view().breakdown };
     let view = ContextView { breakdown, ..view() };

@@ -126,7 +126,7 @@ fn what_is_not_what_it_says_goes() {
 
 /// Each is described by its type, its size and why it is left out.
 #[test]
-fn words_say_what_stood_there() {
+fn the_placeholder_says_what_stood_there() {
     use RefusalDetail::{Bytes, Count, Format, Pixels, Request, Unsupported};
     let placeholder = |picture: Value, detail| {
         let refusal = Refusal { detail, ..refusal(RepairCause::Media) };

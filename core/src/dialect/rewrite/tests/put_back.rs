@@ -207,7 +207,7 @@ fn members_go_back_into_messages_of_chat() {
 }
 
 #[test]
-fn thinking_in_tags_goes_back_before_the_same_words() {
+fn thinking_in_tags_goes_back_before_the_same_text() {
     let tagged = r#"{"content":"<think>t</think>\n\nwords"}"#;
     let only_thought = r#"{"content":"<think>t</think>"}"#;
     check_members(&[

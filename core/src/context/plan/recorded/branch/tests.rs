@@ -87,7 +87,7 @@ fn a_picture_stays_where_it_was_sent() {
 
 /// Words stand where they were said, and where the part before them is new, whole or cut.
 #[test]
-fn words_stand_where_they_were_said() {
+fn injected_messages_stand_where_they_were_sent() {
     let ledger = Ledger::default();
     let injected = |request: &str| InjectedMessage {
         id: "q".into(),
@@ -136,7 +136,7 @@ fn reasoning_is_back_where_it_was_sent() {
 
 /// What is taken out elsewhere is sent here where it was sent before, or is new where it was not void.
 #[test]
-fn what_is_taken_out_elsewhere_stays_where_it_was_sent() {
+fn reasoning_removed_in_another_branch_stays_where_it_was_sent() {
     let ledger = Ledger::default();
     let reasoning = thought();
     let sealed = PartKey::of_bytes(b"c2ln");
@@ -181,7 +181,7 @@ fn a_block_that_was_left_out_stays_out_beside_one_that_was_sent() {
 
 /// What was taken back twice in a branch, or once for good, is not decided in it again.
 #[test]
-fn what_was_taken_back_twice_is_given_up_in_its_branch() {
+fn a_decision_revoked_twice_is_given_up_in_its_branch() {
     let given_up = |all: &[(&str, Option<&str>, RevocationRetry)]| {
         let mut ledger = Ledger::default();
         for (at, (request, parent, retry)) in all.iter().enumerate() {

@@ -176,7 +176,7 @@ fn signed(scene: &SessionFixture) -> Vec<String> {
 
 /// A client changed its first message, so that replies are found by their own text, and their texts are alike.
 #[test]
-fn replies_with_the_same_text_are_told_apart() {
+fn replies_with_the_same_text_are_distinguished() {
     let text = json!({"type": "text", "text": "The tide comes in from the west, and it will be here by noon."});
     for letters in ["uauau", "uaucr", "ucrau", "uauauau"] {
         let mut all = messages(letters);
