@@ -127,7 +127,7 @@ fn the_net_is_what_the_calls_cost_less() {
 
 /// A call with more cuts than a turn stores tells all of them, and what they broke and saved is that of all.
 #[test]
-fn a_batch_larger_than_what_is_told_is_told_whole() {
+fn a_batch_larger_than_the_listed_steps_is_reported_whole() {
     let policy = "[prune]\ngate = [\"always\"]\nprotect_tokens = 900\nprotect_messages = 0\nmin_saving_tokens = 25000\n[compact]\nengine = \"off\"\n";
     let report =
         played_of("large-batch", policy, &session_of(("gpt-4.1", "openai"), 120, 120, 300));

@@ -115,7 +115,7 @@ async fn long(place: &Place) {
 /// An export is made as it is taken: a session of any length takes no more memory than its longest line. Where
 /// the store fails in the middle, it breaks off.
 #[tokio::test]
-async fn an_export_is_made_as_it_is_taken() {
+async fn an_export_is_made_as_it_is_read() {
     let store = Held::new();
     let place = Place::over(store.clone(), access()).await;
     long(&place).await;

@@ -49,7 +49,7 @@ async fn health_is_answered_however_many_hang() {
 }
 
 #[tokio::test]
-async fn a_draining_house_is_alive_and_not_ready() {
+async fn a_draining_server_is_alive_and_not_ready() {
     let place = Place::new().await;
     place.draining.send_replace(true);
     assert_eq!(place.get("/healthz").await.status(), 200);
@@ -59,7 +59,7 @@ async fn a_draining_house_is_alive_and_not_ready() {
 }
 
 #[tokio::test]
-async fn a_house_says_where_it_serves() {
+async fn a_server_says_where_it_serves() {
     let about = Place::new().await.json("/api/v1/about").await;
     assert_eq!(
         (&about["clients"], &about["mode"]),
@@ -180,7 +180,7 @@ async fn an_id_that_two_credentials_use_is_ambiguous() {
 }
 
 #[tokio::test]
-async fn a_session_is_wished_compacted_and_what_cannot_be_is_said() {
+async fn a_compaction_is_requested_and_an_impossible_one_refused() {
     let place = Place::new().await;
     place.turn(&tenant(1), "mine", "main", 1_000).await;
     let path = format!("/api/v1/sessions/{}.mine/compact", tenant(1));
@@ -249,7 +249,7 @@ async fn exchanges_are_heard_as_they_end() {
 
 /// A reader that is too slow misses events, is told how many, and holds nothing up.
 #[tokio::test]
-async fn a_slow_listener_is_told_what_it_missed() {
+async fn a_slow_subscriber_hears_what_it_missed() {
     let place = Place::new().await;
     let mut wire = place.open("GET", "/api/v1/events", &[]).await;
     wire.until(": listening\n\n").await;

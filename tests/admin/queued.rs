@@ -29,7 +29,7 @@ async fn waiting(place: &Place, path: &str) -> Vec<(u64, String)> {
 }
 
 #[tokio::test]
-async fn words_wait_in_order_and_can_be_taken_back() {
+async fn messages_wait_in_order_and_can_be_removed() {
     let (place, path) = server().await;
     assert_eq!(place.get(&format!("{path}?format=text")).await.text(), "No message is queued.\n");
     let mut live = place.open("GET", "/api/v1/events", &[]).await;
@@ -56,7 +56,7 @@ async fn words_wait_in_order_and_can_be_taken_back() {
 }
 
 #[tokio::test]
-async fn all_that_waits_can_be_taken_back_at_once() {
+async fn all_queued_messages_can_be_removed_at_once() {
     let (place, path) = server().await;
     let none = read(&place.ask("DELETE", &path, &[]).await);
     assert_eq!(none, json!({"removed": []}));
@@ -127,7 +127,7 @@ async fn live_events_tell_what_is_dequeued_compacted_and_pruned() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_said_is_refused_in_words() {
+async fn a_message_that_cannot_be_queued_is_refused_with_a_reason() {
     let (place, path) = server().await;
     let none = "/api/v1/sessions/none/say";
     let long = text(&"x".repeat(LONGEST + 1));

@@ -153,7 +153,7 @@ async fn whoever_stands_at_the_admin_address_gets_no_token_and_no_command() {
 
 /// Even a process of this user sends no command away from this machine.
 #[tokio::test]
-async fn a_base_url_that_is_not_loopback_is_not_taken() {
+async fn a_base_url_that_is_not_loopback_is_refused() {
     let data = tempfile::tempdir().unwrap();
     let listener = UnixListener::bind(data.path().join("admin.sock")).unwrap();
     tokio::spawn(async move {
@@ -172,8 +172,8 @@ async fn a_base_url_that_is_not_loopback_is_not_taken() {
 
 /// Another user's real Plimsoll is not used, wherever it stands.
 #[tokio::test]
-async fn another_users_house_is_not_used() {
-    let Some((folder, program)) = other_users("another_users_house_is_not_used") else { return };
+async fn another_users_server_is_not_used() {
+    let Some((folder, program)) = other_users("another_users_server_is_not_used") else { return };
     let theirs = folder.path().join("theirs");
     std::fs::create_dir(&theirs).unwrap();
     std::os::unix::fs::chown(&theirs, Some(OTHER), Some(OTHER)).unwrap();
@@ -343,7 +343,7 @@ async fn guessing_takes_its_time_and_a_right_token_does_not() {
 
 /// What changes something leaves a line with who and how, and never the words.
 #[tokio::test]
-async fn what_is_said_and_deleted_leaves_a_line_without_the_words() {
+async fn a_deleted_message_leaves_a_line_without_its_text() {
     let provider = Provider::start().await;
     let mut serving = Serving::start(&provider.base(), &[]).await;
     talk(&mut serving, &provider).await;
@@ -457,7 +457,7 @@ async fn a_command_can_send_the_client_token() {
 
 /// A command that is itself `plimsoll run` finds the house of the one around it.
 #[tokio::test]
-async fn a_run_within_a_run_uses_the_same_house() {
+async fn a_run_within_a_run_uses_the_same_server() {
     let data = tempfile::tempdir().unwrap();
     // The one within has no secret of the one around it, and needs none.
     let file = data.path().join("plimsoll.toml");
@@ -495,7 +495,7 @@ async fn a_run_beside_somebody_elses_ports_takes_free_ones() {
 
 /// A second process over the same folder leaves the socket to the first, serves, and says so.
 #[tokio::test]
-async fn a_second_house_over_the_same_folder_leaves_the_socket_alone() {
+async fn a_second_server_over_the_same_folder_leaves_the_socket_alone() {
     let provider = Provider::start().await;
     let mut first = Serving::start(&provider.base(), &[]).await;
     let data = first.data.path().to_str().unwrap().to_owned();

@@ -411,7 +411,7 @@ async fn an_open_listener_with_the_operators_key_is_refused_without_a_token() {
 
 /// A gateway may send back what it was sent. What gives a credential away is no request id, and is told nowhere.
 #[tokio::test]
-async fn a_request_id_that_is_a_credential_is_told_nowhere() {
+async fn a_request_id_that_is_a_credential_appears_nowhere() {
     let provider = Provider::start().await;
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();

@@ -130,7 +130,7 @@ fn holds(bytes: &[u8], text: &str) -> bool {
 }
 
 #[tokio::test]
-async fn what_was_said_is_exported_and_replayed() {
+async fn texts_are_exported_and_replayed() {
     let provider = Provider::start().await;
     let mut serving = keeping(&provider, "").await;
     talk(&mut serving, &provider, "sk-one").await;
@@ -179,7 +179,7 @@ async fn what_was_said_is_exported_and_replayed() {
 }
 
 #[tokio::test]
-async fn a_history_that_changed_is_told_whole_and_one_that_the_provider_holds_with_the_reply() {
+async fn a_changed_history_is_exported_whole_and_a_held_one_with_the_reply() {
     let provider = Provider::start().await;
     let serving = keeping(&provider, "").await;
     let mut history = vec![message("user", PROMPT)];
@@ -218,7 +218,7 @@ async fn a_history_that_changed_is_told_whole_and_one_that_the_provider_holds_wi
 }
 
 #[tokio::test]
-async fn nothing_that_was_said_is_kept_by_default_and_the_export_says_so() {
+async fn no_text_is_kept_by_default_and_the_export_says_so() {
     let provider = Provider::start().await;
     let mut serving = Serving::start(&provider.base(), &[]).await;
     talk(&mut serving, &provider, "sk-one").await;
@@ -245,7 +245,7 @@ async fn nothing_that_was_said_is_kept_by_default_and_the_export_says_so() {
 }
 
 #[tokio::test]
-async fn words_belong_to_a_credential_and_go_with_their_session() {
+async fn texts_belong_to_a_credential_and_go_with_their_session() {
     let provider = Provider::start().await;
     let mut serving = keeping(&provider, "").await;
     talk(&mut serving, &provider, "sk-one").await;
@@ -271,7 +271,7 @@ async fn words_belong_to_a_credential_and_go_with_their_session() {
 }
 
 #[tokio::test]
-async fn words_past_their_limits_leave_sizes() {
+async fn texts_past_their_limits_leave_sizes() {
     let provider = Provider::start().await;
     let mut serving = keeping(&provider, "exchange_bytes = 500").await;
     talk(&mut serving, &provider, "sk-one").await;
@@ -301,7 +301,7 @@ fn on_disk(serving: &Serving) -> usize {
 }
 
 #[tokio::test]
-async fn forgotten_words_are_in_no_file_within_five_seconds() {
+async fn forgotten_text_is_in_no_file_within_five_seconds() {
     let provider = Provider::start().await;
     let mut serving = keeping(&provider, "").await;
     talk(&mut serving, &provider, "sk-canary").await;

@@ -126,7 +126,7 @@ async fn a_store_that_cannot_be_used_keeps_no_traffic_waiting_and_is_tried_again
 /// What stands in the way of forgetting is told by log and metric (whose alert `deploy/prometheus` tests),
 /// keeps no traffic waiting, and is over when it is gone.
 #[tokio::test]
-async fn a_step_of_forgetting_that_fails_is_told() {
+async fn a_step_of_forgetting_that_fails_is_logged() {
     let provider = Provider::start().await;
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("plimsoll.toml");
@@ -160,7 +160,7 @@ async fn a_step_of_forgetting_that_fails_is_told() {
 }
 
 #[tokio::test]
-async fn a_damaged_store_is_set_beside_and_told() {
+async fn a_damaged_store_is_set_beside_and_logged() {
     let provider = Provider::start().await;
     let folder = tempfile::tempdir().unwrap();
     let letter = "a letter, not a database".repeat(99);
@@ -243,7 +243,7 @@ async fn a_backup_is_whole_while_it_runs_and_a_stop_leaves_one_file() {
 
 /// Who deletes the file is told, and so is whoever asks whether all is well.
 #[tokio::test]
-async fn a_store_that_is_gone_is_told_everywhere() {
+async fn a_store_that_is_gone_is_reported_everywhere() {
     let provider = Provider::start().await;
     let mut serving = Serving::start(&provider.base(), &[]).await;
     assert_eq!(serving.ask("/readyz").await.text(), "ready\n");

@@ -72,7 +72,7 @@ async fn check_prints_all_faults_at_once() {
 }
 
 #[tokio::test]
-async fn a_port_in_use_is_told_with_what_to_do() {
+async fn a_port_in_use_is_reported_with_what_to_do() {
     let holder = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let used = holder.local_addr().unwrap().to_string();
     let folder = tempfile::tempdir().unwrap();
@@ -90,7 +90,7 @@ async fn a_port_in_use_is_told_with_what_to_do() {
 
 /// A proxy variable that was set for something else would send every request there unseen.
 #[tokio::test]
-async fn a_stray_proxy_variable_is_told_at_start_without_its_credential() {
+async fn a_stray_proxy_variable_is_logged_at_start_without_its_credential() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().to_str().unwrap();
     let free = "127.0.0.1:0";
@@ -119,7 +119,7 @@ async fn a_stray_proxy_variable_is_told_at_start_without_its_credential() {
 }
 
 #[tokio::test]
-async fn a_folder_that_cannot_be_written_is_told() {
+async fn a_folder_that_cannot_be_written_is_reported() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "[store]\non_failure = \"exit\"\n").unwrap();
     let config = file.path().to_str().unwrap();
@@ -188,7 +188,7 @@ async fn the_first_signal_drains_and_the_second_ends_at_once() {
 }
 
 #[tokio::test]
-async fn a_drained_house_exits_with_0() {
+async fn a_drained_server_exits_with_0() {
     let provider = Provider::start().await;
     let mut serving = Serving::start(&provider.base(), &[]).await;
     let script = anthropic();

@@ -12,7 +12,7 @@ const HEADERS: [(&str, &str); 2] =
 /// In every dialect, in the header in which its providers send it: log, API, explanation and the page's row,
 /// after a restart too.
 #[tokio::test]
-async fn a_providers_request_id_is_told_in_every_dialect() {
+async fn a_providers_request_id_is_shown_in_every_dialect() {
     let sent = [
         ("request-id", "req_011CSHoEeqs5C35K2UUqR7Fy"),
         ("x-request-id", "req_5f0a1b"),
@@ -70,7 +70,7 @@ async fn is_shown(serving: &Serving, request: &str, id: &str) {
 
 /// A refusal is no turn, and is what most questions to a provider's support are about.
 #[tokio::test]
-async fn a_refusal_is_told_with_its_request_id() {
+async fn a_refusal_is_shown_with_its_request_id() {
     let provider = Provider::start().await;
     let mut serving = Serving::start(&provider.base(), &[]).await;
     let script = wire::anthropic();

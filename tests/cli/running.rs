@@ -134,7 +134,7 @@ async fn talk(serving: &mut Serving, provider: &Provider, session: &str, message
 }
 
 #[tokio::test]
-async fn what_compacting_would_do_is_said_and_why_it_cannot_be() {
+async fn a_dry_run_shows_what_compacting_would_do_or_why_it_cannot() {
     let provider = Provider::start().await;
     let mut serving = Serving::start(&provider.base(), &[]).await;
     talk(&mut serving, &provider, "long", 21).await;
@@ -209,7 +209,7 @@ async fn the_log_for_machines_is_json_throughout() {
 
 /// Whose fault it was stands in the answer and in the log.
 #[tokio::test]
-async fn an_upstream_that_nobody_answers_for_is_told() {
+async fn an_upstream_that_does_not_answer_is_reported() {
     let gone = Provider::start().await.base();
     let mut serving = Serving::start(&gone, &[]).await;
     let script = wire::anthropic();
@@ -224,7 +224,7 @@ async fn an_upstream_that_nobody_answers_for_is_told() {
 
 /// Queued, listed and taken back in the terminal, and said in the session's next request.
 #[tokio::test]
-async fn words_are_queued_and_said() {
+async fn messages_are_queued_and_sent() {
     let provider = Provider::start().await;
     let mut serving = Serving::start(&provider.base(), &[]).await;
     let unknown = serving.look(&["say", "the-session", "Hello."]).await;

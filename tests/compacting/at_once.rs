@@ -108,7 +108,7 @@ async fn a_summariser_with_a_credential_of_its_own_is_asked_at_once() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_compacted_is_said() {
+async fn what_cannot_be_compacted_is_refused_with_a_reason() {
     let mut play = Play::of(policy()).await;
     play.turn(0).await;
     let admin = admin(&play).await;

@@ -136,7 +136,7 @@ async fn micro_compact_clears_nothing_without_its_gate() {
 
 /// The check: another threshold is another moment.
 #[tokio::test]
-async fn micro_compact_checks_by_the_threshold_that_is_said() {
+async fn micro_compact_checks_by_the_configured_threshold() {
     let mut reader = Reader::under("").await;
     reader.fills().await;
     assert!(reader.turns >= 7, "{} turns to 67,000", reader.turns);
@@ -158,7 +158,7 @@ async fn micro_compact_writes_no_summary_without_its_engine() {
 
 /// The tagged analysis off: another prompt is asked, and its answer is taken whole.
 #[tokio::test]
-async fn micro_compact_asks_with_the_prompt_that_is_said() {
+async fn micro_compact_asks_with_the_configured_prompt() {
     let prompt = "Write a summary of the conversation, in one line.";
     let mut reader = Reader::under(&format!("compact.prompt = {prompt:?}")).await;
     let scene = reader.fills().await;
@@ -169,7 +169,7 @@ async fn micro_compact_asks_with_the_prompt_that_is_said() {
 
 /// The tail: at least as many messages as are said stay, or as few as policy otherwise has it.
 #[tokio::test]
-async fn micro_compact_keeps_the_tail_that_is_said() {
+async fn micro_compact_keeps_the_configured_tail() {
     let tail = async |also: &str| {
         let mut reader = Reader::under(also).await;
         let scene = reader.fills().await;
@@ -190,7 +190,7 @@ async fn micro_compact_keeps_the_tail_that_is_said() {
 /// The boundary names type and count where the person speaks next. Off, none is sent, and no message
 /// without words in its place.
 #[tokio::test]
-async fn micro_compact_sends_no_boundary_where_none_is_said() {
+async fn micro_compact_sends_no_boundary_where_none_is_configured() {
     // The eleventh message from the end is the person's.
     for (also, is_there) in [("", true), ("compact.boundary = \"\"", false)] {
         let mut reader = Reader::under(&format!("compact.keep_messages = 11\n{also}")).await;

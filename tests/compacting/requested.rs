@@ -42,7 +42,7 @@ async fn comes_true(play: &mut Play, scope: &Scope) {
 }
 
 #[tokio::test]
-async fn a_wish_outlives_a_refused_request() {
+async fn a_requested_compaction_outlives_a_refused_request() {
     let (mut play, scope) = requested().await;
     play.says(4, 120);
     play.history.push(json!({"role": "user", "content": crate::play::TOO_LONG}));
@@ -56,7 +56,7 @@ async fn a_wish_outlives_a_refused_request() {
 }
 
 #[tokio::test]
-async fn a_wish_outlives_a_request_whose_client_leaves() {
+async fn a_requested_compaction_outlives_a_request_whose_client_leaves() {
     let (mut play, scope) = requested().await;
     play.says(4, 120);
     play.history.push(json!({"role": "user", "content": crate::play::NEVER}));
@@ -80,7 +80,7 @@ async fn a_wish_outlives_a_request_whose_client_leaves() {
 }
 
 #[tokio::test]
-async fn a_wish_outlives_a_provider_that_fails_to_write() {
+async fn a_requested_compaction_outlives_a_provider_that_fails_to_write() {
     let (mut play, scope) = requested().await;
     play.turn(5).await;
     let mut question = play.summary().await;
@@ -95,7 +95,7 @@ async fn a_wish_outlives_a_provider_that_fails_to_write() {
 }
 
 #[tokio::test]
-async fn a_sub_agent_does_not_take_a_wish() {
+async fn a_sub_agent_does_not_take_a_requested_compaction() {
     let (mut play, scope) = requested().await;
     let main = std::mem::take(&mut play.history);
     // As long as the main line is, and of other words.
@@ -114,7 +114,7 @@ async fn a_sub_agent_does_not_take_a_wish() {
 }
 
 #[tokio::test]
-async fn a_wish_and_its_summary_go_with_their_session() {
+async fn a_requested_compaction_and_its_summary_go_with_their_session() {
     let (mut play, scope) = requested().await;
     play.turn(5).await;
     let question = play.summary().await;

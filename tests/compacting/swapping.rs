@@ -49,7 +49,7 @@ async fn compacted_under(policy: Policy) -> (Play, Scene) {
 
 /// A compaction is told live as its request goes out: what it was, what it is now, who wrote the summary.
 #[tokio::test]
-async fn a_compaction_is_told_live() {
+async fn a_compaction_is_announced_live() {
     let mut play = Play::of(policy()).await;
     let mut live = play.server.telemetry.shrunk();
     let (_, question) = play.fills().await;
@@ -112,7 +112,7 @@ async fn the_question_reads_what_the_cache_holds_and_asks_for_words() {
 }
 
 #[tokio::test]
-async fn what_was_prepared_is_taken_into_use_at_the_threshold_and_stays() {
+async fn a_prepared_summary_is_used_at_the_threshold_and_stays() {
     // As when a server is ready, whichever tests ran before.
     bpe::load(Family::Claude);
     let mut play = Play::of(policy()).await;
@@ -358,7 +358,7 @@ async fn an_upstream_or_a_model_has_its_own_threshold() {
 /// Words from outside and a summary meet in one request: both are there, stay to the byte, and what a later
 /// summary stands for is not said again.
 #[tokio::test]
-async fn words_and_a_summary_meet_in_one_request_and_both_stay() {
+async fn an_injection_and_a_summary_meet_in_one_request_and_both_stay() {
     const QUEUED: &str = "Mind the tide.";
     let mut play = Play::of(policy()).await;
     let (_, question) = play.fills().await;

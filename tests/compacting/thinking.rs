@@ -17,7 +17,7 @@ fn sent(scene: &Scene) -> Vec<String> {
 /// What a client leaves out when the summary is taken into use, it may send again later: that is void behind the
 /// summary, and goes. What was thought after it stays.
 #[tokio::test]
-async fn what_a_client_takes_up_again_behind_a_summary_goes() {
+async fn reasoning_that_a_client_sends_again_behind_a_summary_is_removed() {
     let mut play = Play::of(policy()).await;
     play.model = "claude-opus-5-5";
     play.history.push(json!({"role": "user", "content": THINKS}));

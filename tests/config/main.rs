@@ -65,7 +65,7 @@ fn verdict(path: &Path) -> String {
 }
 
 #[test]
-fn every_fault_is_told_at_once() {
+fn every_fault_is_reported_at_once() {
     let mut seen = 0;
     for entry in std::fs::read_dir(root().join("tests/config/cases")).unwrap() {
         let path = entry.unwrap().path();
@@ -206,7 +206,7 @@ fn set_mode(path: &Path, mode: u32) {
 }
 
 #[test]
-fn a_secret_that_others_may_read_is_told_and_one_they_may_write_is_refused() {
+fn a_secret_that_others_may_read_is_a_warning_and_one_they_may_write_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     std::fs::write(at("key"), "sk-in-a-file-of-mine\n").unwrap();

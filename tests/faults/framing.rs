@@ -71,7 +71,7 @@ async fn a_101_that_nobody_asked_for_is_a_502() {
 
 /// What an address cannot hold is refused with what to write in its place, and goes nowhere.
 #[tokio::test]
-async fn bytes_that_an_address_cannot_hold_are_refused_and_told() {
+async fn bytes_that_an_address_cannot_hold_are_refused_and_recorded() {
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
     for target in ["/up/a`b", "/up/a?q=\"b\"", "/up/a<b", "/up/a>b"] {

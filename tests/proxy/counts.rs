@@ -148,7 +148,7 @@ async fn a_count_that_the_upstream_lacks_is_estimated_and_that_is_learned() {
 
 /// Which answers say that nothing counts there.
 #[tokio::test]
-async fn no_endpoint_is_told_from_no_model() {
+async fn a_missing_endpoint_is_distinguished_from_a_missing_model() {
     let provider = Provider::start().await;
     let mut server = TestServer::with(active(&provider)).await;
     let [endpoint, ..] = endpoints();

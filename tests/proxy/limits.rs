@@ -19,7 +19,7 @@ async fn ask(server: &TestServer, path: &str) -> Message {
 }
 
 #[tokio::test]
-async fn one_connection_too_many_is_told_so() {
+async fn one_connection_too_many_is_refused() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
     config.limits.connections = 1;

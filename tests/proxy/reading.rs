@@ -187,7 +187,7 @@ async fn invariant_1_bodies_at_and_past_the_limit_are_forwarded_as_they_are() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_read_passes_and_is_told() {
+async fn what_cannot_be_read_passes_and_is_recorded() {
     let cases: [(&str, &[u8], Option<FailOpen>); 3] = [
         ("", b"this is not JSON", Some(FailOpen::BodyUnread)),
         ("content-encoding: gzip\r\n", b"this is not gzip", Some(FailOpen::BodyUnread)),

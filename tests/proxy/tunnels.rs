@@ -166,7 +166,7 @@ const COMPLETED: &str = r#"{"type":"response.completed","sequence_number":2,"res
 
 /// Usage of OpenAI Responses over WebSocket is read from the frames, which pass as they are.
 #[tokio::test]
-async fn responses_on_a_websocket_are_told_as_exchanges() {
+async fn responses_on_a_websocket_are_recorded_as_exchanges() {
     let provider = Provider::start().await;
     let mut server = TestServer::before(&provider.base()).await;
     let mut client = Wire::connect(server.address).await;
@@ -415,7 +415,7 @@ async fn tunnel(idle: Duration, half_closed: Duration) -> (TestServer, Wire, Cal
 }
 
 /// Has the upstream say something now and then for three times as long as may be quiet.
-async fn is_told_on(client: &mut Wire, call: &mut Call) {
+async fn continues_on(client: &mut Wire, call: &mut Call) {
     let began = Instant::now();
     while began.elapsed() < 3 * SOON {
         call.send("a").await;
@@ -443,7 +443,7 @@ async fn a_tunnel_of_which_one_side_has_ended_ends_once_nothing_passes() {
     client.stream.shutdown().await.unwrap();
     assert_eq!(call.wire.rest().await.unwrap(), b"", "the end is passed on");
     // The upstream has more to say, and says it.
-    is_told_on(&mut client, &mut call).await;
+    continues_on(&mut client, &mut call).await;
     assert_eq!(client.rest().await.unwrap(), b"");
     drop(call);
 }
@@ -451,7 +451,7 @@ async fn a_tunnel_of_which_one_side_has_ended_ends_once_nothing_passes() {
 #[tokio::test]
 async fn a_tunnel_in_which_something_passes_stays() {
     let (_server, mut client, mut call) = tunnel(SOON, NEVER).await;
-    is_told_on(&mut client, &mut call).await;
+    continues_on(&mut client, &mut call).await;
     client.send("b").await;
     call.wire.expect("b").await;
 }

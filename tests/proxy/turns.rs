@@ -305,7 +305,7 @@ async fn a_store_in_trouble_costs_knowledge_never_an_answer() {
 
 /// Nobody waits for the turn of a client that left: what becomes of it is told all the same.
 #[tokio::test]
-async fn a_turn_that_nobody_waits_for_and_that_cannot_be_kept_is_told() {
+async fn a_turn_that_nobody_waits_for_and_that_cannot_be_stored_is_recorded() {
     for (trouble, aside) in
         [(How::PanicsWriting, FailOpen::Panicked), (How::Fails, FailOpen::Store)]
     {

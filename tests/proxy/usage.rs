@@ -41,7 +41,7 @@ fn events() -> Vec<(&'static str, String)> {
 
 /// Invariant 2: outside the edit, what goes out is what came in.
 #[tokio::test]
-async fn invariant_2_usage_is_asked_for_by_splicing_and_its_traces_are_hidden() {
+async fn invariant_2_usage_is_requested_by_splicing_and_its_traces_are_hidden() {
     let provider = Provider::start().await;
     let mut server = TestServer::before(&provider.base()).await;
     let mut client = ask(&server, BODY).await;
@@ -88,7 +88,7 @@ async fn an_upstream_that_compresses_all_the_same_is_hidden_from_plain() {
 }
 
 #[tokio::test]
-async fn a_client_that_asked_gets_everything() {
+async fn a_client_that_requested_usage_gets_everything() {
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
     let script = wire::chat();
@@ -265,7 +265,7 @@ async fn a_stream_that_breaks_while_something_is_hidden_breaks_for_the_client() 
 
 /// What no request says is no error of counting: it has a metric of its own, and the view says why.
 #[tokio::test]
-async fn input_that_nobody_could_see_is_not_told_as_an_error_of_the_estimate() {
+async fn hidden_input_is_not_an_error_of_the_estimate() {
     let hosted = r#"{"id":"msg_1","type":"message","role":"assistant","content":[
         {"type":"server_tool_use","id":"srvtoolu_1","name":"web_search","input":{"query":"tram"}},
         {"type":"web_search_tool_result","tool_use_id":"srvtoolu_1","content":[]},

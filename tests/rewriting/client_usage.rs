@@ -120,7 +120,7 @@ async fn exchange(
 }
 
 #[tokio::test]
-async fn a_client_is_told_the_input_as_if_nothing_had_been_cut() {
+async fn a_client_gets_the_input_as_if_nothing_had_been_cut() {
     for spoken in spoken() {
         for (streams, coding) in
             [(false, "identity"), (true, "identity"), (false, "gzip"), (true, "br")]
@@ -139,7 +139,7 @@ async fn a_client_is_told_the_input_as_if_nothing_had_been_cut() {
 }
 
 #[tokio::test]
-async fn by_default_it_is_told_what_the_provider_says_to_the_byte() {
+async fn by_default_it_gets_what_the_provider_reports_to_the_byte() {
     for spoken in spoken() {
         for (streams, coding) in [(false, "gzip"), (true, "identity")] {
             let (_, body, _) = exchange(ReportedUsage::Actual, &spoken, streams, coding).await;

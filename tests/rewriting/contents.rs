@@ -41,7 +41,7 @@ fn check_sum(view: &ContextView) -> MessageTokens {
 
 /// Of each kind there is something, and results are told by tool; the reply is in it at once.
 #[tokio::test]
-async fn messages_break_down_by_who_said_them_and_by_tool() {
+async fn messages_break_down_by_role_and_tool() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let thinking = json!({"type": "thinking", "thinking": "Let me see.", "signature": "c2ln"});
     let history = vec![
@@ -113,7 +113,7 @@ async fn deferred_tools_are_listed_at_nothing() {
 
 /// What Gemini's own tools brought is input that is paid for; it is told apart and is not in the context.
 #[tokio::test]
-async fn geminis_tool_use_prompt_is_told_apart() {
+async fn geminis_tool_use_prompt_is_counted_apart() {
     let target = "/v1beta/models/gemini-2.5-pro:generateContent";
     let mut play = Play::of(target, Policy::default()).await;
     let parts = json!([{"text": "Three metres."}]);

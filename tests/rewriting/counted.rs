@@ -64,7 +64,7 @@ async fn what_was_cut_is_cut_in_the_count_and_nothing_new_is() {
 }
 
 #[tokio::test]
-async fn a_client_that_names_no_session_is_found_by_its_words() {
+async fn a_client_that_names_no_session_is_found_by_its_messages() {
     let mut play = Play::of("/v1/messages", eager()).await;
     play.session = "";
     let content =
@@ -107,7 +107,7 @@ async fn shadow_counts_what_it_sends() {
 }
 
 #[tokio::test]
-async fn a_count_that_is_refused_is_asked_as_it_came_and_teaches_nothing() {
+async fn a_refused_count_is_sent_as_it_came_and_teaches_nothing() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let reply = answers("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
     let cut = play.asks(&asks(MODEL, &history(6)), &reply).await.exchange.done.made.cut;

@@ -182,7 +182,7 @@ async fn a_refused_question_does_not_set_a_rewritten_thread_aside() {
 }
 
 #[tokio::test]
-async fn what_was_cleared_is_told_and_counted() {
+async fn what_was_cleared_is_reported_and_counted() {
     let mut play = Play::of("/v1/messages", by(PruneMethod::Provider)).await;
     let scene = play.asks(&asks(FREE, &history(6)), &cleared("m1", 700, 3, 900)).await;
     let expected = ClearingReport { tool_uses: 3, input_tokens: 900 };

@@ -112,7 +112,7 @@ fn rules() -> Rules {
 }
 
 #[tokio::test]
-async fn a_picture_that_is_too_large_becomes_words() {
+async fn a_picture_that_is_too_large_becomes_text() {
     let question = json!({"type": "text", "text": "What is this?"});
     let large = claude(json!([{"role": "user", "content": [image(&picture(9_000)), question]}]));
     heals("in a message", rules(), CLAUDE, large.clone(), RepairCause::Media).await;
@@ -152,7 +152,7 @@ async fn a_picture_that_is_too_large_becomes_words() {
 }
 
 #[tokio::test]
-async fn too_many_pictures_and_pictures_that_are_none_become_words() {
+async fn too_many_pictures_and_pictures_that_are_none_become_text() {
     let rules = Rules { most_pictures: 4, ..Rules::default() };
     let many: Vec<Value> = (0..6).map(|at| image(&picture(100 + at))).collect();
     let body = claude(json!([{"role": "user", "content": many}]));
@@ -173,7 +173,7 @@ async fn too_many_pictures_and_pictures_that_are_none_become_words() {
 }
 
 #[tokio::test]
-async fn what_is_empty_goes_or_gets_words() {
+async fn empty_content_is_removed_or_filled() {
     let body = claude(json!([{"role": "user", "content": [
         {"type": "text", "text": ""}, {"type": "text", "text": "Hello"}]}]));
     heals("a block", Rules::default(), CLAUDE, body, RepairCause::Empty).await;

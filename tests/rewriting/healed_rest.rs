@@ -34,7 +34,7 @@ async fn a_request_of_too_many_bytes_sheds_its_oldest_pictures() {
 
 /// A web page that was saved as `paper.pdf`, for example. Where the refusal names no place, the picture beside it stays.
 #[tokio::test]
-async fn a_document_that_is_none_becomes_words_and_the_picture_beside_it_stays() {
+async fn a_document_that_is_none_becomes_text_and_the_picture_beside_it_stays() {
     let page = "PGh0bWw+PC9odG1sPg==";
     let document = json!({"type": "document", "source": {
         "type": "base64", "media_type": "application/pdf", "data": page}});

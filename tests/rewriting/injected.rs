@@ -44,7 +44,7 @@ fn is_injected(scene: &Scene) -> bool {
 }
 
 #[tokio::test]
-async fn words_are_said_at_the_end_and_stay_there() {
+async fn queued_messages_are_sent_at_the_end_and_stay_there() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let scope = begun(&mut play).await;
     queue(&play, &scope, 2, "And the \"wind\".").await;
@@ -118,7 +118,7 @@ async fn others_do_not_take_them() {
 }
 
 #[tokio::test]
-async fn what_was_taken_back_is_never_said() {
+async fn a_removed_message_is_never_sent() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let scope = begun(&mut play).await;
     queue(&play, &scope, 1, "Mind the tide.").await;
@@ -147,7 +147,7 @@ async fn what_was_taken_back_is_never_said() {
 /// What waits outlives the process, and a shadow does not take it.
 /// A branch whose rewrite was refused goes on as its client sends it; the others have what was said in them.
 #[tokio::test]
-async fn what_was_said_stays_where_nothing_was_refused() {
+async fn a_sent_message_stays_where_nothing_was_refused() {
     const REFUSED: &str =
         r#"{"error":{"message":"messages.1: Invalid `signature` in `thinking` block."}}"#;
     let mut play = Play::of("/v1/messages", eager()).await;
@@ -195,7 +195,7 @@ async fn the_queue_is_kept() {
 /// A request that nobody answered said nothing: its words wait for the next, unless that is its retry,
 /// which has them where they were.
 #[tokio::test]
-async fn words_of_a_request_that_failed_wait_again() {
+async fn messages_of_a_request_that_failed_wait_again() {
     let overloaded = r#"{"type":"error","error":{"type":"overloaded_error","message":"busy"}}"#;
     for (is_retried, is_refused) in [(false, true), (false, false), (true, true), (true, false)] {
         let mut play = Play::of("/v1/messages", Policy::default()).await;
@@ -229,7 +229,7 @@ async fn words_of_a_request_that_failed_wait_again() {
 
 /// Whoever leaves before the answer is there did not hear it: in the middle of it too.
 #[tokio::test]
-async fn words_of_a_client_that_left_wait_again() {
+async fn messages_of_a_client_that_left_wait_again() {
     for is_begun in [false, true] {
         let mut play = Play::of("/v1/messages", Policy::default()).await;
         let scope = begun(&mut play).await;

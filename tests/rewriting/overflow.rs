@@ -235,7 +235,7 @@ async fn what_a_reply_shows_is_noticed_and_kept() {
 /// With its reasoning put back it does not fit, and without it is refused: a client can make room, and cannot
 /// bring back what it does not have.
 #[tokio::test]
-async fn that_it_does_not_fit_is_said_before_what_the_original_lacks() {
+async fn an_overflow_is_answered_before_what_the_original_lacks() {
     const LACKS: &str = r#"{"type":"error","error":{"message":"thinking must be passed back"}}"#;
     let mut play = Play::of("/v1/messages", cuts_alone()).await;
     let mut talk = vec![message("user", json!("Look."))];

@@ -98,7 +98,7 @@ async fn micro_compact_clears_eleven_of_fifteen_and_counts_as_it_did() {
 
 /// Results that are cleared are told live as their request goes out; what is repeated is no news.
 #[tokio::test]
-async fn pruning_is_told_live() {
+async fn pruning_is_announced_live() {
     let mut play = play(Preset::MicroCompact, &[]).await;
     let mut live = play.server.telemetry.shrunk();
     let scene = play.asks(&asks(MODEL, &fifteen_reads()), &answers("m1", MODEL, json!([]))).await;
@@ -264,7 +264,7 @@ fn steps_of(thousands: &[usize]) -> Vec<Value> {
 
 /// What the person and the model said goes out as it came, and so do calls: results alone are cleared.
 #[tokio::test]
-async fn what_was_said_and_called_is_never_cleared() {
+async fn text_and_calls_are_never_cleared() {
     for preset in [Preset::Dexto, Preset::Opencode, Preset::MicroCompact] {
         let mut play = play(preset, &[]).await;
         let mut history = turns(&[20; 6]);

@@ -139,7 +139,7 @@ async fn one_result_that_does_not_fit_is_cut_to_head_and_tail_when_it_is_born() 
 /// What is kept of such a cut is ranges: the words come from the request, and are the same to the byte each
 /// time. Where the result says something else, all of it is sent.
 #[tokio::test]
-async fn a_trim_is_repeated_from_ranges_and_other_words_are_left_whole() {
+async fn a_trim_is_repeated_from_ranges_and_another_text_is_left_whole() {
     let mut policy = Policy::default();
     policy.prune.max_result_tokens = Some(500);
     let mut play = Play::of("/v1/messages", policy).await;

@@ -156,7 +156,7 @@ async fn what_was_put_back_stays_before_reasoning_whose_reply_is_not_whole() {
 
 /// Reasoning that policy removed for one model stays in the request to a model that demands it.
 #[tokio::test]
-async fn what_was_taken_out_for_another_model_is_there_where_it_is_demanded() {
+async fn reasoning_removed_for_another_model_is_there_where_it_is_demanded() {
     let mut policy = Policy::default();
     policy.reasoning.strip_from_context = StripPolicy::All;
     let mut play = Play::of("/v1/chat/completions", policy).await;
@@ -342,7 +342,7 @@ async fn geminis_signatures_around_file_search_are_all_back() {
 /// Words that come in several pieces are signed on one of them. A client that keeps the pieces has each signature
 /// back where it came from; on words that it joined none of them fits.
 #[tokio::test]
-async fn geminis_signatures_are_back_on_the_pieces_of_words_that_they_came_with() {
+async fn geminis_signatures_are_back_on_the_pieces_of_text_that_they_came_with() {
     let call = json!({"toolCall": {"toolType": "FILE_SEARCH", "id": "93z4z1x3", "args": {"queries": ["depth"]}}});
     let answer = json!({"toolResponse": {"toolType": "FILE_SEARCH", "id": "93z4z1x3", "response": {"text": "Deep."}}});
     let pieces = ["It is deep, as the file ", "says that was — 🌊 — ", "searched for it."];

@@ -242,7 +242,7 @@ async fn what_was_decided_before_stays_where_the_original_is_refused() {
 /// What a refusal taught may spare the next request another: it is decided again. What is refused twice is
 /// not tried a third time.
 #[tokio::test]
-async fn what_was_taken_back_is_decided_again_once() {
+async fn a_revoked_decision_is_made_again_once() {
     let (mut play, reply, before) = cut_before().await;
     let longer = asks(MODEL, &history(12));
     for _ in 0..2 {
@@ -326,7 +326,7 @@ async fn a_limit_is_nobodys_fault() {
 /// Where the original is refused as well, reasoning may rest on what was cut before: that stays, and only
 /// what was decided for the refused request is never sent again. A session must not answer 400 for ever.
 #[tokio::test]
-async fn what_is_refused_with_and_without_is_taken_back() {
+async fn what_is_refused_with_and_without_is_revoked() {
     let (mut play, reply, before) = cut_before().await;
     let longer = asks(MODEL, &history(12));
     let mut client = play.sends(&longer).await;

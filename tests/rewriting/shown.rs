@@ -138,7 +138,7 @@ async fn dextos_breakdown_goes_by_length() {
 /// A client that leaves in the middle: the input that the stream told at its start is grown from, what came
 /// of the reply counts, and its error is told.
 #[tokio::test]
-async fn a_cancelled_stream_that_told_its_input_is_an_anchor() {
+async fn a_cancelled_stream_that_reported_its_input_is_an_anchor() {
     const MODEL: &str = "claude-sonnet-4-5";
     let mut play = play(Preset::Dexto, &[]).await;
     let mut history = vec![message("user", json!("How deep is she?"))];

@@ -131,7 +131,7 @@ async fn a_smaller_picture_that_is_refused_again_is_made_smaller_still() {
 
 /// What cannot be read, and what unfolds to too much, becomes words as without the option.
 #[tokio::test]
-async fn a_picture_that_cannot_be_made_smaller_becomes_words() {
+async fn a_picture_that_cannot_be_made_smaller_becomes_text() {
     let mut bomb = Cursor::new(Vec::new());
     let plain = DynamicImage::ImageLuma8(image::GrayImage::new(9_000, 9_000));
     plain.write_to(&mut bomb, ImageFormat::Png).unwrap();
@@ -148,7 +148,7 @@ async fn a_picture_that_cannot_be_made_smaller_becomes_words() {
 
 /// A session holds so many bytes of them, and then words: it goes on all the same.
 #[tokio::test]
-async fn pictures_of_a_session_are_bounded_and_then_become_words() {
+async fn pictures_of_a_session_are_bounded_and_then_become_text() {
     let rules = Rules { most_picture_bytes: 500_000, ..Rules::default() };
     let mut stage = Stage::open(rules, shrinks()).await;
     stage.config.limits.body_bytes = 32 << 20;
@@ -170,7 +170,7 @@ async fn pictures_of_a_session_are_bounded_and_then_become_words() {
 
 /// It is as small as the refusal says, and refused all the same: words take its place, for good.
 #[tokio::test]
-async fn a_smaller_picture_that_is_refused_for_the_same_limit_becomes_words() {
+async fn a_smaller_picture_that_is_refused_for_the_same_limit_becomes_text() {
     let mut play = Play::of(CLAUDE, shrinks()).await;
     let (_, _, body) = bodies(&noise(200, 100, 9))[0].clone();
     let refused = |call: &Call| {

@@ -90,7 +90,7 @@ async fn it_is_decided_at_a_threads_first_request() {
 }
 
 #[tokio::test]
-async fn who_asked_for_no_thinking_or_said_how_gets_what_it_asked_for() {
+async fn a_request_without_thinking_or_with_a_display_is_left_alone() {
     let with = |mut body: Value, at: &str, value: Value| {
         *body.pointer_mut(at).unwrap() = value;
         body

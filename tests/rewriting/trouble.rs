@@ -275,7 +275,7 @@ async fn a_session_full_of_decisions_repeats_them_and_says_so() {
 }
 
 #[tokio::test]
-async fn who_loses_a_race_sends_the_winners_words() {
+async fn who_loses_a_race_sends_the_winners_bytes() {
     let mut play = before(Will::Loses).await;
     let request = asks(MODEL, &history(6));
     let reply = answers("m1", MODEL, json!([]));
@@ -287,7 +287,7 @@ async fn who_loses_a_race_sends_the_winners_words() {
 }
 
 #[tokio::test]
-async fn a_fact_that_is_not_understood_is_ignored_and_told() {
+async fn a_fact_that_is_not_understood_is_ignored_and_recorded() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let reply = answers("m1", MODEL, json!([]));
     play.asks(&asks(MODEL, &history(3)), &reply).await;

@@ -54,7 +54,7 @@ fn reply(body: &str) -> Reply {
 
 /// The whole test has one thread: what reads there holds up all.
 #[tokio::test(flavor = "current_thread")]
-async fn a_large_reply_is_read_elsewhere_and_told_all_the_same() {
+async fn a_large_reply_is_read_elsewhere_and_recorded_all_the_same() {
     let body = format!(
         "{{\"id\":\"c\",\"object\":\"chat.completion\",\"model\":\"m\",\"choices\":[{{\"index\":0,\
          \"finish_reason\":\"stop\",\"message\":{{\"role\":\"assistant\",\"content\":\"Hm.\"}}}}],\
