@@ -214,11 +214,11 @@ pub fn choose(
 /// What a summary saves of a request, in tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SummarySizes {
-    /// The whole request.
+    /// The request as it is sent now.
     pub whole: u64,
     /// The history that the summary replaces.
     pub was: u64,
-    /// The summary.
+    /// The messages with the summary and its quotes.
     pub tokens: u64,
 }
 
@@ -236,7 +236,7 @@ pub fn is_accepted(request: &PlanRequest<'_>, sizes: SummarySizes, why: Decision
     is_worth_it(was, tokens) && whole.saturating_sub(was).saturating_add(tokens) <= most
 }
 
-/// A preview of a request's compaction.
+/// What a compaction of a request would change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CompactionPreview {
     /// Messages in its history.
@@ -253,9 +253,9 @@ pub struct CompactionPreview {
     pub usable: u64,
     /// Who would write the summary.
     pub by: SummaryAuthor,
-    /// The request's upstream.
+    /// The configured upstream's name.
     pub upstream: Box<str>,
-    /// Its model.
+    /// The model that the client asks for.
     pub model: Box<str>,
 }
 

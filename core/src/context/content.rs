@@ -11,7 +11,7 @@ use crate::dialect::{Chain, Conversation, Part, PartKind, Reply, ReplyPart, Role
 use crate::tokens::media;
 use crate::wire::json::Document;
 
-/// The text of one exchange.
+/// The stored text of one exchange.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExchangeContent {
     /// What `messages` continues.
@@ -21,7 +21,7 @@ pub struct ExchangeContent {
     /// The stored part of the history.
     #[serde(rename = "said")]
     pub messages: Vec<TranscriptPart>,
-    /// The reply.
+    /// The parts of the reply, in order.
     pub reply: Vec<TranscriptPart>,
 }
 
@@ -42,9 +42,9 @@ pub enum ContentLink {
 /// One part, as in a line of a transcript.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TranscriptPart {
-    /// Who speaks.
+    /// Whose message it is in.
     pub role: TranscriptSpeaker,
-    /// The kind of content.
+    /// What it is to the model.
     pub kind: TranscriptKind,
     /// Its length, bytes: of the text, or of an image's data.
     pub chars: u64,
@@ -54,33 +54,33 @@ pub struct TranscriptPart {
     /// It belongs to the reply to the call before.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub reply: bool,
-    /// The tool's name.
+    /// The name of the called tool, if it is a call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<Box<str>>,
-    /// The call's id.
+    /// The id that joins a call and its result.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<Box<str>>,
     /// The second or a later block of one tool result.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub cont: bool,
-    /// Length of a signature, or of encrypted reasoning.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub sig: u64,
+    #[serde(rename = "cont", default, skip_serializing_if = "std::ops::Not::not")]
+    pub continues: bool,
+    /// Length of a signature, or of encrypted reasoning, bytes.
+    #[serde(rename = "sig", default, skip_serializing_if = "is_zero")]
+    pub signature_len: u64,
     /// The MIME type of an image or document.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mime: Option<Box<str>>,
     /// An image's width, pixels; 0 if unknown.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub w: u64,
-    /// Its height.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub h: u64,
+    #[serde(rename = "w", default, skip_serializing_if = "is_zero")]
+    pub width: u64,
+    /// An image's height, pixels; 0 if unknown.
+    #[serde(rename = "h", default, skip_serializing_if = "is_zero")]
+    pub height: u64,
     /// 1 if the text was too long and left out: transcripts treat such a part as inexact.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub redacted: u64,
 }
 
-/// The speaker, in transcripts.
+/// Three roles, as transcripts have them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TranscriptSpeaker {
@@ -88,25 +88,25 @@ pub enum TranscriptSpeaker {
     System,
     /// The user, and tool results.
     User,
-    /// The model.
+    /// The model, calls of tools included.
     Assistant,
 }
 
-/// The kind of a part, in transcripts.
+/// What a part is, in the words of transcripts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TranscriptKind {
-    /// Text.
+    /// Text of the user, the model or the instructions.
     Text,
     /// A tool's definition.
     Tools,
-    /// A call of a tool.
+    /// Name and arguments of a call.
     ToolUse,
-    /// The result of a call.
+    /// One block of what a tool returned.
     ToolResult,
-    /// Reasoning.
+    /// Reasoning, or a signature on another part (Gemini).
     Thinking,
-    /// An image.
+    /// An image, of which only the size is stored.
     Image,
     /// A document, or a part that is not understood.
     Other,
@@ -172,7 +172,7 @@ fn end_of(conversation: &Conversation, chain: Chain) -> Option<usize> {
 /// Copies text out of a body, as long as there is room.
 struct ContentWriter<'b> {
     body: &'b [u8],
-    /// Bytes.
+    /// Bytes that may still be stored.
     left: usize,
     document: Document,
 }
@@ -193,7 +193,7 @@ impl ContentWriter<'_> {
             self.add(
                 TranscriptPart {
                     kind: TranscriptKind::Thinking,
-                    sig: signature_len,
+                    signature_len,
                     ..TranscriptPart::empty(&outline)
                 },
                 0,
@@ -201,7 +201,7 @@ impl ContentWriter<'_> {
             );
         }
         let outline = TranscriptPart {
-            sig: if outline.kind == TranscriptKind::Thinking { signature_len } else { 0 },
+            signature_len: if outline.kind == TranscriptKind::Thinking { signature_len } else { 0 },
             ..outline
         };
         let has_blocks = part.kind == PartKind::ToolResult && part.texts.len() > 1;
@@ -209,14 +209,13 @@ impl ContentWriter<'_> {
             self.add(outline, 0, out);
         } else if has_blocks {
             for (at, text) in part.texts.iter().enumerate() {
-                self.text(TranscriptPart { cont: at > 0, ..outline.clone() }, &[*text], out);
+                self.text(TranscriptPart { continues: at > 0, ..outline.clone() }, &[*text], out);
             }
         } else {
             self.text(outline, &part.texts, out);
         }
     }
 
-    /// A part without its text.
     fn without_text(&self, part: &Part) -> TranscriptPart {
         let mut outline = TranscriptPart {
             role: match part.role {
@@ -233,7 +232,8 @@ impl ContentWriter<'_> {
             outline.chars = of.data.map_or(0, |data| data.len().saturating_sub(2) as u64);
             let data = of.data.map(|data| data.of(self.body));
             let size = data.and_then(media::size).filter(|_| part.kind == PartKind::Image);
-            (outline.w, outline.h) = size.map_or((0, 0), |it| (it.width as u64, it.height as u64));
+            (outline.width, outline.height) =
+                size.map_or((0, 0), |it| (it.width as u64, it.height as u64));
         }
         outline
     }
@@ -281,11 +281,12 @@ impl ContentWriter<'_> {
         let mut out = Vec::new();
         for part in &reply.parts {
             let ReplyPart { text, id, name, signature, .. } = part;
-            let sig = signature.as_ref().map_or(0, |it| it.len() as u64);
+            let signature_len = signature.as_ref().map_or(0, |it| it.len() as u64);
             let (name, id) = (name.clone(), id.clone());
             let role = TranscriptSpeaker::Assistant;
             let (chars, kind) = (text.len() as u64, kind(part.kind));
-            let one = TranscriptPart { role, name, id, sig, chars, ..TranscriptPart::of(kind) };
+            let one =
+                TranscriptPart { role, name, id, signature_len, chars, ..TranscriptPart::of(kind) };
             let fits = self.has_room(&one, text.len());
             let (text, redacted) = if fits { (text.clone(), 0) } else { (String::new(), 1) };
             let length = text.len();
@@ -324,11 +325,11 @@ impl TranscriptPart {
             reply: false,
             name: None,
             id: None,
-            cont: false,
-            sig: 0,
+            continues: false,
+            signature_len: 0,
             mime: None,
-            w: 0,
-            h: 0,
+            width: 0,
+            height: 0,
             redacted: 0,
         }
     }
@@ -434,8 +435,8 @@ mod tests {
         ];
         assert_eq!(contents(&kept.messages), expected.map(|(kind, text)| (kind, text.to_owned())));
         let picture = &kept.messages[1];
-        assert_eq!((picture.w, picture.h, picture.chars), (1280, 720, png.len() as u64));
-        assert!(!kept.messages[3].cont && kept.messages[4].cont);
+        assert_eq!((picture.width, picture.height, picture.chars), (1280, 720, png.len() as u64));
+        assert!(!kept.messages[3].continues && kept.messages[4].continues);
     }
 
     /// What is exported of an exchange: who said each part, its name and identifier, and how long its signature is.
@@ -502,7 +503,7 @@ mod tests {
         let placed = place(&Ledger::default(), &read, &"r".into(), None);
         let kept = ExchangeContent::of_request(&read, body.as_bytes(), &placed, 1 << 20);
         let listed: Vec<_> =
-            kept.messages.iter().map(|part| (part.role, part.kind, part.sig)).collect();
+            kept.messages.iter().map(|part| (part.role, part.kind, part.signature_len)).collect();
         let (user, model) = (TranscriptSpeaker::User, TranscriptSpeaker::Assistant);
         let expected = [
             (user, TranscriptKind::Text, 0),

@@ -23,9 +23,8 @@ type DecisionKey = (u128, bool, Option<Millis>);
 
 /// A fact that can be decided again.
 pub(super) trait Decidable {
-    /// Its key.
+    /// What it is about: two decisions with the same key exclude each other.
     fn place(&self) -> DecisionKey;
-    /// The exchange that decided it.
     fn exchange(&self) -> &ExchangeId;
     /// Its size in memory, bytes, roughly.
     fn bytes(&self) -> usize;

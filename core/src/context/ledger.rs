@@ -84,11 +84,11 @@ impl BoundaryHash {
 /// Token totals of a session: sums of reported usage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Totals {
-    /// Input of all prompts.
+    /// Prompts, including what was read from caches or written to them.
     pub input: u64,
     /// Output, reasoning included.
     pub output: u64,
-    /// The reasoning in the output.
+    /// The share of `output` that was reasoning.
     pub reasoning: u64,
     /// Read from caches.
     pub cache_read: u64,
@@ -330,7 +330,7 @@ impl Ledger {
         self.turns.iter()
     }
 
-    /// The turn of an exchange.
+    /// The turn that this exchange became, if it is known.
     pub fn turn(&self, exchange: &ExchangeId) -> Option<&Arc<Turn>> {
         self.turns.get(*self.by_exchange.get(exchange)?)
     }

@@ -32,11 +32,11 @@ use crate::wire::splice::Edit;
 /// The edits that the recorded decisions make in a request.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
-    /// The edits; disjoint.
+    /// Edits of the client's body, sorted and disjoint.
     pub edits: Vec<Edit>,
     /// What is sent, where it differs from what the client sent.
     pub sent: Overlay,
-    /// The changes, one by one.
+    /// Each change, made or refused, with its reason.
     pub steps: Vec<PlanStep>,
     /// The edits contradicted each other, so none is made.
     pub conflict: bool,

@@ -25,7 +25,7 @@ use crate::tokens::classic::ClassicRules;
 pub struct RequestCost<'a> {
     /// Total tokens; by `rules` if they decide.
     pub tokens: u64,
-    /// The tokens of each part.
+    /// Each part that is sent, with its tokens, in order.
     pub parts: &'a [SketchPart],
     /// The rules of an agent, if they decide.
     pub rules: Option<&'a ClassicRules>,

@@ -28,7 +28,7 @@ use refused::{RefusedRequest, decided};
 /// The changes that were found.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RepairProposal {
-    /// The changes.
+    /// New decisions, one for each edit; empty if there is no repair.
     pub facts: Vec<Fact>,
     /// The refusal names a place that does not exist in the request.
     pub is_misplaced: bool,

@@ -64,9 +64,9 @@ impl Money {
 /// The data about an exchange that its savings are computed from.
 #[derive(Clone, Copy)]
 pub struct SavingsInput<'a> {
-    /// Its rewrites.
+    /// What was changed in its request.
     pub done: &'a RewriteSummary,
-    /// Its reported usage.
+    /// Usage as the provider reported it.
     pub usage: &'a Usage,
     /// The count of the provider's counting endpoint, if it was asked.
     pub counted: Option<ProviderCount>,
@@ -76,7 +76,7 @@ pub struct SavingsInput<'a> {
     pub before: Option<&'a Usage>,
     /// The window that was assumed, tokens.
     pub window: u64,
-    /// The model's price.
+    /// The model's catalogue price; `None` if unknown.
     pub price: Option<Price>,
     /// Its protocol: the price of a long-lived cache write depends on it.
     pub dialect: Dialect,
@@ -310,7 +310,7 @@ pub struct SummaryCosts {
     pub priced: u64,
     /// Input tokens used for them, cached or not.
     pub input: u64,
-    /// Output tokens.
+    /// Output tokens used for them.
     pub output: u64,
     /// Their cost, US dollars.
     pub dollars: f64,

@@ -247,7 +247,6 @@ pub(super) fn messages(letters: &str) -> Value {
     messages.collect()
 }
 
-/// A block of thinking.
 pub(super) fn thinking(number: usize) -> Value {
     json!({"type": "thinking", "thinking": format!("Let me see {number}."), "signature": format!("c2lnbmF0dXJl{number:04}")})
 }

@@ -14,9 +14,9 @@ use crate::wire::json::Document;
 /// Which part of a result's text stays. Ranges are bytes of [`text`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TrimRange {
-    /// The end of the head.
+    /// The head is everything before this byte.
     pub head: u64,
-    /// The start of the tail.
+    /// The tail is everything from this byte on.
     pub tail: u64,
     /// The length of the whole text.
     pub bytes: u64,

@@ -48,7 +48,7 @@ pub struct Estimate {
 pub struct ProviderCount {
     /// Whether the client's original request was counted, not the rewritten one.
     pub as_it_came: bool,
-    /// Input tokens.
+    /// Input tokens, as the endpoint counted them.
     pub tokens: u64,
 }
 
@@ -157,7 +157,7 @@ pub struct Turn {
 /// A request's place among the turns of its session, found by `lineage`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Position {
-    /// Its thread.
+    /// The thread whose history it continues, or begins.
     pub thread: ThreadId,
     /// The exchange that it continues.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -169,7 +169,7 @@ pub struct Position {
     pub last: Option<PartKey>,
     /// The hash of the system prompt.
     pub system: PartKey,
-    /// The hash of the tools.
+    /// The hash of the tool definitions.
     pub tools: PartKey,
     /// The thread that the client names, if it names one.
     #[serde(rename = "lane", default, skip_serializing_if = "Option::is_none")]
@@ -206,7 +206,7 @@ pub struct CarryOver {
 }
 
 impl CarryOver {
-    /// The number that is shown.
+    /// Tokens, by the rules that decide.
     pub(super) fn shown(&self) -> u64 {
         if self.ruled { self.by_rules } else { self.tokens }
     }

@@ -14,7 +14,7 @@ use crate::wire::json::{Document, Value};
 pub struct CountQuestion {
     /// Path and query.
     pub target: String,
-    /// The JSON body.
+    /// The prompt as JSON, without options of the response.
     pub body: Bytes,
 }
 

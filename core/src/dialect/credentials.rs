@@ -298,7 +298,6 @@ pub fn gives_away(text: &str, secret: &[u8]) -> bool {
     is_piece || !secret.is_empty() && holds(text, secret)
 }
 
-/// The credentials of a request.
 #[derive(Default)]
 struct RequestCredentials<'r> {
     secrets: Vec<Cow<'r, [u8]>>,

@@ -88,7 +88,7 @@ const BEDROCK: &str = "\"bedrock-";
 /// Input tokens past which a request asks its provider to clear results; `None` if it does not. 0 if the
 /// trigger counts something else, because it may then fire at any size.
 pub(super) fn trigger_in(root: Value<'_>) -> Option<u64> {
-    /// The provider's default.
+    /// The provider's default, input tokens (`docs/protocols.md` 1.3).
     const DEFAULT: u64 = 100_000;
     let edits = root.path(&["context_management", "edits"])?;
     let clears = |edit: &Value<'_>| {

@@ -122,7 +122,6 @@ pub(crate) enum ToolArguments<'a> {
 
 /// A text, or a JSON value with it.
 pub(crate) enum TextValue<'a> {
-    /// A text.
     Text(Cow<'a, str>),
     /// A JSON string; any other value stands for its own bytes.
     Value(Value<'a>),

@@ -49,7 +49,7 @@ impl Lesson {
     }
 }
 
-/// A refusal.
+/// A response that may teach a lesson.
 #[derive(Clone, Copy, Debug)]
 pub struct RefusalBody<'a> {
     /// Its HTTP status; 200 for an error in a stream, or in a response that looks like a success.
@@ -82,7 +82,7 @@ impl LessonMatch {
         self.lessons.contains(&lesson)
     }
 
-    /// The window that it states.
+    /// The context window that the message states, tokens.
     pub fn window(&self) -> Option<u64> {
         self.lessons.iter().find_map(|lesson| match lesson {
             Lesson::Window(window) => Some(*window),
@@ -215,7 +215,6 @@ fn form(message: &ErrorMessage, status: u16) -> Option<(&'static LessonPattern, 
     forms.filter_map(|form| Some((form, whole(&form.message, &text)?))).next()
 }
 
-/// The match of a message with a pattern.
 struct PatternMatch {
     /// A window, or a maximum output.
     limit: Option<u64>,

@@ -14,9 +14,9 @@ use crate::wire::json::{Span, Value};
 )]
 #[serde(from = "(usize, usize)", into = "(usize, usize)")]
 pub struct PartIndex {
-    /// The index of its message.
+    /// The index among the messages of the history.
     pub message: usize,
-    /// The index within the message.
+    /// The index among the parts of that message.
     pub part: usize,
 }
 
@@ -47,9 +47,9 @@ impl From<PartIndex> for (usize, usize) {
 /// The smallest unit with a meaning.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Part {
-    /// Its kind.
+    /// What it is to the model.
     pub kind: PartKind,
-    /// Its speaker.
+    /// Who speaks in it.
     pub role: Role,
     /// The range of the whole block in the body.
     pub span: Span,

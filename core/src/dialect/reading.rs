@@ -174,7 +174,7 @@ impl ResponseReader {
         self.builder.reply.complete
     }
 
-    /// The progress of the reply.
+    /// What has come of the reply so far.
     pub fn progress(&self) -> ReplyProgress {
         let reply = &self.builder.reply;
         let usage = match &self.builder.stream {

@@ -19,7 +19,7 @@ const PART: usize = size_of::<Part>() + size_of::<Message>() + 512;
 /// Memory for a value that is not a part: a range in the part that contains it.
 const VALUE: usize = 24;
 
-/// The size of a parsed request.
+/// How much memory a request takes once it is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestSize {
     /// Parts, at most.

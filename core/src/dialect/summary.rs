@@ -19,10 +19,10 @@ use crate::dialect::PartKind;
 use crate::wire::json::{Document, Kind, Value};
 use crate::wire::splice::{Edit, splice};
 
-/// A request for a summary.
+/// What is asked of a model that writes a summary.
 #[derive(Clone, Copy, Debug)]
 pub struct SummaryQuestion<'a> {
-    /// The instruction.
+    /// The last text of the request: what to write.
     pub instruction: &'a str,
     /// Another model than the request's, if the body names one.
     pub model: Option<&'a str>,
@@ -175,7 +175,7 @@ pub fn summary_text(reply: &Reply, may_be_short: bool) -> Result<String, Summary
 /// Why a reply is not a summary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SummaryRejection {
-    /// It is an error.
+    /// The provider answered with an error.
     Refused,
     /// The model called a tool.
     ToolCall,

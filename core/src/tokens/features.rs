@@ -61,7 +61,6 @@ impl ClassCounts {
         }
     }
 
-    /// The tokens of all classes.
     pub(crate) fn tokens(&self) -> u64 {
         self.0.iter().map(|count| u64::from(*count)).sum()
     }

@@ -46,7 +46,7 @@ pub struct NewContent {
     pub text_tokens: u64,
     /// The number of tool results.
     pub results: u32,
-    /// The number of texts.
+    /// The number of text parts.
     pub texts: u32,
     /// The number of tool calls that were not in the last reply.
     pub calls: u32,
@@ -67,7 +67,7 @@ pub struct Observation {
     pub counted: ByRetention<u64>,
     /// How likely each reasoning retention is for this model and thread.
     pub belief: ByRetention<f32>,
-    /// What is new.
+    /// What the request adds to the anchor's.
     pub new_content: NewContent,
     /// How it was counted.
     pub counting: CountingMethod,
@@ -112,7 +112,7 @@ fn equal_widths() -> [f32; SIZES] {
 /// The estimated cost of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CostPrediction {
-    /// Input tokens.
+    /// Input tokens, corrected.
     pub tokens: u64,
     /// The lower bound: holds nine times in ten.
     pub low: u64,

@@ -162,7 +162,6 @@ const BPE: u64 = 2;
 const NORMAL: u64 = 1;
 const USER_DEFINED: u64 = 4;
 
-/// One entry of a model.
 struct ModelPiece<'f> {
     text: &'f str,
     score: f32,

@@ -145,7 +145,7 @@ impl Document {
         values * size_of::<Node>()
     }
 
-    /// The bytes that it occupies.
+    /// Bytes of memory that it occupies, the body aside.
     pub fn bytes(&self) -> usize {
         self.nodes.capacity() * size_of::<Node>()
     }

@@ -9,7 +9,7 @@ use memchr::{memchr, memchr2};
 #[cfg(any(test, fuzzing))]
 use super::cuts::InputCuts;
 
-/// One framed event.
+/// One event of a stream, without its framing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SseEvent<'a> {
     /// The `event:` field; empty if there was none.

@@ -29,7 +29,7 @@ pub struct MessageTokens {
     pub user: u64,
     /// The model's text.
     pub assistant: u64,
-    /// Calls of tools.
+    /// Names and arguments of tool calls.
     pub tool_calls: u64,
     /// Results of tools, by tool, the largest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -55,12 +55,12 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// Tokens of one tool.
+/// Tokens of one tool: of its results, or of its definition.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToolTokens {
-    /// Its name.
+    /// The tool's name, at most 64 characters.
     pub tool: Box<str>,
-    /// Tokens.
+    /// The sum over all of its parts, estimated.
     pub tokens: u64,
 }
 

@@ -101,10 +101,10 @@ pub struct Thresholds {
     pub refusing: Option<WindowPoint>,
 }
 
-/// A point of a window.
+/// How full a window is.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WindowPoint {
-    /// Tokens.
+    /// Tokens in the context.
     pub tokens: u64,
     /// The same in percent of the window.
     pub percent: f64,

@@ -18,12 +18,12 @@ use crate::context::policy::{Mode, SummaryAuthor};
 use crate::context::{Breakdown, Estimate, EstimateMethod, ProviderCount, Turn};
 use crate::dialect::LastCall;
 
-/// A context with its numbers.
+/// The context of a thread, as the page and `plimsoll context` show it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ContextView {
     /// Tokens in the context.
     pub total: u64,
-    /// The window, tokens.
+    /// The model's context window, tokens.
     pub window: u64,
     /// Output tokens that are reserved.
     pub reserve: u64,

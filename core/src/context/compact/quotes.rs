@@ -20,7 +20,7 @@ const SHARE: u64 = 16;
 
 /// The quotes, and how many messages the user wrote.
 pub(super) struct Quotes {
-    /// The quotes, in order.
+    /// Oldest first.
     pub(super) quotes: Vec<Quote>,
     /// Messages that contain text of the user.
     pub(super) messages: usize,

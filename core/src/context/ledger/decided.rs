@@ -106,7 +106,7 @@ impl Ledger {
         beside.max(parent.and_then(|turn| turn.position.suspended))
     }
 
-    /// The revocation of a decision.
+    /// What revoked a decision, if anything did.
     fn revocation_of(&self, one: &impl Decidable) -> Option<&Revocation> {
         let about = PartKey(one.place().0);
         let revoked = self.revocations.get(one.exchange())?;

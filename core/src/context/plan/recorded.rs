@@ -59,7 +59,6 @@ pub struct RecordedDecisions {
     pub(in crate::context) repairs: Vec<Arc<RepairDecision>>,
     /// Keys of decisions of other branches that this request adopted.
     adopted: HashSet<u128>,
-    /// The id of its exchange.
     exchange: ExchangeId,
     /// The keys of the reasoning that the parent turn sent.
     thoughts: Arc<HashSet<PartKey>>,
@@ -86,7 +85,6 @@ pub struct RecordedDecisions {
     injected: Vec<(usize, Arc<InjectedMessage>)>,
     /// Messages that wait for injection, in order, if this request can take them.
     pub(in crate::context) waiting: Vec<Arc<QueuedMessage>>,
-    /// Its thread.
     pub(in crate::context) thread: ThreadId,
 }
 

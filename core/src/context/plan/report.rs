@@ -72,7 +72,7 @@ pub struct NewTokens {
     /// Removed by late steps, those that change what was sent before; less what stands in for it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub late: u64,
-    /// What stands in for it.
+    /// Placeholders and summaries in place of what late steps removed.
     #[serde(default, skip_serializing_if = "is_default")]
     pub stand_ins: u64,
     /// Whether a late step was made for another reason than a cold cache.

@@ -23,9 +23,9 @@ pub struct RepairDecision {
     pub exchange: ExchangeId,
     /// The model that refused, as the client named it.
     pub model: Box<str>,
-    /// The upstream that refused.
+    /// The configured name of the upstream that refused.
     pub upstream: Box<str>,
-    /// The change.
+    /// The edit, repeated from then on.
     #[serde(flatten)]
     pub repair: Repair,
     /// Decided again after the refusal at this time, as in [`Cut`](crate::context::Cut).

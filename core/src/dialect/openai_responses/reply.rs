@@ -36,13 +36,11 @@ pub struct ReplyStream {
     refused: bool,
     /// There was an item of an unknown kind.
     unknown: bool,
-    /// The status of the response.
     status: Option<Box<str>>,
     /// Why it is incomplete.
     reason: Option<Box<str>>,
 }
 
-/// An item of the output.
 #[derive(Default)]
 struct OutputItem {
     index: Option<u64>,

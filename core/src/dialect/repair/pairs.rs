@@ -209,7 +209,7 @@ fn response((id, name): &(Option<String>, String), text: &str) -> String {
     format!("{{\"functionResponse\":{{{id}\"name\":{name},\"response\":{{\"error\":{text}}}}}}}")
 }
 
-/// The response in a part.
+/// The `functionResponse` of a part, in either spelling.
 fn response_in(part: Value<'_>) -> Option<Value<'_>> {
     part.get_any(&RESPONSES)
 }

@@ -6,16 +6,16 @@
 
 use crate::wire::json::{Kind, Span, Value};
 
-/// A step of a path.
+/// One step of a [`JsonPath`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum JsonPathStep {
-    /// A member.
+    /// The member of an object with this name.
     Name(Box<str>),
     /// An index in a list.
     Number(usize),
 }
 
-/// A path.
+/// Where in a body a refusal points, such as `messages.3.content.0`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JsonPath(pub Vec<JsonPathStep>);
 

@@ -11,18 +11,18 @@ use super::path::JsonPath;
 use crate::dialect::overflow::{number, unescaped};
 use crate::wire::json::{Document, Value};
 
-/// The content of a refusal.
+/// What a provider refused, and why, read from its message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// Its cause.
+    /// What kind of edit can answer it.
     pub cause: RepairCause,
     /// What exceeds a limit, or is wrong.
     pub detail: Option<RefusalDetail>,
     /// The place that the provider names.
     pub place: Option<JsonPath>,
-    /// The limit.
+    /// The stated limit, in the unit of `detail`.
     pub limit: Option<u64>,
-    /// The actual number.
+    /// The stated actual number, in the same unit.
     pub count: Option<u64>,
     /// An id, or the name of a member.
     pub name: Option<Box<str>>,
@@ -111,7 +111,7 @@ struct RefusalFile {
     refusal: Vec<RefusalPattern>,
 }
 
-/// The pattern of a refusal.
+/// One entry of `config/refusals.toml`.
 #[derive(Deserialize)]
 struct RefusalPattern {
     cause: RepairCause,

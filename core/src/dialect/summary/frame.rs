@@ -12,15 +12,12 @@ use super::defuse::defuse;
 pub(crate) struct Quote {
     /// The number of the message, from 1.
     pub number: usize,
-    /// The text.
     pub text: String,
     /// Whether it is the whole message.
     pub is_whole: bool,
-    /// Its speaker.
     pub speaker: Speaker,
 }
 
-/// The speaker of a quote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Speaker {
     /// The user, in a message of the history.
@@ -34,7 +31,7 @@ pub(crate) enum Speaker {
 pub(crate) struct SummaryFrame<'a> {
     /// The summary, as it was written.
     pub summary: &'a str,
-    /// The quotes, in order.
+    /// Oldest first.
     pub quotes: &'a [Quote],
     /// How many messages the user wrote, quoted or not.
     pub messages: usize,

@@ -21,11 +21,11 @@ pub const BETA: &str = "compact-2026-09-04";
 pub struct ProviderSummary {
     /// The messages that replace those that it read, as JSON for the body.
     pub raw: String,
-    /// Its readable text.
+    /// The part of it that is readable, which may be empty.
     pub text: String,
     /// Whether another part of it is readable only for the provider.
     pub is_encrypted: bool,
-    /// Its usage.
+    /// The reported usage of the call that wrote it.
     pub usage: Usage,
 }
 
