@@ -57,7 +57,7 @@ fn estimate(tokens: u64) -> Estimate {
         new: 10,
         gone: 0,
         went: 0,
-        sealed: false,
+        encrypted_compaction: false,
         breakdown,
         guess,
     }

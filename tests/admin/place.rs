@@ -160,7 +160,7 @@ fn estimate() -> Estimate {
         new: 100,
         gone: 0,
         went: 0,
-        sealed: false,
+        encrypted_compaction: false,
         breakdown,
         guess: Default::default(),
     }

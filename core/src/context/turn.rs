@@ -34,8 +34,8 @@ pub struct Estimate {
     #[serde(default, skip_serializing_if = "plan::is_default")]
     pub went: u64,
     /// A compaction that only the provider can read is counted from its length.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub sealed: bool,
+    #[serde(rename = "sealed", default, skip_serializing_if = "std::ops::Not::not")]
+    pub encrypted_compaction: bool,
     /// How the tokens are split; the sum is `tokens`.
     pub breakdown: Breakdown,
     /// How uncertain the estimate is, and what data it comes from.

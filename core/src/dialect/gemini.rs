@@ -275,13 +275,13 @@ fn data(part: Value<'_>) -> PartData<'_> {
     }
     let text = inside.text.filter(|text| text.kind() == Kind::String);
     let is_thought = inside.thought.and_then(|thought| thought.as_bool()) == Some(true);
-    let is_sealed = signature(part).is_some();
+    let is_signed = signature(part).is_some();
     match text {
-        Some(text) if is_thought || (is_sealed && text.span().len() == 2) => {
+        Some(text) if is_thought || (is_signed && text.span().len() == 2) => {
             PartData::Thought(Some(text))
         }
         Some(text) => PartData::Text(text),
-        None if is_thought || is_sealed => PartData::Thought(None),
+        None if is_thought || is_signed => PartData::Thought(None),
         None => PartData::Unknown,
     }
 }

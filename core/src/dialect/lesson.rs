@@ -293,22 +293,22 @@ const LONGEST_NAME: usize = 200;
 /// A message with fewer letters cannot be told from ordinary text of a request.
 const MIN_DECISIVE: usize = 12;
 
-/// The words that must not be in the request: each sentence with the limit's number, else the whole message.
+/// What must not be in the request: each sentence with the limit's number, else the whole message.
 /// A final full stop is ignored.
 fn decisive(text: &str, limit: Option<u64>) -> Vec<String> {
-    let sentence = |passage: &str| passage.trim_end_matches('.').to_owned();
+    let without_stop = |sentence: &str| sentence.trim_end_matches('.').to_owned();
     let Some(limit) = limit else {
-        return vec![sentence(text)]
+        return vec![without_stop(text)]
             .into_iter()
-            .filter(|passage| passage.len() >= MIN_DECISIVE)
+            .filter(|sentence| sentence.len() >= MIN_DECISIVE)
             .collect();
     };
     let digits = limit.to_string();
-    let has_it = |passage: &&str| {
-        let plain: String = passage.chars().filter(|sign| !matches!(sign, ',' | '_')).collect();
+    let has_it = |sentence: &&str| {
+        let plain: String = sentence.chars().filter(|sign| !matches!(sign, ',' | '_')).collect();
         plain.contains(&digits)
     };
-    text.split(". ").filter(has_it).map(sentence).collect()
+    text.split(". ").filter(has_it).map(without_stop).collect()
 }
 
 /// The text in lower case, with single blanks.

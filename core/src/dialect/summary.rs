@@ -99,8 +99,8 @@ fn marked(conversation: &Conversation, body: &[u8], marker: &str) -> Option<Edit
             rewrite::set(body, shifted(block.span()), &["cache_control"], marker)
         }
         Kind::String => {
-            let string = std::str::from_utf8(content.raw()).ok()?;
-            let with = format!(r#"[{{"type":"text","text":{string},"cache_control":{marker}}}]"#);
+            let literal = std::str::from_utf8(content.raw()).ok()?;
+            let with = format!(r#"[{{"type":"text","text":{literal},"cache_control":{marker}}}]"#);
             Some(Edit { at: shifted(content.span()), with: with.into() })
         }
         Kind::Null | Kind::Bool | Kind::Number | Kind::Object => None,
@@ -229,8 +229,8 @@ fn instruction(conversation: &Conversation, body: &[u8], instruction: &str) -> O
             ))
         }
         Kind::String => {
-            let string = std::str::from_utf8(content.raw()).ok()?;
-            let with = format!(r#"[{{"type":"text","text":{string}}},{block}]"#);
+            let literal = std::str::from_utf8(content.raw()).ok()?;
+            let with = format!(r#"[{{"type":"text","text":{literal}}},{block}]"#);
             Some(Edit { at: shifted, with: with.into() })
         }
         Kind::Null | Kind::Bool | Kind::Number | Kind::Object => own(),

@@ -128,7 +128,7 @@ pub struct TokenCounter<'c> {
     looked: usize,
     /// Additional tokens of results if they are read as JSON under a tool's name.
     read: u64,
-    /// Whether a sealed compaction was counted from its length.
+    /// Whether a compaction that only the provider can read was counted from its length.
     has_encrypted: bool,
 }
 
@@ -360,9 +360,9 @@ const SAMPLE_BYTES: usize = 4096;
 
 /// Bytes of text per token of o200k, measured over recorded agent sessions.
 const BYTES_A_TOKEN: f64 = 4.1;
-/// Bytes of base64 per token of sealed reasoning.
+/// Bytes of base64 per token of encrypted reasoning.
 const SIGNATURE_BYTES: usize = 7;
-/// A sealed compaction of OpenAI's: bytes that do not grow with its text, and bytes per token of the rest.
+/// An encrypted compaction of OpenAI's: bytes that do not grow with its text, and bytes per token of the rest.
 /// Six recorded ones took 8.2 bytes more per token that was written; one was recorded as it was read, at 262
 /// tokens for 2,764 bytes (`docs/estimates.md` 1.3).
 const COMPACTION_AROUND: usize = 640;

@@ -117,13 +117,24 @@ pub fn measure(
     parts_of.reasoning += unsent.input();
     let breakdown = fit(parts_of, tokens);
     let went = same.map_or(0, |anchor| went(&anchor, retention, left));
-    let sealed = scale.counter.guesses_compaction();
-    let estimate = Estimate { tokens, method, counting, new, gone, went, sealed, breakdown, guess };
+    let encrypted_compaction = scale.counter.guesses_compaction();
+    let estimate = Estimate {
+        tokens,
+        method,
+        counting,
+        new,
+        gone,
+        went,
+        encrypted_compaction,
+        breakdown,
+        guess,
+    };
     // The error of this estimate says nothing about the new parts in six cases: the anchor was counted by
     // another family's tokenizer, the provider holds the history, a summary was just inserted, a part can
     // only be read by the provider, more than reasoning was removed, or the model's messages include some
     // that no known reply contained.
-    let plain = matches!(method, EstimateMethod::Anchored | EstimateMethod::Estimated) && !sealed;
+    let plain = matches!(method, EstimateMethod::Anchored | EstimateMethod::Estimated)
+        && !encrypted_compaction;
     let left = same.is_some_and(|anchor| gone > thoughts(&anchor) + FEW);
     let seen =
         (plain && !left && !scale.is_poor && same.is_some() == anchor.is_some()).then_some(seen);
@@ -479,7 +490,7 @@ impl<'a> PartScale<'a> {
     fn thoughts(&self, part: &Part) -> Option<PartKey> {
         match part.kind {
             PartKind::Reasoning => part.reasoning_key.map(PartKey),
-            _ => part.signature.map(|sealed| PartKey::of_bytes(sealed.of(self.body))),
+            _ => part.signature.map(|signature| PartKey::of_bytes(signature.of(self.body))),
         }
     }
 }

@@ -13,7 +13,7 @@ fn estimate(tokens: u64, method: EstimateMethod) -> Estimate {
         new: 0,
         gone: 0,
         went: 0,
-        sealed: false,
+        encrypted_compaction: false,
         breakdown,
         guess,
     }

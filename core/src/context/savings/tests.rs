@@ -285,7 +285,7 @@ fn estimate(tokens: u64, new: u64, went: u64) -> Option<Estimate> {
         new,
         gone: went,
         went,
-        sealed: false,
+        encrypted_compaction: false,
         breakdown: crate::context::Breakdown::default(),
         guess: CostPrediction { tokens, low: tokens, high: tokens, ..CostPrediction::default() },
     })

@@ -250,7 +250,7 @@ fn a_name_that_may_not_be_read_is_counted_aside() {
     assert_eq!(counter.reading(), 2 * once);
 }
 
-/// Reasoning in words costs its words; sealed, as much as its seal is long.
+/// Readable reasoning costs its text; encrypted reasoning costs by its length.
 #[test]
 fn reasoning_costs_its_text_where_it_has_some() {
     let body = r#"{"input":[{"type":"reasoning","encrypted_content":"AAAAAAAAAAAAAAAAAAAAAAAAAAAA",

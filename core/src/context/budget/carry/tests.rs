@@ -37,8 +37,8 @@ fn reply(letters: &str) -> Reply {
             'w' => PartKind::Text,
             _ => PartKind::ToolCall,
         };
-        let sealed = letter.is_ascii_uppercase().then(|| "c2ln".into());
-        ReplyPart { signature: sealed, ..ReplyPart::of(kind) }
+        let signature = letter.is_ascii_uppercase().then(|| "c2ln".into());
+        ReplyPart { signature: signature, ..ReplyPart::of(kind) }
     };
     Reply { parts: letters.chars().map(part).collect(), ..Reply::default() }
 }

@@ -541,13 +541,13 @@ fn a_compaction_that_nobody_can_read_teaches_nothing() {
     let with = |item: &str| {
         responses(&format!(r#"{{"instructions":"Be calm.","input":[{item}{}]}}"#, user("hi")), None)
     };
-    let (plain, sealed) = (
+    let (plain, encrypted) = (
         with(""),
         with(&format!(r#"{{"type":"compaction","encrypted_content":"{}"}},"#, "g".repeat(9_000))),
     );
-    assert!(plain.seen.is_some() && !plain.estimate.sealed);
-    assert!(sealed.seen.is_none() && sealed.estimate.sealed);
-    assert!(sealed.estimate.tokens > plain.estimate.tokens + 1_000);
+    assert!(plain.seen.is_some() && !plain.estimate.encrypted_compaction);
+    assert!(encrypted.seen.is_none() && encrypted.estimate.encrypted_compaction);
+    assert!(encrypted.estimate.tokens > plain.estimate.tokens + 1_000);
 }
 
 #[test]

@@ -139,19 +139,20 @@ fn reasoning_is_back_where_it_was_sent() {
 fn reasoning_removed_in_another_branch_stays_where_it_was_sent() {
     let ledger = Ledger::default();
     let reasoning = thought();
-    let sealed = PartKey::of_bytes(b"c2ln");
+    let signature_key = PartKey::of_bytes(b"c2ln");
     let quoted = PartKey::of_bytes(b"\"c2ln\"");
     let stays = |sent: Option<&[u128]>, request, why, parent: Option<&Turn>| {
         let out = Arc::new(echo(request, ReasoningAction::Out, why));
         let branch = Branch { parent, ..branch(&ledger, sent) };
-        branch.not_out([&out].into_iter(), [&reasoning].into_iter()).contains(&sealed)
+        branch.not_out([&out].into_iter(), [&reasoning].into_iter()).contains(&signature_key)
     };
     use DecisionReason::{Bound, Stripped};
     assert!(!stays(Some(&[]), "there", Stripped, None));
-    assert!(stays(Some(&[sealed.0]), "there", Stripped, None));
+    assert!(stays(Some(&[signature_key.0]), "there", Stripped, None));
     assert!(stays(Some(&[quoted.0]), "there", Stripped, None), "put back, or its client's");
     assert!(
-        !stays(None, "there", Stripped, None) && !stays(Some(&[sealed.0]), "here", Stripped, None)
+        !stays(None, "there", Stripped, None)
+            && !stays(Some(&[signature_key.0]), "here", Stripped, None)
     );
     let scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
     let mut turn = scene.turn(&scene.reply(&json!([{"type": "text", "text": "Aye."}])));
