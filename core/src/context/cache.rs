@@ -107,7 +107,7 @@ mod tests {
     /// Changes a turn, and how many of its tokens the next one began with.
     type Change<'a> = &'a dyn Fn(&mut Turn, &mut u64);
 
-    /// Whether a model's cache is cold after a call of 9,000 tokens that read nothing from it and told `write`.
+    /// Whether a model's cache is cold after a call of 9,000 tokens that read nothing from it and reported `write`.
     /// `before`: the call before it, if its own began with those 1,500 tokens; it ended 1 s before the
     /// later one began, at 400 s.
     fn cold_after_a_miss(
@@ -142,7 +142,7 @@ mod tests {
                 assert!(!cold_after_a_miss(model, write, None), "{model} {write:?}");
             }
         }
-        // Where writes are billed, they are told.
+        // Where writes are billed, they are reported.
         for model in ["gpt-5.6", "claude-opus-4-6"] {
             assert!(cold_after_a_miss(model, Some(0), None), "{model}");
             assert!(!cold_after_a_miss(model, None, None), "{model}");

@@ -92,7 +92,7 @@ pub enum TranscriptSpeaker {
     Assistant,
 }
 
-/// What a part is, in the words of transcripts.
+/// The kinds of parts that transcripts distinguish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TranscriptKind {

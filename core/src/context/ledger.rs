@@ -576,7 +576,7 @@ mod tests {
     use crate::context::ReasoningBlock;
     use crate::context::reasoning::Signature;
 
-    /// Gemini signs the last piece of a reply's words; a client sends them back as one.
+    /// Gemini signs the last piece of a reply's text; a client sends the text back as one.
     #[test]
     fn text_that_came_in_pieces_is_an_anchor_as_a_whole() {
         let piece =

@@ -229,7 +229,7 @@ impl SessionFixture {
     }
 }
 
-/// One message a letter: the user's words (`u`), the model's (`a`), a call of `Read` (`c`) or `Write` (`w`), one
+/// One message a letter: the user's text (`u`), the model's (`a`), a call of `Read` (`c`) or `Write` (`w`), one
 /// with thinking before it (`t`), the result of the call before it (`r`), and one that reports an error (`e`).
 pub(super) fn messages(letters: &str) -> Value {
     let id = |number: usize| format!("toolu_{number:02}AbCdEfGh{number:02}");

@@ -63,7 +63,7 @@ pub struct Breakdown {
     pub messages: u64,
     /// The share of `messages` that is reasoning sent back, tokens, estimated.
     pub reasoning: u64,
-    /// Kinds of content that can be told apart within tools and messages.
+    /// Kinds of content that can be distinguished within tools and messages.
     #[serde(flatten)]
     pub sections: SectionTokens,
     /// The estimates of system and tools exceeded the total, so `messages` was set to 0.

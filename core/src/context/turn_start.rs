@@ -55,7 +55,7 @@ mod tests {
         turn_start(&dialect::read(dialect, path, body.as_bytes()))
     }
 
-    /// The same words beside a result, as three protocols put them.
+    /// The same text beside a result, in three protocols.
     #[test]
     fn text_beside_results_begins_a_turn_for_gemini_alone() {
         let gemini = r#"{"contents":[{"role":"user","parts":[{"text":"Look."}]},

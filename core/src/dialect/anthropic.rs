@@ -263,7 +263,7 @@ fn reasoning(role: Role, block: Value<'_>) -> Part {
     part
 }
 
-/// A provider's summary is identified by its text, not by its seal.
+/// A provider's summary is identified by its text, not by its signature.
 fn compaction_key(keyer: &mut Keyer, content_text: &str) -> Option<PartKey> {
     keyer.text_of_kind(PartKind::Opaque, Role::Assistant, content_text)
 }

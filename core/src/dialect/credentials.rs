@@ -22,7 +22,7 @@ pub enum Tenant {
     Known(TenantId),
     /// The request has no credential, and nothing that could be one.
     Everyone,
-    /// The request has something that may be a credential, but cannot be told from another's.
+    /// The request has something that may be a credential, but may be shared with others.
     Unknown,
 }
 

@@ -1,7 +1,7 @@
 //! The session and thread that a client names.
 //!
 //! Pure, from headers and the body. A name is only used if it is meant for one session. Too broad a name does
-//! no harm, because threads are told apart by lineage; a name that changes with every request would.
+//! no harm, because threads are distinguished by lineage; a name that changes with every request would.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 

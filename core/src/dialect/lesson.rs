@@ -1,7 +1,7 @@
 //! What a refusal teaches about its provider, for later requests.
 //!
 //! A provider quotes what it refuses, so a client can make it say anything. A lesson is only taken if the
-//! whole message is a known message of the provider (`config/lessons.toml`), and its decisive words are not
+//! whole message is a known message of the provider (`config/lessons.toml`), and its decisive sentences are not
 //! in the request. Pure; must not know who uses the lesson.
 
 use std::sync::OnceLock;
@@ -72,7 +72,7 @@ pub struct QuotableText<'a> {
 pub struct LessonMatch {
     /// What it teaches. A message teaches one thing, or what the caller looked for (a missing endpoint).
     pub lessons: Vec<Lesson>,
-    /// Lessons that were rejected, because their words are in the request.
+    /// Lessons that were rejected, because the request contains their message.
     pub quoted: Vec<Lesson>,
 }
 
@@ -218,7 +218,7 @@ fn form(message: &ErrorMessage, status: u16) -> Option<(&'static LessonPattern, 
 struct PatternMatch {
     /// A window, or a maximum output.
     limit: Option<u64>,
-    /// The provider's own words: each sentence with the limit, else the longest.
+    /// The provider's own sentences: those with the limit, else the longest.
     decisive: Vec<String>,
 }
 
@@ -290,7 +290,7 @@ fn placeholder(form: &str) -> Option<(&'static str, &str)> {
 
 /// Most bytes of a name in a message.
 const LONGEST_NAME: usize = 200;
-/// A message with fewer letters cannot be told from ordinary text of a request.
+/// A message with fewer letters might be ordinary text of a request.
 const MIN_DECISIVE: usize = 12;
 
 /// What must not be in the request: each sentence with the limit's number, else the whole message.

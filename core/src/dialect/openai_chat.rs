@@ -364,7 +364,7 @@ fn reasoning_fields(message: Value<'_>, parts: &mut Vec<Part>) {
     }
 }
 
-/// The texts in a reasoning member or block, in any of its forms, and the last seal in it.
+/// The texts in a reasoning member or block, in any of its forms, and the last signature in it.
 fn thoughts(value: Value<'_>) -> (Vec<Span>, Option<Span>) {
     let (mut texts, mut signature) = (Vec::new(), None);
     match value.kind() {

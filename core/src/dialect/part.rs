@@ -102,7 +102,7 @@ impl Part {
         }
     }
 
-    /// Sets the key of reasoning that has its own: by its seal, else by its text.
+    /// Sets the key of reasoning that has its own: by its signature, else by its text.
     pub(super) fn hash_reasoning(&mut self, body: &[u8]) {
         let span = self.signature.or_else(|| self.texts.first().copied()).unwrap_or(self.span);
         let is_reasoning = self.kind == PartKind::Reasoning;

@@ -103,7 +103,7 @@ impl Reply {
     }
 
     /// The parts of an interrupted reply that its client can send back: without a call whose arguments are
-    /// incomplete, and without a thought that was not sealed yet, if others were.
+    /// incomplete, and without a thought that was not signed yet, if others were.
     #[must_use]
     pub fn delivered(mut self) -> Self {
         let is_signed =

@@ -1,4 +1,4 @@
-//! Byte-pair encoding: o200k and cl100k exactly, and a SentencePiece vocabulary that a person provides.
+//! Byte-pair encoding: o200k and cl100k exactly, and a SentencePiece vocabulary that the operator provides.
 //!
 //! A vocabulary is loaded on first need, by a caller that can wait; until then text is counted by its length.
 //! Must not know what the text is. Counting is linear in the text, even if the text has no break, and never
@@ -87,7 +87,7 @@ static CL100K: Vocabulary = Vocabulary {
     encoding: OnceLock::new(),
 };
 
-/// Gemini's own vocabulary, if a person provided it: its license terms do not allow us to embed it.
+/// Gemini's own vocabulary, if the operator provided it: its license terms do not allow us to embed it.
 static GEMINI: OnceLock<Encoding> = OnceLock::new();
 
 /// Provides the vocabulary of Gemini's tokenizer as Gemma's `tokenizer.model` or `tokenizer.json`: from then

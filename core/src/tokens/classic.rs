@@ -165,7 +165,7 @@ impl ClassicRules {
         self.sum(self.raw(body, part, SentContent::Whole))
     }
 
-    /// Tokens of a tool result whose content is replaced by `words`.
+    /// Tokens of a tool result whose content is replaced by `text`.
     pub(crate) fn stands_for(&self, body: &[u8], part: &Part, text: &str) -> u64 {
         self.sum(self.raw(body, part, SentContent::Text(text)))
     }
@@ -556,7 +556,7 @@ mod tests {
             count(&ClassicRules { reasoning: CountedContent::Nothing, ..rules.clone() }),
             213
         );
-        // The list stands in place of its words and its picture.
+        // The list counts in place of its text and its picture.
         let listed = r#"[{"type":"text","text":"12345678"},{"type":"image","source":{"type":"base64","media_type":"image/png","data":"QUJD"}}]"#;
         let list = listed.len().div_ceil(4) as u64;
         assert_eq!(

@@ -145,7 +145,7 @@ impl TokenCounter<'_> {
         }
         let mut count: u32 = part.texts.iter().map(|text| self.literal(*text)).sum();
         if part.kind == PartKind::Reasoning && count == 0 {
-            // Sealed reasoning is about as long as the text that it seals.
+            // Encrypted reasoning is about as long as its text.
             count =
                 part.signature.map_or(0, |encrypted| (encrypted.len() / SIGNATURE_BYTES) as u32);
         }
@@ -536,7 +536,7 @@ mod tests {
     #[test]
     fn gpts_structure_is_counted_to_the_token() {
         let (parts, counting) = tokens(Family::O200k, BODY);
-        // 4 and the words; 6, "functions.shell" and the words (`docs/estimates.md` 1.3).
+        // 4 and the text; 6, "functions.shell" and the text (`docs/estimates.md` 1.3).
         assert_eq!((parts[0], parts[2]), (4 + 4, 6 + 2 + 4));
         assert_eq!(counting, CountingMethod::Exact);
     }
@@ -595,7 +595,7 @@ mod tests {
         assert_eq!(counting, CountingMethod::Ratio);
     }
 
-    /// As recorded; what else has a seal and no text is a mere marker.
+    /// As recorded; anything else with encrypted content and no text is a mere marker.
     #[test]
     fn a_sealed_compaction_is_counted_from_its_length() {
         let counted = |kind: &str, bytes: usize| {

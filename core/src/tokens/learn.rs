@@ -100,7 +100,7 @@ impl Observation {
     }
 }
 
-/// The number of ways of serving that are told apart.
+/// The number of ways of serving that are distinguished.
 const WAYS: usize = 6;
 /// The number of size classes.
 const SIZES: usize = 4;
@@ -829,7 +829,7 @@ mod tests {
     }
 
     /// A provider counts a token for four bytes: after results of 4 kB, what those were off by was taken to hold for each
-    /// token of 90 kB of words, which were then told 9 % too low.
+    /// token of 90 kB of text, which was then estimated 9 % too low.
     #[test]
     fn what_small_results_were_off_by_is_not_what_a_large_text_is() {
         let seen = |family, text: &str| {

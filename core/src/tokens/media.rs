@@ -201,7 +201,7 @@ mod tests {
         assert_eq!(size(b"\"\""), None);
     }
 
-    /// One of 30,000 pixels a side was once told as 477,000 tokens.
+    /// One of 30,000 pixels a side was once estimated as 477,000 tokens.
     #[test]
     fn whatever_a_header_says_a_picture_costs_no_more_than_any_does() {
         let families =
@@ -221,7 +221,7 @@ mod tests {
         assert_eq!(picture(12_000, 12_000, Family::Gemini, PictureCost::Family), 16 * 258);
     }
 
-    /// It was told as 1,200, where 160 to 420 were reported.
+    /// It was estimated as 1,200, where 160 to 420 were reported.
     #[test]
     fn a_picture_by_address_costs_what_recorded_ones_do() {
         let body = br#"{"model":"gpt-5-mini","messages":[{"role":"user","content":[
@@ -233,7 +233,7 @@ mod tests {
         assert!(counted.is_ok_and(|tokens| (160..=420).contains(&tokens)), "{counted:?}");
     }
 
-    /// Small pictures were told as 20 and 258 tokens: what Grok and Gemini 3 reported of them is 256 and 1,089.
+    /// Small pictures were estimated as 20 and 258 tokens: what Grok and Gemini 3 reported of them is 256 and 1,089.
     #[test]
     fn a_small_picture_costs_grok_and_gemini_3_what_they_report() {
         let catalogue = Catalogue::default();
@@ -265,7 +265,7 @@ mod tests {
         base64::engine::general_purpose::STANDARD.encode(text)
     }
 
-    /// Two PDFs of a page each were told as 4,000 tokens, where Gemini 2.5 reported 516; Gemini 3.5 reported 520
+    /// Two PDFs of a page each were estimated as 4,000 tokens, where Gemini 2.5 reported 516; Gemini 3.5 reported 520
     /// of one page.
     #[test]
     fn a_document_costs_gemini_its_pages() {
@@ -313,7 +313,7 @@ mod tests {
         }
     }
 
-    /// Documented sizes at which pictures are scaled down, and where patches and tiles begin anew (1.4).
+    /// Documented sizes at which pictures are scaled down, and where another patch or tile begins (1.4).
     #[test]
     fn pictures_are_scaled_and_cut_into_pieces() {
         let cases = [

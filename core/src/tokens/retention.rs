@@ -72,7 +72,7 @@ pub(super) struct ReadingEvidence(f32);
 pub(super) const CONVINCES: f32 = 4.0;
 /// The weight of what earlier calls showed, compared with a new one.
 const PAST: f32 = 0.7;
-/// Reasoning of this many times the expected error of counting can be told from that error.
+/// Reasoning of this many times the expected error of counting can be distinguished from that error.
 const CLEARLY: f64 = 4.0;
 /// A clear call weighs more than what is known beforehand.
 const CLEAR: f32 = 1.3;

@@ -1,4 +1,4 @@
-//! A SentencePiece vocabulary of byte pairs that a person provides: Gemma's `tokenizer.model`, or the
+//! A SentencePiece vocabulary of byte pairs that the operator provides: Gemma's `tokenizer.model`, or the
 //! `tokenizer.json` that was made from it.
 //!
 //! Reads which pieces are merged in which order, and which are never merged; merging itself is in `bpe.rs`.

@@ -156,7 +156,7 @@ impl MessageTokens {
         self
     }
 
-    /// The lines under "Messages"; `of_users`: the sections that can be told apart within the user's part.
+    /// The lines under "Messages"; `of_users`: the sections that are known within the user's part.
     pub(super) fn lines(
         &self,
         f: &mut fmt::Formatter<'_>,
@@ -205,7 +205,7 @@ fn plain(name: &str) -> Box<str> {
 mod tests {
     use super::*;
 
-    /// They add up to the messages, whatever was estimated; what nobody explains is told so.
+    /// They add up to the messages, whatever was estimated; the unexplained rest has a line.
     #[test]
     fn contents_add_up_to_the_messages() {
         let tool = |tool: &str, tokens| ToolTokens { tool: tool.into(), tokens };
@@ -280,7 +280,7 @@ mod tests {
         assert!(!contents.is_nothing() && MessageTokens::default().is_nothing());
     }
 
-    /// A reply's parts count as they will be sent back: words that follow one another are one part.
+    /// A reply's parts count as they will be sent back: texts that follow one another are one part.
     #[test]
     fn a_reply_is_counted_as_it_comes_back() {
         use serde_json::json;

@@ -40,7 +40,7 @@ pub struct MeasuredEstimate {
     pub contents: MessageTokens,
     /// The estimate by the rules of an agent, if they are configured.
     pub classic: Option<ClassicEstimate>,
-    /// What can be learned from the reported usage; `None` if the new parts cannot be told apart.
+    /// What can be learned from the reported usage; `None` if the new parts are not known.
     pub seen: Option<Observation>,
 }
 
@@ -165,7 +165,7 @@ struct PartScale<'a> {
     /// The message with the user's last text: reasoning before it, but in the same turn, is steered.
     last_user_text: usize,
     sums: TokenSums,
-    /// The sections that can be told apart within tools and messages.
+    /// The sections that are known within tools and messages.
     sections: SectionTokens,
     /// The tokens of the messages, by kind of content.
     contents: MessageTokens,

@@ -1,4 +1,4 @@
-//! Sections inside tools and messages that can be told apart: tools of MCP servers, and what Claude Code puts
+//! Sections inside tools and messages: tools of MCP servers, and what Claude Code puts
 //! before a conversation (memory files, skills, agents).
 //!
 //! Recognised by names and by the text of the reminders, which other agents use too. A part belongs to one

@@ -1,4 +1,4 @@
-//! What a person sees of a context: how full it is, with what, how certain that is, and how much is left.
+//! What is shown of a context: how full it is, with what, how certain that is, and how much is left.
 //!
 //! Made from a turn, and from the prediction after it. Text and JSON have the same numbers. The text's layout
 //! is part of the product, and checked by tests.

@@ -25,7 +25,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// One message a letter: the user's words (`u`), the model's (`a`), a call (`c`), two at once (`d`), and
+    /// One message a letter: the user's text (`u`), the model's (`a`), a call (`c`), two at once (`d`), and
     /// results of those that are open (`r`).
     fn of(letters: &str, compact: policy::CompactPolicy) -> Self {
         let (mut open, mut messages) = (Vec::new(), Vec::new());
@@ -116,7 +116,7 @@ fn keeping(keep_messages: u64, keep_tokens: u64) -> policy::CompactPolicy {
 #[test]
 fn a_history_is_cut_at_a_turn_where_all_pairs_are_closed() {
     for (letters, messages, tokens, cut) in [
-        // With the user's words where that leaves no more than is kept, else with a step.
+        // At a user's message if that leaves no more than is kept, else at a step.
         ("uauauauau", 3, 9_000, Some(6)),
         ("uauauauau", 2, 9_000, Some(8)),
         ("uacracrac", 1, 9_000, Some(7)),
@@ -157,7 +157,7 @@ fn at_least_so_many_messages_stay_and_no_call_is_parted_from_its_result() {
     }
 }
 
-/// The model's words at the boundary name the type and the count.
+/// The model's message at the boundary names the type and the count.
 #[test]
 fn the_boundary_names_type_and_count() {
     let boundary = "[CompactBoundary] type={type} messages={messages}".to_owned();
@@ -226,7 +226,7 @@ fn the_newest_messages_are_quoted_as_far_as_their_tokens_reach() {
     );
 }
 
-/// Of a message that holds a tool's result and blocks of the client's, the user's words alone are quoted.
+/// Of a message that holds a tool's result and blocks of the client's, only the user's text is quoted.
 #[test]
 fn what_comes_in_the_users_message_is_not_all_the_users() {
     let mut scene = Scene::of("uau", keeping(1, 9_000));

@@ -333,7 +333,7 @@ mod tests {
         }
     }
 
-    /// What was taken back is not made by the request that made it, and what is decided anew stands after that. What
+    /// A revoked decision is not made by the request that made it, and a new one stands after the revocation. What
     /// answers a refusal is set aside by none.
     #[test]
     fn a_revoked_decision_can_be_made_again() {

@@ -1,4 +1,4 @@
-//! An overflow as it is stored with its turn and told to people: how it showed, and what was done about it.
+//! An overflow as it is stored with its turn and shown: how it showed, and what was done about it.
 //!
 //! Contains numbers only, nothing that a provider wrote.
 

@@ -139,7 +139,7 @@ fn a_known_window_that_was_too_small_explains_it() {
 }
 
 proptest::proptest! {
-    /// Over a provider that counts any share of what we do, no call is told as cut, however it grows.
+    /// If a provider counts any share of what we do, no call is reported as cut, however it grows.
     #[test]
     fn a_provider_that_counts_less_cuts_nothing(
         steps in proptest::collection::vec(200u32..40_000, 2..12), percent in 15u64..100,

@@ -23,7 +23,7 @@ pub struct RewriteSummary {
     #[serde(default, skip_serializing_if = "ChangeCounts::is_nothing")]
     pub new: ChangeCounts,
     /// Tokens of tool results that were not sent, estimated. Removed reasoning is only counted in pieces,
-    /// because the size of sealed reasoning is unknown.
+    /// because the size of encrypted reasoning is unknown.
     #[serde(default, skip_serializing_if = "is_default")]
     pub tokens_removed: u64,
     /// The share of `tokens_removed` that is new with this request.
@@ -372,7 +372,7 @@ mod tests {
         );
     }
 
-    /// Of what is new all is summed, told or not, and by what became of the cache.
+    /// All new tokens are summed, listed or not, by what became of the cache.
     #[test]
     fn new_tokens_are_summed_beyond_the_listed_steps() {
         let of = |why, change, decision| PlanStep { why, ..step(change, decision, 1_010, 10) };
@@ -436,7 +436,7 @@ mod tests {
         assert_eq!(counted, made);
     }
 
-    /// A summary is told apart from what was cut, and what is new from what is replayed.
+    /// Summaries are counted apart from cuts, and new changes apart from replayed ones.
     #[test]
     fn tokens_are_counted_by_what_took_them_away() {
         let steps = [

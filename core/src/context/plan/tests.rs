@@ -440,7 +440,7 @@ fn reasoning_is_put_back_again_in_its_branch() {
     own[3]["content"] = with(3);
     scene.send(&own);
     assert_eq!(thinks(&scene), [1, 3]);
-    // Behind other words none of it holds.
+    // After another text none of it holds.
     own[0]["content"] = "Other words.".into();
     own[3]["content"] = all[3]["content"].clone();
     scene.send(&own);
@@ -617,7 +617,7 @@ fn the_place_of_a_change_is_written_as_a_pair() {
     assert_eq!(serde_json::from_value::<PlanStep>(written).unwrap(), step);
 }
 
-/// A session of which the request at hand says words that somebody queued.
+/// A session whose request contains a queued message.
 fn with_injected(letters: &str) -> SessionFixture {
     let mut scene = plain(letters);
     scene.ledger.add(Fact::Queued(Box::new(QueuedMessage {
@@ -633,8 +633,8 @@ fn with_injected(letters: &str) -> SessionFixture {
     scene
 }
 
-/// Where a client changed what came before them, words stay behind the part and its neighbour that they followed, if
-/// these stand in one place alone.
+/// If a client changed what came before, an injected message stays behind the part and its neighbour that it
+/// followed, if these stand in one place only.
 #[test]
 fn injected_messages_are_found_by_their_neighbours() {
     let mut scene = with_injected("uau");
@@ -653,7 +653,7 @@ fn injected_messages_are_found_by_their_neighbours() {
     assert_eq!(tell(&mut scene, &[first, (1, "Said otherwise.")], "uauau"), None);
 }
 
-/// The step that tells of queued words, and the chain of what is forwarded with them.
+/// The step that reports a queued message, and the chain of what is forwarded with it.
 #[test]
 fn injected_messages_are_reported_and_sent_where_they_stand() {
     let scene = with_injected("uau");
@@ -705,7 +705,7 @@ fn a_summary_stands_in_the_chain_of_what_is_forwarded() {
     assert_eq!(sent.chain(), kept.then(keys[4]));
 }
 
-/// System prompt and tools begin the chain; what the provider is asked to clear is told with what is sent.
+/// System prompt and tools begin the chain; what the provider is asked to clear is reported with what is sent.
 #[test]
 fn what_is_forwarded_begins_with_its_head() {
     let body = |system: &str| json!({"model": FREE, "system": system, "messages": messages("u")});
@@ -721,7 +721,7 @@ fn what_is_forwarded_begins_with_its_head() {
     assert_eq!((kind.clears_past(), plain("u").plan().sent.clears_past()), (Some(5), None));
 }
 
-/// What was taken back for good is not decided again, whatever kind of decision it was.
+/// A decision that was revoked for good is not made again, whatever its kind.
 #[test]
 fn what_is_given_up_is_not_decided_again() {
     let mut scene = plain("ucrau");

@@ -217,7 +217,7 @@ fn nothing_is_cut_before_what_was_cut_where_policy_stops_there() {
         found_in(&scene, &with_cut(&scene, 4, DecisionReason::Pressure)).old
     };
     assert_eq!((ours(true), ours(false)), (vec![6], vec![6, 2]));
-    // Its client cut it: it says our words, or others.
+    // Its client cut it: it has our placeholder, or another text.
     let clients = |text: &str| {
         let mut all = messages("ucrcrcra");
         all[4]["content"][0]["content"] = text.into();
@@ -278,7 +278,7 @@ fn what_stands_behind_the_oldest_cut_is_counted() {
     assert_eq!(of("ucra"), (2, false));
     assert_eq!(of("ucrtra"), (4, true), "thinking costs nothing here: it has no key");
     assert_eq!(of("utra"), (2, false), "before it");
-    // A signature may stand on the words or calls themselves.
+    // A signature may stand on the text or the calls themselves.
     let call = |n: usize, signature: Option<&str>| json!({"functionCall": {"name": "ls", "args": {"n": n}}, "thoughtSignature": signature});
     let result = |n: usize| json!({"functionResponse": {"name": "ls", "response": {"output": format!("{n}: {}", "a ".repeat(900))}}});
     let signed = |signatures: [Option<&str>; 2]| {
@@ -500,7 +500,7 @@ fn a_cut_before_bound_reasoning_is_policys_to_allow() {
     assert_eq!(of(FREE, "ucrtr", false), always);
 }
 
-/// What a cut makes void is taken out with it.
+/// Reasoning that a cut makes void is removed with it.
 #[test]
 fn reasoning_that_a_cut_makes_void_goes_with_it() {
     let facts = |name| {
@@ -519,7 +519,7 @@ fn reasoning_that_a_cut_makes_void_goes_with_it() {
     assert_eq!((facts(BOUND), facts(FREE)), ((2, 1), (2, 0)));
 }
 
-/// A batch that is not cut is told once, of its oldest.
+/// A batch that is not cut is reported once, at its oldest result.
 #[test]
 fn one_line_tells_of_the_batch_that_waits() {
     let scene = scene("ucrcra", PrunePolicy { gate: vec![PruneGate::ColdCache], ..eased() });
@@ -656,7 +656,7 @@ fn a_cut_saves_what_is_counted() {
     assert!(saves(ProtectUnit::All) < u64::from(EACH));
 }
 
-/// The same words are known however they are escaped.
+/// The same text is known however it is escaped.
 #[test]
 fn a_result_that_its_client_cut_is_known_by_its_text() {
     let mut all = messages("ucrcrcra");
@@ -713,7 +713,7 @@ fn room_is_made_of_old_results_first_and_of_new_ones_where_these_are_not_enough(
         let (request, known) = (scene.request(), scene.known());
         let goal = room_goal(&request, &known, tokens, reported);
         let mut facts = clear_for_room(&request, &known, cost, goal);
-        // Each result that was cut gives way to a few words.
+        // A short placeholder stands in place of each cut result.
         let left = RequestCost { tokens: tokens - 890 * facts.len() as u64, ..cost };
         facts.extend(trim_for_room(&request, &known, left, goal));
         let cuts = facts.iter().map(|fact| match fact {

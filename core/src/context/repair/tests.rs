@@ -213,7 +213,7 @@ fn what_may_not_be_changed_stays() {
     assert_eq!(proposed(&one, &refusal(RepairCause::Field)), []);
 }
 
-/// What we broke ourselves is taken back, not mended: here a summary of ours is empty.
+/// What we broke ourselves is revoked, not repaired: here a summary of ours is empty.
 #[test]
 fn what_is_ours_is_not_mended() {
     let mut one = scene(&messages("uauau"));

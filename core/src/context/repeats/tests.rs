@@ -118,7 +118,7 @@ fn calls_of_one_reply_count_once() {
     assert_eq!(seen(Dialect::Anthropic, &body(4)), Some(4));
 }
 
-/// The words are the same and the picture is not: the screen has changed.
+/// The text is the same and the picture is not: the screen has changed.
 #[test]
 fn a_picture_is_part_of_its_result() {
     let body = |picture: fn(usize) -> String| {

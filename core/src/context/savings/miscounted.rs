@@ -13,7 +13,7 @@ use crate::tokens::learn::EstimatorState;
 /// Tokens of what stands in for a result.
 const STAND_IN: u32 = 12;
 
-/// A call of `Read` and its result for each number, and words between them. Results are of all sizes, so that many
+/// A call of `Read` and its result for each number, and text between them. Results are of all sizes, so that many
 /// are larger than what is cut with them.
 fn history(turns: usize) -> Value {
     let mut messages = vec![json!({"role": "user", "content": "Read them all, one by one."})];

@@ -151,7 +151,7 @@ fn what_was_not_sent_saves_nothing() {
     assert_eq!((resent.removed, resent.in_shadow, resent.reprocessed), (0, 0, 0));
 }
 
-/// Where caching is automatic and writes are not told, all of the prompt before was in the cache.
+/// Where caching is automatic and writes are not reported, all of the prompt before was in the cache.
 #[test]
 fn automatic_caches_hold_the_whole_prompt() {
     let before = Usage { cache_write: None, ..usage(100_000, 90_000, 0) };
@@ -322,7 +322,7 @@ fn a_claim_is_corrected_by_the_next_count() {
     let second = || estimate(80_000, 500, 10_000);
     near(after(&quiet, estimate(80_000, 500, 0), usage(90_000, 0, 0)), 0.8);
     near(after(&later, second(), usage(80_000, 0, 0)), 34.0 / 40.0);
-    // As much came anew, and is counted as exactly.
+    // As much was new, and is counted as exactly.
     near(after(&later, estimate(80_000, 20_000, 10_000), usage(83_000, 0, 0)), 31.0 / 40.0);
     // Nothing is learned where nothing was counted, where nothing was sent, or where the parts were not in the turn
     // before.

@@ -343,7 +343,7 @@ fn numbers_beyond_all_reason_do_not_overflow() {
     assert_eq!((usage.input, usage.total(), usage.aside), (Some(max), Some(max), Some(max)));
 }
 
-/// Within the limit all words are kept; past it they are dropped, and usage is still read.
+/// Within the limit all text is kept; past it it is dropped, and usage is still read.
 #[test]
 fn a_reply_without_end_is_not_kept_without_end() {
     let word = "w".repeat(1 << 20);

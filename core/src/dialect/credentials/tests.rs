@@ -72,7 +72,7 @@ fn what_may_be_a_credential_is_nobodys() {
     }
 }
 
-/// What only differs before the first blank is told apart too.
+/// Values that differ only before the first blank are distinguished, too.
 #[test]
 fn of_several_words_each_one_counts() {
     let config =

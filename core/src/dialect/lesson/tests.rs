@@ -73,7 +73,7 @@ fn a_message_that_stands_in_the_request_teaches_nothing() {
         let taught = read(400, &refusal, &request);
         assert_eq!((taught.window(), taught.quoted.len()), (None, 1), "{request}");
     }
-    // The same words of another number are not these.
+    // The same message with another number is not this one.
     let earlier = serde_json::json!({"messages": MESSAGE.replace("9000", "8000")}).to_string();
     assert_eq!(read(400, &refusal, &earlier).window(), Some(9000));
     // A path and a header are quoted too.
@@ -87,7 +87,7 @@ fn a_message_that_stands_in_the_request_teaches_nothing() {
     }
 }
 
-/// What providers really wrote around the words of a client.
+/// What providers really wrote around texts of a client.
 #[test]
 fn what_a_provider_quotes_teaches_nothing() {
     for message in [

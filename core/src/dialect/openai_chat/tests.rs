@@ -299,7 +299,7 @@ fn reasoning_is_kept_as_the_field_received() {
             r#"{"type":"reasoning.encrypted","data":"x","index":0},{"type":"reasoning.encrypted","data":"y","index":0}]}"#
         )]
     );
-    // Avian's Kimi: the same words twice, and the model demands them by the first name.
+    // Avian's Kimi: the same text twice, and the model demands it by the first name.
     let both = |end: &str| {
         format!(
             r#"{{"reasoning_content":"a","reasoning_details":[{{"type":"reasoning.text","text":"a"{end}}}]}}"#

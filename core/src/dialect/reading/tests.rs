@@ -125,7 +125,7 @@ fn nonsense_in_an_event_costs_that_event() {
     assert_eq!((reply.id.as_deref(), reply.complete), (Some("m\u{fffd}"), true));
 }
 
-/// A body that ends inside the last frame, after the answer did, is not broken; words that do are.
+/// A body that ends inside the last frame, after the answer did, is not broken; one that ends inside a text is.
 #[test]
 fn a_body_that_ends_in_its_last_frame_is_not_broken() {
     let chat = "data: {\"id\":\"c\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"Aye.\"},\"finish_reason\":\"stop\"}]}\n\n";

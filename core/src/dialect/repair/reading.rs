@@ -1,4 +1,4 @@
-//! Reads from a refusal what an edit can fix, by the provider's words (`config/refusals.toml`).
+//! Reads from a refusal what an edit can fix, by the provider's message (`config/refusals.toml`).
 //!
 //! An unknown message cannot be fixed. A known one heals a single request and teaches nothing. Pure.
 
@@ -296,7 +296,7 @@ mod tests {
         assert_eq!(captured(400, raw).unwrap().cause, RepairCause::ToolPairs);
     }
 
-    /// It is void after this history alone: taken out, it would be missing where it belongs.
+    /// It is invalid after this history only: if it were removed, it would be missing where it belongs.
     #[test]
     fn reasoning_that_is_bound_elsewhere_is_left_alone() {
         let read_of =

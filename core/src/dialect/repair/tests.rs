@@ -119,7 +119,7 @@ fn calls_and_results_of_anthropic_pair() {
             vec![begins(), user(&format!("[{},{text}]", result("9")))],
             vec![begins(), user(&format!("[{text}]"))],
         ),
-        // A result after words, and one a message too late.
+        // A result after text, and one a message too late.
         (
             vec![begins(), call("1"), user(&format!("[{text},{}]", result("1")))],
             vec![begins(), call("1"), user(&format!("[{},{text}]", result("1")))],

@@ -183,7 +183,7 @@ impl RequestSnapshot<'_> {
         first.filter(|_| of.role == Role::Assistant && !has_field)
     }
 
-    /// Of two items that begin a list, each taken out alone, both would take the comma between.
+    /// If each of the first two items is removed alone, both edits remove the comma between them.
     fn is_second_of_two_thoughts(&self, message: usize) -> bool {
         self.is(Dialect::OpenaiResponses) && message == 1 && !self.reasoning(0).is_empty()
     }
@@ -208,7 +208,7 @@ impl RequestSnapshot<'_> {
         true
     }
 
-    /// A picture becomes words of the same speaker, and nothing else changes.
+    /// A picture becomes text of the same role, and nothing else changes.
     fn cut_picture(&self, at: PartIndex) {
         let edits = cut_picture(&self.read, &self.body, at, PLACEHOLDER);
         if edits.is_empty() {
@@ -235,7 +235,7 @@ impl RequestSnapshot<'_> {
             Some(SIGNATURE.into())
         );
         assert!(self.read.chains().eq(after.read.chains()));
-        // Empty words under a seal are a thought, and no end of a run of words.
+        // An empty text with a signature is a thought, and does not end a run of text.
         if has_content(self.part(at)) {
             let (mut snapshots, mut expected) = (after.snapshots(), self.snapshots());
             assert_ne!(snapshots[self.number(at)].bytes, expected[self.number(at)].bytes);
@@ -280,7 +280,7 @@ impl RequestSnapshot<'_> {
         let after = self.after(edits);
         let new = after.those(|part| after.is_inserted(part));
         if !self.those(|part| self.is_inserted(part)).is_empty() {
-            return blocks.len(); // ours cannot be told from its own
+            return blocks.len(); // ours cannot be distinguished from its own
         }
         assert_eq!(new.len(), blocks.len());
         let all_say = self.read.messages[message].parts.iter().all(has_content);

@@ -1,7 +1,7 @@
 //! Edits that insert or remove reasoning items in Responses (`docs/protocols.md` 3.2, 3.5).
 //!
 //! The provider pairs reasoning with the item that it led to by their ids, if both have one and it stores
-//! them. So a sealed item is put back with its id only beside an item that has its own id, and if one is
+//! them. So an encrypted item is put back with its id only beside an item that has its own id, and if one is
 //! removed, the items that it led to lose their ids.
 
 use super::beside::{Removal, edit, first_member, insert, room, runs};

@@ -14,7 +14,7 @@ struct Around {
     result: (u32, u64),
     /// What the name of its tool adds to it.
     named: u32,
-    /// Of a tool, of a response schema, and how much of a tool's words is left, percent.
+    /// Of a tool, of a response schema, and how much of a tool's text is counted, percent.
     tools: (u32, u32, u32),
     /// With the first tool, and with the first that comes in the history.
     first: (u32, u32),
@@ -50,7 +50,7 @@ fn around(name: &str, dialect: Dialect) -> Around {
     let text = String::from_utf8_lossy(tool.span.of(BODY.as_bytes()));
     let (tool_text, tool_tokens) = (text_tokens(&text), counter().part(tool));
     let schema = Part { is_schema: true, ..tool.clone() };
-    // A tool of no words at all costs what stands around it.
+    // A tool without any text costs what stands around it.
     let blank = Part { texts: vec![part(2).texts[0]], ..tool.clone() };
     let kept = counter().structure.tool_percent;
     let rest = u64::from(text_tokens("{}")) * u64::from(kept) / 100;
@@ -160,7 +160,7 @@ fn what_gemini_puts_around_parts() {
     assert_eq!(around("gemini-2.0-flash", Dialect::OpenaiChat), gemini(read));
 }
 
-/// What is a mere mark, or is told by another part, is no part of the prompt.
+/// A mere marker, or what another part contains, is no part of the prompt.
 #[test]
 fn what_is_not_in_the_prompt_costs_nothing() {
     let read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", BODY.as_bytes());
@@ -225,7 +225,7 @@ fn samples_are_spread_evenly() {
     assert!(sampled.abs_diff(whole) < whole / 50, "{sampled} for {whole}");
     assert_eq!(counter.looked, 120_000 / (2 * SAMPLE_BYTES) * SAMPLE_BYTES);
     assert_eq!(counter.samples, SAMPLES - 14);
-    // The looks of the samples are those of all of it.
+    // The samples have the token classes of the whole.
     let mut all = Tokenizer { limit: usize::MAX, ..Tokenizer::whole(Family::Claude) }.reply();
     all.text(&text);
     let [sampled, is] = [counter.tally().tokens(), all.tally().tokens()];

@@ -29,7 +29,7 @@ fn outlook() -> CarryOutlook {
     }
 }
 
-/// A reply of thinking (`t`), words (`w`) and calls (`c`); with a capital, sealed.
+/// A reply of thinking (`t`), text (`w`) and calls (`c`); capitals are signed.
 fn reply(letters: &str) -> Reply {
     let part = |letter: char| {
         let kind = match letter.to_ascii_lowercase() {
@@ -73,7 +73,7 @@ fn what_a_client_drops_comes_back_where_it_is_put_back() {
     assert_eq!((back(&ended, "tw"), back(&ended, "tc")), (ALL, NOTHING));
     let goes_on = CarryOutlook { puts_back_loop: true, ..drops.clone() };
     assert_eq!((back(&goes_on, "tw"), back(&goes_on, "tc")), (NOTHING, ALL));
-    // Signatures on words and calls, of look-alikes of Chat Completions.
+    // Signatures on text and calls, of APIs compatible with Chat Completions.
     let chat = CarryOutlook { dialect: Dialect::OpenaiChat, ..outlook() };
     assert_eq!(back(&chat, "W"), ALL);
     let chat = CarryOutlook { dialect: Dialect::OpenaiChat, ..drops };
@@ -106,7 +106,7 @@ fn geminis_reasoning_comes_back_with_its_signature() {
     assert_eq!(back(&strips, "W"), (true, false, false));
 }
 
-/// A turn of 1,000 tokens that was answered with 60 of words and 40 of reasoning.
+/// A turn of 1,000 tokens that was answered with 60 of text and 40 of reasoning.
 fn turn() -> Turn {
     let scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
     let mut turn = scene.turn(&scene.reply(&json!([{"type": "text", "text": "Aye."}])));

@@ -21,7 +21,7 @@ fn of(rules: &ClassicRules, scene: &SessionFixture, last: Option<&Turn>) -> Clas
 }
 
 /// Where what is new begins: after the request and its reply, wherever the client put that; where neither is found
-/// again, after the model's last words.
+/// again, after the model's last message.
 #[test]
 fn what_is_new_begins_after_what_was_sent_and_answered() {
     let turn = turn(&SessionFixture::of(FREE, &messages("u")));

@@ -1,4 +1,4 @@
-//! What a request costs that is not sent as it came: with a summary, with words of others, with reasoning put back.
+//! What a request costs that is not sent as it came: with a summary, with injected messages, with reasoning put back.
 
 use serde_json::{Value, json};
 

@@ -171,7 +171,7 @@ fn check_sum(measured: &MeasuredEstimate) {
     assert_eq!(system + tools + messages, measured.estimate.tokens);
 }
 
-/// MCP tools by their names; memory files, skills and agents by their reminders' words.
+/// MCP tools by their names; memory files, skills and agents by the headings of their reminders.
 #[test]
 fn prompt_sections_are_recognised() {
     let mcp = r#"{"name":"mcp__git__log","description":"Shows the log.","input_schema":{"type":"object"}}"#;
@@ -329,7 +329,7 @@ fn the_system_prompt_or_the_tools_changed() {
     assert!(without.tokens < same && without.gone > 0, "{without:?}");
 }
 
-/// A schema that was counted as 590 tokens of a prompt of 341 left: 0 was told of the next prompt.
+/// A schema that was counted as 590 tokens of a prompt of 341 left: 0 was estimated for the next prompt.
 #[test]
 fn an_anchored_estimate_is_never_nothing_where_a_schema_leaves() {
     let fields = (0..90).map(|at| format!(r#""field_{at}":{{"type":"string"}}"#));
@@ -565,7 +565,7 @@ fn history_that_the_provider_holds_is_measured_from_its_turn() {
         (message.estimate.method, result.estimate.method),
         (EstimateMethod::Held, EstimateMethod::Held)
     );
-    // The user's words begin a turn: GPT-5 reads its old reasoning no more.
+    // The user's message begins a turn: GPT-5 reads its old reasoning no more.
     assert!((9_095..9_115).contains(&message.estimate.tokens), "{:?}", message.estimate);
     assert!((9_700..9_720).contains(&result.estimate.tokens), "{:?}", result.estimate);
     assert_eq!(message.estimate.tokens, 9_700 + message.estimate.new - message.estimate.gone);
@@ -600,7 +600,7 @@ fn items_that_open_a_history_are_held_with_it() {
     assert_eq!(without.breakdown.tools, plain.breakdown.tools);
     // The turn between was not measured: what is known to be held is held all the same.
     assert_eq!(next(r#""instructions":"Be calm.","#, "between", go), plain);
-    // After a warm-up the words come again, and what opens them may: nothing counts twice.
+    // After a warm-up the messages come again, and their head may: nothing counts twice.
     let whole = format!(
         r#"{hi},{{"role":"assistant","content":[{{"type":"output_text","text":"Three metres and a half."}}]}},{go}"#
     );
@@ -694,7 +694,7 @@ fn pictured(width: u32, height: u32) -> String {
     )
 }
 
-/// What cannot be counted is told by another method, and by a band that is as wide as that is sure.
+/// What cannot be counted has another method, and a wider band.
 #[test]
 fn what_cannot_be_counted_says_so() {
     let before = Case::new("Be brief.", "", &user("Hello.")).answered(TEXT, usage(1_000, 7));
@@ -739,7 +739,7 @@ fn a_breakdown_adds_up_to_what_was_counted() {
     assert_eq!((fit(huge, 10).messages, fit(huge, 10).capped), (0, true));
 }
 
-/// What is new, by what it is; a result by itself is told by its tool.
+/// What is new, by kind; a single result has the name of its tool.
 #[test]
 fn new_content_is_described_by_kind_and_tool() {
     let before = Case::new("S", TOOL, &user("hi")).answered(CALL, usage(1_000, 20));

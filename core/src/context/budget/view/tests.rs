@@ -47,7 +47,7 @@ fn hidden_input_is_shown_in_place_of_an_error() {
     assert!(text.contains("Last estimate: not comparable, tools ran at the provider\n"), "{text}");
 }
 
-/// What can be told apart stands under what it is a part of.
+/// Each section stands under what it is a part of.
 #[test]
 fn sections_have_their_lines() {
     let sections = SectionTokens { mcp_tools: 5_000, memory: 2_900, skills: 700, agents: 0 };
@@ -289,7 +289,7 @@ fn what_is_nothing_has_no_line() {
     assert!(plain.contains(lines), "{plain}");
 }
 
-/// What messages are made of replaces the lines that say the same: sections and reasoning are told once.
+/// What messages are made of replaces the lines that say the same: sections and reasoning are shown once.
 #[test]
 fn sections_and_reasoning_are_shown_once() {
     let sections = SectionTokens { skills: 300, ..<_>::default() };

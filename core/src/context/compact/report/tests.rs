@@ -9,7 +9,7 @@ use crate::dialect::Chain;
 
 const MODEL: &str = "claude-opus-4-6";
 
-/// A summary of something that is told by a number, written or taken into use then and for that request.
+/// A numbered summary, written or first used at that time and for that request.
 fn record(about: u128, at: Millis, exchange: &str) -> Box<CompactionRecord> {
     Box::new(CompactionRecord {
         about: Chain(about),
@@ -32,7 +32,7 @@ fn record(about: u128, at: Millis, exchange: &str) -> Box<CompactionRecord> {
     })
 }
 
-/// A session of three turns, the last of which was sent with a summary, taken into use at 10.
+/// A session of three turns, the last of which was sent with a summary that was first used at 10.
 fn session() -> SessionFixture {
     let mut scene = SessionFixture::of(MODEL, &messages("u"));
     scene.answered(&json!([{"type": "text", "text": "Said 1."}]));
@@ -48,7 +48,7 @@ fn session() -> SessionFixture {
     scene
 }
 
-/// When those in use were taken into it, and when the one that waits was written.
+/// When the used ones were first used, and when the one that waits was written.
 fn times(scene: &SessionFixture, turn: usize) -> (Vec<Millis>, Option<Millis>) {
     let turn = scene.ledger.turns().nth(turn).unwrap();
     let mut all = Compactions::of_turn(&scene.ledger, turn);

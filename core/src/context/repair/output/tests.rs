@@ -80,7 +80,7 @@ fn a_change_that_was_refused_is_no_repair() {
     assert!(are_known(&facts, &scene.known()));
 }
 
-/// What the window has room for is reckoned anew with each prompt: less a margin where that is only estimated, and
+/// What the window has room for is computed again for each prompt: less a margin where that is only estimated, and
 /// never below what policy leaves.
 #[test]
 fn output_fits_beside_the_prompt() {

@@ -1,4 +1,4 @@
-//! Which pictures give way, and to which words (`docs/healing.md` "What is changed").
+//! Which pictures are replaced, and by which text (`docs/healing.md` "What is changed").
 
 use base64::Engine as _;
 use serde_json::{Value, json};

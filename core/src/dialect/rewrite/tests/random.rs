@@ -24,7 +24,7 @@ struct Step {
 struct Answer {
     pieces: Vec<Piece>,
     is_error: bool,
-    /// In place of a list, where all is words.
+    /// One string in place of a list of blocks, if all of them are text.
     is_string: bool,
 }
 

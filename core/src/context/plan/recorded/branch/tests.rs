@@ -134,7 +134,7 @@ fn reasoning_is_back_where_it_was_sent() {
     }
 }
 
-/// What is taken out elsewhere is sent here where it was sent before, or is new where it was not void.
+/// Reasoning removed in another branch is sent here if it was sent before, or is new and was not void.
 #[test]
 fn reasoning_removed_in_another_branch_stays_where_it_was_sent() {
     let ledger = Ledger::default();
@@ -180,7 +180,7 @@ fn a_block_that_was_left_out_stays_out_beside_one_that_was_sent() {
     assert!(!stays(&[second.0]), "only the other block of the reply was sent");
 }
 
-/// What was taken back twice in a branch, or once for good, is not decided in it again.
+/// A decision revoked twice in a branch, or once for good, is not made in it again.
 #[test]
 fn a_decision_revoked_twice_is_given_up_in_its_branch() {
     let given_up = |all: &[(&str, Option<&str>, RevocationRetry)]| {

@@ -64,7 +64,7 @@ fn unsigned(model: &Value, signatures: &[PlacedSignature]) -> Vec<(usize, String
     missing.signatures.into_iter().map(|(at, value)| (at.part, value.to_owned())).collect()
 }
 
-/// Gemini's signatures go back to the parts they stood on; of words, to the same piece or not at all.
+/// Gemini's signatures go back to the parts they stood on; in a text, to the same piece or not at all.
 #[test]
 fn a_signature_stands_on_the_same_part_or_piece() {
     let call = |name: &str| json!({"functionCall": {"name": name, "args": {}}});
@@ -126,7 +126,7 @@ fn a_block_goes_back_before_what_it_led_to() {
         let all: Vec<PartIndex> = returned.places(&scene.conversation).collect();
         all.iter().position(|it| *it == at)
     };
-    // Of the model's four parts: words, two searches, words.
+    // The model's four parts: text, two searches, text.
     assert_eq!(at(&block(0, 0, false)), Some(0));
     assert_eq!(at(&block(1, 0, false)), Some(3));
     assert_eq!((at(&block(1, 0, true)), at(&block(1, 1, true))), (Some(1), Some(2)));
