@@ -1,4 +1,4 @@
-//! `plimsoll demo`, as a person runs it: it needs no key and no network, what it shows is what the proxy
+//! `plimsoll demo`, as a user runs it: it needs no key and no network, what it shows is what the proxy
 //! measured, and what it says was saved is what the session would have cost more.
 
 #![allow(clippy::unwrap_used, reason = "a test says what went wrong by failing")]

@@ -220,7 +220,7 @@ fn by_bands_of_others(cold: &[FirstCall]) -> (usize, usize) {
 }
 
 /// The table that is published is what is measured on the project's own recordings.
-/// `PLIMSOLL_BLESS=1` writes it anew.
+/// `PLIMSOLL_BLESS=1` writes it again.
 #[test]
 fn the_table_in_the_docs_is_what_is_measured() {
     let table = table(&played(own));

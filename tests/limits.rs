@@ -166,7 +166,7 @@ fn documented() -> HashMap<String, String> {
     rows
 }
 
-/// The numbers in some words, in bytes where they are of KiB or MiB.
+/// The numbers in a text, in bytes where they are of KiB or MiB.
 fn numbers(text: &str) -> Vec<u64> {
     let pieces: Vec<&str> = text.split_whitespace().collect();
     let number = |at: usize| {

@@ -167,7 +167,7 @@ fn line(provider: &str, parts: &serde_json::Value) -> TranscriptLine {
     .unwrap()
 }
 
-/// Calls that are answered by pictures alone were once taken for words of the person, 17 tokens and more too
+/// Calls that are answered by pictures alone were once taken for words of the user, 17 tokens and more too
 /// little for each.
 #[test]
 fn results_that_are_pictures_alone_are_results() {

@@ -1,4 +1,4 @@
-//! Keeps the house: floors look down only, files open with their promise, nothing grows too long,
+//! The rules of the source: floors look down only, files open with their promise, nothing grows too long,
 //! and what we depend on may be used.
 //!
 //! Every finding names `file:line` and what to do. Reads sources as text; knows nothing of types.

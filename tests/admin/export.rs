@@ -1,4 +1,4 @@
-//! A session is given away without its words, and replay reads what was given.
+//! A session is exported without its text, and replay reads the export.
 
 use plimsoll::context::{PromptSection as Where, Sketch, SketchPart};
 use plimsoll::dialect::PartKey;
@@ -88,11 +88,11 @@ async fn replay_says_how_wrong_the_exported_estimates_were() {
     assert_eq!(shown, [(1, 52_100, 51_790), (2, 52_100, 51_790)]);
 }
 
-/// How many calls a long session has, and bytes of the words of each: far more than sockets hold.
+/// How many calls a long session has, and bytes of text in each: far more than sockets hold.
 const CALLS: usize = 300;
 const TEXT_BYTES: usize = 48 << 10;
 
-/// Keeps a long session with its words.
+/// Stores a long session with its text.
 async fn long(place: &Place) {
     for number in 0..CALLS {
         let (request, parent) = (format!("r{number}"), number.checked_sub(1));

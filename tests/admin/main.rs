@@ -139,7 +139,7 @@ async fn a_context_is_shown_as_text_and_as_json() {
     assert_eq!(place::json(&json), view);
 }
 
-/// Side calls come last, but a person who asks for the context means the conversation's.
+/// Side calls come last, but a user who asks for the context means the conversation's.
 #[tokio::test]
 async fn the_latest_thread_is_the_conversations() {
     let place = Place::new().await;
@@ -154,7 +154,7 @@ async fn the_latest_thread_is_the_conversations() {
     assert_eq!(answer.status(), 404);
 }
 
-/// Session ids are clients' words: anything can stand in them.
+/// Session ids come from clients: anything can stand in them.
 #[tokio::test]
 async fn a_clients_own_id_finds_its_session() {
     let place = Place::new().await;

@@ -1,4 +1,4 @@
-//! Words are queued, listed in order and taken back; what cannot be said is refused in words.
+//! Messages are queued, listed in order and removed; one that cannot be queued is refused with a reason.
 
 use plimsoll::context::budget::{ContextView, RewriteView};
 use plimsoll::context::inject::{LONGEST, MOST};
@@ -46,7 +46,7 @@ async fn messages_wait_in_order_and_can_be_removed() {
     let gone = place.ask("DELETE", &format!("{path}/{id}"), &[]).await;
     assert_eq!(read(&gone)["removed"], id);
     assert_eq!(waiting(&place, &path).await, [(1, "And \"the\" wind.\nBoth.".into())]);
-    // The live feed tells what happened, and not the words.
+    // The live feed tells what happened, and not the text.
     let heard = live.until("\"step\":\"removed\"").await;
     let heard = String::from_utf8(heard).unwrap();
     assert_eq!(heard.matches("event: say").count(), 3, "{heard}");
@@ -68,7 +68,7 @@ async fn all_queued_messages_can_be_removed_at_once() {
     assert_eq!(read(&place.post(&path, &text("Again.")).await)["position"], 1);
 }
 
-/// What took words out of the queue, and what made a context smaller, are live events of their own names.
+/// What took messages out of the queue, and what made a context smaller, are live events of their own names.
 #[tokio::test]
 async fn live_events_tell_what_is_dequeued_compacted_and_pruned() {
     let place = Place::new().await;

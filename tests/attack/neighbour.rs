@@ -18,7 +18,7 @@ use super::support::{h2, wire, within};
 /// The other user: nobody.
 const OTHER: u32 = 65534;
 const FREE: &str = "127.0.0.1:0";
-/// What a house says of itself, where somebody else makes it up.
+/// What a server says of itself, where somebody else makes it up.
 const ABOUT: &str = r#"{"version":"0.1.0","started":1,"clients":"http://203.0.113.9:80",
     "admin":"http://203.0.113.9:81","mode":"active","upstreams":[],"in_flight":0}"#;
 
@@ -64,7 +64,7 @@ fn as_other(program: impl AsRef<Path>, arguments: &[&str]) -> Command {
     command
 }
 
-/// Answers whatever is asked with a house's description, and keeps what was said to it.
+/// Answers whatever is asked with a server's description, and keeps what was said to it.
 async fn impostor() -> (String, Arc<Mutex<String>>) {
     let listener = TcpListener::bind(FREE).await.unwrap();
     let (address, heard) =
@@ -122,7 +122,7 @@ async fn talk(serving: &mut Serving, provider: &Provider) {
 async fn whoever_stands_at_the_admin_address_gets_no_token_and_no_command() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
-    // A house was here before, and left its tokens.
+    // A server was here before, and left its tokens.
     assert_eq!(
         with(running(&data, &["--listen", FREE, "--admin", FREE], "true"), &[]).await.code,
         0
@@ -455,7 +455,7 @@ async fn a_command_can_send_the_client_token() {
     );
 }
 
-/// A command that is itself `plimsoll run` finds the house of the one around it.
+/// A command that is itself `plimsoll run` finds the server of the one around it.
 #[tokio::test]
 async fn a_run_within_a_run_uses_the_same_server() {
     let data = tempfile::tempdir().unwrap();

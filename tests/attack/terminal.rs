@@ -1,4 +1,4 @@
-//! The stranger here is whoever wrote what a person looks at in a terminal: a client, a model, a
+//! The stranger here is whoever wrote what a user looks at in a terminal: a client, a model, a
 //! recorded session, or a server that answers where a Plimsoll should.
 
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! What was said is kept where that is asked for, can be exported and replayed, and goes with its session.
+//! Text is stored if configured, can be exported and replayed, and is deleted with its session.
 
 use plimsoll::dialect::models::Catalogue;
 use plimsoll::replay::score::EstimatePair;
@@ -15,7 +15,7 @@ const RESULT: &str = "On the cliff, as the pilot book has it.";
 const REPLY: &str = "It stands on the cliff above the old mole.";
 const TEXTS: [&str; 4] = [PROMPT, SYSTEM, RESULT, REPLY];
 
-/// A house that keeps what is said, with these lines of configuration beside.
+/// A server that stores text, with these lines of configuration.
 async fn keeping(provider: &Provider, more: &str) -> Serving {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("plimsoll.toml");
@@ -65,7 +65,7 @@ fn message(role: &str, text: &str) -> Value {
     json!({"type": "message", "role": role, "content": [{"type": kind, "text": text}]})
 }
 
-/// Three calls that grow, then one that goes back to the first words.
+/// Three calls that grow, then one that goes back to the first message.
 async fn talk(serving: &mut Serving, provider: &Provider, key: &str) {
     let asks = json!({
         "type": "function_call", "call_id": "call_Ab12Cd34Ef56", "name": "look",
@@ -86,7 +86,7 @@ async fn talk(serving: &mut Serving, provider: &Provider, key: &str) {
     settled(serving).await;
 }
 
-/// Waits until every exchange has been told: its turn and its words are kept then.
+/// Waits until every exchange is recorded: its turn and its text are stored then.
 async fn settled(serving: &Serving) {
     let settling = async {
         loop {
@@ -155,7 +155,7 @@ async fn texts_are_exported_and_replayed() {
     assert_eq!(new[new.len() - 2..], [PROMPT, "Say it in one word, if you please."]);
     assert_eq!(texts(&export[3]["reply"]), ["Cliff."]);
 
-    // The same pairs as without words; and from the words alone, measured anew.
+    // The same pairs as without text; and from the text alone, measured again.
     let judged = pairs(&sizes);
     assert_eq!(judged.len(), 2, "{judged:?}");
     assert_eq!(pairs(&export), judged);
@@ -188,7 +188,7 @@ async fn a_changed_history_is_exported_whole_and_a_held_one_with_the_reply() {
     let more = [message("user", "And how high is it, would you say?"), message("user", "In feet.")];
     let high = "Forty feet and some inches, if the book is to be believed.";
     call_after(&serving, &provider, after, &more, message("assistant", high)).await;
-    // The client writes its first words anew.
+    // The client changes its first message.
     history[0] = message("user", "Where does the other lighthouse stand?");
     history.push(message("assistant", REPLY));
     history.extend(more.clone());
@@ -289,7 +289,7 @@ async fn texts_past_their_limits_leave_sizes() {
     assert_eq!(pairs(&export).len(), 2);
 }
 
-/// How often one of the words stands in a file of the data folder, to the last byte of each.
+/// How often one of the texts stands in a file of the data folder, to the last byte of each.
 fn on_disk(serving: &Serving) -> usize {
     let files = std::fs::read_dir(serving.data.path()).unwrap().flatten();
     let counted = files.map(|file| {

@@ -1,4 +1,4 @@
-//! The real binary, as a person or a script uses it.
+//! The real binary, as a user or a script uses it.
 
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -179,7 +179,7 @@ async fn the_first_signal_drains_and_the_second_ends_at_once() {
     client.until("message_start").await;
     serving.signal("TERM").await;
     serving.log_says("shutting down: finishing open streams").await;
-    // The stream still flows, and the house says that it wants no more traffic.
+    // The stream still flows, and the server says that it wants no more traffic.
     call.chunk(script.events[1]).await;
     client.until("content_block_start").await;
     assert_eq!(serving.ask("/readyz").await.status(), 503);
@@ -284,7 +284,7 @@ async fn run_passes_signals_on() {
     assert_eq!(done.code(), Some(9));
 }
 
-/// Where a person's calls already go elsewhere, they still do.
+/// Where a user's calls already go elsewhere, they still do.
 #[tokio::test]
 async fn run_keeps_a_base_url_that_is_set() {
     let provider = Provider::start().await;

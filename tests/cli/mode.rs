@@ -10,7 +10,7 @@ pub const EAGER: &str = "[prune]\ngate = [\"always\"]\nprotect_tokens = 100\npro
     min_saving_tokens = 50\nmin_messages = 4\n[compact]\nengine = \"off\"\n";
 const CLEARED: &str = "[Old tool result content cleared]";
 
-/// A house with this configuration, above the eager one.
+/// A server with this configuration, above the eager one.
 pub async fn serving(provider: &Provider, above: &str, flags: &[&str]) -> Serving {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("plimsoll.toml");

@@ -46,7 +46,7 @@ async fn nothing_private_is_logged_counted_or_shown() {
             client.response().await;
         }
         serving.counted("plimsoll_store_operation_seconds_count{operation=\"put\"}").await;
-        // Every exchange has its line once the house has ended; the views come before.
+        // Every exchange has its line once the server has ended; the views come before.
         let list = serving.ask("/api/v1/sessions").await.text().to_owned();
         let listed: serde_json::Value = serde_json::from_str(&list).unwrap();
         let mut shown = vec![list, serving.ask("/metrics").await.text().to_owned()];

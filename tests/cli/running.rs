@@ -1,4 +1,4 @@
-//! What can be seen of a house that serves.
+//! What can be seen of a running server.
 
 use plimsoll::context::budget::grouped;
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use super::program::Serving;
 use super::support::http1::Provider;
 use super::support::wire::{self, Script};
 
-/// Plays one exchange through the house, to its last event.
+/// Plays one exchange through the server, to its last event.
 pub async fn play(serving: &mut Serving, provider: &Provider, script: &Script) {
     let headers = [("x-plimsoll-session", "the-session"), ("x-api-key", "sk-test")];
     let mut client = serving.post(script.path, script.request, &headers).await;

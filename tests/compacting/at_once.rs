@@ -19,7 +19,7 @@ use crate::support::looking::{TOKEN, access};
 
 const SUMMARY: &str = "The person asks numbered questions.";
 
-/// The admin listener of a play's house.
+/// The admin listener of a play's server.
 async fn admin(play: &Play) -> SocketAddr {
     let (_, draining) = watch::channel(false);
     let (ledgers, telemetry) = (play.server.ledgers.clone(), play.server.telemetry.clone());

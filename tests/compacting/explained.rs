@@ -12,7 +12,7 @@ fn explain(scene: &Scene) -> String {
     format!("/api/v1/requests/{}/explain", scene.exchange.id)
 }
 
-/// Turns until a summary of these words is in use.
+/// Turns until this summary is in use.
 async fn compacted(play: &mut Play, summary: &str, number: u64) -> Scene {
     let question = loop {
         let scene = play.turn(play.history.len() / 2).await;

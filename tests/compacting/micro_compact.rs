@@ -18,7 +18,7 @@ const SUMMARY: &str = "Files are read one by one.";
 const WRITTEN: &str =
     "<analysis>\nMany files.\n</analysis>\n\n<summary>\nFiles are read one by one.\n</summary>";
 
-/// A person who asks for one file after the other: four messages each, results of 1,500 characters.
+/// A user who asks for one file after the other: four messages each, results of 1,500 characters.
 struct Reader {
     play: Play,
     questions: Arc<Mutex<Vec<Value>>>,
@@ -32,7 +32,7 @@ impl Reader {
         Self { play, questions, turns: 0 }
     }
 
-    /// The person asks with so many words, the model has read a file, and is asked to go on.
+    /// The user asks with so many words, the model has read a file, and is asked to go on.
     async fn turn(&mut self, count: usize) -> Scene {
         let id = format!("toolu_{:08}AbCd", self.turns);
         self.turns += 1;
@@ -97,7 +97,7 @@ async fn micro_compact_clears_checks_summarises_keeps_a_tail_and_marks_the_bound
     assert!(cleared >= 2 && whole <= 2, "{cleared} cleared, {whole} whole");
     let last = messages(&question).last().unwrap()["content"].to_string();
     assert!(last.contains("<analysis> and </analysis>") && last.contains("call no tool"), "{last}");
-    // In its place stand the summary without its analysis, and no words of the person's beside it.
+    // In its place stand the summary without its analysis, and no words of the user's beside it.
     let sent = messages(&scene.sent);
     let first = sent[0]["content"].as_str().unwrap();
     assert!(first.contains(SUMMARY) && !first.contains("Many files."), "{first}");
@@ -187,11 +187,11 @@ async fn micro_compact_keeps_the_configured_tail() {
     assert!(few < 8, "{few}");
 }
 
-/// The boundary names type and count where the person speaks next. Off, none is sent, and no message
+/// The boundary names type and count where the user speaks next. Off, none is sent, and no message
 /// without words in its place.
 #[tokio::test]
 async fn micro_compact_sends_no_boundary_where_none_is_configured() {
-    // The eleventh message from the end is the person's.
+    // The eleventh message from the end is the user's.
     for (also, is_there) in [("", true), ("compact.boundary = \"\"", false)] {
         let mut reader = Reader::under(&format!("compact.keep_messages = 11\n{also}")).await;
         let scene = reader.fills().await;

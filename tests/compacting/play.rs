@@ -22,7 +22,7 @@ use crate::support::within;
 pub const MODEL: &str = "claude-sonnet-4-5";
 /// What the window holds, tokens; a quarter of it is held free.
 pub const WINDOW: u64 = 4000;
-/// Past so many tokens a summary is written, and taken into use; so many fit.
+/// Past so many tokens a summary is written, and used; so many fit.
 pub const MARK: u64 = 1080;
 pub const THRESHOLD: u64 = 1800;
 pub const USABLE: u64 = 3000;
@@ -142,7 +142,7 @@ impl Play {
         play
     }
 
-    /// Has every question for a summary answered with these words from now on; answers what is asked.
+    /// Has every question for a summary answered with this summary from now on; answers what is asked.
     pub fn writes_always(&mut self, summary: &'static str) -> Arc<Mutex<Vec<Value>>> {
         let (_, none) = mpsc::unbounded_channel();
         let mut summaries = std::mem::replace(&mut self.stage.summaries, none);
@@ -163,7 +163,7 @@ impl Play {
         self.others.push(std::mem::replace(&mut self.server, next));
     }
 
-    /// The person says something of so many words.
+    /// The user sends a message of so many words.
     pub fn says(&mut self, number: usize, count: usize) {
         let text = format!("Question {number}: {}", "more of it ".repeat(count / 3));
         self.history.push(json!({"role": "user", "content": text}));
@@ -187,7 +187,7 @@ impl Play {
         client
     }
 
-    /// The person says something, and is answered.
+    /// The user sends a message, and is answered.
     pub async fn turn(&mut self, number: usize) -> Scene {
         self.says(number, 120);
         let client = self.asks().await;
@@ -210,7 +210,7 @@ impl Play {
         self.stage.turns.lock().unwrap().last().unwrap().0.clone()
     }
 
-    /// Waits until the provider has received these words so many times.
+    /// Waits until the provider has received this text so many times.
     pub async fn is_received(&self, text: &str, times: usize) {
         let turns = &self.stage.turns;
         let received = async {
@@ -249,7 +249,7 @@ impl Play {
         unreachable!()
     }
 
-    /// The chains at which summaries that were taken into use cut, in the session of an exchange.
+    /// The chains at which summaries that were used cut, in the session of an exchange.
     pub async fn cuts(&self, of: &Scene) -> Vec<Chain> {
         let (tenant, session) = (of.exchange.tenant.clone(), of.exchange.session.clone());
         let (tenant, session) = (tenant.unwrap(), session.unwrap());
@@ -262,7 +262,7 @@ impl Play {
         self.counts("outcome=\"written\"", count).await;
     }
 
-    /// Answers every question for a summary with these words, in however many pieces a history is read,
+    /// Answers every question for a summary with this one, in however many pieces a history is read,
     /// until so many are written.
     pub async fn writes_until(&mut self, summary: &str, count: u64) {
         loop {
@@ -384,7 +384,7 @@ async fn open(store: &Arc<dyn Store>, config: &Config) -> TestServer {
     TestServer::over(store.clone(), config.clone(), Matcher::builder().build()).await
 }
 
-/// An Anthropic reply of words.
+/// An Anthropic reply with this text.
 pub fn answer(text: &str, input: u64) -> Value {
     json!({
         "id": "msg", "type": "message", "role": "assistant", "model": MODEL,

@@ -136,7 +136,7 @@ async fn where_only_the_provider_may_nobody_else_is_asked() {
     assert!(play.more_summaries().is_empty());
 }
 
-/// A block is of one model: for another the history is sent whole, and summarised anew.
+/// A block is of one model: for another the history is sent whole, and summarised again.
 #[tokio::test]
 async fn another_model_reads_its_own_history() {
     let mut play = Play::of(engine(SummaryEngine::Auto)).await;

@@ -1,4 +1,4 @@
-//! What somebody asked for happens: a wish outlives refused and cancelled requests, is not taken by requests beside
+//! A requested compaction happens: it outlives refused and cancelled requests, is not taken by requests beside
 //! the conversation, and goes with its session.
 
 use plimsoll::context::Outcome;
@@ -98,7 +98,7 @@ async fn a_requested_compaction_outlives_a_provider_that_fails_to_write() {
 async fn a_sub_agent_does_not_take_a_requested_compaction() {
     let (mut play, scope) = requested().await;
     let main = std::mem::take(&mut play.history);
-    // As long as the main line is, and of other words.
+    // As long as the main line is, and of other text.
     for number in 0..9 {
         let role = if number % 2 == 0 { "user" } else { "assistant" };
         let text = format!("Chart {number}. ").repeat(40);

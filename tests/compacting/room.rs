@@ -15,7 +15,7 @@ const SUMMARY: &str = "Numbered questions were asked.";
 /// What trims leave of a result says so.
 const LEFT_OUT: &str = "of this tool result left out";
 
-/// A conversation of some 2,200 tokens, and a new result of so many words with `words` at its end.
+/// A conversation of some 2,200 tokens, and a new result of so many words with `ending` at its end.
 async fn full(engine: SummaryEngine, wait_s: u64, result: usize, ending: &str) -> Play {
     // Tokens are counted alike before and after.
     bpe::load(Family::Claude);

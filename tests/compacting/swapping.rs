@@ -1,4 +1,4 @@
-//! A summary is written in the background, taken into use at the threshold, and stays.
+//! A summary is written in the background, used at the threshold, and stays.
 
 use plimsoll::config::presets::Preset;
 use plimsoll::config::{self, ConfigSources, Mode};
@@ -47,7 +47,7 @@ async fn compacted_under(policy: Policy) -> (Play, Scene) {
     }
 }
 
-/// A compaction is told live as its request goes out: what it was, what it is now, who wrote the summary.
+/// A compaction is a live event as its request goes out: what it was, what it is now, who wrote the summary.
 #[tokio::test]
 async fn a_compaction_is_announced_live() {
     let mut play = Play::of(policy()).await;
@@ -67,7 +67,7 @@ async fn a_compaction_is_announced_live() {
     let after = scene.exchange.estimate.as_ref().unwrap().tokens;
     assert_eq!((event.before, event.after), (after + scene.exchange.done.tokens_compacted, after));
     assert!(event.before > event.after);
-    // It is told once: what is repeated is no news.
+    // There is one event: a repetition has none.
     play.turn(play.history.len() / 2).await;
     assert!(live.try_recv().is_err());
 }
@@ -178,7 +178,7 @@ async fn a_rewind_to_before_the_cut_has_its_whole_history_again() {
 #[tokio::test]
 async fn a_fork_after_the_cut_and_a_changed_first_message_keep_the_summary() {
     let (mut play, first) = compacted().await;
-    // A fork: other words in place of the newest.
+    // A fork: another message in place of the newest.
     let history = play.history.clone();
     play.history.truncate(history.len() - 2);
     let fork = play.turn(60).await;
@@ -189,7 +189,7 @@ async fn a_fork_after_the_cut_and_a_changed_first_message_keep_the_summary() {
     play.history[0]["content"] = json!("Question 0, as of today.");
     let changed = play.turn(61).await;
     assert_eq!(changed.sent["messages"][0], first.sent["messages"][0]);
-    // One that edits the words just before the cut says something else: all of it is sent.
+    // One that edits the message just before the cut is another history: all of it is sent.
     let cut = play.history.len() - changed.sent["messages"].as_array().unwrap().len();
     for message in &mut play.history[..=cut] {
         message["content"] = json!("Something else.");

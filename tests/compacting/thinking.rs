@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::play::{Play, Scene, THINKS, policy, writes};
 
-/// The seals in a history.
+/// The signatures in a history.
 fn signatures(history: &[Value]) -> Vec<String> {
     let parts = history.iter().filter_map(|message| message["content"].as_array()).flatten();
     parts.filter_map(|part| Some(part["signature"].as_str()?.to_owned())).collect()
@@ -14,7 +14,7 @@ fn sent(scene: &Scene) -> Vec<String> {
     signatures(scene.sent["messages"].as_array().unwrap())
 }
 
-/// What a client leaves out when the summary is taken into use, it may send again later: that is void behind the
+/// What a client leaves out when the summary is used, it may send again later: that is void behind the
 /// summary, and goes. What was thought after it stays.
 #[tokio::test]
 async fn reasoning_that_a_client_sends_again_behind_a_summary_is_removed() {

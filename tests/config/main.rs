@@ -49,7 +49,7 @@ fn sources(path: &Path) -> ConfigSources {
     }
 }
 
-/// Everything a person would be told, with the path as they would have typed it.
+/// Everything a user would be told, with the path as they would have typed it.
 fn verdict(path: &Path) -> String {
     let text = match config::load(&sources(path)) {
         Err(faults) => faults.to_string(),

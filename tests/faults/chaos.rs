@@ -139,7 +139,7 @@ impl World {
         timeout(Duration::from_secs(90), answered).await.expect("clients do not end");
     }
 
-    /// Waits until the program has told of all that was answered: one that is killed tells no more.
+    /// Waits until the program has logged all that was answered: one that is killed logs nothing more.
     async fn told(&self, serving: &Serving) {
         self.answered().await;
         let telling = async {

@@ -17,7 +17,7 @@ use futures_util::stream::FuturesUnordered;
 const ASK: &str =
     "POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 7\r\n\r\n{\"a\":1}";
 
-/// A provider, a house before it, and a client whose first request opened the connection that is kept.
+/// A provider, a server before it, and a client whose first request opened the connection that is kept.
 struct Kept {
     provider: Provider,
     server: TestServer,

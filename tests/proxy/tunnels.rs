@@ -89,7 +89,7 @@ async fn policy_refuses_with_426() {
     assert_eq!(response.header("x-plimsoll-error"), Some("upgrade_refused"));
 }
 
-/// Java's client offers h2c with every first request; that is no wish to leave HTTP.
+/// Java's client offers h2c with every first request; it does not want to leave HTTP.
 #[tokio::test]
 async fn an_h2c_offer_is_passed_over() {
     let provider = Provider::start().await;
@@ -244,7 +244,7 @@ struct Turn {
     answered: String,
 }
 
-/// `more`: further members. `reply`: the words that answer it.
+/// `more`: further members. `reply`: the text that answers it.
 fn turn(id: &str, more: &str, input: &str, input_tokens: u64, reply: &str) -> Turn {
     let reply =
         if reply.is_empty() { String::new() } else { message("assistant", "output", reply) };
@@ -264,7 +264,7 @@ fn message(role: &str, way: &str, text: &str) -> String {
 }
 
 /// Codex opens a connection with a warm-up, and says so in the headers; in a new process it opens
-/// another and tells the whole history again. The person sees one thread, measured all along.
+/// another and tells the whole history again. The user sees one thread, measured all along.
 #[tokio::test]
 async fn a_conversation_goes_on_on_another_websocket() {
     let provider = Provider::start().await;

@@ -173,11 +173,11 @@ fn turn(
     }
 }
 
-/// A part as it matters here: who it is, and what seals or says its reasoning.
+/// A part as it matters here: what it is, and its signature or text.
 #[derive(Debug, PartialEq)]
 struct Seen {
     what: String,
-    /// Its seal, else its words.
+    /// Its signature, else its text.
     identity: String,
     thinks: bool,
 }
@@ -203,7 +203,7 @@ impl Shown for Conversation {
             let thinks = part.role == Role::Assistant && !identity.is_empty();
             Seen { what, identity, thinks }
         };
-        // A field that says nothing is nothing, and so are words of no words; summaries of Gemini's
+        // A field that says nothing is nothing, and so is an empty text; summaries of Gemini's
         // thoughts need not go back.
         let is_gemini = self.dialect == Dialect::Gemini;
         let is_something = |part: &&Part| match part.kind {

@@ -1,4 +1,4 @@
-//! What clients are told of usage where something was cut: the provider's number, or the one of the history
+//! The usage that clients get where something was cut: the provider's number, or the one of the history
 //! as if nothing had been; whole and streamed, compressed and plain, in every dialect.
 
 use plimsoll::context::policy::{Policy, PruneGate, PrunePolicy, ReportedUsage};

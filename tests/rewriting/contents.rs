@@ -130,7 +130,7 @@ async fn geminis_tool_use_prompt_is_counted_apart() {
     check_sum(&view);
 }
 
-/// What we say in a session is the person's, and a summary is a summary: also where an agent's rules count.
+/// What we say in a session is the user's, and a summary is a summary: also where an agent's rules count.
 #[tokio::test]
 async fn contents_add_up_by_an_agents_rules_too() {
     use plimsoll::config::presets::Preset;

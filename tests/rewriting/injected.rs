@@ -1,4 +1,4 @@
-//! Queued words are said in the next request of the session's main line and stand there for ever.
+//! A queued message is sent in the next request of the session's main line and stays there.
 
 use plimsoll::config::Mode;
 use plimsoll::context::plan::{Change, Decision, DecisionReason};
@@ -130,7 +130,7 @@ async fn a_removed_message_is_never_sent() {
         .await;
     assert_eq!(held.unwrap(), Fact::InjectedMessage(Box::new(back.clone())));
     assert!(!is_injected(&play.asks(&asks(MODEL, &history(2)), &reply("Go on.")).await));
-    // What was said cannot be taken back: the first to decide decides.
+    // A sent message cannot be removed: the first decision counts.
     queue(&play, &scope, 2, "Mind the tide.").await;
     assert!(is_injected(&play.asks(&asks(MODEL, &history(3)), &reply("Go on.")).await));
     let back = InjectedMessage { id: "id-2".into(), ..back };
@@ -145,7 +145,7 @@ async fn a_removed_message_is_never_sent() {
 }
 
 /// What waits outlives the process, and a shadow does not take it.
-/// A branch whose rewrite was refused goes on as its client sends it; the others have what was said in them.
+/// A branch whose rewrite was refused goes on as its client sends it; the others keep their messages.
 #[tokio::test]
 async fn a_sent_message_stays_where_nothing_was_refused() {
     const REFUSED: &str =
@@ -192,7 +192,7 @@ async fn the_queue_is_kept() {
     assert!(is_injected(&play.asks(&asks(MODEL, &history(3)), &reply("Go on.")).await));
 }
 
-/// A request that nobody answered said nothing: its words wait for the next, unless that is its retry,
+/// The messages of a request that nobody answered wait for the next, unless that is its retry,
 /// which has them where they were.
 #[tokio::test]
 async fn messages_of_a_request_that_failed_wait_again() {

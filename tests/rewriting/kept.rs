@@ -31,7 +31,7 @@ fn loses_nothing(log: &[scripted_provider::strict::Judged]) -> bool {
     log.iter().all(|judged| judged.verdict.losses().is_empty())
 }
 
-/// The client sends the thinking of an open loop, and drops it with the person's next words: cache and later
+/// The client sends the thinking of an open loop, and drops it with the user's next words: cache and later
 /// thinking rest on it, so it stays.
 #[tokio::test]
 async fn thinking_that_is_dropped_when_its_loop_closes_stays() {

@@ -34,7 +34,7 @@ pub struct Scene {
     pub bytes: String,
     /// Its first line and headers.
     pub head: String,
-    /// What was told of it.
+    /// What was recorded of it.
     pub exchange: Arc<Exchange>,
 }
 

@@ -262,7 +262,7 @@ fn steps_of(thousands: &[usize]) -> Vec<Value> {
     history
 }
 
-/// What the person and the model said goes out as it came, and so do calls: results alone are cleared.
+/// What the user and the model said goes out as it came, and so do calls: results alone are cleared.
 #[tokio::test]
 async fn text_and_calls_are_never_cleared() {
     for preset in [Preset::Dexto, Preset::Opencode, Preset::MicroCompact] {
@@ -289,7 +289,7 @@ async fn dexto_cuts(history: &[Value]) -> Vec<usize> {
 }
 
 /// Newest first, 40,000 tokens of results stay; the rest goes if it is more than 20,000. One message of the
-/// person's is no shield, and no pressure is asked for.
+/// user's is no shield, and no pressure is asked for.
 #[tokio::test]
 async fn dexto_keeps_forty_thousand_tokens_of_results_and_clears_more_than_twenty() {
     assert_eq!(dexto_cuts(&steps_of(&[10; 10])).await, [0, 1, 2, 3, 4, 5]);

@@ -45,7 +45,7 @@ fn thinks() -> Reply {
     Reply::thinking("I looked.", 40).saying("Seen.")
 }
 
-/// It is shown, sent back as it came, read by the model, and costs no cache: neither seals nor prefixes rest on it.
+/// It is shown, sent back as it came, read by the model, and costs no cache: neither signatures nor prefixes depend on it.
 #[tokio::test]
 async fn thinking_is_shown_and_comes_back_without_a_loss() {
     for (target, body, at, expected) in clients() {
