@@ -56,7 +56,7 @@ fn estimate(tokens: u64) -> Estimate {
         counting,
         new: 10,
         gone: 0,
-        went: 0,
+        gone_history: 0,
         encrypted_compaction: false,
         breakdown,
         guess,

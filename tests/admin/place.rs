@@ -159,7 +159,7 @@ fn estimate() -> Estimate {
         counting: CountingMethod::default(),
         new: 100,
         gone: 0,
-        went: 0,
+        gone_history: 0,
         encrypted_compaction: false,
         breakdown,
         guess: Default::default(),

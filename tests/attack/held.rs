@@ -21,11 +21,11 @@ struct Echo {
 impl Echo {
     async fn start() -> (Self, String) {
         let (echo, provider) = (Self::default(), Provider::start().await);
-        let (base, heard) = (provider.base(), echo.clone());
+        let (base, received) = (provider.base(), echo.clone());
         tokio::spawn(async move {
             loop {
                 let wire = provider.accept().await;
-                tokio::spawn(heard.clone().serve(wire));
+                tokio::spawn(received.clone().serve(wire));
             }
         });
         (echo, base)
@@ -42,7 +42,7 @@ impl Echo {
         }
     }
 
-    fn heard(&self) -> Vec<Message> {
+    fn received(&self) -> Vec<Message> {
         self.requests.lock().unwrap().clone()
     }
 }
@@ -120,9 +120,9 @@ async fn no_request_hides_in_another() {
         let answers = String::from_utf8_lossy(&answers).into_owned();
         assert!(!answers.contains("\r\n\r\n/smuggled"), "{form:?} was answered {answers:?}");
     }
-    let heard = echo.heard();
-    assert!(heard.len() > disagreements().len(), "the provider heard next to nothing");
-    for request in heard {
+    let received = echo.received();
+    assert!(received.len() > disagreements().len(), "the provider heard next to nothing");
+    for request in received {
         assert!(request.first_line().starts_with("POST /v1/messages"), "{request:?}");
         let framings = ["content-length", "transfer-encoding"].map(|name| {
             request.lines().iter().filter(|line| line.to_lowercase().starts_with(name)).count()
@@ -207,5 +207,5 @@ async fn where_tls_is_spoken_plain_http_hears_nothing() {
     let mut answer = Vec::new();
     let _ = within("an end", stream.read_to_end(&mut answer)).await;
     assert!(!answer.starts_with(b"HTTP/"), "{}", String::from_utf8_lossy(&answer));
-    assert!(echo.heard().is_empty());
+    assert!(echo.received().is_empty());
 }

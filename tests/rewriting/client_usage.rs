@@ -8,7 +8,7 @@ use crate::play::{Play, message};
 use crate::support::coding::Encoder;
 
 /// A dialect: where it is asked, with what, and what it answers: one JSON value, or events.
-struct Spoken {
+struct ScriptedReply {
     target: &'static str,
     streamed: &'static str,
     request: Value,
@@ -16,7 +16,7 @@ struct Spoken {
     events: &'static str,
 }
 
-fn spoken() -> [Spoken; 4] {
+fn spoken() -> [ScriptedReply; 4] {
     let old = "The log says much, and nothing of it matters now. ".repeat(80);
     let args = json!({"path": "log"});
     let anthropic = json!({"model": "claude-sonnet-4-5", "max_tokens": 1000, "messages": [
@@ -42,28 +42,28 @@ fn spoken() -> [Spoken; 4] {
         says("user", json!({"functionResponse": {"name": "Read", "response": {"output": old}}})),
         says("model", json!({"text": "I have."})), says("user", json!({"text": "And?"}))]});
     [
-        Spoken {
+        ScriptedReply {
             target: "/v1/messages",
             streamed: "/v1/messages",
             request: anthropic,
             whole: r#"{"id":"m","type":"message","role":"assistant","content":[{"type":"text","text":"So."}],"stop_reason":"end_turn","usage":{ "input_tokens": 1000, "cache_read_input_tokens":5,"output_tokens":3}}"#,
             events: "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"id\":\"m\",\"role\":\"assistant\",\"content\":[],\"usage\":{\"input_tokens\":1000,\"output_tokens\":1}}}\n\nevent: content_block_start\ndata: {\"type\":\"content_block_start\",\"index\":0,\"content_block\":{\"type\":\"text\",\"text\":\"So.\"}}\n\nevent: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"end_turn\"},\"usage\":{\"output_tokens\":3}}\n\nevent: message_stop\ndata: {\"type\":\"message_stop\"}\n\n",
         },
-        Spoken {
+        ScriptedReply {
             target: "/v1/chat/completions",
             streamed: "/v1/chat/completions",
             request: chat,
             whole: r#"{"id":"c","choices":[{"index":0,"message":{"role":"assistant","content":"So."},"finish_reason":"stop"}],"usage":{"prompt_tokens":1000,"completion_tokens":3,"total_tokens":1003}}"#,
             events: "data: {\"id\":\"c\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"So.\"},\"finish_reason\":\"stop\"}],\"usage\":null}\n\ndata: {\"id\":\"c\",\"choices\":[],\"usage\":{\"prompt_tokens\":1000,\"completion_tokens\":3,\"total_tokens\":1003}}\n\ndata: [DONE]\n\n",
         },
-        Spoken {
+        ScriptedReply {
             target: "/v1/responses",
             streamed: "/v1/responses",
             request: responses,
             whole: r#"{"id":"resp_1","object":"response","status":"completed","output":[],"usage":{"input_tokens":1000,"output_tokens":3,"total_tokens":1003}}"#,
             events: "event: response.created\ndata: {\"type\":\"response.created\",\"response\":{\"id\":\"resp_1\",\"usage\":null}}\n\nevent: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"id\":\"resp_1\",\"status\":\"completed\",\"output\":[],\"usage\":{\"input_tokens\":1000,\"output_tokens\":3,\"total_tokens\":1003}}}\n\n",
         },
-        Spoken {
+        ScriptedReply {
             target: "/v1beta/models/gemini-2.5-flash:generateContent",
             streamed: "/v1beta/models/gemini-2.5-flash:streamGenerateContent?alt=sse",
             request: gemini,
@@ -88,7 +88,7 @@ fn policy(reported: ReportedUsage) -> Policy {
 /// What the client gets: head and body; and how much was cut.
 async fn exchange(
     reported: ReportedUsage,
-    spoken: &Spoken,
+    spoken: &ScriptedReply,
     streams: bool,
     coding: &str,
 ) -> (String, Vec<u8>, u64) {

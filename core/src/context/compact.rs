@@ -57,7 +57,8 @@ fn may(request: &PlanRequest<'_>) -> bool {
 pub fn due(request: &PlanRequest<'_>, known: &RecordedDecisions, tokens: u64) -> CompactionNeed {
     let policy = &request.policy.compact;
     let fillable = request.fillable();
-    let (threshold, mark) = (policy.threshold(fillable), policy.mark(fillable));
+    let (threshold, prepare_threshold) =
+        (policy.threshold(fillable), policy.prepare_threshold(fillable));
     let last = known.parent.as_ref().filter(|_| policy.watches == ThresholdBasis::LastCall);
     let last = last.and_then(|turn| agents::read(&turn.usage));
     let reaches = |line: u64| match policy.watches {
@@ -71,7 +72,7 @@ pub fn due(request: &PlanRequest<'_>, known: &RecordedDecisions, tokens: u64) ->
         _ if known.client_compacts || known.rests => CompactionNeed::No,
         _ if is_settled(request, known) => CompactionNeed::No,
         _ if reaches(threshold) => CompactionNeed::Swap,
-        _ if reaches(mark) => CompactionNeed::Prepare,
+        _ if reaches(prepare_threshold) => CompactionNeed::Prepare,
         _ => CompactionNeed::No,
     }
 }

@@ -437,6 +437,10 @@ mod tests {
         let picture = &kept.messages[1];
         assert_eq!((picture.width, picture.height, picture.chars), (1280, 720, png.len() as u64));
         assert!(!kept.messages[3].continues && kept.messages[4].continues);
+        // As transcripts name it.
+        let written = serde_json::to_value(&kept.messages).unwrap();
+        assert_eq!((&written[1]["w"], &written[1]["h"]), (&1280.into(), &720.into()));
+        assert_eq!(written[4]["cont"], true);
     }
 
     /// What is exported of an exchange: who said each part, its name and identifier, and how long its signature is.

@@ -31,8 +31,8 @@ pub struct Estimate {
     /// that is not sent back or not read.
     pub gone: u64,
     /// The share of `gone` that is history other than reasoning: cut, compacted, or dropped by the client.
-    #[serde(default, skip_serializing_if = "plan::is_default")]
-    pub went: u64,
+    #[serde(rename = "went", default, skip_serializing_if = "plan::is_default")]
+    pub gone_history: u64,
     /// A compaction that only the provider can read is counted from its length.
     #[serde(rename = "sealed", default, skip_serializing_if = "std::ops::Not::not")]
     pub encrypted_compaction: bool,

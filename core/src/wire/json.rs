@@ -34,7 +34,7 @@ impl Span {
     }
 
     /// Whether the range is empty.
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 

@@ -53,7 +53,8 @@ impl WindowLimits {
             _ => None,
         };
         let compacts = decides && known && compact.engine != SummaryEngine::Off;
-        let (mark, compacting) = (compact.mark(usable), compact.threshold(usable));
+        let (prepare_threshold, compacting) =
+            (compact.prepare_threshold(usable), compact.threshold(usable));
         let buffer = match compact.show_buffer {
             false => None,
             true if compacts => Some(window.saturating_sub(compacting)),
@@ -62,7 +63,7 @@ impl WindowLimits {
         Self {
             usable,
             pruning,
-            preparing: (compacts && mark < compacting).then_some(mark),
+            preparing: (compacts && prepare_threshold < compacting).then_some(prepare_threshold),
             compacting: compacts.then_some(compacting),
             refusing: known.then_some(window),
             buffer,

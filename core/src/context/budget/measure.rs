@@ -13,8 +13,8 @@ use super::known::KnownCosts;
 use super::recounted::{FirstTools, recounted};
 use super::sections::SectionTokens;
 use super::sums::{
-    FEW, TokenSums, fit, floored, grown, moved, places, reasoning_of, reported_reasoning, rescaled,
-    thoughts, went,
+    FEW, TokenSums, fit, floored, gone_history, grown, moved, places, reasoning_of,
+    reported_reasoning, rescaled, thoughts,
 };
 use crate::context::plan::Overlay;
 use crate::context::turn_start::{is_users, last_user_text, turn_start};
@@ -116,7 +116,7 @@ pub fn measure(
     let mut parts_of = Breakdown { sections: scale.sections, ..places(&parts, retention) };
     parts_of.reasoning += unsent.input();
     let breakdown = fit(parts_of, tokens);
-    let went = same.map_or(0, |anchor| went(&anchor, retention, left));
+    let gone_history = same.map_or(0, |anchor| gone_history(&anchor, retention, left));
     let encrypted_compaction = scale.counter.guesses_compaction();
     let estimate = Estimate {
         tokens,
@@ -124,7 +124,7 @@ pub fn measure(
         counting,
         new,
         gone,
-        went,
+        gone_history,
         encrypted_compaction,
         breakdown,
         guess,

@@ -12,7 +12,7 @@ fn estimate(tokens: u64, method: EstimateMethod) -> Estimate {
         counting: <_>::default(),
         new: 0,
         gone: 0,
-        went: 0,
+        gone_history: 0,
         encrypted_compaction: false,
         breakdown,
         guess,

@@ -169,8 +169,8 @@ impl RecordedDecisions {
     /// Where a message can be injected now: after the newest part, if the model has not replied to it.
     /// Returns its place, the decision key and the boundary hash.
     pub(in crate::context) fn end(&self) -> Option<(PartIndex, u128, Option<PartKey>)> {
-        let heard = |keyed: &KeyedPart| keyed.role != Role::System;
-        let place = self.keyed_parts.iter().rposition(heard)?;
+        let is_message = |keyed: &KeyedPart| keyed.role != Role::System;
+        let place = self.keyed_parts.iter().rposition(is_message)?;
         let keyed = self.keyed_parts[place];
         let open = matches!(keyed.role, Role::User | Role::Tool);
         open.then(|| (keyed.at, keyed.about, self.boundary(place)))

@@ -266,7 +266,7 @@ impl CompactPolicy {
     }
 
     /// Tokens above which its summary is prepared.
-    pub(crate) fn mark(&self, usable: u64) -> u64 {
+    pub(crate) fn prepare_threshold(&self, usable: u64) -> u64 {
         (self.prepare * self.threshold(usable) as f64) as u64
     }
 
@@ -292,7 +292,7 @@ mod tests {
     #[test]
     fn a_threshold_is_a_share_tokens_or_what_is_left() {
         let share = CompactPolicy { threshold: 0.5, prepare: 0.9, ..CompactPolicy::default() };
-        assert_eq!((share.threshold(180_000), share.mark(180_000)), (90_000, 81_000));
+        assert_eq!((share.threshold(180_000), share.prepare_threshold(180_000)), (90_000, 81_000));
         let tokens = CompactPolicy { threshold_tokens: Some(100_000), ..share.clone() };
         assert_eq!((tokens.threshold(180_000), tokens.threshold(50_000)), (100_000, 50_000));
         let left = CompactPolicy { threshold_buffer_tokens: Some(13_000), ..share };

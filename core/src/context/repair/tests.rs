@@ -41,7 +41,7 @@ pub(super) fn proposed(scene: &SessionFixture, refusal: &Refusal) -> Vec<Fact> {
 }
 
 /// The messages as they are sent once the refusal was answered; what was changed once is not changed again.
-pub(super) fn mended(scene: &mut SessionFixture, refusal: &Refusal) -> Value {
+pub(super) fn repaired(scene: &mut SessionFixture, refusal: &Refusal) -> Value {
     let facts = proposed(scene, refusal);
     assert!(!facts.is_empty(), "{refusal:?}");
     facts.into_iter().for_each(|fact| scene.ledger.add(fact));
@@ -119,7 +119,7 @@ fn rules() -> Vec<(Refusal, Value, Value)> {
 fn a_rule_mends_what_breaks_it_and_nothing_else() {
     for (refusal, before, after) in rules() {
         let mut one = scene(&before);
-        assert_eq!(mended(&mut one, &refusal), after, "{refusal:?}");
+        assert_eq!(repaired(&mut one, &refusal), after, "{refusal:?}");
         if refusal.cause != RepairCause::Prefill {
             assert!(proposed(&one, &refusal).is_empty(), "{refusal:?}: it is mended already");
         }
@@ -147,7 +147,7 @@ fn ids_of_calls_get_the_same_form_everywhere() {
             user(&json!([result("a.b")]))
         ]);
         let refused = Refusal { limit, ..refusal(RepairCause::ToolIds) };
-        let sent = mended(&mut scene(&all), &refused);
+        let sent = repaired(&mut scene(&all), &refused);
         let id = sent[1]["content"][0]["id"].as_str().unwrap().to_owned();
         assert_eq!(sent[2]["content"][0]["tool_use_id"], id);
         id
@@ -164,7 +164,7 @@ fn what_is_no_character_becomes_one() {
     let mut one = scene(&messages("u"));
     one.body = String::from_utf8(one.body).unwrap().replace("Words", "\\ud83d").into_bytes();
     one.conversation = dialect::read(Dialect::Anthropic, "/v1/messages", &one.body);
-    let sent = mended(&mut one, &refusal(RepairCause::Unicode));
+    let sent = repaired(&mut one, &refusal(RepairCause::Unicode));
     assert_eq!(sent[0]["content"], "\u{fffd} 0.");
 }
 
@@ -246,15 +246,15 @@ fn what_is_ours_is_not_mended() {
 fn a_change_is_for_who_refused() {
     let all = json!([user(&json!([text(" "), text("Go.")]))]);
     let mut one = scene(&all);
-    let mended = mended(&mut one, &refusal(RepairCause::Empty));
-    assert_ne!(mended, all);
+    let after = repaired(&mut one, &refusal(RepairCause::Empty));
+    assert_ne!(after, all);
     one.upstream = "other";
     assert_eq!(sent(&one)["messages"], all);
     one.upstream = "up";
     one.name = "claude-opus-4-5";
     assert_eq!(sent(&one)["messages"], all);
     one.name = MODEL;
-    assert_eq!(sent(&one)["messages"], mended);
+    assert_eq!(sent(&one)["messages"], after);
     // Each is kept by what it changes, and by who refused.
     let about = |name, upstream, repair: Repair| {
         let mut one = scene(&all);

@@ -128,7 +128,7 @@ fn what_is_claimed_of_a_miscounted_tool_comes_true() {
                 play.truth
             );
             let estimate = sent.estimate.unwrap();
-            more += u32::from(turn > QUIET && estimate.new >= estimate.went);
+            more += u32::from(turn > QUIET && estimate.new >= estimate.gone_history);
             (all, truth) = (all + claimed, truth + play.truth);
         }
         assert!(

@@ -277,14 +277,14 @@ fn turn(done: RewriteSummary, estimate: Option<Estimate>, usage: Usage) -> Turn 
 }
 
 /// `went`: tokens of the history that left since the turn before.
-fn estimate(tokens: u64, new: u64, went: u64) -> Option<Estimate> {
+fn estimate(tokens: u64, new: u64, gone_history: u64) -> Option<Estimate> {
     Some(Estimate {
         tokens,
         method: EstimateMethod::Anchored,
         counting: crate::tokens::CountingMethod::default(),
         new,
-        gone: went,
-        went,
+        gone: gone_history,
+        gone_history,
         encrypted_compaction: false,
         breakdown: crate::context::Breakdown::default(),
         guess: CostPrediction { tokens, low: tokens, high: tokens, ..CostPrediction::default() },

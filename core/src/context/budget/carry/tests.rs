@@ -38,7 +38,7 @@ fn reply(letters: &str) -> Reply {
             _ => PartKind::ToolCall,
         };
         let signature = letter.is_ascii_uppercase().then(|| "c2ln".into());
-        ReplyPart { signature: signature, ..ReplyPart::of(kind) }
+        ReplyPart { signature, ..ReplyPart::of(kind) }
     };
     Reply { parts: letters.chars().map(part).collect(), ..Reply::default() }
 }

@@ -141,7 +141,9 @@ fn what_was_removed_or_put_back_has_its_line() {
     let line = "; refused by the provider, sent as it came";
     assert!(rewriting_line(RewriteView { resent: true, ..active }).unwrap().ends_with(line));
     let line = "; the new changes were refused and revoked";
-    assert!(rewriting_line(RewriteView { revoked: true, ..active }).unwrap().ends_with(line));
+    let revoked = RewriteView { revoked: true, ..active };
+    assert!(rewriting_line(revoked).unwrap().ends_with(line));
+    assert_eq!(serde_json::to_value(revoked).unwrap()["taken_back"], true, "its served name");
     let held_out = RewriteView { held_out: true, ..<_>::default() };
     assert_eq!(rewriting_line(held_out).as_deref(), Some("Rewriting (active, held out): nothing"));
     assert_eq!(rewriting_line(RewriteView::default()), None);

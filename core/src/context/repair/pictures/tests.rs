@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::context::plan::{Change, Decision, DecisionReason, PlanStep};
-use crate::context::repair::tests::{mended, of_place, proposed, refusal, scene, text, user};
+use crate::context::repair::tests::{of_place, proposed, refusal, repaired, scene, text, user};
 use crate::dialect::PartIndex;
 use crate::dialect::repair::{Refusal, RepairCause};
 
@@ -45,7 +45,7 @@ fn message(pictures: &[Value]) -> Value {
 /// Which of the pictures gave way.
 fn gone(pictures: &[Value], refusal: &Refusal) -> Vec<usize> {
     let mut one = scene(&message(pictures));
-    let sent = mended(&mut one, refusal);
+    let sent = repaired(&mut one, refusal);
     let is_text = |at: &usize| sent[0]["content"][*at]["type"] == "text";
     (0..pictures.len()).filter(is_text).collect()
 }
@@ -130,7 +130,7 @@ fn the_placeholder_says_what_stood_there() {
     use RefusalDetail::{Bytes, Count, Format, Pixels, Request, Unsupported};
     let placeholder = |picture: Value, detail| {
         let refusal = Refusal { detail, ..refusal(RepairCause::Media) };
-        let sent = mended(&mut scene(&message(&[picture])), &refusal);
+        let sent = repaired(&mut scene(&message(&[picture])), &refusal);
         sent[0]["content"][0]["text"].as_str().unwrap().to_owned()
     };
     let reasons = [
@@ -169,7 +169,7 @@ fn the_same_picture_gives_way_wherever_it_stands() {
     let kinds = |sent: &Value| {
         [0, 1, 2].map(|at: usize| sent[0]["content"][at]["type"].as_str().unwrap().to_owned())
     };
-    assert_eq!(kinds(&mended(&mut one, &all)), ["text", "image", "text"]);
+    assert_eq!(kinds(&repaired(&mut one, &all)), ["text", "image", "text"]);
     let plan = one.plan();
     let placeholder = "[An image stood here (image/png, 280 by 56 pixels, 1 KB). It was left out: \
                  the provider does not take it.]";
@@ -192,7 +192,7 @@ fn the_same_picture_gives_way_wherever_it_stands() {
         assert_eq!(*step, expected);
     }
     assert_eq!(plan.steps.len(), 2);
-    assert_eq!(kinds(&mended(&mut one, &all)), ["text"; 3]);
+    assert_eq!(kinds(&repaired(&mut one, &all)), ["text"; 3]);
     assert_eq!(proposed(&one, &all), []);
     assert_eq!(proposed(&one, &of_detail(RefusalDetail::Unsupported, None)), []);
 }
