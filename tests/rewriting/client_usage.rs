@@ -16,7 +16,7 @@ struct ScriptedReply {
     events: &'static str,
 }
 
-fn spoken() -> [ScriptedReply; 4] {
+fn replies() -> [ScriptedReply; 4] {
     let old = "The log says much, and nothing of it matters now. ".repeat(80);
     let args = json!({"path": "log"});
     let anthropic = json!({"model": "claude-sonnet-4-5", "max_tokens": 1000, "messages": [
@@ -88,19 +88,19 @@ fn policy(reported: ReportedUsage) -> Policy {
 /// What the client gets: head and body; and how much was cut.
 async fn exchange(
     reported: ReportedUsage,
-    spoken: &ScriptedReply,
+    reply: &ScriptedReply,
     streams: bool,
     coding: &str,
 ) -> (String, Vec<u8>, u64) {
-    let target = if streams { spoken.streamed } else { spoken.target };
+    let target = if streams { reply.streamed } else { reply.target };
     let mut play = Play::of(target, policy(reported)).await;
-    let mut request = spoken.request.clone();
+    let mut request = reply.request.clone();
     if streams && !target.contains("gemini") {
         request["stream"] = json!(true);
     }
     let mut client = play.sends(&request).await;
     let mut call = play.provider.call().await;
-    let body_sent = if streams { spoken.events } else { spoken.whole };
+    let body_sent = if streams { reply.events } else { reply.whole };
     let kind = if streams { "text/event-stream" } else { "application/json" };
     let body = Encoder::whole(coding, body_sent.as_bytes());
     let encoding = match coding {
@@ -121,17 +121,17 @@ async fn exchange(
 
 #[tokio::test]
 async fn a_client_gets_the_input_as_if_nothing_had_been_cut() {
-    for spoken in spoken() {
+    for reply in replies() {
         for (streams, coding) in
             [(false, "identity"), (true, "identity"), (false, "gzip"), (true, "br")]
         {
             let (head, body, cut) =
-                exchange(ReportedUsage::Unpruned, &spoken, streams, coding).await;
+                exchange(ReportedUsage::Unpruned, &reply, streams, coding).await;
             assert!(cut > 500, "{cut}");
             let (input, total) = ((1000 + cut).to_string(), (1003 + cut).to_string());
-            let body_sent = if streams { spoken.events } else { spoken.whole };
+            let body_sent = if streams { reply.events } else { reply.whole };
             let expected = body_sent.replace("1000", &input).replace("1003", &total);
-            let what = format!("{} {streams} {coding}", spoken.target);
+            let what = format!("{} {streams} {coding}", reply.target);
             assert_eq!(String::from_utf8(body).unwrap(), expected, "{what}");
             assert!(!head.contains("content-encoding"), "{what}: it comes plain: {head}");
         }
@@ -140,11 +140,11 @@ async fn a_client_gets_the_input_as_if_nothing_had_been_cut() {
 
 #[tokio::test]
 async fn by_default_it_gets_what_the_provider_reports_to_the_byte() {
-    for spoken in spoken() {
+    for reply in replies() {
         for (streams, coding) in [(false, "gzip"), (true, "identity")] {
-            let (_, body, _) = exchange(ReportedUsage::Actual, &spoken, streams, coding).await;
-            let body_sent = if streams { spoken.events } else { spoken.whole };
-            assert_eq!(body, Encoder::whole(coding, body_sent.as_bytes()), "{}", spoken.target);
+            let (_, body, _) = exchange(ReportedUsage::Actual, &reply, streams, coding).await;
+            let body_sent = if streams { reply.events } else { reply.whole };
+            assert_eq!(body, Encoder::whole(coding, body_sent.as_bytes()), "{}", reply.target);
         }
     }
 }
@@ -152,12 +152,12 @@ async fn by_default_it_gets_what_the_provider_reports_to_the_byte() {
 /// With nothing cut, nothing is added, and nothing is held or decoded.
 #[tokio::test]
 async fn where_nothing_was_cut_nothing_is_retold() {
-    let spoken = &spoken()[0];
-    let mut play = Play::of(spoken.target, policy(ReportedUsage::Unpruned)).await;
+    let reply = &replies()[0];
+    let mut play = Play::of(reply.target, policy(ReportedUsage::Unpruned)).await;
     let request = json!({"model": "claude-sonnet-4-5", "max_tokens": 9, "messages": [message("user", json!("Hi"))]});
     let mut client = play.sends(&request).await;
     let mut call = play.provider.call().await;
-    let body = Encoder::whole("gzip", spoken.whole.as_bytes());
+    let body = Encoder::whole("gzip", reply.whole.as_bytes());
     let head = format!(
         "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-encoding: gzip\r\ncontent-length: {}\r\n\r\n",
         body.len()

@@ -112,9 +112,9 @@ fn yes() -> bool {
 /// US dollars per million tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Price {
-    /// Input that was neither read from a cache nor written to one.
+    /// Uncached input.
     pub input: f64,
-    /// Output, reasoning included.
+    /// Output.
     pub output: f64,
     /// Input read from the cache.
     pub cache_read: f64,
