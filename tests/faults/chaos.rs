@@ -155,9 +155,9 @@ impl World {
     }
 
     fn verdict(&self) {
-        let heard = lock(&self.upstream.heard);
-        heard.wrong.iter().for_each(|wrong| self.is_wrong(wrong.clone()));
-        let twice: Vec<_> = heard.times.iter().filter(|(_, times)| **times > 1).collect();
+        let log = lock(&self.upstream.log);
+        log.wrong.iter().for_each(|wrong| self.is_wrong(wrong.clone()));
+        let twice: Vec<_> = log.times.iter().filter(|(_, times)| **times > 1).collect();
         if !twice.is_empty() {
             self.is_wrong(format!("sent twice: {twice:?}"));
         }
@@ -465,7 +465,7 @@ fn judge(world: &World, (id, fault, lived): (u64, Fault, bool), answer: &Answer)
     if !is_ours && is_ok && is_whole && answer.body.len() != sent.len() {
         world.is_wrong(format!("{what}: it ends well, and is not whole"));
     }
-    let times = lock(&world.upstream.heard).times.get(&id).copied().unwrap_or(0);
+    let times = lock(&world.upstream.log).times.get(&id).copied().unwrap_or(0);
     let is_late = lived && times == 0 && is_refused && is_ours && answer.took >= CROSSING;
     if lived && !is_late {
         if times != 1 {

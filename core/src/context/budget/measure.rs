@@ -81,27 +81,14 @@ pub fn measure(
         (None, Some(anchor)) => rescaled(&anchor, all, clears_past),
         (None, None) => all,
     });
-    let compacts = scale.compacts;
-    let method = match (&conversation.held, same) {
-        (Some(_), _) => EstimateMethod::Held,
-        (None, Some(_)) if compacts => EstimateMethod::Compacted,
-        (None, Some(_)) => EstimateMethod::Anchored,
-        (None, None) => EstimateMethod::Estimated,
-    };
+    let method = scale.method();
     let counting = scale.counter.counting();
     let streams = conversation.stream;
     let began_cached = anchor.and_then(|anchor| began_cached(anchor.turn));
     let belief = ReasoningRetention::of(model, streams, began_cached);
-    let fresh = scale.new_content(anchor);
-    let seen = Observation {
-        counted,
-        belief,
-        new_content: fresh,
-        counting,
-        streams,
-        began_cached,
-        unsent,
-    };
+    let new_content = scale.new_content(anchor);
+    let seen =
+        Observation { counted, belief, new_content, counting, streams, began_cached, unsent };
     let shown = same.map(|anchor| shown(anchor.turn)).unwrap_or_default();
     let guess = learned.guess(&seen, shown);
     let guess = match (method, same) {
@@ -249,6 +236,16 @@ impl<'a> PartScale<'a> {
         self.history(&mut parts);
         self.tail(&mut parts);
         parts
+    }
+
+    /// What the estimate is based on, once the parts are weighed.
+    fn method(&self) -> EstimateMethod {
+        match &self.conversation.held {
+            Some(_) => EstimateMethod::Held,
+            None if self.grows && self.compacts => EstimateMethod::Compacted,
+            None if self.grows => EstimateMethod::Anchored,
+            None => EstimateMethod::Estimated,
+        }
     }
 
     /// Whether part of the turn's reply is sent again.
