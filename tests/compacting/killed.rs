@@ -112,7 +112,7 @@ impl Talk {
 
     /// Turns of so many words until a summary is asked for. None of them is compacted: the history goes
     /// out whole.
-    async fn until_asked(&mut self, replicas: &[&Replica], count: usize) -> Call {
+    async fn until_question(&mut self, replicas: &[&Replica], count: usize) -> Call {
         for number in 0..200 {
             let sent = self.turn(replicas[number % replicas.len()], count).await;
             assert_eq!(sent["messages"].as_array().unwrap().len() + 1, self.history.len());
@@ -146,13 +146,13 @@ async fn what_is_killed_leaves_one_summary_or_none() {
     let base = provider.base();
     let mut talk = talk(provider).await;
     let replica = Replica::start(data.path(), &base).await;
-    let question = talk.until_asked(&[&replica], MANY).await;
+    let question = talk.until_question(&[&replica], MANY).await;
     replica.dies().await;
     drop(question);
 
     // It was never written: nothing of it is used, and once the claim has run out it is asked for again.
     let replica = Replica::start(data.path(), &base).await;
-    let question = talk.until_asked(&[&replica], 1).await;
+    let question = talk.until_question(&[&replica], 1).await;
     writes(question, SUMMARY).await;
     let written = async {
         while !replica.has_one_ready().await {

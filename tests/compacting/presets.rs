@@ -14,7 +14,7 @@ const SUMMARY: &str = "The person asks numbered questions.";
 /// Tokens. Large enough for the reserves of all presets but one.
 const WINDOW: u64 = 100_000;
 /// Words of each question: some 7,300 tokens.
-const WORDS: usize = 8_000;
+const QUESTION_WORDS: usize = 8_000;
 /// What the provider says of each answer.
 const OUTPUT: u64 = 20;
 
@@ -28,7 +28,7 @@ async fn compacted(preset: Preset) -> (Play, Scene) {
     let mut play = Play::under(preset, "", WINDOW).await;
     play.writes_always(SUMMARY);
     for number in 0..30 {
-        play.says(number, WORDS);
+        play.says(number, QUESTION_WORDS);
         let client = play.asks().await;
         let scene = play.answered(client).await;
         let mut steps = scene.exchange.done.steps.iter();

@@ -140,7 +140,7 @@ impl World {
     }
 
     /// Waits until the program has logged all that was answered: one that is killed logs nothing more.
-    async fn told(&self, serving: &Serving) {
+    async fn all_logged(&self, serving: &Serving) {
         self.answered().await;
         let telling = async {
             loop {
@@ -217,7 +217,7 @@ async fn lives(world: &World, small: Option<&Path>, dice: &mut StdRng) {
                     sleep(Duration::from_millis(dice.random_range(0..1500))).await;
                     drop(full);
                     was_full = true;
-                    world.told(&serving).await;
+                    world.all_logged(&serving).await;
                 }
                 _ => sleep(Duration::from_millis(dice.random_range(10..400))).await,
             }
@@ -232,7 +232,7 @@ async fn lives(world: &World, small: Option<&Path>, dice: &mut StdRng) {
         // What it answers from now on it may answer because it ends.
         world.serves_at(None);
         if ends_full {
-            world.told(&serving).await;
+            world.all_logged(&serving).await;
         }
         serving.signal(if ends_well { "TERM" } else { "KILL" }).await;
         let log = serving.log_to_its_end().await;

@@ -114,9 +114,9 @@ async fn exchange(play: &mut Play, call: &Value, as_compaction: bool) -> std::sy
     }
     let mut client = Wire::connect(play.server.address).await;
     client.send(format!("{head}content-length: {}\r\n\r\n{body}", body.len())).await;
-    let mut call_again = play.provider.call().await;
+    let mut provider_call = play.provider.call().await;
     let answer = call["response"]["body"].as_str().unwrap_or("{}");
-    call_again.answer("200 OK", if as_compaction { "{}" } else { answer }).await;
+    provider_call.answer("200 OK", if as_compaction { "{}" } else { answer }).await;
     client.response().await;
     play.server.told().await
 }
